@@ -1,0 +1,12 @@
+"""Files as topics: JSON lines, CSV, LIBSVM, dummy and text, plain or gzip, at ``file:`` URLs.
+
+Sources are bounded; sinks append lines. See `FilesTopic` for what reading and writing promise.
+"""
+
+from streamiter_files.connector import FilesConnector
+from streamiter_files.csv_format import Csv
+from streamiter_files.dummy_format import Dummy
+from streamiter_files.libsvm_format import Libsvm
+from streamiter_files.topic import FilesTopic
+
+__all__ = ["Csv", "Dummy", "FilesConnector", "FilesTopic", "Libsvm"]

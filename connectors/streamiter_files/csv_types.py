@@ -1,0 +1,76 @@
+"""Columns of text turned into columns of a type."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ConfigurationError
+
+__all__ = ["ColumnType"]
+
+_TRUTH: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "1": True, "false": False, "0": False})
+
+
+class ColumnType:
+    """The type of one column: text, or a numpy type of truth values, whole numbers or floats.
+
+    >>> ColumnType("age", "int64").convert(["7", "42"])
+    array([ 7, 42])
+    >>> ColumnType("x", float, missing=["NA"]).convert(["0.5", "NA"])
+    array([0.5, nan])
+    >>> ColumnType("age", int).convert(["seven"])
+    Traceback (most recent call last):
+    ...
+    ValueError: column 'age': expected int64, given 'seven'
+    """
+
+    def __init__(self, name: str, dtype: npt.DTypeLike, missing: Collection[str] = ()) -> None:
+        self.name = name
+        self._dtype = np.dtype(dtype)
+        self._missing = frozenset(missing)
+        if self._dtype.kind not in "fiubU":
+            raise ConfigurationError(
+                f"Csv: expected as type of column {name!r} str, bool, or a numpy type of integers or floats, "
+                f"given {dtype!r}"
+            )
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the fields stay as they are."""
+        return self._dtype.kind == "U"
+
+    def convert(self, fields: Sequence[str]) -> npt.NDArray[Any]:
+        """The column; raises ``ValueError`` naming a field that is not of the type."""
+        if self.is_text:
+            return np.array(fields, dtype=np.str_)
+        try:
+            return self._convert(fields)
+        except (ValueError, KeyError, OverflowError, FloatingPointError):
+            shown = "" if len(fields) > 1 else f", given {fields[0]!r}"
+            raise ValueError(f"column {self.name!r}: expected {self._dtype}{shown}") from None
+
+    def _convert(self, fields: Sequence[str]) -> npt.NDArray[Any]:
+        if self._dtype.kind == "b":
+            return np.array([_TRUTH[field.lower()] for field in fields], dtype=np.bool_)
+        if "_" in "".join(fields):  # Python's numbers may have some, those of a file do not
+            raise ValueError
+        return self._floats(fields) if self._dtype.kind == "f" else self._integers(fields)
+
+    def _floats(self, fields: Sequence[str]) -> npt.NDArray[Any]:
+        missing = self._missing
+        if missing:
+            fields = ["nan" if field in missing else field for field in fields]
+        with np.errstate(over="raise"):
+            return np.array(list(map(float, fields))).astype(self._dtype)
+
+    def _integers(self, fields: Sequence[str]) -> npt.NDArray[Any]:
+        numbers = list(map(int, fields))
+        limits = np.iinfo(self._dtype)
+        if numbers and (min(numbers) < limits.min or max(numbers) > limits.max):
+            raise OverflowError
+        return np.array(numbers, dtype=self._dtype)

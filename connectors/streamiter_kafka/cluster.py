@@ -1,0 +1,170 @@
+"""The brokers of one cluster: connections made when they are needed, who leads what, a deadline each."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from streamiter.errors import ConfigurationError
+from streamiter_kafka.address import Server, shown
+from streamiter_kafka.codes import Code
+from streamiter_kafka.connection import connect, disconnect, send
+from streamiter_kafka.options import KafkaOptions
+from streamiter_kafka.trouble import BrokerTrouble, Patience, TopicMissing, check, persist_within
+from streamiter_kafka.wire import Connection, MetadataRequest, Response
+
+__all__ = ["NO_LEADER", "OPEN_TIMEOUT_S", "Cluster", "Lane"]
+
+T = TypeVar("T")
+
+OPEN_TIMEOUT_S: Final = 8.0
+"""How long opening waits for a broker: one that has just been started is there by then."""
+
+NO_LEADER: Final = -1
+
+
+class Lane(enum.Enum):
+    """What a connection is for. A broker answers one request of a connection after the other, so a fetch
+    that waits for data must not hold up anything else."""
+
+    CONTROL = "control"
+    FETCH = "fetch"
+    PRODUCE = "produce"
+
+
+class Cluster:
+    """Connections to the brokers, and the metadata they gave.
+
+    Every request has a deadline; what may pass is a ``BrokerTrouble`` for the caller to bear.
+    """
+
+    def __init__(self, servers: tuple[Server, ...], options: KafkaOptions, subject: str) -> None:
+        self.options = options
+        self._servers = servers
+        self._subject = subject
+        self._tls = options.ssl_context(subject)
+        self._brokers: dict[int, Server] = {}
+        self._controller = NO_LEADER
+        self._leaders: dict[str, dict[int, int]] = {}
+        self._connections: dict[tuple[Server, Lane], Connection] = {}
+        self._locks: dict[tuple[Server, Lane], asyncio.Lock] = {}
+
+    @property
+    def address(self) -> str:
+        """The brokers the URL names."""
+        return ",".join(map(shown, self._servers))
+
+    def leaders(self, topic: str) -> Mapping[int, int]:
+        """The node that leads each partition, as of the last answer; ``NO_LEADER`` where none does."""
+        return self._leaders.get(topic, {})
+
+    def patience(self, subject: str | None = None) -> Patience:
+        """Patience for as long as the options say."""
+        return Patience(subject or self._subject, self.options.give_up_after_s)
+
+    async def persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """``attempt`` with the patience for what a user waits for: opening, creating, describing."""
+        limit_s = min(OPEN_TIMEOUT_S, self.options.give_up_after_s)
+        return await persist_within(limit_s, self._subject, attempt)
+
+    async def request(
+        self, node: int, request: object, *, lane: Lane = Lane.CONTROL, wait_s: float = 0.0
+    ) -> Response:
+        """The answer of broker ``node``; ``wait_s`` is how long the broker itself may hold it back."""
+        server = self._brokers.get(node)
+        if server is None:
+            reason = "has no leader" if node == NO_LEADER else f"is led by the unknown broker {node}"
+            raise BrokerTrouble(f"{self.address}: a partition {reason} just now")
+        return await self._request_at(server, request, lane, wait_s)
+
+    async def request_any(self, request: object) -> Response:
+        """The answer of whichever broker answers first, tried in turn."""
+        troubles = []
+        for server in self._candidates():
+            try:
+                return await self._request_at(server, request, Lane.CONTROL, 0.0)
+            except BrokerTrouble as trouble:
+                troubles.append(str(trouble))
+        raise BrokerTrouble("; ".join(troubles))
+
+    async def request_controller(self, request: object) -> Response:
+        """The answer of the controller (with KRaft: of any broker, which passes the request on)."""
+        if self._controller in self._brokers:
+            return await self.request(self._controller, request)
+        return await self.request_any(request)
+
+    async def refresh(self, topic: str) -> Mapping[int, int]:
+        """Ask who leads the partitions of ``topic`` now; ``TopicMissing`` where there is no such topic."""
+        # Reading or writing a topic must never create it.
+        request = MetadataRequest([topic], allow_auto_topic_creation=False)
+        response = await self.request_any(request)
+        self._take_in(response)
+        for code, name, *_, partitions in response.topics:
+            if name == topic:
+                self._leaders[topic] = self._leaders_of(code, topic, partitions)
+        return self._leaders[topic]
+
+    async def require(self, topic: str) -> Mapping[int, int]:
+        """As :meth:`refresh`, bearing what passes; ``TopicNotFound`` or ``TopicUnavailable`` otherwise."""
+        return await self.persist(lambda: self.refresh(topic))
+
+    async def topic_names(self) -> list[str]:
+        """The names of all topics but Kafka's own, sorted."""
+        response = await self.request_any(MetadataRequest(None, allow_auto_topic_creation=False))
+        self._take_in(response)
+        return sorted(name for _code, name, is_internal, _partitions in response.topics if not is_internal)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        connections = list(self._connections.values())
+        self._connections.clear()
+        await disconnect(connections)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _candidates(self) -> Iterable[Server]:
+        """Brokers to ask: first those with a connection, then those known, then those of the URL."""
+        connected = [server for (server, _lane), each in self._connections.items() if each.connected()]
+        known = [server for _node, server in sorted(self._brokers.items())]
+        return dict.fromkeys([*connected, *known, *self._servers])
+
+    async def _request_at(self, server: Server, request: object, lane: Lane, wait_s: float) -> Response:
+        connection = await self._connection(server, lane)
+        return await send(connection, request, server, self.options.request_timeout_s + wait_s)
+
+    async def _connection(self, server: Server, lane: Lane) -> Connection:
+        key = (server, lane)
+        connection = self._connections.get(key)
+        if connection is not None and connection.connected():
+            return connection
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            connection = self._connections.get(key)
+            if connection is None or not connection.connected():
+                connection = self._connections[key] = await connect(server, self.options, self._tls)
+            return connection
+
+    def _take_in(self, response: Response) -> None:
+        if response.brokers:
+            self._brokers = {node: (host, port) for node, host, port, *_ in response.brokers}
+        self._controller = response.controller_id
+
+    def _leaders_of(self, code: int, topic: str, partitions: list[tuple[int, ...]]) -> dict[int, int]:
+        if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+            self._leaders.pop(topic, None)
+            raise TopicMissing(
+                f"there is no topic {topic!r} at {self.address} (any more). Create it with "
+                "`await topic.create(partitions=...)`"
+            )
+        if code == Code.INVALID_TOPIC_EXCEPTION:
+            raise ConfigurationError(f"{self._subject}: {topic!r} is not a name that Kafka takes for a topic")
+        check(code, self._subject)
+        return {partition: leader for _code, partition, leader, *_ in sorted(partitions, key=lambda p: p[1])}

@@ -1,0 +1,205 @@
+"""From an outgoing batch to record batches: which partition, how large, in which bytes.
+
+Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from types import MappingProxyType
+from typing import Any, Final
+
+from streamiter.errors import RecordTooLarge
+from streamiter.topics.outgoing import check_outgoing
+from streamiter.topics.topic import OutgoingBatch
+from streamiter_kafka.cluster import NO_LEADER
+from streamiter_kafka.partitioner import partitions_of_keys
+from streamiter_kafka.wire import RecordBatchBuilder
+
+__all__ = ["DEFAULT_LIMIT_BYTES", "Packing", "PendingBatch", "ProducerIdentity"]
+
+DEFAULT_LIMIT_BYTES: Final = 1_048_588
+"""What a topic takes unless its ``max.message.bytes`` says otherwise."""
+
+_FORMAT: Final = 2
+_CODECS: Final[Mapping[str, int]] = MappingProxyType({"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4})
+_BATCH_HEADER_BYTES: Final = 61
+# What a record takes besides key, value and headers: at most 21 bytes, and 5 for each length.
+_RECORD_OVERHEAD_BYTES: Final = 64
+# A batch that does not compress grows by up to half a percent.
+_LARGEST_PART_OF_LIMIT: Final = 0.95
+_MAX_SEQUENCE: Final = 2**31
+
+
+class ProducerIdentity:
+    """What a broker tells repeated batches by; ``NONE`` where it should not."""
+
+    __slots__ = ("epoch", "number", "transactional_id")
+
+    def __init__(self, number: int = -1, epoch: int = -1, transactional_id: str | None = None) -> None:
+        self.number = number
+        self.epoch = epoch
+        self.transactional_id = transactional_id
+
+
+class PendingBatch:
+    """A record batch on its way: it takes records until it is sealed for its first sending."""
+
+    __slots__ = ("_builder", "_sealed", "base_sequence", "count", "is_full", "may_be_stored", "size_bytes")
+
+    def __init__(self, builder: Any) -> None:
+        self._builder = builder
+        self._sealed: bytes | None = None
+        self.count = 0
+        self.size_bytes = 0
+        self.base_sequence = 0
+        self.is_full = False
+        self.may_be_stored = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes more records."""
+        return self._sealed is None and not self.is_full
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it has been sent, or was about to be."""
+        return self._sealed is not None
+
+    def fill(self, rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+        """Take rows of value, key, headers and time until it is full; the row that did not fit, if any."""
+        append, offset = self._builder.append, self.count
+        left = None
+        for value, key, headers, timestamp_ms in rows:
+            if append(offset, timestamp_ms, key, value, headers) is None:
+                left = (value, key, headers, timestamp_ms)
+                break
+            offset += 1
+        self.is_full = left is not None
+        self.count, self.size_bytes = offset, self._builder.size()
+        return left
+
+    def seal(self, producer: ProducerIdentity, base_sequence: int) -> bytes:
+        """Its bytes, which stay the same however often it is sent."""
+        if self._sealed is None:
+            self.base_sequence = base_sequence
+            self._builder.set_producer_state(producer.number, producer.epoch, base_sequence)
+            self._sealed = self._builder.build()
+        return self._sealed
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence number of the record behind it."""
+        return (self.base_sequence + self.count) % _MAX_SEQUENCE
+
+
+class Packing:
+    """Packs the records for one topic."""
+
+    def __init__(
+        self, topic: str, limit_bytes: int, *, compression: str, max_batch_bytes: int, transactional: bool
+    ) -> None:
+        self.topic = topic
+        self.limit_bytes = limit_bytes
+        self._codec = _CODECS[compression]
+        self._batch_bytes = min(max_batch_bytes, int(limit_bytes * _LARGEST_PART_OF_LIMIT))
+        self._transactional = transactional
+        self._turn = 0
+
+    def new_batch(self) -> PendingBatch:
+        """An empty record batch."""
+        return PendingBatch(
+            RecordBatchBuilder(_FORMAT, self._codec, self._transactional, -1, -1, 0, self._batch_bytes)
+        )
+
+    def spread(self, batch: OutgoingBatch, leaders: Mapping[int, int]) -> list[tuple[int, OutgoingBatch]]:
+        """The parts of ``batch`` by partition, all of it checked: keyed records go by their key, the rest
+        together to the next partition in turn.
+
+        Raises ``TopicError`` or ``RecordTooLarge``; then nothing of the batch should be written.
+        """
+        check_outgoing(batch, topic=self.topic, partitions=len(leaders))
+        self._check_sizes(batch)
+        if batch.partition is not None:
+            return [(batch.partition, batch)]
+        if batch.keys is None:
+            return [(self._next_in_turn(leaders), batch)]
+        return self._by_key(batch, batch.keys, leaders)
+
+    def _next_in_turn(self, leaders: Mapping[int, int]) -> int:
+        """A partition without a leader is left out: nobody takes records for it just now."""
+        led = [number for number, leader in leaders.items() if leader != NO_LEADER] or list(leaders)
+        self._turn += 1
+        return led[self._turn % len(led)]
+
+    def _by_key(
+        self, batch: OutgoingBatch, keys: Sequence[bytes | None], leaders: Mapping[int, int]
+    ) -> list[tuple[int, OutgoingBatch]]:
+        if len(leaders) == 1:
+            return [(0, batch)]
+        numbers = partitions_of_keys([key or b"" for key in keys], len(leaders))
+        if None in keys:
+            unkeyed = self._next_in_turn(leaders)
+            numbers = [
+                unkeyed if key is None else number for key, number in zip(keys, numbers, strict=True)
+            ]
+        indices: dict[int, list[int]] = {}
+        for index, number in enumerate(numbers):
+            indices.setdefault(number, []).append(index)
+        return [(number, _part(batch, chosen)) for number, chosen in indices.items()]
+
+    def _check_sizes(self, batch: OutgoingBatch) -> None:
+        # What compresses well may be larger; the batch is measured once it is compressed.
+        if self._codec or not len(batch):
+            return
+        longest = _longest(batch.values) + _longest(batch.keys or ())
+        if longest + _BATCH_HEADER_BYTES + _RECORD_OVERHEAD_BYTES > self.limit_bytes or batch.headers:
+            self._check_each_size(batch)
+
+    def _check_each_size(self, batch: OutgoingBatch) -> None:
+        for index, (value, key, headers, _time) in enumerate(rows(batch, 0)):
+            size_bytes = _BATCH_HEADER_BYTES + RecordBatchBuilder.estimate_size_in_bytes(key, value, headers)
+            if size_bytes > self.limit_bytes:
+                raise RecordTooLarge(
+                    f"topic {self.topic!r}: record {index} of the batch{_named(key)} takes {size_bytes} bytes, "
+                    f"expected at most {self.limit_bytes} (the topic's setting max.message.bytes); nothing of "
+                    "the batch was written"
+                )
+
+
+def rows(batch: OutgoingBatch, now_ms: int) -> Iterable[tuple[Any, ...]]:
+    """Value, key, headers and time of each record, as the builder takes them."""
+    no_headers: list[Any] = []
+    return zip(
+        batch.values,
+        repeat(None) if batch.keys is None else batch.keys,
+        repeat(no_headers) if batch.headers is None else map(list, batch.headers),
+        repeat(now_ms) if batch.timestamps_ms is None else batch.timestamps_ms,
+    )
+
+
+def _part(batch: OutgoingBatch, indices: Sequence[int]) -> OutgoingBatch:
+    if len(indices) == len(batch):
+        return batch
+    return OutgoingBatch(
+        values=[batch.values[index] for index in indices],
+        keys=_taken(batch.keys, indices),
+        headers=_taken(batch.headers, indices),
+        timestamps_ms=_taken(batch.timestamps_ms, indices),
+    )
+
+
+def _taken(column: Sequence[Any] | None, indices: Sequence[int]) -> list[Any] | None:
+    return None if column is None else [column[index] for index in indices]
+
+
+def _longest(column: Sequence[bytes | None]) -> int:
+    try:
+        return max(map(len, column), default=0)  # type: ignore[arg-type]
+    except TypeError:  # some are None
+        return max((len(entry) for entry in column if entry is not None), default=0)
+
+
+def _named(key: bytes | None) -> str:
+    return "" if key is None else f" (key {key[:40]!r})"

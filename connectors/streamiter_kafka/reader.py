@@ -1,0 +1,275 @@
+"""Reading: one fetch at a time from each broker, kept ahead of the reader by a bounded amount."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from streamiter.errors import InternalError, OffsetOutOfRange, StreamiterError, TopicError
+from streamiter.topics.positions import (
+    check_named_partitions,
+    check_request,
+    first_position,
+    out_of_range_message,
+    partitions_of,
+    stop_offsets,
+    timestamp_of,
+)
+from streamiter.topics.topic import ReadRequest, TopicReader
+from streamiter_kafka.batch import KafkaBatch
+from streamiter_kafka.cluster import NO_LEADER, Cluster, Lane
+from streamiter_kafka.codes import Code
+from streamiter_kafka.offsets import READ_COMMITTED, OffsetFinder
+from streamiter_kafka.partition import ReadPartition
+from streamiter_kafka.trouble import BrokerTrouble, passing, persist
+from streamiter_kafka.wire import FetchRequest, Response
+
+__all__ = ["KafkaReader", "open_reader"]
+
+# How long a broker waits for records before it says that there are none. It answers at once when one
+# arrives, so this delays nothing; each answer is also the proof that the broker is there.
+_MAX_WAIT_MS: Final = 500
+_MIN_BYTES: Final = 1
+# Of one partition in one answer. Smaller answers of more partitions let these take turns.
+_PARTITION_BYTES: Final = 1_000_000
+
+
+async def open_reader(cluster: Cluster, topic: str, request: ReadRequest) -> KafkaReader:
+    """A reader at its start position; it owns ``cluster`` and closes it."""
+    subject = f"topic {topic!r} at {cluster.address}"
+    check_request(request, topic)
+    leaders = await cluster.require(topic)
+    check_named_partitions(request, len(leaders), topic=topic)
+    finder = OffsetFinder(cluster, topic, subject)
+    share = partitions_of(request, len(leaders))
+    partitions = await cluster.persist(lambda: _first_partitions(finder, topic, subject, request, share))
+    reader = KafkaReader(cluster, topic, subject, request, finder)
+    reader.start(partitions, len(leaders))
+    return reader
+
+
+async def _first_partitions(
+    finder: OffsetFinder, topic: str, subject: str, request: ReadRequest, share: range
+) -> list[ReadPartition]:
+    ends = await finder.ends(share)
+    by_time: Mapping[int, int] = {}
+    if isinstance(request.start, datetime) and request.positions is None:
+        by_time = await finder.at_time(share, timestamp_of(request.start))
+    stops = stop_offsets(request, {number: ends[number].stable for number in share})
+    partitions = []
+    for number in share:
+        at_time = by_time.get(number, ends[number].stable)
+        offset = first_position(request, number, ends[number], lambda _time, at=at_time: at, topic=topic)
+        stop = None if stops is None else stops.get(number, offset)
+        partition = ReadPartition(number, subject, offset, stop)
+        partition.stable_offset = ends[number].stable
+        partitions.append(partition)
+    return partitions
+
+
+class KafkaReader(TopicReader):
+    """Reads its share of a topic's partitions.
+
+    A task for each leading broker fetches, one looks for new partitions. What ends one of them is raised
+    by ``read`` once all that was fetched before has been returned.
+    """
+
+    def __init__(
+        self, cluster: Cluster, topic: str, subject: str, request: ReadRequest, finder: OffsetFinder
+    ) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._subject = subject
+        self._request = request
+        self._finder = finder
+        self._patience = cluster.patience(subject)
+        # In the order of their turns: who was served goes to the end.
+        self._partitions: dict[int, ReadPartition] = {}
+        self._partition_count = 0
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._arrived = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._failure: StreamiterError | None = None
+        self._is_closed = False
+
+    def start(self, partitions: list[ReadPartition], partition_count: int) -> None:
+        """Begin to fetch."""
+        self._partitions = {partition.number: partition for partition in partitions}
+        self._partition_count = partition_count
+        if self._request.stop is None:
+            self._run("refresh", self._look_for_partitions())
+        self._fetch_from_leaders()
+
+    async def read(self) -> KafkaBatch | None:
+        # A turn for the tasks that fetch: a caller that finds records each time would never let them run.
+        await asyncio.sleep(0)
+        while True:
+            if self._is_closed:
+                raise TopicError(f"{self._subject}: this reader is closed")
+            batch = self._next_batch()
+            if batch is not None:
+                return batch
+            if self._failure is not None:
+                raise self._failure
+            if self._is_finished():
+                return None
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def lag(self) -> Mapping[int, int]:
+        return {number: self._partitions[number].lag for number in sorted(self._partitions)}
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._arrived.set()
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._cluster.close()
+
+    # -- Returning
+
+    def _next_batch(self) -> KafkaBatch | None:
+        for number, partition in list(self._partitions.items()):
+            if partition.has_records:
+                records = partition.take(self._request.max_records)
+                self._taken.set()
+                if records:
+                    self._partitions[number] = self._partitions.pop(number)
+                    return KafkaBatch(number, records)
+        return None
+
+    def _is_finished(self) -> bool:
+        return self._request.stop is not None and all(each.is_finished for each in self._partitions.values())
+
+    # -- Fetching
+
+    def _fetch_from_leaders(self) -> None:
+        """See to it that a task fetches from each broker that leads one of the partitions."""
+        for node in sorted({self._leader(partition) for partition in self._partitions.values()}):
+            name = f"fetch from broker {node}"
+            if name not in self._tasks or self._tasks[name].done():
+                self._run(name, self._fetch_while_leading(node))
+
+    def _leader(self, partition: ReadPartition) -> int:
+        return self._cluster.leaders(self._topic).get(partition.number, NO_LEADER)
+
+    async def _fetch_while_leading(self, node: int) -> None:
+        while led := [each for each in self._partitions.values() if self._leader(each) == node]:
+            wanted = _worth_fetching(led, self._cluster.options.fetch_max_bytes)
+            if not wanted:
+                self._taken.clear()
+                await self._taken.wait()
+                continue
+            try:
+                response = await self._fetch(node, wanted)
+                ailing = await self._take_in(response)
+            except BrokerTrouble as trouble:
+                ailing = dict.fromkeys((each.number for each in wanted), trouble)
+            self._patience.succeeded(each.number for each in wanted if each.number not in ailing)
+            self._arrived.set()
+            if ailing:
+                await self._recover(ailing)
+
+    async def _fetch(self, node: int, wanted: list[ReadPartition]) -> Response:
+        asked = [(each.number, each.fetch_offset, _PARTITION_BYTES) for each in wanted]
+        request = FetchRequest(
+            _MAX_WAIT_MS,
+            _MIN_BYTES,
+            self._cluster.options.fetch_max_bytes,
+            READ_COMMITTED,
+            [(self._topic, asked)],
+        )
+        return await self._cluster.request(node, request, lane=Lane.FETCH, wait_s=_MAX_WAIT_MS / 1000)
+
+    async def _take_in(self, response: Response) -> dict[int, BrokerTrouble]:
+        """Add the records to their partitions; the trouble with the others."""
+        ailing = {}
+        for _topic, answers in response.topics:
+            for number, code, _high_watermark, stable_offset, *between, fetched in answers:
+                partition = self._partitions[number]
+                if code == Code.OFFSET_OUT_OF_RANGE:
+                    raise await self._out_of_range(partition)
+                trouble = passing(code, f"{self._subject}, partition {number}")
+                if trouble is not None:
+                    ailing[number] = trouble
+                else:
+                    partition.add(fetched, _aborted(between), stable_offset)
+        return ailing
+
+    async def _out_of_range(self, partition: ReadPartition) -> OffsetOutOfRange:
+        ends = (await self._finder.ends([partition.number]))[partition.number]
+        message = out_of_range_message(self._topic, partition.number, partition.fetch_offset, ends)
+        return OffsetOutOfRange(message)
+
+    async def _recover(self, ailing: Mapping[int, BrokerTrouble]) -> None:
+        """Wait a moment, and find out whether another broker leads now or the topic is gone."""
+        trouble = next(iter(ailing.values()))
+        try:
+            await self._cluster.refresh(self._topic)
+        except BrokerTrouble as worse:
+            trouble = worse
+        await self._patience.failed(trouble, ailing)
+        self._fetch_from_leaders()
+
+    # -- New partitions
+
+    async def _look_for_partitions(self) -> None:
+        patience = self._cluster.patience(self._subject)
+        while True:
+            await self._request.clock.sleep(self._request.refresh_s)
+            await persist(patience, self._add_new_partitions)
+
+    async def _add_new_partitions(self) -> None:
+        count = len(await self._cluster.refresh(self._topic))
+        new = [number for number in partitions_of(self._request, count) if number >= self._partition_count]
+        for number, offset in (await self._finder.earliest(new)).items():
+            self._partitions[number] = ReadPartition(number, self._subject, offset, None)
+        self._partition_count = count
+        self._fetch_from_leaders()
+        self._taken.set()
+
+    # -- Tasks
+
+    def _run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks[name] = asyncio.create_task(self._guarded(work), name=f"{self._subject}: {name}")
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Whatever ends a task reaches the reader."""
+        try:
+            await work
+        except StreamiterError as error:
+            self._fail(error)
+        except Exception as error:  # our own mistake must not become a silent stall
+            self._fail(InternalError(f"{self._subject}: reading broke down ({error!r})"), error)
+
+    def _fail(self, failure: StreamiterError, cause: Exception | None = None) -> None:
+        if self._failure is None:
+            failure.__cause__ = cause if cause is not None else failure.__cause__
+            self._failure = failure
+        self._arrived.set()
+
+
+def _worth_fetching(led: list[ReadPartition], limit_bytes: int) -> list[ReadPartition]:
+    """The partitions of one broker to ask for now, so that the answer neither waits nor overflows.
+
+    While something is left to return, the broker is asked only if it is known to have more: it would
+    wait otherwise, and nothing else could be asked meanwhile.
+    """
+    open_ones = [each for each in led if not each.is_fetched]
+    if not any(each.has_records for each in led):
+        return open_ones
+    if sum(each.fetched_bytes for each in led) >= limit_bytes:
+        return []
+    with_room = [each for each in open_ones if each.fetched_bytes < _PARTITION_BYTES]
+    return with_room if any(each.is_behind for each in with_room) else []
+
+
+def _aborted(between: list[Any]) -> list[tuple[int, int]] | None:
+    """The aborted transactions out of the fields between the last stable offset and the records, which
+    differ by version: they are the only list."""
+    return next((field for field in between if isinstance(field, list)), None)

@@ -1,0 +1,88 @@
+"""A topic of a Kafka cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+from streamiter.topics.topic import (
+    Decoder,
+    ReadRequest,
+    Topic,
+    TopicDescription,
+    TopicReader,
+    Transactions,
+    TopicWriter,
+)
+from streamiter_kafka import admin
+from streamiter_kafka.address import KafkaAddress
+from streamiter_kafka.cluster import Cluster
+from streamiter_kafka.options import KafkaOptions
+from streamiter_kafka.reader import open_reader
+from streamiter_kafka.transactions import open_transactions
+from streamiter_kafka.writer import open_writer
+
+__all__ = ["KafkaTopic"]
+
+Opened = TypeVar("Opened")
+
+
+class KafkaTopic(Topic):
+    """A topic of a Kafka cluster; each reader, writer and transaction has connections of its own."""
+
+    def __init__(self, address: KafkaAddress, options: KafkaOptions) -> None:
+        self._address = address
+        self.options = options
+
+    @property
+    def url(self) -> str:
+        return self._address.url
+
+    @property
+    def name(self) -> str:
+        return self._address.topic
+
+    @property
+    def commit_domain(self) -> str:
+        return f"kafka://{self._address.cluster}"
+
+    def default_decoder(self) -> Decoder | None:
+        return None
+
+    async def open_reader(self, request: ReadRequest) -> TopicReader:
+        return await self._open(lambda cluster: open_reader(cluster, self.name, request))
+
+    async def open_writer(self) -> TopicWriter:
+        return await self._open(lambda cluster: open_writer(cluster, self.name))
+
+    async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> Transactions:
+        return await self._open(
+            lambda cluster: open_transactions(cluster, self.commit_domain, transactional_id, timeout_s)
+        )
+
+    async def create(self, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
+        async with self._cluster() as cluster:
+            await admin.create(cluster, self.name, partitions, settings or {})
+
+    async def describe(self) -> TopicDescription:
+        async with self._cluster() as cluster:
+            return await admin.describe(cluster, self.name)
+
+    async def delete(self) -> None:
+        async with self._cluster() as cluster:
+            await admin.delete(cluster, self.name)
+
+    def _cluster(self) -> Cluster:
+        return Cluster(self._address.servers, self.options, f"topic {self.name!r}")
+
+    async def _open(self, opening: Callable[[Cluster], Awaitable[Opened]]) -> Opened:
+        """What is opened owns its cluster; where opening fails, nothing is left open."""
+        cluster = self._cluster()
+        try:
+            return await opening(cluster)
+        except BaseException:
+            await cluster.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"KafkaTopic({self.url!r})"

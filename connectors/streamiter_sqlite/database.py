@@ -1,0 +1,76 @@
+"""One connection to the file and the one thread that uses it: the event loop never waits for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from streamiter_sqlite.failures import translated
+from streamiter_sqlite.schema import connect
+
+__all__ = ["Database"]
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class Database:
+    """A connection in a thread of its own. Calls run one after the other, in the order of ``run``.
+
+    A call whose waiter is cancelled still runs to its end; only its result is lost.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sqlite {path.name}")
+        self._connection: sqlite3.Connection | None = None
+        self._is_closed = False
+
+    @classmethod
+    async def open(cls, path: Path, *, create: bool = False) -> Database:
+        """Connect; errors as in `schema.connect`, those of SQLite as ``TopicError``."""
+        database = cls(path)
+        try:
+            await database._in_thread(functools.partial(database._connect, create=create))
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    async def run(
+        self,
+        function: Callable[Concatenate[sqlite3.Connection, Parameters], Result],
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Result:
+        """``function(connection, ...)`` in the thread; SQLite's errors come as ``TopicError``."""
+        assert self._connection is not None
+        return await self._in_thread(functools.partial(function, self._connection, *args, **kwargs))
+
+    async def close(self) -> None:
+        """Let go of the file. May be called more than once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self._in_thread(self._disconnect)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def _in_thread(self, call: Callable[[], Result]) -> Result:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        except sqlite3.Error as error:
+            raise translated(error, self._path) from error
+
+    def _connect(self, *, create: bool) -> None:
+        self._connection = connect(self._path, create=create)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()

@@ -1,0 +1,95 @@
+"""What SQLite's errors mean for a topic."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from streamiter.errors import StorageFull, TopicDenied, TopicError, TopicUnavailable
+
+__all__ = ["translated"]
+
+
+def translated(error: sqlite3.Error, path: Path) -> TopicError:
+    """The topic error that ``error`` stands for.
+
+    >>> error = sqlite3.OperationalError("database or disk is full")
+    >>> error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    >>> type(translated(error, Path("clicks.db"))).__name__
+    'StorageFull'
+    """
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        return TopicError(f"{path}: {error}")
+    make = _BY_CODE.get(code) or _BY_CODE.get(code & 0xFF)  # the low byte is the kind, the rest says more
+    return make(error, path) if make is not None else TopicError(f"{path}: {error} ({_name(error)})")
+
+
+def _name(error: sqlite3.Error) -> str:
+    return getattr(error, "sqlite_errorname", "unknown error")
+
+
+def _full(error: sqlite3.Error, path: Path) -> TopicError:
+    return StorageFull(
+        f"{path}: no room left to write ({_name(error)}); nothing of this write was stored. Make room on the "
+        "disk (or raise the quota or file size limit), or create topics with retention_records, "
+        "retention_bytes or retention_ms; then write again"
+    )
+
+
+def _input_output(error: sqlite3.Error, path: Path) -> TopicError:
+    if _free_bytes(path) < 1 << 20:  # the shared memory beside the file could not grow, for instance
+        return _full(error, path)
+    return TopicError(f"{path}: the disk failed ({_name(error)}: {error})")
+
+
+def _free_bytes(path: Path) -> int:
+    try:
+        status = os.statvfs(path.parent)
+    except OSError:
+        return 1 << 62  # not known; then it is not the reason either
+    return status.f_bavail * status.f_frsize
+
+
+def _busy(error: sqlite3.Error, path: Path) -> TopicError:
+    return TopicUnavailable(
+        f"{path}: another process has kept the file locked ({_name(error)}); find it (for example with "
+        f"`fuser {path}`) and end it"
+    )
+
+
+def _denied(error: sqlite3.Error, path: Path) -> TopicError:
+    return TopicDenied(
+        f"{path}: not allowed to open it for reading and writing ({error}); the file and its folder must be "
+        "writable, for readers too"
+    )
+
+
+def _not_topics(error: sqlite3.Error, path: Path) -> TopicError:
+    return TopicError(f"{path}: expected a file of topics, given something else ({error}); use another path")
+
+
+def _damaged(error: sqlite3.Error, path: Path) -> TopicError:
+    return TopicError(f"{path}: the file is damaged ({error}); restore it from a copy")
+
+
+_BY_CODE: Final[Mapping[int, Callable[[sqlite3.Error, Path], TopicError]]] = MappingProxyType(
+    {
+        sqlite3.SQLITE_FULL: _full,
+        # write() failed, and not with "no space", which is SQLITE_FULL: a quota or a limit on file sizes.
+        sqlite3.SQLITE_IOERR_WRITE: _full,
+        sqlite3.SQLITE_IOERR: _input_output,
+        sqlite3.SQLITE_BUSY: _busy,
+        sqlite3.SQLITE_LOCKED: _busy,
+        sqlite3.SQLITE_CANTOPEN: _denied,
+        sqlite3.SQLITE_READONLY: _denied,
+        sqlite3.SQLITE_PERM: _denied,
+        sqlite3.SQLITE_AUTH: _denied,
+        sqlite3.SQLITE_NOTADB: _not_topics,
+        sqlite3.SQLITE_CORRUPT: _damaged,
+    }
+)

@@ -1,0 +1,27 @@
+"""streamiter: learning on streams."""
+
+from streamiter.flow.flow import Flow
+from streamiter.flow.stream import Stream, connect
+from streamiter.iteration.config import IterationBodyResult, IterationConfig
+from streamiter.iteration.stamping import epochs_every
+from streamiter.iteration.unbounded import iterate_unbounded_streams
+from streamiter.operators.operator import IterationListener, Operator
+from streamiter.records import Columns, OutputTag
+from streamiter.topics.formats import Json
+from streamiter.topics.lookup import topic
+
+__all__ = [
+    "Columns",
+    "Flow",
+    "IterationBodyResult",
+    "IterationConfig",
+    "IterationListener",
+    "Json",
+    "Operator",
+    "OutputTag",
+    "Stream",
+    "connect",
+    "epochs_every",
+    "iterate_unbounded_streams",
+    "topic",
+]

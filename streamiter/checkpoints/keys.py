@@ -1,0 +1,188 @@
+"""Keys: what they may be, their bytes, and the group each belongs to.
+
+A key is an int, str, bytes or a tuple of keys. Its *encoding* is that of msgpack with the integers in
+their shortest form, so equal keys have equal bytes, and different ones (1, "1", b"1", (1,)) different.
+Its *group* is ``hash % groups`` with a 64-bit hash:
+
+- an int from −2⁶³ to 2⁶⁴−1: the finalizer of splitmix64 over the int modulo 2⁶⁴;
+- any other key: the same over the CRC-32 of its encoding.
+
+Groups are where state lies, in this process and in checkpoints: neither encoding nor hash may ever change.
+
+splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014; the constants
+are David Stafford's Mix13.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.checkpoints import extensions
+from streamiter.checkpoints.packing import Extension, extension, pack, pack_each
+from streamiter.checkpoints.refusals import shown, type_name
+from streamiter.errors import PlainDataError
+
+__all__ = ["KEY_GROUPS", "Key", "check_keys", "encode_key", "key_group", "key_groups", "normalize_key"]
+
+Key = int | str | bytes | tuple[Any, ...]
+"""An int, str, bytes or a tuple of keys."""
+
+KEY_GROUPS: Final = 128
+"""Groups of a flow: as many subtasks can share keyed state."""
+
+_EXACT: Final = frozenset({int, str, bytes})
+_NUMPY_INTS: Final = frozenset(np.dtype(c).type for c in "bBhHiIlLqQ")  # np.integer has timedeltas, too
+_MASK: Final = 2**64 - 1
+
+
+def normalize_key(key: Any) -> Key:
+    """``key`` with numpy's ints, texts and bytes as Python's own, also within tuples.
+
+    Raises :class:`~streamiter.errors.PlainDataError` for what is no key.
+
+    >>> normalize_key((np.int64(7), np.str_("a")))
+    (7, 'a')
+    """
+    kind = type(key)
+    if kind in _EXACT:
+        return key  # type: ignore[no-any-return]
+    if kind is tuple:
+        return tuple(normalize_key(part) for part in key)
+    if kind in _NUMPY_INTS:
+        return int(key)
+    if kind is np.str_:
+        return str(key)
+    if kind is np.bytes_:
+        return bytes(key)
+    expected = "expected an int, str, bytes or a tuple of such"
+    raise PlainDataError(f"key {shown(key)}: {expected}, given {type_name(kind)}; {_advice(key)}")
+
+
+def _advice(key: Any) -> str:
+    if isinstance(key, (bool, np.bool_)):
+        return "True equals 1 and would share its state; use int(key) or a str"
+    if isinstance(key, (float, np.floating)):
+        return "NaN never equals itself and 0.1 + 0.2 is not 0.3; use an int (scaled, rounded) or a str"
+    if isinstance(key, (int, str, bytes)):
+        return "it would come back as another class; use the plain value (.value of an enum)"
+    if isinstance(key, (np.datetime64, np.timedelta64)):
+        return "use an int: .astype(numpy.int64)"
+    if isinstance(key, list):
+        return "use tuple(key)"
+    return "make an int, a str or a tuple of such from it"
+
+
+def check_keys(keys: list[Any]) -> list[Key]:
+    """All keys, normalized: the list itself where nothing is to be changed, at the cost of a look at types.
+
+    Raises :class:`~streamiter.errors.PlainDataError` with the index of the first that is no key.
+    """
+    kinds = set(map(type, keys))
+    if kinds <= _EXACT:
+        return keys
+    if kinds == {tuple} and _EXACT.issuperset(map(type, chain.from_iterable(keys))):
+        return keys
+    return [_normalize_at(index, key) for index, key in enumerate(keys)]
+
+
+def _normalize_at(index: int, key: Any) -> Key:
+    try:
+        return normalize_key(key)
+    except PlainDataError as error:
+        raise PlainDataError(f"record {index} of the batch: {error}") from None
+
+
+def encode_key(key: Any) -> bytes:
+    """The bytes of a key: canonical, and of no other key.
+
+    >>> [encode_key(key).hex(" ") for key in (1, np.uint8(1), "1", b"1", (1,))]
+    ['01', '01', 'a1 31', 'c4 01 31', '91 01']
+    """
+    return _encode(normalize_key(key))
+
+
+def _encode(key: Key) -> bytes:
+    try:
+        return pack(key, _pack_instead)
+    except ValueError as error:
+        problem = "expected a key that its encoding can hold, given one too deep or too long; make it shorter"
+        raise PlainDataError(f"key {shown(key)}: {problem} ({error})") from error
+
+
+def _pack_instead(part: Any) -> list[Any] | Extension:
+    """A tuple as an array (keys hold no lists), an int beyond 64 bits as its bytes."""
+    if type(part) is tuple:
+        return list(part)
+    content = part.to_bytes(part.bit_length() // 8 + 1, "big", signed=True)
+    return extension(extensions.BIG_INT, content)
+
+
+def key_group(key: Any, groups: int = KEY_GROUPS) -> int:
+    """The group of a key, 0 to ``groups`` − 1: the same in every process, version and run.
+
+    >>> key_group("user-17"), key_group(17), key_group(np.int32(17))
+    (1, 62, 62)
+    """
+    normalized = normalize_key(key)
+    if type(normalized) is int and -(2**63) <= normalized < 2**64:
+        return _mix(normalized & _MASK) % groups
+    return _mix(zlib.crc32(_encode(normalized))) % groups
+
+
+def _mix(number: int) -> int:
+    """The finalizer of splitmix64: each bit of the result depends on all of the number's."""
+    number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+    number = ((number ^ number >> 27) * 0x94D049BB133111EB) & _MASK
+    return number ^ number >> 31
+
+
+def key_groups(keys: Sequence[Any] | npt.NDArray[Any], groups: int = KEY_GROUPS) -> npt.NDArray[np.int64]:
+    """The group of each key, as :func:`key_group` gives it: by arithmetic on arrays where keys are ints.
+
+    Takes a list of keys or an array of ints, texts or bytes with one axis.
+
+    >>> key_groups([17, 18, "user-17"]), key_groups(np.array([17, 18], np.int32))
+    (array([ 62, 113,   1]), array([ 62, 113]))
+    """
+    if isinstance(keys, np.ndarray):
+        return _groups_of_array(keys, groups)
+    normalized = check_keys(list(keys))
+    kinds = set(map(type, normalized))
+    if kinds == {int}:
+        return _groups_of_ints(normalized, groups)
+    if int not in kinds:
+        checksums = map(zlib.crc32, pack_each(normalized, _pack_instead))
+        return _groups_of_numbers(np.fromiter(checksums, np.uint64, len(normalized)), groups)
+    return np.array([key_group(key, groups) for key in normalized], np.int64)
+
+
+def _groups_of_ints(keys: Sequence[Any], groups: int) -> npt.NDArray[np.int64]:
+    try:
+        return _groups_of_numbers(np.array(keys, np.int64).view(np.uint64), groups)
+    except OverflowError:
+        return np.array([key_group(key, groups) for key in keys], np.int64)
+
+
+def _groups_of_array(keys: npt.NDArray[Any], groups: int) -> npt.NDArray[np.int64]:
+    if keys.ndim != 1:
+        given = f"one of shape {keys.shape}; choose one column, or make tuples"
+        raise PlainDataError(f"keys: expected an array with one axis, given {given}")
+    if keys.dtype.kind == "i" or keys.dtype.kind == "u":
+        wide = keys.astype(np.int64 if keys.dtype.kind == "i" else np.uint64)
+        return _groups_of_numbers(wide.view(np.uint64), groups)
+    # The scalars as they are: tolist() would make ints of datetimes.
+    return key_groups(list(keys), groups)
+
+
+def _groups_of_numbers(numbers: npt.NDArray[np.uint64], groups: int) -> npt.NDArray[np.int64]:
+    """:func:`_mix` for all at once; unsigned arithmetic wraps as the masks there do."""
+    numbers = (numbers ^ numbers >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ numbers >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    numbers = numbers ^ numbers >> np.uint64(31)
+    return (numbers % np.uint64(groups)).astype(np.int64)

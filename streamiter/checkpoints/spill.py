@@ -1,0 +1,313 @@
+"""A queue with a limit in memory that goes on on disk: what lies between the ends of a feedback loop."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from struct import Struct
+from types import TracebackType
+from typing import Any, Final
+
+from streamiter.checkpoints.control_data import control_from_plain, control_to_plain
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.spill_file import SpillFile, frame_bytes
+from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError
+from streamiter.records import Control, DataBatch, estimated_bytes
+
+__all__ = ["SpillQueue", "SpillStatistics"]
+
+Item = DataBatch | Control
+
+# A DataBatch (48 bytes), its list (56 and a pointer) and its place in the queue, rounded up: without it
+# batches of no bytes (empty lists, arrays of no columns) could be queued without end.
+_BATCH_BYTES: Final = 128
+
+# At least this many segments share the disk limit, so what has been read and not yet given back is at
+# most a sixteenth of it.
+_SEGMENTS: Final = 16
+# Opening a file costs as much as writing some 100 KB; beyond 64 MB larger segments gain nothing.
+_SEGMENT_BYTES_MAX: Final = 64 * 2**20
+
+# What lies before each batch on disk: its epoch and number of records.
+_HEAD: Final = Struct("<qQ")
+
+
+@dataclass(frozen=True, slots=True)
+class SpillStatistics:
+    """What a spill queue holds and has held."""
+
+    items: int
+    """Batches and control records that wait."""
+    items_peak: int
+    """The most that ever waited."""
+    records: int
+    """Records in the batches that wait."""
+    bytes_in_memory: int
+    """Estimated bytes of the batches that wait in memory."""
+    bytes_in_memory_peak: int
+    """The most that ever was: above the limit only where a single batch is."""
+    bytes_on_disk: int
+    """Size of the files, with what has been read of the first of them."""
+    bytes_on_disk_peak: int
+    """The most that ever was."""
+    batches_on_disk: int
+    """Batches that wait on disk."""
+    batches_spilled: int
+    """Batches ever written to disk."""
+    bytes_spilled: int
+    """Bytes ever written to disk."""
+
+
+class SpillQueue:
+    """First in, first out: batches with their epochs, and control records in order with them.
+
+    Up to ``memory_limit_bytes``, and always where none waits before it, a batch waits as the object it is.
+    Past it batches are encoded as plain data and appended to temporary files in ``directory`` (made when
+    first needed), until all of those have been read back, one batch at a time. So memory holds at most the
+    limit or one batch. Control records stay in memory wherever the data around them lies, at some 100 bytes
+    each that no limit counts.
+
+    ``name`` (the step) begins the message of every error. A ``put`` that raises has changed nothing. For one
+    task; never waits but for the disk. To be closed by its owner: ``close()`` or ``with``.
+
+    >>> from tempfile import gettempdir
+    >>> limits = {"memory_limit_bytes": 1000, "disk_limit_bytes": 10_000}
+    >>> with SpillQueue(name="train", directory=gettempdir(), **limits) as queue:
+    ...     for epoch in range(3):
+    ...         queue.put(DataBatch(np.zeros(100), epoch))
+    ...     spilled = queue.statistics().batches_on_disk
+    ...     [queue.take() for _ in range(3)]
+    [DataBatch(100 records, epoch 0), DataBatch(100 records, epoch 1), DataBatch(100 records, epoch 2)]
+    >>> spilled
+    2
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        directory: str | os.PathLike[str],
+        memory_limit_bytes: int,
+        disk_limit_bytes: int,
+        plain_data: PlainData | None = None,
+    ) -> None:
+        if memory_limit_bytes < 0 or disk_limit_bytes < 0:
+            raise ConfigurationError(
+                f"{name}: expected limits of 0 bytes or more, given memory_limit_bytes={memory_limit_bytes} "
+                f"and disk_limit_bytes={disk_limit_bytes}; with 0 on disk nothing is ever spilled"
+            )
+        self._name = name
+        self._memory_limit_bytes = memory_limit_bytes
+        self._disk_limit_bytes = disk_limit_bytes
+        self._plain_data = plain_data if plain_data is not None else PlainData()
+        segment_bytes = min(_SEGMENT_BYTES_MAX, max(1, disk_limit_bytes // _SEGMENTS))
+        self._spilled = SpillFile(directory, segment_bytes=segment_bytes, name=name)
+        # The front of the queue, each item with the bytes counted for it. All of it is older than what is
+        # on disk, so while anything is on disk, batches go there.
+        self._memory: deque[tuple[Item, int]] = deque()
+        # Control records that lie behind batches on disk, each with the number of the batch it waits for:
+        # as many batches must have been read back.
+        self._markers: deque[tuple[Control, int]] = deque()
+        self._batches_spilled = 0
+        self._records = 0
+        self._bytes_in_memory = 0
+        self._bytes_spilled = 0
+        self._items_peak = 0
+        self._bytes_in_memory_peak = 0
+        self._bytes_on_disk_peak = 0
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        """Batches and control records that wait."""
+        return len(self._memory) + len(self._markers) + len(self._spilled)
+
+    def __enter__(self) -> SpillQueue:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def bytes_in_memory(self) -> int:
+        """Estimated bytes of the batches that wait in memory."""
+        return self._bytes_in_memory
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Size of the files, with what has been read of the first of them; never above the disk limit."""
+        return self._spilled.size_bytes
+
+    def put(self, item: Item) -> None:
+        """Add a batch or a control record at the end.
+
+        Raises ``LoopOverflow`` past the disk limit, ``StorageFull`` when the disk itself is full, and
+        ``PlainDataError`` for a batch that has to be written and is not plain data.
+        """
+        if self._is_closed:
+            raise InternalError(f"{self._name}: {item!r} was put into a spill queue that is closed")
+        if isinstance(item, DataBatch):
+            self._put_batch(item)
+            self._count_put(len(item.records))
+        else:
+            self._put_control(item)
+            self._count_put(0)
+
+    def peek(self) -> Item:
+        """The first item, which stays; ``IndexError`` where nothing waits."""
+        if not self._memory:
+            self._read_back()
+        return self._memory[0][0]
+
+    def take(self) -> Item:
+        """The first item, which leaves the queue; ``IndexError`` where nothing waits."""
+        if not self._memory:
+            self._read_back()
+        item, size_bytes = self._memory.popleft()
+        self._bytes_in_memory -= size_bytes
+        if isinstance(item, DataBatch):
+            self._records -= len(item.records)
+        return item
+
+    def snapshot(self) -> list[Any]:
+        """All items in order as plain data, for a checkpoint; they stay. :meth:`refill` takes it back.
+
+        Batches are in it as they lie on disk, so those there are copied without being decoded. It holds
+        all that the queue does, so it takes as much memory.
+        """
+        entries = [self._entry(item) for item, _ in self._memory]
+        markers = deque(self._markers)
+        first = self._batches_spilled - len(self._spilled)
+        for number, frame in enumerate(self._spilled, start=first + 1):
+            entries.append(("data", frame))
+            while markers and markers[0][1] == number:
+                entries.append(control_to_plain(markers.popleft()[0]))
+        return entries
+
+    def refill(self, entries: Iterable[Any]) -> None:
+        """Add the items of a snapshot at the end. Raises as :meth:`put` does; what was added before stays.
+
+        The snapshot of a queue fits into an empty one with the same limits.
+        """
+        for entry in entries:
+            match entry:
+                case ["data", bytes() as frame] if len(self._spilled):
+                    self._spill(frame)
+                    self._count_put(_records_of(frame))
+                case ["data", bytes() as frame]:
+                    self.put(self._decode(frame))
+                case _:
+                    self.put(control_from_plain(entry))
+
+    def statistics(self) -> SpillStatistics:
+        """What the queue holds now and has held."""
+        return SpillStatistics(
+            items=len(self),
+            items_peak=self._items_peak,
+            records=self._records,
+            bytes_in_memory=self._bytes_in_memory,
+            bytes_in_memory_peak=self._bytes_in_memory_peak,
+            bytes_on_disk=self._spilled.size_bytes,
+            bytes_on_disk_peak=self._bytes_on_disk_peak,
+            batches_on_disk=len(self._spilled),
+            batches_spilled=self._batches_spilled,
+            bytes_spilled=self._bytes_spilled,
+        )
+
+    def close(self) -> None:
+        """Drop all items and remove the files. May be called more than once."""
+        self._is_closed = True
+        self._spilled.close()
+        self._memory.clear()
+        self._markers.clear()
+        self._bytes_in_memory = self._records = 0
+
+    def _put_batch(self, batch: DataBatch) -> None:
+        size_bytes = _size_bytes(batch)
+        fits = self._bytes_in_memory + size_bytes <= self._memory_limit_bytes
+        if not len(self._spilled) and (fits or not self._bytes_in_memory):
+            self._keep(batch, size_bytes)
+        else:
+            self._spill(self._encode(batch))
+
+    def _put_control(self, control: Control) -> None:
+        if len(self._spilled):
+            self._markers.append((control, self._batches_spilled))
+        else:
+            self._memory.append((control, 0))
+
+    def _count_put(self, records: int) -> None:
+        self._records += records
+        self._items_peak = max(self._items_peak, len(self))
+
+    def _keep(self, batch: DataBatch, size_bytes: int) -> None:
+        self._memory.append((batch, size_bytes))
+        self._bytes_in_memory += size_bytes
+        self._bytes_in_memory_peak = max(self._bytes_in_memory_peak, self._bytes_in_memory)
+
+    def _spill(self, frame: bytes) -> None:
+        size_bytes = frame_bytes(frame)
+        if self._spilled.size_bytes + size_bytes > self._disk_limit_bytes:
+            raise self._overflow(size_bytes)
+        self._spilled.append(frame)
+        self._batches_spilled += 1
+        self._bytes_spilled += size_bytes
+        self._bytes_on_disk_peak = max(self._bytes_on_disk_peak, self._spilled.size_bytes)
+
+    def _read_back(self) -> None:
+        """Move the first batch on disk to memory, and the control records that follow it."""
+        if not len(self._spilled):
+            raise IndexError(f"{self._name}: nothing waits in the spill queue")
+        frame = self._spilled.first()
+        batch = self._decode(frame)
+        self._spilled.drop_first(frame)
+        self._keep(batch, _size_bytes(batch))
+        read_back = self._batches_spilled - len(self._spilled)
+        while self._markers and self._markers[0][1] == read_back:
+            self._memory.append((self._markers.popleft()[0], 0))
+
+    def _encode(self, batch: DataBatch) -> bytes:
+        try:
+            head = _HEAD.pack(batch.epoch, len(batch.records))
+            return head + self._plain_data.encode_batch(batch.records)
+        except PlainDataError as error:
+            raise PlainDataError(f"{self._name}: {error}") from error
+
+    def _decode(self, frame: bytes) -> DataBatch:
+        try:
+            return DataBatch(self._plain_data.decode_batch(frame[_HEAD.size :]), _epoch_of(frame))
+        except PlainDataError as error:
+            raise PlainDataError(f"{self._name}: {error}") from error
+
+    def _overflow(self, size_bytes: int) -> LoopOverflow:
+        return LoopOverflow(
+            f"{self._name}: expected at most {self._disk_limit_bytes} bytes of batches waiting on disk, "
+            f"given {self._spilled.size_bytes + size_bytes} with the next batch ({len(self._spilled)} batches on "
+            f"disk, {self._bytes_in_memory} bytes of {self._memory_limit_bytes} in memory); what reads the "
+            "queue is slower than what fills it: emit less, speed the reader up, or raise the disk limit"
+        )
+
+    def _entry(self, item: Item) -> tuple[Any, ...]:
+        if isinstance(item, DataBatch):
+            return ("data", self._encode(item))
+        return control_to_plain(item)
+
+
+def _epoch_of(frame: bytes) -> int:
+    epoch, _ = _HEAD.unpack_from(frame)
+    return int(epoch)
+
+
+def _records_of(frame: bytes) -> int:
+    _, records = _HEAD.unpack_from(frame)
+    return int(records)
+
+
+def _size_bytes(batch: DataBatch) -> int:
+    return _BATCH_BYTES + estimated_bytes(batch.records)

@@ -1,0 +1,288 @@
+"""The Flow: a logical graph, built step by step, and the start of its job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.clock import Clock, SystemClock
+from streamiter.errors import GraphError
+from streamiter.flow.draw import mermaid
+from streamiter.flow.graph_checks import check_factory, check_parallelism, user_line
+from streamiter.flow.stream import Stream
+from streamiter.operators.identity import Identity
+from streamiter.operators.items import ItemsSource
+from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy
+from streamiter.operators.source import Source, SourceFactory
+from streamiter.records import Columns
+from streamiter.runtime.graph import Step
+from streamiter.runtime.job import Job, JobOptions
+from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.statistics import JobStatistics
+from streamiter.runtime.watchdog import STALL_AFTER_S
+from streamiter.topics.formats import Json
+from streamiter.topics.topic import Decoder, StartPosition, StopPosition, Topic
+from streamiter.topics.topic_source import DecodeValues, TopicSource
+
+if TYPE_CHECKING:
+    from streamiter.runtime.coordinator import JobSnapshot
+
+__all__ = ["Flow"]
+
+
+class Flow:
+    """A flow under construction: sources, steps and sinks.
+
+    ``name`` identifies it wherever it leaves a trace: logs, checkpoints, transactions. ``parallelism`` is
+    how many subtasks a source or a repartitioned step has unless said otherwise.
+
+    >>> flow = Flow("squares")
+    >>> squares = flow.from_items([1, 2, 3]).map(lambda x: x * x).collect()
+    >>> statistics = flow.run()
+    >>> squares.items, statistics.state
+    ([1, 4, 9], 'finished')
+    """
+
+    def __init__(self, name: str, parallelism: int = 1) -> None:
+        if not name or not isinstance(name, str):
+            raise GraphError(f"Flow: expected a name, given {name!r}; it keys checkpoints and transactions")
+        self.name = name
+        self.parallelism = check_parallelism(parallelism, step=name)
+        self.plain_data = PlainData()
+        self.steps: list[Step] = []
+        self.loop: Any = None
+        """For the engine: the iteration whose body is being built, or None."""
+
+    # -- sources ---------------------------------------------------------------------------------------
+
+    def source(
+        self,
+        topic: Topic,
+        *,
+        decode: Decoder | None = None,
+        start: StartPosition = "earliest",
+        stop: StopPosition = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+        on_error: RejectionPolicy = "fail",
+        dead_letter: Topic | None = None,
+    ) -> Stream:
+        """Read a topic; partition p goes to subtask p mod the parallelism.
+
+        ``decode`` is how values are read: ``Json()`` unless the topic knows better (a CSV file does).
+        Values that it cannot read follow ``on_error``: ``"fail"``, ``"skip"`` (counted), or they go to the
+        topic ``dead_letter``. ``start`` and ``stop`` are described at
+        :data:`~streamiter.topics.topic.StartPosition`; ``stop="latest"`` makes the topic bounded.
+        """
+        if not isinstance(topic, Topic):
+            raise GraphError(
+                f'flow.source: expected a topic, given {topic!r}; write flow.source(topic("scheme://…"))'
+            )
+        decoder = decode if decode is not None else (topic.default_decoder() or Json())
+        self.register_struct_of(decoder)
+        bounded = stop is not None or getattr(topic, "bounded", False)
+        stream = self._add_source(
+            name or topic.name,
+            lambda: TopicSource(topic, start, stop),
+            operator=lambda: DecodeValues(topic, decoder),
+            parallelism=parallelism,
+            bounded=bounded,
+            named=name is not None,
+            policy="dead_letter" if dead_letter is not None else on_error,
+        )
+        if dead_letter is not None:
+            stream.side_output(DEAD_LETTERS).to_dead_letters(dead_letter)
+        return stream
+
+    def from_items(
+        self, items: Iterable[Any], *, name: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """A bounded stream of these items; with n subtasks item i goes to subtask i mod n.
+
+        Arrays (first axis = record) and ``Columns`` stay what they are; other iterables are listed now.
+        """
+        batch = items if isinstance(items, (list, np.ndarray, Columns)) else list(items)
+        return self._add_source(
+            name or "items",
+            lambda: ItemsSource(batch),
+            operator=Identity,
+            parallelism=parallelism,
+            bounded=True,
+            named=name is not None,
+        )
+
+    def from_source(
+        self, source: SourceFactory, *, name: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """A stream from your own :class:`~streamiter.operators.Source`: its class, or a callable making one."""
+        label = name or str(getattr(source, "__name__", "source"))
+        check_factory(source, [], step=label, base=Source)
+        return self._add_source(
+            label,
+            source,
+            operator=Identity,
+            parallelism=parallelism,
+            bounded=bool(getattr(source, "bounded", Source.bounded)),
+            named=name is not None,
+        )
+
+    def _add_source(
+        self,
+        label: str,
+        source: SourceFactory,
+        *,
+        operator: Callable[[], Any],
+        parallelism: int | None,
+        bounded: bool,
+        named: bool,
+        policy: RejectionPolicy = "fail",
+    ) -> Stream:
+        if self.loop is not None:
+            raise GraphError(
+                f"step {label!r}: expected no sources inside an iteration body, given one; make it outside "
+                "and pass its stream as a data stream"
+            )
+        step = Step(
+            name=self.unique_name(label, named=named),
+            parallelism=check_parallelism(parallelism or self.parallelism, step=label),
+            where=user_line(),
+            factory=operator,
+            source=source,
+            policy=policy,
+            named=named,
+            bounded=bounded,
+            shape="source",
+        )
+        return self.add_step(step)
+
+    # -- building (used by Stream and by iterations) -----------------------------------------------------
+
+    def add_step(self, step: Step) -> Stream:
+        """For the engine: put a step into the graph; gives its main output."""
+        self.steps.append(step)
+        return Stream(self, step)
+
+    def unique_name(self, label: str, *, named: bool) -> str:
+        """For the engine: the name of a new step; one that the user chose must be free."""
+        taken = {step.name: step.where for step in self.steps}
+        if label not in taken:
+            return label
+        if named:
+            raise GraphError(
+                f"step {label!r}: expected a name of its own, given one that {taken[label]} already uses; "
+                "choose another"
+            )
+        number = 2
+        while f"{label}-{number}" in taken:
+            number += 1
+        return f"{label}-{number}"
+
+    def register_struct_of(self, codec: Any) -> None:
+        """For the engine: a decoder's ``msgspec.Struct`` becomes plain data of this flow."""
+        struct = getattr(codec, "struct_type", None)
+        if isinstance(struct, type) and issubclass(struct, msgspec.Struct):
+            self.register(struct)
+
+    def register(self, struct: type[msgspec.Struct]) -> None:
+        """Let a ``msgspec.Struct`` count as plain data, under its class name, so that it can be stored."""
+        self.plain_data.register(struct)
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def run(self, **options: Any) -> JobStatistics:
+        """Run to the end, in an event loop of its own (uvloop); returns the final statistics.
+
+        Takes the options of :meth:`start`. SIGTERM and Ctrl-C suspend the job; a second Ctrl-C aborts it.
+        Raises JobFailed if a step failed.
+        """
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            raise GraphError(
+                f"flow {self.name!r}: run() expected no running event loop, given one; "
+                "write: job = await flow.start(); await job.wait()"
+            )
+        with asyncio.Runner(loop_factory=_fast_event_loop) as runner:
+            return runner.run(self._run(**options))
+
+    async def start(
+        self,
+        *,
+        clock: Clock | None = None,
+        channel_limits: ChannelLimits | None = None,
+        stall_after_s: float = STALL_AFTER_S,
+        snapshot: JobSnapshot | None = None,
+    ) -> Job:
+        """Start the job in the running event loop; returns when every step is open.
+
+        ``clock`` is where it takes its time from. Input without progress for ``stall_after_s`` seconds is
+        logged with the blocked step. ``snapshot`` is what ``job.snapshot()`` of this flow gave.
+        Raises JobFailed if a step cannot be opened.
+        """
+        self._check_complete()
+        options = JobOptions(
+            clock=clock or SystemClock(),
+            channel_limits=channel_limits or ChannelLimits(),
+            stall_after_s=stall_after_s,
+        )
+        job = Job(self.name, self.steps, self.plain_data, options)
+        await job.start(snapshot)
+        return job
+
+    async def _run(self, **options: Any) -> JobStatistics:
+        job = await self.start(**options)
+        with _stopping_on_signals(job):
+            return await job.wait()
+
+    def _check_complete(self) -> None:
+        if not any(step.source is not None for step in self.steps):
+            raise GraphError(
+                f"flow {self.name!r}: expected at least one source, given none; "
+                "begin with flow.source(…) or flow.from_items(…)"
+            )
+
+    def draw(self) -> str:
+        """The graph as Mermaid text."""
+        return mermaid(self.name, self.steps)
+
+    def __repr__(self) -> str:
+        return f"Flow({self.name!r}, {len(self.steps)} steps)"
+
+
+def _fast_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # Windows has none.
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+@contextlib.contextmanager
+def _stopping_on_signals(job: Job) -> Any:
+    """While the job runs, SIGTERM and Ctrl-C suspend it; a second signal aborts it."""
+    loop = asyncio.get_running_loop()
+    stopping: list[asyncio.Task[Any]] = []
+
+    async def stop(mode: Any) -> None:
+        with contextlib.suppress(Exception):  # job.wait() raises it where it is handled.
+            await job.stop(mode)
+
+    def on_signal() -> None:
+        stopping.append(loop.create_task(stop("abort" if stopping else "suspend")))
+
+    handled: Sequence[signal.Signals] = ()
+    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # Not in the main thread.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+            handled = (*handled, number)
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,56 @@
+"""Checks of the graph while it is built; each error says what to write instead."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import streamiter
+from streamiter.errors import GraphError
+from streamiter.operators.operator import Operator
+from streamiter.runtime.entries import handler_of
+
+__all__ = ["check_factory", "check_parallelism", "user_line"]
+
+
+def user_line() -> str:
+    """``file:line`` of the innermost frame outside streamiter: the user's own line."""
+    ours = str(Path(streamiter.__file__).parent)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def check_parallelism(parallelism: int, *, step: str) -> int:
+    """A whole number of at least 1."""
+    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
+        raise GraphError(
+            f"step {step!r}: expected a parallelism of at least 1, given {parallelism!r}; use a whole number"
+        )
+    return parallelism
+
+
+def check_factory(factory: Any, input_names: list[str], *, step: str, base: type[Any] = Operator) -> None:
+    """An operator (or source) class or a callable without arguments; an instance would be shared."""
+    kind = base.__name__
+    if isinstance(factory, base):
+        name = type(factory).__name__
+        raise GraphError(
+            f"step {step!r}: expected a class or a callable without arguments that makes a new {kind}, given "
+            f"an instance of {name}, which all subtasks would share; write {name} or lambda: {name}(…)"
+        )
+    if not callable(factory):
+        raise GraphError(
+            f"step {step!r}: expected a class or a callable without arguments that makes a new {kind}, "
+            f"given {factory!r}"
+        )
+    if isinstance(factory, type):
+        if not issubclass(factory, base):
+            raise GraphError(
+                f"step {step!r}: expected a class derived from streamiter.{kind}, given {factory.__name__}"
+            )
+        if base is Operator:
+            for input_name in input_names:
+                handler_of(factory, input_name, step=step)

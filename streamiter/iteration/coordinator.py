@@ -1,0 +1,131 @@
+"""The loop's coordinator: between its pure progress and the tasks that report to it and are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, final
+
+from streamiter.iteration.progress import Completed, Decision, Ended, LoopProgress, Released
+from streamiter.records import Control
+from streamiter.runtime.feedback import FeedbackChannel
+
+__all__ = ["Admit", "Advance", "LoopCoordinator", "Release", "Terminate"]
+
+Post = Callable[[Control], None]
+
+# While feedback waits on disk, one batch of new input is let in for this many batches of feedback: few
+# enough that the loop empties, never none, so that the job still sees its input end.
+_FEEDBACK_FOR_ONE_INPUT: Final = 16
+
+
+@final
+class Advance(Control):
+    """``epoch`` is complete: heads send its watermark."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@final
+class Release(Control):
+    """Held feedback of ``epoch`` (as far as staleness allows) goes on."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@final
+class Terminate(Control):
+    """The iteration ends in ``epoch``."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@final
+class Admit(Control):
+    """An entrance may let in a batch again."""
+
+    __slots__ = ()
+
+
+class LoopCoordinator:
+    """One for each iteration of a running job; called by its heads and entrances, in one event loop."""
+
+    def __init__(self, heads: int, entrances: int) -> None:
+        self.progress = LoopProgress(heads, entrances)
+        self._heads: list[Post] = []
+        self._entrances: list[Post] = []
+        self._feedback: list[FeedbackChannel] = []
+        self._throttled: list[Post] = []
+        self._feedback_handled = 0
+
+    # -- reports -----------------------------------------------------------------------------------------
+
+    def register_head(self, post: Post, feedback: Iterable[FeedbackChannel]) -> int:
+        """A head is there; gives its number."""
+        self._heads.append(post)
+        self._feedback += feedback
+        return len(self._heads) - 1
+
+    def register_entrance(self, post: Post) -> int:
+        """An entrance is there; gives its number."""
+        self._entrances.append(post)
+        return len(self._entrances) - 1
+
+    def head_received(self, head: int, epoch: int, count: int) -> None:
+        """See :meth:`LoopProgress.head_received`."""
+        self._tell(self.progress.head_received(head, epoch=epoch, count=count))
+
+    def head_finished(self, head: int) -> None:
+        """See :meth:`LoopProgress.head_finished`."""
+        self._tell(self.progress.head_finished(head))
+
+    def entrance_passed(self, entrance: int, epoch: int) -> None:
+        """See :meth:`LoopProgress.entrance_passed`."""
+        self._tell(self.progress.entrance_passed(entrance, epoch))
+
+    def entrance_ended(self, entrance: int) -> None:
+        """See :meth:`LoopProgress.entrance_ended`."""
+        self._tell(self.progress.entrance_ended(entrance))
+
+    def _tell(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, Released):
+                self._post(self._heads, Release(decision.epoch))
+            elif isinstance(decision, Completed):
+                self._post([*self._heads, *self._entrances], Advance(decision.epoch))
+            else:
+                assert isinstance(decision, Ended)
+                self._post([*self._heads, *self._entrances], Terminate(decision.epoch))
+
+    def _post(self, posts: Iterable[Post], control: Control) -> None:
+        for post in posts:
+            post(control)
+
+    # -- fairness between feedback and new input -----------------------------------------------------------
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether more feedback waits than memory is given to."""
+        return any(channel.is_spilling for channel in self._feedback)
+
+    def throttle(self, post: Post) -> None:
+        """An entrance waits to be admitted again."""
+        self._throttled.append(post)
+
+    def feedback_handled(self) -> None:
+        """A head has handled a batch of feedback."""
+        if not self._throttled:
+            return
+        self._feedback_handled += 1
+        if self._feedback_handled >= _FEEDBACK_FOR_ONE_INPUT or not self.is_overloaded:
+            self._feedback_handled = 0
+            throttled, self._throttled = self._throttled, []
+            self._post(throttled, Admit())

@@ -1,0 +1,124 @@
+"""The entrance: where a data stream enters the body of an iteration."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from streamiter.iteration.coordinator import Admit, Advance, LoopCoordinator, Terminate
+from streamiter.operators.context import Context
+from streamiter.operators.operator import Boundary, BoundaryOutput
+from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
+from streamiter.runtime.gate import InputEnded
+
+__all__ = ["Entrance"]
+
+# A head that is blocked, because the body wants data before feedback, handles no feedback that could
+# admit data; after this long a batch is let in all the same, or the two would wait for each other.
+_ADMIT_AFTER_S: Final = 0.05
+
+
+class Entrance(Boundary):
+    """Passes data on and reports its progress.
+
+    While too much feedback waits it lets in one batch now and then; stamped data of epochs too far ahead
+    waits for the loop. When its data has ended it stays until the iteration ends.
+    """
+
+    def __init__(
+        self,
+        coordinator_of: Callable[[Context], LoopCoordinator],
+        *,
+        stamped: bool,
+        max_epochs_ahead: int | None,
+    ) -> None:
+        self._coordinator_of = coordinator_of
+        self._stamped = stamped
+        self._max_epochs_ahead = max_epochs_ahead
+        self._last_complete = -1
+        self._throttled = False
+        self._waiting: deque[DataBatch | Control] = deque()
+        """Stamped data too far ahead, and what came behind it: at most one batch and its watermark."""
+
+    def open(self, context: Context) -> None:
+        self._context = context
+        self._coordinator = self._coordinator_of(context)
+        self._index = self._coordinator.register_entrance(context.post)
+
+    def wanted_inputs(self) -> Iterable[str] | None:
+        return () if self._throttled or self._waiting else None
+
+    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+        if self._waiting or self._is_too_far_ahead(epoch):
+            self._waiting.append(DataBatch(records, epoch))
+            return
+        out.emit_batch(records, epoch)
+        if self._coordinator.is_overloaded:
+            self._throttled = True
+            self._coordinator.throttle(self._context.post)
+            self._context.clock.call_later(_ADMIT_AFTER_S, lambda: self._context.post(Admit()))
+
+    async def on_control(self, control: Control, out: BoundaryOutput) -> None:
+        if isinstance(control, Admit):
+            self._throttled = False
+        elif isinstance(control, Advance):
+            self._last_complete = control.epoch
+            await self._let_in(out)
+        elif isinstance(control, Terminate):
+            await out.control(EndOfInput(control.epoch))
+        elif self._waiting:
+            self._waiting.append(control)
+        else:
+            await self._pass(control, out)
+
+    async def _let_in(self, out: BoundaryOutput) -> None:
+        while self._waiting:
+            item = self._waiting[0]
+            if isinstance(item, DataBatch):
+                if self._is_too_far_ahead(item.epoch):
+                    return
+                self._waiting.popleft()
+                out.emit_batch(item.records, item.epoch)
+            else:
+                self._waiting.popleft()
+                await self._pass(item, out)
+
+    async def _pass(self, control: Control, out: BoundaryOutput) -> None:
+        if isinstance(control, EpochWatermark) and self._stamped:
+            await out.control(control)
+            self._coordinator.entrance_passed(self._index, control.epoch)
+        elif isinstance(control, InputEnded):
+            if not self._stamped:
+                await out.control(EpochWatermark(0))
+            await out.control(EndOfData())
+            self._coordinator.entrance_ended(self._index)
+
+    def _is_too_far_ahead(self, epoch: int) -> bool:
+        ahead = self._max_epochs_ahead
+        return ahead is not None and self._stamped and epoch > self._last_complete + 1 + ahead
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "last complete": self._last_complete,
+            "waiting": [_plain(item) for item in self._waiting],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._last_complete = state["last complete"]
+        self._waiting.extend(_item(*entry) for entry in state["waiting"])
+
+
+def _plain(item: DataBatch | Control) -> tuple[str, Any, int]:
+    if isinstance(item, DataBatch):
+        return "data", item.records, item.epoch
+    if isinstance(item, EpochWatermark):
+        return "watermark", None, item.epoch
+    assert isinstance(item, InputEnded)
+    return "ended", item.input_name, 0
+
+
+def _item(kind: str, payload: Any, epoch: int) -> DataBatch | Control:
+    if kind == "data":
+        return DataBatch(payload, epoch)
+    return EpochWatermark(epoch) if kind == "watermark" else InputEnded(payload)

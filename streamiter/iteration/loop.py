@@ -1,0 +1,46 @@
+"""The loop: what an iteration is while the graph is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from streamiter.errors import GraphError
+from streamiter.flow.stream import Stream
+from streamiter.iteration.coordinator import LoopCoordinator
+from streamiter.operators.context import Context
+from streamiter.operators.operator import Operator
+from streamiter.runtime.graph import Step
+
+__all__ = ["Loop"]
+
+
+class Loop:
+    """The scope of one iteration body: its border steps, and what leaves it beside its outputs."""
+
+    def __init__(self, *, has_plain_endless_data: bool) -> None:
+        self.heads: list[Step] = []
+        self.entrances: list[Step] = []
+        self.leaving: list[tuple[Stream, Callable[[Stream], None]]] = []
+        self._has_plain_endless_data = has_plain_endless_data
+
+    def leave(self, stream: Stream, then: Callable[[Stream], None]) -> None:
+        """Bring a stream of the body outside when the body is built, and go on with it there."""
+        self.leaving.append((stream, then))
+
+    def coordinator(self, context: Context) -> LoopCoordinator:
+        """The coordinator of this loop in the job that the context belongs to."""
+        return context.scope.get(
+            self,
+            lambda: LoopCoordinator(
+                heads=sum(step.parallelism for step in self.heads),
+                entrances=sum(step.parallelism for step in self.entrances),
+            ),
+        )
+
+    def check_operator(self, step: Step, operator: Operator) -> None:
+        """Refuse what cannot work in this loop."""
+        if operator.epochs_in_order and self._has_plain_endless_data:
+            raise GraphError(
+                f"step {step.name!r} ({step.where}): epochs_in_order expected data with epochs, given endless "
+                "data without, which stays in epoch 0 for ever; stamp it with epochs_every(stream, records=…)"
+            )

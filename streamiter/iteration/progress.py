@@ -1,0 +1,117 @@
+"""Progress of a loop: when an epoch is complete, and when the iteration ends. Pure data, no I/O.
+
+A head has *received* epoch e when all feedback of e has come in at it (epoch 0: when the initial
+variables have ended). Epoch e is *complete* when every head has received it and every data stream has
+passed it or ended.
+
+>>> progress = LoopProgress(heads=2, entrances=1)
+>>> progress.head_received(0, epoch=0, count=0), progress.head_received(1, epoch=0, count=0)
+([], [Released(epoch=0)])
+>>> progress.entrance_ended(0)
+[Completed(epoch=0)]
+>>> progress.head_received(0, epoch=1, count=3), progress.head_received(1, epoch=1, count=0)
+([], [Released(epoch=1), Completed(epoch=1)])
+>>> progress.head_received(0, epoch=2, count=0), progress.head_received(1, epoch=2, count=0)
+([], [Released(epoch=2), Ended(epoch=2)])
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from streamiter.errors import InternalError
+
+__all__ = ["Completed", "Decision", "Ended", "LoopProgress", "Released"]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Every head has received ``epoch``: what was fed back of it may go on."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """``epoch`` is complete and the iteration goes on: the heads send its watermark."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The iteration ends in ``epoch``."""
+
+    epoch: int
+
+
+Decision = Released | Completed | Ended
+
+
+class LoopProgress:
+    """Brings together what the heads and entrances of one unbounded iteration report.
+
+    Every report gives the decisions that follow from it, in order. Invariants: epochs are released and
+    completed one after the other, each once; a completed epoch was released; nothing follows ``Ended``.
+    """
+
+    def __init__(self, heads: int, entrances: int) -> None:
+        self._received = [-1.0] * heads
+        self._passed = [-1.0] * entrances
+        self._last_data_epoch = 0
+        self._counts: dict[int, int] = {}
+        self.last_released = -1
+        self.last_complete = -1
+        self.ended_in: int | None = None
+
+    def head_received(self, head: int, *, epoch: int, count: int) -> list[Decision]:
+        """Head ``head`` has received all of ``epoch``, ``count`` feedback records of it."""
+        if epoch != self._received[head] + 1:
+            raise InternalError(
+                f"loop: head {head} reports epoch {epoch} after epoch {self._received[head]:.0f}"
+            )
+        self._received[head] = epoch
+        self._counts[epoch] = self._counts.get(epoch, 0) + count
+        return self._decide()
+
+    def head_finished(self, head: int) -> list[Decision]:
+        """Nothing will ever be fed back to head ``head`` any more."""
+        self._received[head] = math.inf
+        return self._decide()
+
+    def entrance_passed(self, entrance: int, epoch: int) -> list[Decision]:
+        """All stamped data up to ``epoch`` has gone through entrance ``entrance``."""
+        self._passed[entrance] = epoch
+        self._last_data_epoch = max(self._last_data_epoch, epoch)
+        return self._decide()
+
+    def entrance_ended(self, entrance: int) -> list[Decision]:
+        """The data of entrance ``entrance`` has ended."""
+        self._passed[entrance] = math.inf
+        return self._decide()
+
+    def _decide(self) -> list[Decision]:
+        decisions: list[Decision] = []
+        while self.ended_in is None:
+            epoch = self.last_complete + 1
+            if self.last_released < epoch and min(self._received) >= epoch:
+                self.last_released = epoch
+                decisions.append(Released(epoch))
+            if self.last_released < epoch or min(self._passed, default=math.inf) < epoch:
+                break
+            decisions.append(self._complete(epoch))
+            if min(self._received) < epoch + 1:
+                break
+        return decisions
+
+    def _complete(self, epoch: int) -> Decision:
+        self.last_complete = epoch
+        brought = self._counts.pop(epoch, 0)
+        if epoch >= 1 and brought == 0 and epoch > self._last_data_epoch and self._data_has_ended():
+            self.ended_in = epoch
+            return Ended(epoch)
+        return Completed(epoch)
+
+    def _data_has_ended(self) -> bool:
+        return all(passed == math.inf for passed in self._passed)

@@ -1,0 +1,99 @@
+"""What linear models ask of the features of a mini-batch, dense or sparse alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ModelError
+from streamiter.learn.checks import BadRows, Floats, as_floats, holds
+from streamiter.learn.sparse import Indices, SparseRows
+
+__all__ = [
+    "Features",
+    "Rows",
+    "all_are_few",
+    "checked_rows",
+    "refuse_not_finite",
+    "rows_as_lists",
+]
+
+Features = SparseRows | npt.ArrayLike
+"""Sparse rows, or what numpy makes a matrix (rows, features) of."""
+
+Rows = SparseRows | Floats
+
+# Up to so many features a row is quicker in plain Python: an update is some twenty numpy calls, each of
+# which costs as much as plain arithmetic for two or three features.
+FEW: Final = 32
+
+
+def checked_rows(owner: str, features: Features, width: int) -> Rows:
+    """The features as rows of ``width``, or an error that says what was given."""
+    if isinstance(features, SparseRows):
+        if features.width == width:
+            return features
+        given = f"sparse rows of width {features.width}"
+    else:
+        matrix = as_floats(owner, "features", features)
+        if matrix.ndim == 2 and matrix.shape[1] == width:
+            return np.ascontiguousarray(matrix)
+        given = f"an array of shape {matrix.shape}"
+    raise ModelError(
+        f"{owner}: expected rows of {width} features (a matrix of shape (rows, {width}) or sparse rows of "
+        f"that width), given {given}; change the features or the model's width"
+    )
+
+
+def independent_dots(rows: Rows, weights: Floats) -> Floats:
+    """Σ features·weights of each row; for one row the same whatever rows are beside it, to the last bit."""
+    if isinstance(rows, SparseRows):
+        return rows.dot(weights)
+    sums: Floats = np.einsum("ij,j->i", rows, weights)
+    return sums
+
+
+def dots(rows: Rows, weights: Floats) -> Floats:
+    """The same, quicker, but the last bit of a row may depend on its place in the batch."""
+    return rows.dot(weights) if isinstance(rows, SparseRows) else rows @ weights
+
+
+def weighted_sum(rows: Rows, by_row: Floats) -> tuple[Indices | None, Floats]:
+    """Σ over rows of ``by_row``·features, and the features it is about (None: all)."""
+    if isinstance(rows, SparseRows):
+        return rows.transposed_dot(by_row)
+    return None, by_row @ rows
+
+
+def all_are_few(rows: Rows) -> bool:
+    """Whether each row has few enough features for plain Python."""
+    if isinstance(rows, SparseRows):
+        return len(rows.values) <= FEW or int(np.diff(rows.indptr).max()) <= FEW
+    return bool(rows.shape[1] <= FEW)
+
+
+def rows_as_lists(rows: Rows) -> Iterable[tuple[Sequence[int], list[float]]]:
+    """Indices and values of each row."""
+    if isinstance(rows, SparseRows):
+        return rows.rows()
+    columns = range(rows.shape[1])
+    return [(columns, values) for values in rows.tolist()]
+
+
+def refuse_not_finite(owner: str, rows: Rows) -> None:
+    """Raise :class:`BadRows` if a feature is NaN or infinite."""
+    values = rows.values if isinstance(rows, SparseRows) else rows
+    if holds(np.isfinite(values)):
+        return
+    if isinstance(rows, SparseRows):
+        at = np.flatnonzero(~np.isfinite(values))
+        bad_rows, columns, given = rows.row_of_value[at], rows.indices[at], values[at]
+    else:
+        bad_rows, columns = np.nonzero(~np.isfinite(values))
+        given = values[bad_rows, columns]
+    raise BadRows(
+        np.unique(bad_rows), f"{owner}: expected finite features, given {given[0]} for feature {columns[0]}"
+    )

@@ -1,0 +1,275 @@
+"""Records with named fields become sparse rows, without a vocabulary: feature hashing.
+
+>>> hasher = FeatureHasher(["color", "size"], numeric={"price": 0.01}, crosses=[("color", "size")], bits=10)
+>>> red = {"color": "red", "size": 3, "price": 250.0}
+>>> rows = hasher.rows([red, {"color": None, "size": 3, "price": 1.0}])
+>>> rows
+SparseRows(2 rows of width 1024, 6 values)
+>>> rows.values[rows.indices == hasher.index("price")].tolist()
+[2.5, 0.01]
+>>> hasher.index("size", 3) in rows[1:].indices
+True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+import numpy as np
+
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn.checks import BadRows, Floats
+from streamiter.learn.sparse import Indices, SparseRows
+from streamiter.records import Columns
+
+__all__ = ["FeatureHasher"]
+
+# What stands for "no such feature here" until the rows are put together.
+_ABSENT: Final = -1
+
+# 2**32 weights of 8 bytes are 32 GiB a slot.
+_BITS_MAX: Final = 32
+
+
+class FeatureHasher:
+    """Fields of records to features, each at the place its hash says among 2**bits.
+
+    A *categorical* field gives one feature of value 1 for each text it may have; 5, 5.0 and "5" are the
+    same text, True and False are 1 and 0. A *numeric* field gives one feature whose value is the number
+    (times its scale, where ``numeric`` is a mapping). A *cross* gives one feature for each combination
+    of its fields. None and NaN say that a field has no value: its feature and its crosses are left out.
+
+    Two features may fall on one place and then share a weight: f features at 2**b places make about
+    f²/2**(b+1) such pairs, so 2,000 features at 18 bits 8 of them. Another ``seed`` makes other pairs. The
+    hash is the same on every machine and in every version of Python. There is no feature for a constant:
+    models have an intercept.
+
+    Up to ``cached`` values a field are remembered, for speed only.
+    """
+
+    def __init__(
+        self,
+        categorical: Sequence[str] = (),
+        *,
+        numeric: Sequence[str] | Mapping[str, float] = (),
+        crosses: Sequence[Sequence[str]] = (),
+        bits: int = 18,
+        seed: int = 0,
+        cached: int = 65536,
+    ) -> None:
+        if not 1 <= bits <= _BITS_MAX:
+            raise ConfigurationError(f"FeatureHasher(bits=): expected 1 to {_BITS_MAX}, given {bits}")
+        self.width = 1 << bits
+        self.categorical = tuple(categorical)
+        self.crosses = tuple(tuple(cross) for cross in crosses)
+        self.numeric = dict(numeric) if isinstance(numeric, Mapping) else dict.fromkeys(numeric, 1.0)
+        _check_fields(self.categorical, self.numeric, self.crosses)
+        self._key = seed.to_bytes(8, "little", signed=True)
+        self._places = {field: _Places(self._place_of(field), cached) for field in self.categorical}
+        self._cross_places = {cross: _Places(self._cross_place_of(cross), cached) for cross in self.crosses}
+        self._numeric_places = [self._hashed(field) for field in self.numeric]
+        self._scales = np.array(list(self.numeric.values()))
+
+    def index(self, field: str | tuple[str, ...], value: Any = None) -> int:
+        """The place of a feature: a numeric field, a field and its value, a cross and its values."""
+        if isinstance(field, tuple):
+            return self._cross_place_of(field)(value)
+        return self._hashed(field) if field in self.numeric else self._place_of(field)(value)
+
+    def rows(self, records: Columns | Sequence[Mapping[str, Any]]) -> SparseRows:
+        """The features of each record.
+
+        Raises :class:`~streamiter.learn.checks.BadRows` where a record lacks a field (give None where it
+        has no value), or a value is of another kind than its field.
+        """
+        if not len(records):
+            return SparseRows([0], np.zeros(0, dtype=np.intp), [], self.width)
+        columns = {field: _column(records, field) for field in self._fields()}
+        places = [self._column_places(field, columns[field]) for field in self.categorical]
+        places += [self._cross_column_places(cross, columns) for cross in self.crosses]
+        return self._assembled(len(records), places, [columns[field] for field in self.numeric])
+
+    def _fields(self) -> dict[str, None]:
+        crossed = [field for cross in self.crosses for field in cross]
+        return dict.fromkeys([*self.categorical, *self.numeric, *crossed])
+
+    def _column_places(self, field: str, values: Sequence[Any]) -> list[int]:
+        try:
+            return list(map(self._places[field].__getitem__, values))
+        except TypeError:
+            raise _bad_values(field, values) from None
+
+    def _cross_column_places(self, cross: tuple[str, ...], columns: Mapping[str, Sequence[Any]]) -> list[int]:
+        combinations = zip(*(columns[field] for field in cross), strict=True)
+        try:
+            return list(map(self._cross_places[cross].__getitem__, combinations))
+        except TypeError:
+            raise next(
+                _bad_values(field, columns[field]) for field in cross if not _all_categorical(columns[field])
+            ) from None
+
+    def _assembled(self, count: int, places: list[list[int]], numbers: list[Sequence[Any]]) -> SparseRows:
+        named = len(places)
+        indices = np.empty((count, named + len(numbers)), dtype=np.intp)
+        values = np.ones(indices.shape)
+        for position, column in enumerate(places):
+            indices[:, position] = column
+        for position, (field, numeric) in enumerate(zip(self.numeric, numbers, strict=True)):
+            values[:, named + position] = _numbers(field, numeric)
+        values[:, named:] *= self._scales
+        indices[:, named:] = self._numeric_places
+        indices[:, named:][np.isnan(values[:, named:])] = _ABSENT
+        return _sorted_rows(indices, values, self.width)
+
+    # ---- hashing
+
+    def _hashed(self, *parts: str) -> int:
+        digest = blake2b(digest_size=8, key=self._key)
+        for part in parts:
+            text = part.encode("utf-8", "surrogatepass")
+            # With its length in front of it, no part can pass for another and a piece of the next.
+            digest.update(b"%d:%b" % (len(text), text))
+        return int.from_bytes(digest.digest(), "little") % self.width
+
+    def _place_of(self, field: str) -> Callable[[Any], int]:
+        def place(value: Any) -> int:
+            text = _text(value)
+            return _ABSENT if text is None else self._hashed(field, text)
+
+        return place
+
+    def _cross_place_of(self, cross: tuple[str, ...]) -> Callable[[Any], int]:
+        def place(values: Any) -> int:
+            texts = [_text(value) for value in values]
+            if None in texts:
+                return _ABSENT
+            return self._hashed(*cross, *[text for text in texts if text is not None])
+
+        return place
+
+
+class _Places(dict[Hashable, int]):
+    """The places of the values of one field that came lately."""
+
+    def __init__(self, place: Callable[[Any], int], limit: int) -> None:
+        super().__init__()
+        self._place = place
+        self._limit = limit
+
+    def __missing__(self, value: Hashable) -> int:
+        place = self._place(value)
+        if place != _ABSENT:  # a NaN is equal to no other: kept, they would pile up
+            if len(self) >= self._limit:
+                self.clear()
+            self[value] = place
+        return place
+
+
+def _text(value: Any) -> str | None:
+    """What is hashed for a value, or None for no value. Values that are equal have the same text."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, np.integer, np.bool_)):
+        return str(int(value))
+    if isinstance(value, (float, np.floating)):
+        number = float(value)
+        if math.isnan(number):
+            return None
+        return str(int(number)) if number.is_integer() else repr(number)
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    raise TypeError
+
+
+def _is_categorical(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float, bytes, np.integer, np.floating, np.bool_))
+
+
+def _all_categorical(values: Sequence[Any]) -> bool:
+    return all(map(_is_categorical, values))
+
+
+def _bad_values(field: str, values: Sequence[Any]) -> BadRows:
+    bad = [row for row, value in enumerate(values) if not _is_categorical(value)]
+    return BadRows(
+        bad,
+        f"FeatureHasher: expected text, numbers or None in the categorical field {field!r}, "
+        f"given {type(values[bad[0]]).__name__}",
+    )
+
+
+def _column(records: Columns | Sequence[Mapping[str, Any]], field: str) -> Sequence[Any]:
+    """The values of a field, as plain Python objects."""
+    if isinstance(records, Columns):
+        if field not in records:
+            raise ModelError(f"FeatureHasher: expected a field {field!r}, given {', '.join(records.names)}")
+        column: list[Any] = records[field].tolist()
+        return column
+    try:
+        return [record[field] for record in records]
+    except KeyError:
+        bad = [row for row, record in enumerate(records) if field not in record]
+        given = ", ".join(records[bad[0]])
+        raise BadRows(
+            bad, f"FeatureHasher: expected a field {field!r} (None where it has no value), given {given}"
+        ) from None
+
+
+def _numbers(field: str, values: Sequence[Any]) -> Floats:
+    """The values as floats, NaN for those that are missing."""
+    try:
+        numbers = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        numbers = np.array([_number(value) for value in values])
+    bad = np.flatnonzero(np.isinf(numbers))
+    if len(bad):
+        raise BadRows(
+            bad,
+            f"FeatureHasher: expected finite numbers or None in the numeric field {field!r}, "
+            f"given {values[bad[0]]!r}",
+        )
+    return numbers
+
+
+def _number(value: Any) -> float:
+    """The value, infinity for what is no number."""
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError):
+        return math.inf
+
+
+def _sorted_rows(indices: Indices, values: Floats, width: int) -> SparseRows:
+    order = np.argsort(indices, axis=1, kind="stable")
+    indices = np.take_along_axis(indices, order, axis=1)
+    values = np.take_along_axis(values, order, axis=1)
+    there = indices >= 0
+    indptr = np.zeros(len(indices) + 1, dtype=np.intp)
+    np.cumsum(there.sum(axis=1), out=indptr[1:])
+    return SparseRows(indptr, indices[there], values[there], width)
+
+
+def _check_fields(
+    categorical: Sequence[str], numeric: Mapping[str, float], crosses: Sequence[Sequence[str]]
+) -> None:
+    if isinstance(categorical, str) or not (categorical or numeric or crosses):
+        raise ConfigurationError(f"FeatureHasher: expected a list of fields, given {categorical!r}")
+    twice = [field for field in categorical if field in numeric]
+    if twice or len(set(categorical)) != len(categorical):
+        raise ConfigurationError(
+            f"FeatureHasher: expected each field once, given {list(categorical)} and {list(numeric)}"
+        )
+    if any(len(cross) < 2 for cross in crosses):
+        raise ConfigurationError(
+            f"FeatureHasher(crosses=): expected two fields or more in each, given {list(crosses)}"
+        )
+    bad = [field for field, scale in numeric.items() if not math.isfinite(scale)]
+    if bad:
+        raise ConfigurationError(
+            f"FeatureHasher(numeric=): expected finite scales, given {numeric[bad[0]]} for {bad[0]!r}"
+        )

@@ -1,0 +1,337 @@
+"""The online linear model: weights, an intercept, a loss and an optimizer.
+
+Features are a matrix (rows, features) or :class:`~streamiter.learn.sparse.SparseRows`. The gradient of a
+step is the mean over its rows, each counted with its sample weight: a row of weight 2 is two rows, a row
+of weight 0 is not there.
+
+*Which weights a step touches.* A dense step touches all of them, a sparse one only those whose features
+the mini-batch names. That is the same wherever a gradient of 0 changes nothing: always with FTRL, with
+SGD unless it regularizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn.checks import Floats, as_floats, holds, row_vector, row_weights
+from streamiter.learn.feature_rows import (
+    FEW,
+    Features,
+    Rows,
+    all_are_few,
+    checked_rows,
+    dots,
+    independent_dots,
+    refuse_not_finite,
+    rows_as_lists,
+    weighted_sum,
+)
+from streamiter.learn.gradients import Gradient
+from streamiter.learn.losses import Loss
+from streamiter.learn.optimizers import Optimizer, view_of
+
+__all__ = ["LinearModel"]
+
+# Several optimizers keep the square of a gradient: that of 1e150 is still finite.
+_GRADIENT_LIMIT: Final = 1e150
+
+
+class LinearModel:
+    """A linear model that learns online, one step at a time.
+
+    ``width`` is the number of features. ``initial_weights`` and ``initial_intercept`` are where it
+    starts (zeros unless given). The intercept is a weight of its own that is never regularized;
+    ``intercept=False`` does without.
+
+    Belongs to one task. A :class:`~streamiter.errors.ModelError` leaves the model as it was; where
+    single rows are at fault it is a :class:`~streamiter.learn.checks.BadRows` that names them.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        loss: Loss,
+        optimizer: Optimizer,
+        intercept: bool = True,
+        initial_weights: npt.ArrayLike | None = None,
+        initial_intercept: float = 0.0,
+    ) -> None:
+        self._name = type(self).__name__
+        if width < 1:
+            raise ConfigurationError(f"{self._name}(width=): expected 1 feature or more, given {width}")
+        self.width = width
+        self.loss = loss
+        self.optimizer = optimizer
+        self.intercept = intercept
+        self._bias_optimizer = optimizer.without_regularization()
+        self._weights = np.zeros(width) if initial_weights is None else self._start(initial_weights)
+        self._bias = self._start_bias(initial_intercept)
+        self._slots = optimizer.new_slots(self._weights)
+        self._bias_slots = self._bias_optimizer.new_slots(self._bias)
+        self._weights_view, self._bias_view = view_of(self._weights), view_of(self._bias)
+        self._slot_views = [view_of(self._slots[name]) for name in optimizer.slot_names]
+        self._bias_slot_views = [view_of(self._bias_slots[name]) for name in optimizer.slot_names]
+        self._version = self._step = self._records = 0
+
+    # ---- what there is to know
+
+    @property
+    def version(self) -> int:
+        """Grows by 1 with each step; 0 before the first."""
+        return self._version
+
+    @property
+    def records(self) -> int:
+        """Rows learned from so far; rows of weight 0 are not counted."""
+        return self._records
+
+    @property
+    def weights(self) -> Floats:
+        """The weights: a read-only view that follows the model."""
+        view = self._weights.view()
+        view.flags.writeable = False
+        return view
+
+    @property
+    def intercept_weight(self) -> float:
+        """The intercept; 0 where there is none."""
+        return float(self._bias[0])
+
+    def parameters(self) -> dict[str, Any]:
+        """What a consumer needs to predict, as plain data of its own."""
+        return {"weights": self._weights.copy(), "intercept": self.intercept_weight, "link": self.loss.link}
+
+    # ---- predicting and learning
+
+    def predict(self, features: Features) -> Floats:
+        """The value, or the probability of target 1, for each row.
+
+        The prediction for a row does not depend on the rows beside it, to the last bit.
+        """
+        rows = checked_rows(self._name, features, self.width)
+        with np.errstate(over="ignore", invalid="ignore"):
+            margins = independent_dots(rows, self._weights) + self._bias_view[0]
+        if not holds(np.isfinite(margins)):
+            refuse_not_finite(self._name, rows)
+            raise self._runaway("a prediction")
+        return self.loss.predict(margins)
+
+    def learn(
+        self, features: Features, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
+    ) -> None:
+        """One step on a mini-batch. Without rows, or all of weight 0, there is no step."""
+        rows = checked_rows(self._name, features, self.width)
+        if len(rows) == 1:
+            self._learn_rows(rows, targets, sample_weights)
+        else:
+            self._take_step(self._gradient(rows, targets, sample_weights))
+
+    def learn_each(
+        self, features: Features, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
+    ) -> Floats:
+        """One step for each row, in order; the prediction that was made for each before its step.
+
+        The same as ``predict`` and ``learn`` row by row, only quicker. All rows are checked before the
+        first one is learned from; should the arithmetic break down at a later one, those before it stay
+        learned.
+        """
+        rows = checked_rows(self._name, features, self.width)
+        refuse_not_finite(self._name, rows)
+        return np.array(self._learn_rows(rows, targets, sample_weights), dtype=np.float64)
+
+    def gradient(
+        self, features: Features, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
+    ) -> Gradient:
+        """The gradient of the loss at the present weights, as sums; the model does not change."""
+        return self._gradient(checked_rows(self._name, features, self.width), targets, sample_weights)
+
+    def apply(self, gradient: Gradient) -> None:
+        """One step with a gradient made here or elsewhere, perhaps for an earlier version."""
+        if gradient.width != self.width:
+            raise ModelError(
+                f"{self._name}.apply: expected a gradient of {self.width} features, given {gradient.width}"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            tame = _is_tame(gradient)
+        if not tame:
+            raise ModelError(
+                f"{self._name}.apply: expected a finite gradient below {_GRADIENT_LIMIT:g}, given "
+                f"{gradient!r}; look for extreme feature values or too high a learning rate"
+            )
+        self._take_step(gradient)
+
+    # ---- snapshots
+
+    def state(self) -> dict[str, Any]:
+        """Everything that learning goes on from, as plain data of its own."""
+        return {
+            "link": self.loss.link,
+            "optimizer": self.optimizer.name,
+            "weights": self._weights.copy(),
+            "slots": {name: slot.copy() for name, slot in self._slots.items()},
+            "has_intercept": self.intercept,
+            "intercept": self._bias.copy(),
+            "intercept_slots": {name: slot.copy() for name, slot in self._bias_slots.items()},
+            "version": self._version,
+            "step": self._step,
+            "records": self._records,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state` of a model of the same kind; settings such as rates may differ."""
+        mine, theirs = _description(self.state()), _description(state)
+        if mine != theirs:
+            raise ModelError(
+                f"{self._name}.restore: expected the state of a model like {mine}, given {theirs}"
+            )
+        np.copyto(self._weights, state["weights"])
+        np.copyto(self._bias, state["intercept"])
+        for name in self.optimizer.slot_names:
+            np.copyto(self._slots[name], state["slots"][name])
+            np.copyto(self._bias_slots[name], state["intercept_slots"][name])
+        self._version, self._step, self._records = state["version"], state["step"], state["records"]
+
+    # ---- a step on a mini-batch
+
+    def _gradient(self, rows: Rows, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None) -> Gradient:
+        checked = self._checked_targets(targets, len(rows))
+        if sample_weights is None:
+            weights, total, records = None, float(len(rows)), len(rows)
+        else:
+            weights = row_weights(self._name, sample_weights, len(rows))
+            total, records = float(weights.sum()), int(np.count_nonzero(weights))
+        return self._gradient_of(rows, checked, weights, weight=total, records=records)
+
+    def _gradient_of(
+        self, rows: Rows, targets: Floats, weights: Floats | None, *, weight: float, records: int
+    ) -> Gradient:
+        with np.errstate(over="ignore", invalid="ignore"):
+            slopes = self.loss.predict(dots(rows, self._weights) + self._bias_view[0])
+            slopes -= targets
+            if weights is not None:
+                slopes *= weights
+            indices, total = weighted_sum(rows, slopes)
+            gradient = Gradient(total, float(slopes.sum()), weight, records, self.width, indices)
+            if _is_tame(gradient):
+                return gradient
+        refuse_not_finite(self._name, rows)
+        raise self._runaway("a gradient")
+
+    def _take_step(self, gradient: Gradient) -> None:
+        if gradient.weight <= 0.0:
+            return
+        step = self._step + 1
+        mean = gradient.total / gradient.weight
+        if len(mean) <= FEW:
+            named = range(self.width) if gradient.indices is None else gradient.indices.tolist()
+            self.optimizer.update_few(named, self._weights_view, mean.tolist(), self._slot_views, step)
+        elif gradient.indices is None:
+            self.optimizer.update(self._weights, mean, self._slots, step)
+        else:
+            self.optimizer.update_at(gradient.indices, self._weights, mean, self._slots, step)
+        self._finish_step(gradient.intercept / gradient.weight, gradient.records)
+
+    def _finish_step(self, slope: float, records: int) -> None:
+        self._step += 1
+        self._version += 1
+        self._records += records
+        if self.intercept:
+            self._bias_optimizer.update_few(
+                (0,), self._bias_view, (slope,), self._bias_slot_views, self._step
+            )
+
+    # ---- a step on one row, whose weight does not matter: the mean of one row is that row
+
+    def _learn_rows(
+        self, rows: Rows, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None
+    ) -> list[float]:
+        checked = self._checked_targets(targets, len(rows)).tolist()
+        if sample_weights is None:
+            there = [True] * len(rows)
+        else:
+            there = (row_weights(self._name, sample_weights, len(rows)) > 0.0).tolist()
+        if not all_are_few(rows):
+            return [
+                self._learn_row(rows[row : row + 1], target, learns)
+                for row, (target, learns) in enumerate(zip(checked, there, strict=True))
+            ]
+        return [
+            self._learn_few(indices, values, target, learns)
+            for (indices, values), target, learns in zip(rows_as_lists(rows), checked, there, strict=True)
+        ]
+
+    def _learn_row(self, row: Rows, target: float, learns: bool) -> float:
+        if all_are_few(row):
+            [(indices, values)] = rows_as_lists(row)
+            return self._learn_few(indices, values, target, learns)
+        prediction = float(self.predict(row)[0])
+        if learns:
+            self._take_step(self._gradient_of(row, np.array([target]), None, weight=1.0, records=1))
+        return prediction
+
+    def _learn_few(self, indices: Sequence[int], values: list[float], target: float, learns: bool) -> float:
+        weights = self._weights_view
+        margin = 0.0
+        for index, value in zip(indices, values, strict=True):
+            margin += value * weights[index]
+        margin += self._bias_view[0]
+        prediction = self.loss.predict_one(margin)
+        slope = prediction - target
+        gradient = [slope * value for value in values]
+        if not abs(slope) + sum(map(abs, gradient)) < _GRADIENT_LIMIT:
+            refuse_not_finite(self._name, np.array([values]))
+            raise self._runaway("a gradient")
+        if learns:
+            self.optimizer.update_few(indices, weights, gradient, self._slot_views, self._step + 1)
+            self._finish_step(slope, 1)
+        return prediction
+
+    # ---- checks
+
+    def _checked_targets(self, targets: npt.ArrayLike, length: int) -> Floats:
+        checked = row_vector(self._name, "targets", targets, length)
+        self.loss.check_targets(self._name, checked)
+        return checked
+
+    def _start(self, initial_weights: npt.ArrayLike) -> Floats:
+        start = as_floats(self._name, "initial weights", initial_weights).copy()
+        if start.shape != (self.width,) or not np.isfinite(start).all():
+            raise ModelError(
+                f"{self._name}(initial_weights=): expected {self.width} finite numbers, one for each "
+                f"feature, given {start.size} of shape {start.shape}"
+            )
+        return start
+
+    def _start_bias(self, initial_intercept: float) -> Floats:
+        if not math.isfinite(initial_intercept) or (initial_intercept and not self.intercept):
+            raise ModelError(
+                f"{self._name}(initial_intercept=): expected a finite number, and 0 without an intercept, "
+                f"given {initial_intercept}"
+            )
+        return np.array([initial_intercept], dtype=np.float64)
+
+    def _runaway(self, what: str) -> ModelError:
+        return ModelError(
+            f"{self._name}: {what} is too large to compute with, so the weights run away or features are "
+            f"extreme; scale the features or lower the learning rate (the model stays at version "
+            f"{self._version})"
+        )
+
+
+def _is_tame(gradient: Gradient) -> bool:
+    square = float(gradient.total @ gradient.total) + gradient.intercept * gradient.intercept
+    return square < _GRADIENT_LIMIT * _GRADIENT_LIMIT
+
+
+def _description(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What two states must have in common: the same kind of model with arrays of the same lengths."""
+    kinds = {name: state.get(name) for name in ("link", "optimizer", "has_intercept")}
+    arrays = {"weights": state.get("weights", ())} | dict(state.get("slots", {}))
+    return kinds | {name: len(array) for name, array in arrays.items()}

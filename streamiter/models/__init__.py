@@ -1,0 +1,51 @@
+"""Models as records of a topic: published after every update, followed by whoever wants them.
+
+An update is one record: its key is the model's name, its headers say ``model``, ``generation``, ``version``,
+``created_at``, ``content_type`` and, if known, ``epoch``; its value is a JSON document (``model``,
+``generation``, ``version``, ``epoch``, ``records``, ``metrics``, ``parameters``) or, for large arrays,
+safetensors. An update above the topic's record limit is written in chunks. The topic may be compacted.
+Layers, from below: parameters, update; tree, formats; headers, chunks; encoder; intake, tail; reader, last;
+follower, served.
+"""
+
+from streamiter.models.encoder import (
+    ChunkSet,
+    EncoderState,
+    ModelUpdateEncoder,
+    record_limit,
+)
+from streamiter.models.formats import UpdateFormat
+from streamiter.models.intake import UpdateStatistics
+from streamiter.models.last import RunStart, last_update, next_generation, next_run
+from streamiter.models.linear import LinearPredictor
+from streamiter.models.parameters import Parameters
+from streamiter.models.policy import OnError
+from streamiter.models.reader import ModelUpdates, UpdateStart, model_updates
+from streamiter.models.served import Prediction, ServedModel, ServedModelStatistics
+from streamiter.models.update import ModelSnapshot, ModelUpdate
+from streamiter.models.waiting import NoModel
+
+__all__ = [
+    "ChunkSet",
+    "EncoderState",
+    "LinearPredictor",
+    "ModelSnapshot",
+    "ModelUpdate",
+    "ModelUpdateEncoder",
+    "ModelUpdates",
+    "NoModel",
+    "OnError",
+    "Parameters",
+    "Prediction",
+    "RunStart",
+    "ServedModel",
+    "ServedModelStatistics",
+    "UpdateFormat",
+    "UpdateStart",
+    "UpdateStatistics",
+    "last_update",
+    "model_updates",
+    "next_generation",
+    "next_run",
+    "record_limit",
+]

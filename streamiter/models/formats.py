@@ -1,0 +1,178 @@
+"""The value of a model update: a JSON document, or safetensors with the same document beside the arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+import orjson
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from streamiter.errors import ModelError
+from streamiter.models.parameters import Array, Parameters
+from streamiter.models.tree import from_tree, inline_array, to_tree
+
+__all__ = [
+    "JSON_CONTENT_TYPE",
+    "SAFETENSORS_CONTENT_TYPE",
+    "Document",
+    "UpdateFormat",
+    "decode_document",
+    "encode_document",
+]
+
+UpdateFormat = Literal["auto", "json", "safetensors"]
+
+JSON_CONTENT_TYPE: Final = "application/json"
+SAFETENSORS_CONTENT_TYPE: Final = "application/vnd.safetensors"
+
+# One entry only: safetensors writes several in an order that differs from run to run.
+_METADATA_NAME: Final = "streamiter.model_update"
+# A safetensors file begins with the length of its JSON header as 64 bits, little endian.
+_LENGTH_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What the value of an update says, in either format."""
+
+    model: str
+    generation: int
+    version: int
+    epoch: int | None
+    records: int | None
+    metrics: dict[str, float]
+    parameters: Parameters
+
+
+def encode_document(document: Document, form: UpdateFormat, json_bytes_max: int) -> tuple[str, bytes]:
+    """Content type and value of ``document``; equal documents give equal bytes.
+
+    With ``"auto"`` arrays of more than ``json_bytes_max`` bytes in all go into safetensors.
+    """
+    is_small = array_bytes(document.parameters) <= json_bytes_max
+    if form == "json" or (form == "auto" and is_small):
+        return JSON_CONTENT_TYPE, _json(document, to_tree(document.parameters, inline_array))
+    return SAFETENSORS_CONTENT_TYPE, _safetensors(document)
+
+
+def decode_document(content_type: str, value: bytes) -> Document:
+    """The document in ``value``. Raises ``ValueError`` with the reason for a value that holds none."""
+    try:
+        if content_type == JSON_CONTENT_TYPE:
+            return _document(orjson.loads(value), {})
+        if content_type == SAFETENSORS_CONTENT_TYPE:
+            return _from_safetensors(value)
+    except KeyError as error:
+        raise ValueError(f"{error} is missing") from error
+    except (TypeError, AttributeError, OverflowError, RecursionError, SafetensorError) as error:
+        raise ValueError(str(error)) from error
+    raise ValueError(
+        f"expected content type {JSON_CONTENT_TYPE} or {SAFETENSORS_CONTENT_TYPE}, given {content_type!r}"
+    )
+
+
+def array_bytes(value: Any) -> int:
+    """Bytes of all the arrays in ``value``.
+
+    >>> array_bytes({"weights": np.zeros(10), "classes": [np.zeros(2)]})
+    96
+    """
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(array_bytes(part) for part in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(array_bytes(part) for part in value)
+    return 0
+
+
+def _json(document: Document, tree: Any) -> bytes:
+    fields = {
+        "model": document.model,
+        "generation": document.generation,
+        "version": document.version,
+        "epoch": document.epoch,
+        "records": document.records,
+        "metrics": document.metrics,
+        "parameters": tree,
+    }
+    try:
+        return orjson.dumps(fields)
+    except TypeError as error:  # text that is not valid Unicode is what the checks before let through
+        raise ModelError(
+            f"model {document.model!r}, update {document.generation}.{document.version}: cannot be written as"
+            f" JSON: {error}"
+        ) from error
+
+
+class _Tensors:
+    """Collects the arrays of a tree, each named by its path."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Array] = {}
+
+    def place(self, path: str, array: Array) -> Any:
+        if array.dtype.kind == "U":  # safetensors has no text
+            return inline_array(path, array)
+        name = self._free_name(path or "parameters")
+        self.arrays[name] = np.asarray(array, order="C")
+        return {"tensor": name}
+
+    def _free_name(self, name: str) -> str:
+        is_taken = name in self.arrays or name == "__metadata__"  # the one name safetensors keeps for itself
+        return self._free_name(f"{name}'") if is_taken else name
+
+
+def _safetensors(document: Document) -> bytes:
+    tensors = _Tensors()
+    tree = to_tree(document.parameters, tensors.place)
+    text = _json(document, tree).decode()
+    return bytes(safetensors.numpy.save(tensors.arrays, metadata={_METADATA_NAME: text}))
+
+
+def _from_safetensors(value: bytes) -> Document:
+    length = int.from_bytes(value[:_LENGTH_BYTES], "little")
+    header = orjson.loads(value[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    return _document(orjson.loads(header["__metadata__"][_METADATA_NAME]), safetensors.numpy.load(value))
+
+
+def _document(fields: Any, tensors: Mapping[str, Array]) -> Document:
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected a JSON object, given {type(fields).__name__}")  # noqa: TRY004
+    parameters = from_tree(fields["parameters"], tensors)
+    if not isinstance(parameters, (np.ndarray, dict)):
+        raise ValueError(f"expected parameters as arrays, given {type(parameters).__name__}")  # noqa: TRY004
+    return Document(
+        model=_expected(fields, "model", str),
+        generation=_expected(fields, "generation", int),
+        version=_expected(fields, "version", int),
+        epoch=_optional_count(fields, "epoch"),
+        records=_optional_count(fields, "records"),
+        metrics=_metrics(fields.get("metrics") or {}),
+        parameters=parameters,
+    )
+
+
+def _expected(fields: dict[str, Any], name: str, kind: type) -> Any:
+    if not isinstance(fields[name], kind) or isinstance(fields[name], bool):
+        raise ValueError(f"expected {name} as {kind.__name__}, given {fields[name]!r}")  # noqa: TRY004
+    return fields[name]
+
+
+def _optional_count(fields: dict[str, Any], name: str) -> int | None:
+    if fields.get(name) is None:
+        return None
+    value: int = _expected(fields, name, int)
+    return value
+
+
+def _metrics(given: Any) -> dict[str, float]:
+    metrics = {str(name): float(value) for name, value in given.items()}
+    if not all(math.isfinite(value) for value in metrics.values()):
+        raise ValueError("a metric is not a finite number")
+    return metrics

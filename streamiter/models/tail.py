@@ -1,0 +1,220 @@
+"""The last update of a model, found from the end of its topic: in windows that go back and grow.
+
+The end of a log is not always its newest update: a superseded writer may have written after the one that
+took over, chunks may lie across windows, other models between, and a partition may be silent. So the
+search does not stop at the first update it meets but goes back in each partition until
+
+* it has read a good stretch (``_RECORDS`` records or ``_BYTES`` bytes) and no chunk is awaited, and
+* what it reads is older than the update found,
+
+or the partition's beginning is reached. Each record is read once, a small batch at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from streamiter.clock import Clock
+from streamiter.errors import DecodeError, OffsetOutOfRange
+from streamiter.models.encoder import ChunkSet
+from streamiter.models.headers import UpdateHeaders, deleted_rank, is_key_of
+from streamiter.models.intake import UpdateIntake
+from streamiter.models.update import ModelUpdate, Rank
+from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicRecord
+
+__all__ = ["READ_RECORDS", "Tail", "TailSearch"]
+
+# Updates may be a megabyte each, and a batch of them is in memory at once.
+READ_RECORDS: Final = 64
+
+# The first window: one round trip, and mostly all of what a compacted topic has.
+_WINDOW_RECORDS: Final = 32
+_WINDOW_RECORDS_MAX: Final = 4096
+
+# How far back a superseded writer's records may hide the newest update: at ten updates a second 1,024
+# records are over a minute, and a superseded writer that is fenced writes none at all. 64 MiB are read
+# in under a second.
+_RECORDS: Final = 1024
+_BYTES: Final = 64 * 1024 * 1024
+
+# Updates remembered for the chunks that a new run is to delete: the last one, and those of crashes before
+# it. Beyond that some stay in the topic, which costs its space and nothing else.
+_LEFTOVERS_MAX: Final = 1024
+
+_Place = tuple[int, int]
+"""Time stamp and offset: where a record lies, comparable also between partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What the search found.
+
+    ``update``: the last one, or None. ``error``: why a record after it could not be read. ``generation``:
+    the highest that any record of the model names, 0 for none. ``leftovers``: the chunks that a new run
+    is to delete. ``positions``: where to read on, by partition.
+    """
+
+    update: ModelUpdate | None
+    error: DecodeError | None
+    generation: int
+    leftovers: list[ChunkSet]
+    positions: dict[int, int]
+
+
+class _PartitionTail:
+    """How far back one partition has been read."""
+
+    def __init__(self, number: int, earliest: int, end: int) -> None:
+        self.number = number
+        self.earliest = earliest
+        self.read_from = end
+        self.next_offset: int | None = None
+        self.records = 0
+        self.size_bytes = 0
+        self.oldest_ms: int | None = None
+        self._window = _WINDOW_RECORDS
+
+    @property
+    def is_at_beginning(self) -> bool:
+        return self.read_from <= self.earliest
+
+    @property
+    def position(self) -> int:
+        """Where to read on after the search."""
+        return self.read_from if self.next_offset is None else self.next_offset
+
+    def next_window(self) -> tuple[int, int | None]:
+        """The offsets to read now; None for the end while no record was found that surely is committed.
+
+        Records at the very end may belong to a transaction that is still open: reading up to an offset
+        there would wait for its decision.
+        """
+        start = max(self.earliest, self.read_from - self._window)
+        return start, None if self.next_offset is None else self.read_from
+
+    def went_back_to(self, start: int) -> None:
+        self.read_from = start
+        self._window = min(2 * self._window, _WINDOW_RECORDS_MAX)
+
+    def add(self, batch: TopicBatch) -> None:
+        self.records += len(batch)
+        self.size_bytes += sum(len(value) for value in batch.values if value is not None)
+        self.next_offset = max(self.next_offset or 0, batch.next_offset)
+        first_ms = batch.timestamps_ms[0]
+        self.oldest_ms = first_ms if self.oldest_ms is None else min(self.oldest_ms, first_ms)
+
+
+class TailSearch:
+    """One search. ``intake`` can be used on for what comes after: it knows the chunks seen so far."""
+
+    def __init__(self, topic: Topic, model: str, clock: Clock) -> None:
+        self.intake = UpdateIntake(topic, model)
+        self._topic = topic
+        self._model = model
+        self._clock = clock
+        self._update: tuple[_Place, ModelUpdate] | None = None
+        self._error: tuple[_Place, DecodeError] | None = None
+        self._generation = 0
+        self._chunk_sets: dict[Rank, int] = {}
+        self._deleted: dict[Rank, None] = {}
+
+    async def run(self) -> Tail:
+        """Search. Raises what the topic raises, :class:`~streamiter.errors.TopicNotFound` above all."""
+        description = await self._topic.describe()
+        partitions = [_PartitionTail(number, *ends) for number, ends in sorted(description.offsets.items())]
+        while unfinished := [partition for partition in partitions if not self._is_searched(partition)]:
+            for partition in unfinished:
+                await self._read_window(partition, len(partitions))
+        return Tail(
+            update=self._update[1] if self._update else None,
+            error=self._error_after_update(),
+            generation=self._generation,
+            leftovers=self._leftovers(),
+            positions={partition.number: partition.position for partition in partitions},
+        )
+
+    def _is_searched(self, partition: _PartitionTail) -> bool:
+        if partition.is_at_beginning:
+            return True
+        if self._update is None or partition.oldest_ms is None:
+            return False
+        return partition.oldest_ms < self._update[0][0] and self._is_far_enough(partition)
+
+    def _is_far_enough(self, partition: _PartitionTail) -> bool:
+        awaited = self.intake.chunks_awaited
+        if awaited:  # they lie before the last one, at most with those of another writer between
+            return partition.records >= _RECORDS + 2 * awaited
+        return partition.records >= _RECORDS or partition.size_bytes >= _BYTES
+
+    async def _read_window(self, partition: _PartitionTail, partitions: int) -> None:
+        start, stop = partition.next_window()
+        request = ReadRequest(
+            subtask=partition.number,
+            subtasks=partitions,
+            start={partition.number: start},
+            stop="latest" if stop is None else {partition.number: stop},
+            max_records=READ_RECORDS,
+            clock=self._clock,
+        )
+        try:
+            await self._read(partition, request)
+        except OffsetOutOfRange:
+            if not await self._has_lost_records(partition):
+                raise
+        else:
+            partition.went_back_to(start)
+
+    async def _read(self, partition: _PartitionTail, request: ReadRequest) -> None:
+        reader = await self._topic.open_reader(request)
+        try:
+            while (batch := await reader.read()) is not None:
+                self._take(partition, batch)
+        finally:
+            await reader.close()
+
+    async def _has_lost_records(self, partition: _PartitionTail) -> bool:
+        """Whether retention has just dropped what was to be read; then the rest is to be."""
+        earliest, _ = (await self._topic.describe()).offsets[partition.number]
+        lost, partition.earliest = earliest > partition.earliest, earliest
+        return lost
+
+    def _take(self, partition: _PartitionTail, batch: TopicBatch) -> None:
+        if batch.partition != partition.number:
+            return  # a partition just added; it is read from its beginning afterwards
+        partition.add(batch)
+        for record in batch.records():
+            self._take_record(record)
+
+    def _take_record(self, record: TopicRecord) -> None:
+        place = (record.timestamp_ms, record.offset)
+        if record.value is None:
+            self._note_deletion(record)
+            return
+        try:
+            update = self.intake.take(record, self._note_headers)
+        except DecodeError as error:
+            if self._error is None or self._error[0] < place:
+                self._error = (place, error)
+            return
+        if update is not None:
+            self._update = (place, update)
+
+    def _note_headers(self, headers: UpdateHeaders) -> None:
+        self._generation = max(self._generation, headers.generation)
+        if headers.chunk is not None and len(self._chunk_sets) < _LEFTOVERS_MAX:
+            self._chunk_sets[headers.rank] = headers.chunk.count
+
+    def _note_deletion(self, record: TopicRecord) -> None:
+        rank = deleted_rank(record.headers)
+        if rank is not None and is_key_of(self._model, record.key) and len(self._deleted) < _LEFTOVERS_MAX:
+            self._deleted[rank] = None
+
+    def _leftovers(self) -> list[ChunkSet]:
+        ranks = sorted(rank for rank in self._chunk_sets if rank not in self._deleted)
+        return [(*rank, self._chunk_sets[rank]) for rank in ranks]
+
+    def _error_after_update(self) -> DecodeError | None:
+        if self._error is None or (self._update is not None and self._update[0] > self._error[0]):
+            return None
+        return self._error[1]

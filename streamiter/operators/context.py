@@ -1,0 +1,116 @@
+"""What an operator knows of where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from streamiter.clock import Clock
+from streamiter.errors import ConfigurationError
+from streamiter.operators.keyed_state import KeyedState
+from streamiter.operators.statistics import OperatorStatistics
+from streamiter.records import Control
+
+__all__ = ["Context", "JobScope", "Progress"]
+
+T = TypeVar("T")
+
+
+class Progress:
+    """Where a task stands: shared by its operators, written by the task alone."""
+
+    __slots__ = ("epoch", "is_ending", "watermark")
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.watermark = -1
+        self.is_ending = False
+
+
+class JobScope:
+    """Objects that the tasks of one job (in one process) share, made by whoever asks first."""
+
+    def __init__(self) -> None:
+        self._shared: dict[object, Any] = {}
+
+    def get(self, key: object, create: Callable[[], T]) -> T:
+        """The object under ``key``."""
+        if key not in self._shared:
+            self._shared[key] = create()
+        shared: T = self._shared[key]
+        return shared
+
+
+class Context:
+    """Given to ``Operator.open``; valid until ``close``. Used by the operator's own task only."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        subtask_index: int,
+        parallelism: int,
+        clock: Clock,
+        progress: Progress,
+        statistics: Callable[[], OperatorStatistics],
+        scope: JobScope,
+        post: Callable[[Control], None],
+        set_timer: Callable[[float, Any, Any], None],
+        in_iteration: bool,
+        keyed: KeyedState | None,
+    ) -> None:
+        self.name = name
+        self.subtask_index = subtask_index
+        self.parallelism = parallelism
+        self.clock = clock
+        self.scope = scope
+        self.post = post
+        self._progress = progress
+        self._statistics = statistics
+        self._set_timer = set_timer
+        self._in_iteration = in_iteration
+        self._keyed = keyed
+        self.key: Any = None
+
+    @property
+    def epoch(self) -> int | None:
+        """Epoch of the record (batch) or callback being handled; None outside an iteration."""
+        return self._progress.epoch if self._in_iteration else None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the iteration has ended and what is handled belongs to its last epoch."""
+        return self._progress.is_ending
+
+    @property
+    def statistics(self) -> OperatorStatistics:
+        """What this instance has handled so far."""
+        return self._statistics()
+
+    @property
+    def state(self) -> Any:
+        """State of the current ``key``: an empty dict at first; change it, or assign any plain data.
+
+        Only after ``key_by``.
+        """
+        return self._keyed_state().get(self.key)
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self._keyed_state().set(self.key, value)
+
+    @state.deleter
+    def state(self) -> None:
+        self._keyed_state().delete(self.key)
+
+    def set_timer(self, delay_s: float, payload: Any = None) -> None:
+        """Call ``on_timer(payload, out)`` in ``delay_s`` seconds, with the same ``context.key``."""
+        self._set_timer(delay_s, self.key, payload)
+
+    def _keyed_state(self) -> KeyedState:
+        if self._keyed is None:
+            raise ConfigurationError(
+                f"step {self.name!r}: context.state expected a keyed stream, given one without keys; "
+                "put .key_by(f) before .process(…)"
+            )
+        return self._keyed

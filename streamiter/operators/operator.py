@@ -1,0 +1,116 @@
+"""The Operator: one step of a flow, one instance for each parallel subtask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from streamiter.records import Batch, Control
+
+if TYPE_CHECKING:
+    from streamiter.operators.context import Context
+    from streamiter.operators.output import Output
+
+__all__ = ["Boundary", "BoundaryOutput", "IterationListener", "Operator", "OperatorFactory"]
+
+
+class Operator:
+    """Base class of all operators.
+
+    Define how records are handled, one of:
+
+    - ``process(record, out)``: called for each record;
+    - ``process_batch(batch, out)``: called for each transport batch (a list, numpy array or ``Columns``;
+      not to be changed in place); where batches are cut carries no meaning;
+    - with named inputs (``connect(model=…, examples=…)``): ``process_<input>(record, out)`` or
+      ``process_<input>_batch(batch, out)`` for each of them.
+
+    Optionally:
+
+    - ``wanted_inputs() -> names`` of the inputs to read next; asked again after each record. If only
+      ended inputs are named, all are read;
+    - ``input_ended(name, out)``: that input has ended at this instance;
+    - ``on_timer(payload, out)``: a timer set with ``context.set_timer`` is due.
+
+    Every method may be a coroutine function. An operator whose handling of records is one, or that sets
+    ``runs_in_thread``, runs in a task of its own; all others are called directly by the step before them.
+
+    >>> class Square(Operator):
+    ...     def process(self, record, out):
+    ...         out.emit(record * record)
+    """
+
+    runs_in_thread: ClassVar[bool] = False
+    """Handle batches in a worker thread: for slow steps that release the GIL. State is still used by one
+    call at a time."""
+
+    epochs_in_order: ClassVar[bool] = False
+    """In an iteration: set records of later epochs aside until their epoch's turn comes."""
+
+    def open(self, context: Context) -> Any:
+        """Called once, before anything else. Keep ``context`` if it is needed later."""
+
+    def finish(self, out: Output) -> Any:
+        """The input has ended: emit what is left. Not called when the job is suspended or fails."""
+
+    def close(self) -> Any:
+        """Called once, last, whatever happened: let resources go."""
+
+    def snapshot(self) -> Any:
+        """The operator's state as plain data, taken between two batches. It must not change afterwards."""
+        return None
+
+    def restore(self, state: Any) -> Any:
+        """Take on a state that ``snapshot`` gave; called after ``open``, before any record."""
+
+
+class IterationListener:
+    """Mixed into an operator of an iteration body, it hears of epochs and of the end.
+
+    Source: FLIP-176's ``IterationListener``.
+    """
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> Any:
+        """Once for each epoch, in order, after all of this instance's records of it. Emits in that epoch."""
+
+    def on_iteration_terminated(self, context: Context, out: Output) -> Any:
+        """Once, last, before ``finish``: the iteration has ended."""
+
+
+OperatorFactory = Callable[[], Operator]
+"""An operator class, or a callable without arguments: called once for each subtask."""
+
+
+class BoundaryOutput:
+    """What a :class:`Boundary` emits to: data of any epoch, and control records in-band."""
+
+    def emit_batch(self, records: Batch, epoch: int) -> None:
+        """Pass on records with that epoch."""
+        raise NotImplementedError
+
+    async def control(self, control: Control) -> None:
+        """Pass a control record on behind all that was emitted; ``EndOfInput`` ends the task."""
+        raise NotImplementedError
+
+
+class Boundary(Operator):
+    """For the engine: an operator at the border of an iteration, which sees control records itself.
+
+    It stands at the head of its task; nothing is passed on but what it says. Checkpoint barriers are not
+    its business: they pass by.
+    """
+
+    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+        """Handle records of one epoch."""
+        raise NotImplementedError
+
+    async def on_control(self, control: Control, out: BoundaryOutput) -> None:
+        """Handle a control record: one that all channels have brought, or one posted to this task."""
+        raise NotImplementedError
+
+    def wanted_inputs(self) -> Iterable[str] | None:
+        """Inputs to read next; None means all."""
+        return None
+
+    def attach(self, surroundings: Any) -> None:
+        """Called once, before ``open``, with what only the plan knows (see the runtime's plan)."""

@@ -1,0 +1,64 @@
+"""The Source: where records enter a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from streamiter.operators.context import Context
+
+__all__ = ["Positions", "Source", "SourceBatch", "SourceFactory"]
+
+Positions = dict[Any, Any]
+"""Where reading goes on: plain data by partition (or whatever the source is split into)."""
+
+
+class SourceBatch:
+    """A batch that was read, with the positions from which reading goes on after it.
+
+    ``records`` is a batch, or whatever has a length and the operator behind the source takes.
+    """
+
+    __slots__ = ("positions", "records")
+
+    def __init__(self, records: Any, positions: Mapping[Any, Any]) -> None:
+        self.records = records
+        self.positions = positions
+
+
+class Source:
+    """Base class of sources: one instance for each subtask, used by one task.
+
+    ``read`` returns the next batch (at least one record), waiting for it if it is a coroutine function,
+    and None at the end. It may be called ahead of need, and cancelled while it waits without losing
+    anything. ``positions`` of the batches that were passed on are remembered by the engine, merged by
+    key, and given to ``open`` when a job goes on from a snapshot.
+
+    >>> class Countdown(Source):
+    ...     def open(self, context, positions):
+    ...         self.left = (positions or {}).get("left", 3)
+    ...     def read(self):
+    ...         self.left -= 1
+    ...         return None if self.left < 0 else SourceBatch([self.left], {"left": self.left})
+    """
+
+    bounded: ClassVar[bool] = True
+    """Whether ``read`` ever returns None. A factory may carry it as well."""
+
+    def open(self, context: Context, positions: Positions | None) -> Any:
+        """Called once, first; ``positions`` from a snapshot, else None."""
+
+    def read(self) -> Any:
+        """The next :class:`SourceBatch`, or None at the end. May be ``async``."""
+        raise NotImplementedError
+
+    def lag(self) -> Mapping[int, int]:
+        """Records not yet read, by partition, as far as known."""
+        return {}
+
+    def close(self) -> Any:
+        """Called once, last, whatever happened."""
+
+
+SourceFactory = Callable[[], Source]
+"""A source class, or a callable without arguments: called once for each subtask."""

@@ -1,0 +1,292 @@
+"""Batches of records, and the control records that travel in-band with them.
+
+What travels between operators is a *batch*: a list, a numpy array whose first axis is the record, or
+:class:`Columns`. Batches are shared between consumers and never changed in place.
+
+>>> batch = Columns({"x": np.array([1.0, 2.0, 3.0]), "y": np.array([0, 1, 0])})
+>>> len(batch), batch[1]
+(3, {'x': np.float64(2.0), 'y': np.int64(1)})
+>>> slice_batch(batch, 1, 3)
+Columns(2 records: x float64, y int64)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Batch",
+    "CheckpointBarrier",
+    "Columns",
+    "Control",
+    "DataBatch",
+    "EndOfData",
+    "EndOfInput",
+    "EpochWatermark",
+    "OutputTag",
+    "can_concatenate",
+    "concatenate",
+    "estimated_bytes",
+    "slice_batch",
+    "take",
+]
+
+Array = npt.NDArray[Any]
+
+
+@final
+class Columns:
+    """Named arrays of one length: a batch of records with fields, kept as columns.
+
+    ``columns["x"]`` is the array of a field (first axis = record), ``columns[3]`` the fourth record as a
+    dict, ``columns[2:5]`` a part; iterating yields the records as dicts.
+
+    Raises ``ValueError`` when the lengths differ or there is no column.
+    """
+
+    __slots__ = ("_arrays", "_length")
+
+    def __init__(self, arrays: Mapping[str, npt.ArrayLike]) -> None:
+        converted = {name: np.asarray(values) for name, values in arrays.items()}
+        lengths = {name: (len(values) if values.ndim else None) for name, values in converted.items()}
+        if len(set(lengths.values())) != 1 or None in lengths.values():
+            raise ValueError(f"Columns: expected one or more arrays of one length, given {lengths}")
+        self._arrays = converted
+        self._length = len(next(iter(converted.values())))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the fields, in the order given."""
+        return tuple(self._arrays)
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The arrays by name (a new dict; the arrays themselves are shared)."""
+        return dict(self._arrays)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the arrays."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._arrays
+
+    @overload
+    def __getitem__(self, which: str) -> Array: ...
+    @overload
+    def __getitem__(self, which: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, which: slice | Array) -> Columns: ...
+    def __getitem__(self, which: str | int | slice | Array) -> Array | dict[str, Any] | Columns:
+        if isinstance(which, str):
+            try:
+                return self._arrays[which]
+            except KeyError:
+                raise KeyError(f"no column {which!r}; there are {', '.join(self._arrays)}") from None
+        if isinstance(which, (int, np.integer)):
+            return {name: array[which] for name, array in self._arrays.items()}
+        return Columns({name: array[which] for name, array in self._arrays.items()})
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        names = tuple(self._arrays)
+        for values in zip(*self._arrays.values(), strict=True):
+            yield dict(zip(names, values, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Columns):
+            return NotImplemented
+        return self.names == other.names and all(
+            mine.dtype == theirs.dtype and np.array_equal(mine, theirs)
+            for mine, theirs in zip(self._arrays.values(), other._arrays.values(), strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        fields = ", ".join(
+            f"{name} {array.dtype}{list(array.shape[1:]) if array.ndim > 1 else ''}"
+            for name, array in self._arrays.items()
+        )
+        return f"Columns({self._length} records: {fields})"
+
+
+Batch = Sequence[Any] | Array | Columns
+"""A list (any sequence is taken), a numpy array or :class:`Columns`; never changed in place."""
+
+
+def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
+    """Records ``start`` to ``stop`` (half-open); arrays are views, not copies."""
+    return batch[start:stop]
+
+
+def take(batch: Batch, indices: Sequence[int] | Array) -> Batch:
+    """The records at ``indices``, in that order."""
+    if isinstance(batch, np.ndarray):
+        return batch[np.asarray(indices, dtype=np.intp)]
+    if isinstance(batch, Columns):
+        return batch[np.asarray(indices, dtype=np.intp)]
+    return [batch[index] for index in indices]
+
+
+def can_concatenate(first: Batch, second: Batch) -> bool:
+    """Whether the two can become one batch without changing the type of any record."""
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, np.ndarray):
+        assert isinstance(second, np.ndarray)
+        return first.dtype == second.dtype and first.shape[1:] == second.shape[1:]
+    if isinstance(first, Columns):
+        assert isinstance(second, Columns)
+        return first.names == second.names and all(
+            can_concatenate(first[name], second[name]) for name in first.names
+        )
+    return isinstance(first, list)
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """One batch of all; each pair must satisfy :func:`can_concatenate`."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if isinstance(first, np.ndarray):
+        return np.concatenate([np.asarray(batch) for batch in batches])
+    if isinstance(first, Columns):
+        parts = [batch for batch in batches if isinstance(batch, Columns)]
+        return Columns({name: np.concatenate([part[name] for part in parts]) for name in first.names})
+    merged: list[Any] = []
+    for batch in batches:
+        merged.extend(batch)
+    return merged
+
+
+# Records looked at to estimate the size of a list: enough to see through one odd record, few enough
+# that a batch of one costs one look.
+_SAMPLES: Final = 4
+
+
+def estimated_bytes(batch: Batch) -> int:
+    """Bytes of memory a batch holds: exact for arrays, estimated from a few records for lists."""
+    size_bytes: int | None = getattr(batch, "nbytes", None)
+    if size_bytes is not None:
+        return size_bytes
+    length = len(batch)
+    if length == 0:
+        return 0
+    step = max(1, length // _SAMPLES)
+    looked_at = range(0, length, step)
+    return sum(_record_bytes(batch[index]) for index in looked_at) * length // len(looked_at)
+
+
+def _record_bytes(record: Any) -> int:
+    if isinstance(record, (np.ndarray, Columns)):
+        return record.nbytes
+    size = sys.getsizeof(record)
+    if isinstance(record, dict):
+        size += sum(sys.getsizeof(value) for value in record.values())
+    elif isinstance(record, (list, tuple)) and record:
+        size += len(record) * _record_bytes(record[0])
+    return size
+
+
+@final
+class DataBatch:
+    """A batch on its way, with the one epoch that all its records share (0 outside iterations)."""
+
+    __slots__ = ("epoch", "records")
+
+    def __init__(self, records: Batch, epoch: int = 0) -> None:
+        self.records = records
+        self.epoch = epoch
+
+    def __repr__(self) -> str:
+        return f"DataBatch({len(self.records)} records, epoch {self.epoch})"
+
+
+class Control:
+    """A record of the engine's own, in order with the data of its channel."""
+
+    __slots__ = ()
+
+
+@final
+class EpochWatermark(Control):
+    """Every record still to come on this channel has an epoch above ``epoch``."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __repr__(self) -> str:
+        return f"EpochWatermark({self.epoch})"
+
+
+@final
+class CheckpointBarrier(Control):
+    """What lies before it belongs to checkpoint ``checkpoint``, what lies behind it does not.
+
+    With ``suspend`` the job stops at this barrier: nothing lies behind it.
+    """
+
+    __slots__ = ("checkpoint", "suspend")
+
+    def __init__(self, checkpoint: int, *, suspend: bool = False) -> None:
+        self.checkpoint = checkpoint
+        self.suspend = suspend
+
+    def __repr__(self) -> str:
+        return f"CheckpointBarrier({self.checkpoint}{', suspend' if self.suspend else ''})"
+
+
+@final
+class EndOfData(Control):
+    """No data will come on this channel, so it holds no epoch back; the iteration goes on."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "EndOfData()"
+
+
+@final
+class EndOfInput(Control):
+    """Nothing at all will come on this channel. In an iteration ``epoch`` is the one it ends in."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self, epoch: int | None = None) -> None:
+        self.epoch = epoch
+
+    def __repr__(self) -> str:
+        return f"EndOfInput({'' if self.epoch is None else self.epoch})"
+
+
+@final
+class OutputTag:
+    """Names a side output: ``out.emit(record, tag=TAG)``, read with ``stream.side_output(TAG)``.
+
+    Two tags of the same name are the same side output.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OutputTag) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(("OutputTag", self.name))
+
+    def __repr__(self) -> str:
+        return f"OutputTag({self.name!r})"

@@ -1,0 +1,58 @@
+"""Records of epochs whose turn has not come, kept in epoch order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from streamiter.checkpoints.spill import SpillQueue
+from streamiter.records import DataBatch
+
+__all__ = ["EpochsAside"]
+
+
+class EpochsAside:
+    """What an operator with ``epochs_in_order`` has been sent too early; a queue for each epoch and port."""
+
+    def __init__(self, make_queue: Callable[[], SpillQueue]) -> None:
+        self._make_queue = make_queue
+        self._queues: dict[int, dict[int, SpillQueue]] = {}
+
+    def put(self, port: int, batch: DataBatch) -> None:
+        """Set a batch aside."""
+        ports = self._queues.setdefault(batch.epoch, {})
+        if port not in ports:
+            ports[port] = self._make_queue()
+        ports[port].put(batch)
+
+    def take(self, epoch: int) -> list[tuple[int, DataBatch]]:
+        """All that was set aside for this epoch (and any before it), in order."""
+        taken = []
+        for due in sorted(waiting for waiting in self._queues if waiting <= epoch):
+            for port, queue in self._queues.pop(due).items():
+                while len(queue):
+                    batch = queue.take()
+                    assert isinstance(batch, DataBatch)
+                    taken.append((port, batch))
+                queue.close()
+        return taken
+
+    def take_all(self) -> list[tuple[int, DataBatch]]:
+        """All that was set aside, in epoch order."""
+        return self.take(max(self._queues, default=0))
+
+    def entries(self) -> list[tuple[int, DataBatch]]:
+        """All that is set aside, in epoch order, left where it is."""
+        entries = []
+        for epoch in sorted(self._queues):
+            for port, queue in self._queues[epoch].items():
+                for item in queue.snapshot():
+                    assert isinstance(item, DataBatch)
+                    entries.append((port, item))
+        return entries
+
+    def close(self) -> None:
+        """Let go of files."""
+        for ports in self._queues.values():
+            for queue in ports.values():
+                queue.close()
+        self._queues.clear()

@@ -1,0 +1,492 @@
+"""The gate: where the channels of a task come together.
+
+It takes turns among the channels that have something and whose input is wanted, aligns barriers, follows
+the epoch watermark, and sets aside what must wait. It decides nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol, final
+
+from streamiter.operators.source import SourceBatch
+from streamiter.records import (
+    Batch,
+    CheckpointBarrier,
+    Control,
+    DataBatch,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    can_concatenate,
+    concatenate,
+)
+from streamiter.runtime.epochs_aside import EpochsAside
+from streamiter.runtime.watermarks import WatermarkTracker
+
+__all__ = ["BarrierReturned", "BarrierTrigger", "Gate", "InputEnded", "Port", "ReadableChannel", "plain_log"]
+
+# Small batches that wait in a channel are joined up to this many records, so that work comes in larger
+# pieces the further an operator has fallen behind. As large as a topic reader's largest batch.
+_JOINED_RECORDS: Final = 8192
+
+
+@final
+class InputEnded(Control):
+    """No data will come on any channel of this input."""
+
+    __slots__ = ("input_name",)
+
+    def __init__(self, input_name: str) -> None:
+        self.input_name = input_name
+
+
+@final
+class BarrierTrigger(Control):
+    """Posted by the coordinator to where barriers start: sources, and tasks whose inputs have ended."""
+
+    __slots__ = ("barrier",)
+
+    def __init__(self, barrier: CheckpointBarrier) -> None:
+        self.barrier = barrier
+
+
+@final
+class BarrierReturned(Control):
+    """The barrier of a checkpoint has come back on every feedback channel; ``logged`` came before it."""
+
+    __slots__ = ("checkpoint", "logged")
+
+    def __init__(self, checkpoint: int, logged: list[tuple[int, DataBatch | Control]]) -> None:
+        self.checkpoint = checkpoint
+        self.logged = logged
+
+
+@final
+class _End(Control):
+    """The end of all inputs, kept back until what was set aside has been handled."""
+
+    __slots__ = ("end",)
+
+    def __init__(self, end: EndOfInput) -> None:
+        self.end = end
+
+
+class ReadableChannel(Protocol):
+    """The consumer's side of a channel."""
+
+    name: str
+
+    def attach(self, on_ready: Any) -> None: ...
+    def peek(self) -> DataBatch | SourceBatch | Control | None: ...
+    def take(self) -> DataBatch | SourceBatch | Control: ...
+    def clear(self) -> None: ...
+
+
+@final
+class Port:
+    """One channel as the gate sees it."""
+
+    __slots__ = (
+        "blocked",
+        "channel",
+        "data_ended",
+        "ended",
+        "held",
+        "index",
+        "input_name",
+        "is_feedback",
+        "listed",
+        "parked",
+    )
+
+    def __init__(self, index: int, input_name: str, channel: ReadableChannel, *, is_feedback: bool) -> None:
+        self.index = index
+        self.input_name = input_name
+        self.channel = channel
+        self.is_feedback = is_feedback
+        self.held: deque[DataBatch | Control] = deque()
+        """Taken from the channel already, still to be handled, before what is in the channel."""
+        self.blocked = False
+        """Has brought the barrier that others have not brought yet."""
+        self.listed = False
+        """Is in the gate's list of ports to look at."""
+        self.parked = False
+        """Has something, but its input is not wanted now."""
+        self.data_ended = False
+        self.ended = False
+
+    def peek(self) -> DataBatch | SourceBatch | Control | None:
+        return self.held[0] if self.held else self.channel.peek()
+
+    def take(self) -> DataBatch | SourceBatch | Control:
+        return self.held.popleft() if self.held else self.channel.take()
+
+
+class Gate:
+    """The input side of one task; used by that task only."""
+
+    def __init__(
+        self,
+        ports: Sequence[Port],
+        *,
+        epochs_aside: EpochsAside | None = None,
+    ) -> None:
+        self.ports = list(ports)
+        self.tracker = WatermarkTracker(len(self.ports))
+        self._ready: deque[Port] = deque()
+        self._parked: list[Port] = []
+        self._posted: deque[Control] = deque()
+        self._wanted: frozenset[str] | None = None
+        self._asked_for: tuple[str, ...] | None = None
+        self._aside = epochs_aside
+        self._waiter: asyncio.Future[None] | None = None
+        self._barrier: CheckpointBarrier | None = None
+        self._triggered: CheckpointBarrier | None = None
+        self._logging: CheckpointBarrier | None = None
+        self._log: list[tuple[int, DataBatch | Control]] = []
+        self._log_open: set[int] = set()
+        self._feedback_only = False
+        self._last: deque[tuple[Port, DataBatch | Control]] = deque()
+        """What is handled when nothing else is left: records set aside, in epoch order, then the end."""
+        self._returned_early: dict[int, set[int]] = {}
+        for port in self.ports:
+            port.channel.attach(lambda port=port: self._list(port))
+            if port.channel.peek() is not None:
+                self._list(port)
+
+    # -- taking --------------------------------------------------------------------------------------
+
+    def poll(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
+        """What is to be handled next and where it came from (None: it was posted); None if nothing is."""
+        if self._posted:
+            return None, self._posted.popleft()
+        ready = self._ready
+        while ready:
+            port = ready.popleft()
+            port.listed = False
+            message = port.peek()
+            if message is None or port.blocked:
+                continue
+            if self._feedback_only:
+                if port.is_feedback:
+                    port.take()
+                    self._list(port)
+                    if isinstance(message, CheckpointBarrier):
+                        return port, message
+                    assert not isinstance(message, SourceBatch)
+                    self._note_feedback(port, message)
+                continue
+            if isinstance(message, Control):
+                port.take()
+                self._list(port)
+                return port, message
+            if self._wanted is not None and port.input_name not in self._wanted:
+                if self._barrier is None or port.is_feedback or not self._hold_up_to_barrier(port):
+                    self._park(port)
+                continue
+            if type(message) is SourceBatch:
+                port.take()
+                self._list(port)
+                return port, message
+            assert isinstance(message, DataBatch)
+            if self._aside is not None and message.epoch > self.tracker.watermark + 1:
+                port.take()
+                self._note_feedback(port, message)
+                self._aside.put(port.index, message)
+                self._list(port)
+                continue
+            batch = self._take_joined(port)
+            self._note_feedback(port, batch)
+            self._list(port)
+            return port, batch
+        if self._last:
+            return self._last.popleft()
+        # Holding an unwanted input up to its barrier may have completed the alignment.
+        return (None, self._posted.popleft()) if self._posted else None
+
+    async def wait(self) -> None:
+        """Return when ``poll`` may have something."""
+        if self._posted or self._ready or self._last:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def put_back(self, port: Port, records: Batch, epoch: int) -> None:
+        """Give back the end of a batch that ``poll`` gave: it comes first on its port."""
+        port.held.appendleft(DataBatch(records, epoch))
+        self._list(port)
+
+    def post(self, control: Control) -> None:
+        """Have ``poll`` give this control record next (from any part of the job)."""
+        self._posted.append(control)
+        self._wake()
+
+    def want(self, input_names: Iterable[str] | None) -> None:
+        """Read only these inputs from now on, None for all; if all of them have ended, read all."""
+        asked_for = None if input_names is None else tuple(input_names)
+        if asked_for == self._asked_for:
+            return
+        self._asked_for = asked_for
+        self._apply_wanted()
+
+    def is_wanted(self, input_name: str) -> bool:
+        """Whether this input is read now."""
+        return self._wanted is None or input_name in self._wanted
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether there is input that is not wanted now."""
+        return any(port.parked for port in self.ports)
+
+    # -- control records -----------------------------------------------------------------------------
+
+    def accept(self, port: Port, control: Control) -> list[Control]:
+        """What a control record taken from a port means for the task, in order."""
+        if isinstance(control, EpochWatermark):
+            self._note_feedback(port, control)
+            return self._watermark_moved(self.tracker.advance(port.index, control.epoch))
+        if isinstance(control, CheckpointBarrier):
+            return self._barrier_returned(port, control) if port.is_feedback else self._align(port, control)
+        if isinstance(control, EndOfData):
+            self._note_feedback(port, control)
+            return self._data_ended(port)
+        if isinstance(control, EndOfInput):
+            return self._input_ended(port, control)
+        if isinstance(control, _End):
+            return [control.end]
+        raise TypeError(f"no control record of a channel: {control!r}")
+
+    def accept_trigger(self, barrier: CheckpointBarrier) -> list[Control]:
+        """A barrier given to this task itself: it counts where no channel is left that could bring it."""
+        if self._all_ended():
+            return [barrier]
+        self._triggered = barrier
+        return []
+
+    def only_feedback(self) -> None:
+        """From now on take feedback only, and only to log it: the job stops at this barrier."""
+        self._feedback_only = True
+        for port in self.ports:
+            self._list(port)
+
+    def close(self) -> None:
+        """Let go of files."""
+        if self._aside is not None:
+            self._aside.close()
+
+    def start_feedback_log(self, barrier: CheckpointBarrier) -> list[Control]:
+        """From now on log what feedback ports bring, until each has brought this barrier back."""
+        early = self._returned_early.pop(barrier.checkpoint, set())
+        self._log = []
+        self._log_open = {port.index for port in self.ports if port.is_feedback} - early
+        self._logging = barrier
+        return self._log_complete()
+
+    @property
+    def has_feedback(self) -> bool:
+        """Whether a loop comes back to this task."""
+        return any(port.is_feedback for port in self.ports)
+
+    # -- state ---------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain data: the watermarks, and what was taken from the channels but not handled."""
+        return {
+            "watermarks": self.tracker.snapshot(),
+            "held": [_plain(port.index, item) for port in self.ports for item in port.held],
+            "aside": [] if self._aside is None else [_plain(*entry) for entry in self._aside.entries()],
+            "data_ended": [int(port.data_ended) for port in self.ports],
+        }
+
+    def restore(self, state: dict[str, Any], logged: Sequence[tuple[Any, ...]] = ()) -> None:
+        """Take over what ``snapshot`` gave, and feedback that was logged after it."""
+        self.tracker.restore(state["watermarks"])
+        for port, ended in zip(self.ports, state["data_ended"], strict=True):
+            port.data_ended = bool(ended)
+        for index, kind, payload, epoch in [*state["held"], *logged]:
+            self.ports[index].held.append(
+                DataBatch(payload, epoch) if kind == "data" else _control(kind, epoch)
+            )
+            self._list(self.ports[index])
+        if self._aside is not None:
+            for index, _, payload, epoch in state["aside"]:
+                self._aside.put(index, DataBatch(payload, epoch))
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _list(self, port: Port) -> None:
+        if not port.listed and not port.blocked:
+            port.listed = True
+            self._ready.append(port)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _park(self, port: Port) -> None:
+        if not port.parked:
+            port.parked = True
+            self._parked.append(port)
+
+    def _apply_wanted(self) -> None:
+        asked_for = self._asked_for
+        if asked_for:
+            ended = all(
+                port.data_ended and not port.held for port in self.ports if port.input_name in asked_for
+            )
+            self._wanted = None if ended else frozenset(asked_for)
+        else:
+            self._wanted = None if asked_for is None else frozenset()
+        self._unpark()
+
+    def _unpark(self) -> None:
+        parked, self._parked = self._parked, []
+        for port in parked:
+            port.parked = False
+            self._list(port)
+
+    def _take_joined(self, port: Port) -> DataBatch:
+        first = port.take()
+        assert isinstance(first, DataBatch)
+        length = len(first.records)
+        following = port.peek()
+        if not isinstance(following, DataBatch) or length >= _JOINED_RECORDS:
+            return first
+        joined = [first.records]
+        while (
+            isinstance(following, DataBatch)
+            and following.epoch == first.epoch
+            and length + len(following.records) <= _JOINED_RECORDS
+            and can_concatenate(first.records, following.records)
+        ):
+            port.take()
+            joined.append(following.records)
+            length += len(following.records)
+            following = port.peek()
+        return DataBatch(concatenate(joined), first.epoch)
+
+    def _hold_up_to_barrier(self, port: Port) -> bool:
+        """Take what lies before the barrier into the port's own buffer; says whether the port is done with.
+
+        An input that is not wanted would otherwise keep its barrier back for ever, while the wanted one
+        is blocked by having brought its own.
+        """
+        while (message := port.channel.peek()) is not None:
+            if isinstance(message, CheckpointBarrier):
+                port.channel.take()
+                self._posted_from(port, message)
+                return True
+            taken = port.channel.take()
+            assert not isinstance(taken, SourceBatch)
+            port.held.append(taken)
+        return False
+
+    def _posted_from(self, port: Port, barrier: CheckpointBarrier) -> None:
+        for event in self._align(port, barrier):
+            self._posted.append(event)
+
+    def _align(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
+        if self._barrier is None:
+            self._barrier = barrier
+            self._triggered = None
+            self._unpark()
+        port.blocked = True
+        return self._aligned()
+
+    def _aligned(self) -> list[Control]:
+        barrier = self._barrier
+        if barrier is None or any(
+            not port.blocked and not port.ended for port in self.ports if not port.is_feedback
+        ):
+            return []
+        self._barrier = None
+        for port in self.ports:
+            if port.blocked:
+                port.blocked = False
+                self._list(port)
+        return [barrier]
+
+    def _barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
+        if self._logging is None or self._logging.checkpoint != barrier.checkpoint:
+            # The barrier came round before this head has taken its own snapshot: nothing to log here.
+            self._returned_early.setdefault(barrier.checkpoint, set()).add(port.index)
+            return []
+        self._log_open.discard(port.index)
+        return self._log_complete()
+
+    def _log_complete(self) -> list[Control]:
+        if self._logging is None or self._log_open:
+            return []
+        returned = BarrierReturned(self._logging.checkpoint, self._log)
+        self._logging = None
+        self._log = []
+        return [returned]
+
+    def _note_feedback(self, port: Port, item: DataBatch | Control) -> None:
+        if port.is_feedback and self._logging is not None and port.index in self._log_open:
+            self._log.append((port.index, item))
+
+    def _watermark_moved(self, watermark: int | None) -> list[Control]:
+        if watermark is None:
+            return []
+        if self._aside is not None:
+            for index, batch in reversed(self._aside.take(watermark + 1)):
+                port = self.ports[index]
+                port.held.appendleft(batch)
+                self._list(port)
+        return [EpochWatermark(watermark)]
+
+    def _data_ended(self, port: Port) -> list[Control]:
+        events: list[Control] = []
+        if not port.data_ended:
+            port.data_ended = True
+            if all(other.data_ended for other in self.ports if other.input_name == port.input_name):
+                events.append(InputEnded(port.input_name))
+            events += self._watermark_moved(self.tracker.finish(port.index))
+            if self.tracker.all_finished:
+                events.append(EndOfData())
+            if self._asked_for is not None:
+                self._apply_wanted()
+        return events
+
+    def _input_ended(self, port: Port, end: EndOfInput) -> list[Control]:
+        port.ended = True
+        events = [event for event in self._data_ended(port) if not isinstance(event, EndOfData)]
+        if self._all_ended():
+            if self._triggered is not None:
+                events.append(self._triggered)
+                self._triggered = None
+            if self._aside is not None and (aside := self._aside.take_all()):
+                self._last.extend((self.ports[index], batch) for index, batch in aside)
+                self._last.append((port, _End(end)))
+                self._wake()
+            else:
+                events.append(end)
+        return events + self._aligned()
+
+    def _all_ended(self) -> bool:
+        return all(port.ended for port in self.ports if not port.is_feedback)
+
+
+def plain_log(logged: Iterable[tuple[int, DataBatch | Control]]) -> list[tuple[Any, ...]]:
+    """Logged feedback as plain data, in the form that ``Gate.restore`` takes."""
+    return [_plain(index, item) for index, item in logged]
+
+
+def _plain(index: int, item: DataBatch | Control) -> tuple[int, str, Any, int]:
+    if isinstance(item, DataBatch):
+        return index, "data", item.records, item.epoch
+    if isinstance(item, EpochWatermark):
+        return index, "watermark", None, item.epoch
+    return index, "end of data", None, 0
+
+
+def _control(kind: str, epoch: int) -> Control:
+    return EpochWatermark(epoch) if kind == "watermark" else EndOfData()

@@ -1,0 +1,79 @@
+"""The logical graph: what a flow is made of before it is planned. Flow builds it, the plan reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamiter.operators.operator import OperatorFactory
+from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.source import SourceFactory
+from streamiter.records import OutputTag
+from streamiter.runtime.partitioning import Forward, Partitioning
+
+__all__ = ["SINGLE_INPUT", "Edge", "FeedbackLimits", "KeySelector", "Step"]
+
+SINGLE_INPUT = "input"
+"""Name of the input of a step that has only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeySelector:
+    """How a keyed step finds the key of a record."""
+
+    key_of: Callable[[Any], Any]
+    time_to_live_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackLimits:
+    """How much feedback may wait at one head."""
+
+    memory_bytes: int = 64 << 20
+    """Above it feedback goes to disk, and new input falls to one batch in sixteen. 64 MiB: a few seconds
+    of a fast loop, and small beside the memory of a machine that trains."""
+    disk_bytes: int = 8 << 30
+    """Above it the job fails. 8 GiB: minutes of a loop that has run away."""
+    directory: str | None = None
+    """Where it spills; None is the system's folder for temporary files."""
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """A node of the graph: an operator, or a source with an operator behind it."""
+
+    name: str
+    parallelism: int
+    where: str
+    """The user's line, ``file:line``."""
+    factory: OperatorFactory
+    source: SourceFactory | None = None
+    inputs: list[Edge] = field(default_factory=list)
+    keys: KeySelector | None = None
+    policy: RejectionPolicy = "fail"
+    named: bool = False
+    """Whether the user chose the name."""
+    loop: Any = None
+    """The iteration whose body it belongs to, or None."""
+    bounded: bool = True
+    stamped: bool = False
+    """Whether its records carry epochs from outside an iteration."""
+    shape: str = "operator"
+    """For drawings: operator, source, sink or iteration."""
+
+    def input_names(self) -> list[str]:
+        """Names of the inputs, in the order they were connected."""
+        return list(dict.fromkeys(edge.input_name for edge in self.inputs))
+
+
+@dataclass(eq=False, slots=True)
+class Edge:
+    """Records of a step's main or side output on their way to an input of another."""
+
+    upstream: Step
+    input_name: str = SINGLE_INPUT
+    partitioning: Partitioning = field(default_factory=Forward)
+    tag: OutputTag | None = None
+    feedback: FeedbackLimits | None = None
+    """Set on the edge that closes a loop."""

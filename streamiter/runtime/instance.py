@@ -1,0 +1,194 @@
+"""One operator instance with what surrounds it: context, output, timers, keyed state."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, final
+
+from streamiter.clock import Clock, TimerHandle
+from streamiter.operators.context import Context, JobScope, Progress
+from streamiter.operators.keyed_state import KeyedState
+from streamiter.operators.operator import IterationListener, Operator
+from streamiter.operators.output import Output
+from streamiter.operators.rejection import RecordFailure
+from streamiter.operators.statistics import OperatorStatistics
+from streamiter.records import Batch, Control
+from streamiter.runtime.entries import Entry, make_async_entry, make_entry
+from streamiter.runtime.graph import Step
+
+__all__ = ["OperatorInstance", "TimerDue"]
+
+
+@final
+class TimerDue(Control):
+    """Posted to a task when a timer of one of its operators is due."""
+
+    __slots__ = ("instance", "number")
+
+    def __init__(self, instance: OperatorInstance, number: int) -> None:
+        self.instance = instance
+        self.number = number
+
+
+@final
+class OperatorInstance:
+    """An operator at work in one subtask; used by its task only."""
+
+    def __init__(
+        self,
+        step: Step,
+        operator: Operator,
+        subtask: int,
+        *,
+        clock: Clock,
+        progress: Progress,
+        scope: JobScope,
+        post: Callable[[Control], None],
+    ) -> None:
+        self.step = step
+        self.operator = operator
+        self.subtask = subtask
+        self.out = Output(step.name, step.policy)
+        self.progress = progress
+        self._clock = clock
+        self._post = post
+        self._timers: dict[int, tuple[int, Any, Any]] = {}
+        self._timer_handles: dict[int, TimerHandle] = {}
+        self._timers_set = 0
+        self.records_in = 0
+        self.batches_in = 0
+        self.opened = False
+        self.is_listener = isinstance(operator, IterationListener)
+        self.keyed = None if step.keys is None else KeyedState(clock, step.keys.time_to_live_s)
+        self.context = Context(
+            name=step.name,
+            subtask_index=subtask,
+            parallelism=step.parallelism,
+            clock=clock,
+            progress=progress,
+            statistics=self.statistics,
+            scope=scope,
+            post=post,
+            set_timer=self._set_timer,
+            in_iteration=step.loop is not None,
+            keyed=self.keyed,
+        )
+
+    def entry(self, input_name: str) -> Entry:
+        """What the step before calls with a batch."""
+        handle = make_entry(self.operator, input_name, self.out, self.context, self._key_of)
+        return self._counted(handle)
+
+    def async_entry(self, input_name: str) -> Callable[[Batch], Any]:
+        """The same for an operator that is awaited."""
+        handle = make_async_entry(self.operator, input_name, self.out, self.context, self._key_of)
+        return self._counted(handle)
+
+    def count(self, batch: Batch) -> None:
+        """Note that a batch was given to it."""
+        self.records_in += len(batch)
+        self.batches_in += 1
+
+    def _counted(self, handle: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
+        def entry(batch: Batch) -> Any:
+            self.records_in += len(batch)
+            self.batches_in += 1
+            return handle(batch)
+
+        return entry
+
+    @property
+    def _key_of(self) -> Callable[[Any], Any] | None:
+        return None if self.step.keys is None else self.step.keys.key_of
+
+    def statistics(self) -> OperatorStatistics:
+        """What it has handled so far."""
+        out = self.out
+        return OperatorStatistics(self.records_in, self.batches_in, out.records_emitted, out.rejected)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the operator that may be a coroutine function; name the step if it fails."""
+        try:
+            result = getattr(self.operator, method)(*arguments)
+            if inspect.isawaitable(result):
+                result = await result
+        except RecordFailure:
+            raise
+        except Exception as error:
+            raise RecordFailure(self.step.name) from error
+        self.out.flush()
+        return result
+
+    async def open(self) -> None:
+        """Open the operator."""
+        self.opened = True
+        await self.call("open", self.context)
+        if self.keyed is not None and self.keyed.time_to_live_s is not None:
+            self._sweep_later()
+
+    async def close(self) -> None:
+        """Call timers off and close the operator."""
+        for handle in self._timer_handles.values():
+            handle.cancel()
+        self._timer_handles.clear()
+        if self.opened:
+            self.opened = False
+            await self.call("close")
+
+    # -- timers ---------------------------------------------------------------------------------------
+
+    def _set_timer(self, delay_s: float, key: Any, payload: Any) -> None:
+        self._timers_set += 1
+        self._schedule(self._timers_set, delay_s, key, payload)
+
+    def _schedule(self, number: int, delay_s: float, key: Any, payload: Any) -> None:
+        self._timers[number] = (self._clock.now_ms() + round(delay_s * 1000), key, payload)
+        due = TimerDue(self, number)
+        self._timer_handles[number] = self._clock.call_later(max(0.0, delay_s), lambda: self._post(due))
+
+    async def timer_due(self, number: int) -> None:
+        """A timer is due: call ``on_timer`` with its key and payload."""
+        self._timer_handles.pop(number, None)
+        timer = self._timers.pop(number, None)
+        if timer is None:
+            return
+        _, key, payload = timer
+        if self.keyed is not None and payload is _SWEEP:
+            self.keyed.drop_expired()
+            self._sweep_later()
+            return
+        self.context.key = key
+        await self.call("on_timer", payload, self.out)
+
+    def _sweep_later(self) -> None:
+        assert self.keyed is not None
+        assert self.keyed.time_to_live_s is not None
+        self._set_timer(self.keyed.time_to_live_s, None, _SWEEP)
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    async def snapshot(self) -> dict[str, Any]:
+        """All of its state as plain data."""
+        return {
+            "operator": await self.call("snapshot"),
+            "keyed": None if self.keyed is None else self.keyed.snapshot(),
+            "timers": [(number, *timer) for number, timer in self._timers.items() if timer[2] is not _SWEEP],
+        }
+
+    async def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``snapshot`` gave."""
+        await self.call("restore", state["operator"])
+        if self.keyed is not None and state["keyed"] is not None:
+            self.keyed.restore(state["keyed"])
+        now_ms = self._clock.now_ms()
+        for number, due_ms, key, payload in state["timers"]:
+            self._timers_set = max(self._timers_set, number)
+            self._schedule(number, (due_ms - now_ms) / 1000, key, payload)
+
+
+class _Sweep:
+    """Payload of the timer that drops expired keyed state."""
+
+
+_SWEEP = _Sweep()

@@ -1,0 +1,131 @@
+"""Which subtask a record goes to. None depends on where transport batches are cut."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from streamiter.checkpoints.keys import key_groups
+from streamiter.errors import ConfigurationError
+from streamiter.records import Batch, slice_batch, take
+
+__all__ = [
+    "KEY_GROUPS",
+    "Broadcast",
+    "ByFunction",
+    "ByKey",
+    "Forward",
+    "Partitioning",
+    "Rebalance",
+    "Splitter",
+    "subtask_of_group",
+]
+
+# The unit in which keyed state moves when a job is restarted with another parallelism, and so the
+# largest useful parallelism of a keyed step.
+KEY_GROUPS = 128
+
+Splitter = Callable[[Batch], Iterable[tuple[int, Batch]]]
+"""Splits a batch into parts, each with the index of the subtask it goes to; keeps state between calls."""
+
+
+class Partitioning(Protocol):
+    """How an edge distributes records."""
+
+    def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        """A new splitter for one upstream subtask."""
+
+
+def subtask_of_group(group: int, subtasks: int) -> int:
+    """The subtask that owns a key group."""
+    return group * subtasks // KEY_GROUPS
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Subtask i to subtask i."""
+
+    def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        return lambda batch: ((subtask, batch),)
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Every record to every subtask."""
+
+    def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        everyone = range(subtasks_downstream)
+        return lambda batch: [(downstream, batch) for downstream in everyone]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """In turn, record by record; upstream subtask i begins with downstream subtask i."""
+
+    def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        following = subtask % subtasks_downstream
+
+        def split(batch: Batch) -> Iterable[tuple[int, Batch]]:
+            nonlocal following
+            first, length = following, len(batch)
+            following = (following + length) % subtasks_downstream
+            return [
+                ((first + turn) % subtasks_downstream, batch[turn::subtasks_downstream])
+                for turn in range(min(length, subtasks_downstream))
+            ]
+
+        return split
+
+
+@dataclass(frozen=True, slots=True)
+class ByKey:
+    """All records of a key to one subtask. ``key_of`` takes a record, or with ``whole_batches`` a batch."""
+
+    key_of: Callable[[Any], Any]
+    whole_batches: bool = False
+
+    def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        key_of, whole_batches = self.key_of, self.whole_batches
+
+        def split(batch: Batch) -> Iterable[tuple[int, Batch]]:
+            keys = key_of(batch) if whole_batches else [key_of(record) for record in batch]
+            owners = key_groups(keys) * subtasks_downstream // KEY_GROUPS
+            return _parts(batch, owners, subtasks_downstream)
+
+        return split
+
+
+@dataclass(frozen=True, slots=True)
+class ByFunction:
+    """``function(record)`` modulo the number of subtasks."""
+
+    function: Callable[[Any], int]
+
+    def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        function = self.function
+
+        def split(batch: Batch) -> Iterable[tuple[int, Batch]]:
+            try:
+                chosen = [operator.index(function(record)) for record in batch]
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"partition_by: expected the function to give a whole number, {error}"
+                ) from error
+            return _parts(batch, np.array(chosen) % subtasks_downstream, subtasks_downstream)
+
+        return split
+
+
+def _parts(batch: Batch, owners: np.ndarray[Any, Any], subtasks: int) -> Iterable[tuple[int, Batch]]:
+    parts = []
+    for subtask in range(subtasks):
+        indices = np.flatnonzero(owners == subtask)
+        if len(indices) == len(batch):
+            parts.append((subtask, slice_batch(batch, 0, len(batch))))
+        elif len(indices):
+            parts.append((subtask, take(batch, indices.tolist() if isinstance(batch, list) else indices)))
+    return parts

@@ -1,0 +1,262 @@
+"""The plan: which steps run together in a task, and the channels between the tasks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.spill import SpillQueue
+from streamiter.clock import Clock
+from streamiter.errors import GraphError
+from streamiter.operators.context import JobScope, Progress
+from streamiter.operators.operator import Boundary, Operator
+from streamiter.operators.source import Source
+from streamiter.runtime.entries import handler_of, is_awaited
+from streamiter.runtime.epochs_aside import EpochsAside
+from streamiter.runtime.feedback import FeedbackChannel
+from streamiter.runtime.gate import Gate, Port
+from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step
+from streamiter.runtime.instance import OperatorInstance
+from streamiter.runtime.partitioning import Forward
+from streamiter.runtime.task import Acknowledge, Task
+from streamiter.runtime.writers import EdgeWriter, FeedbackWriter, Lane, Writer
+
+__all__ = ["ChannelLimits", "Planner", "Surroundings"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelLimits:
+    """Limits of every channel of a job."""
+
+    records: int = LIMIT_RECORDS
+    size_bytes: int = LIMIT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a boundary operator is told of its task by ``attach``."""
+
+    feedback_channels: Sequence[FeedbackChannel]
+    make_spill_queue: Callable[[], SpillQueue]
+    """A queue with the limits of its feedback."""
+
+
+@dataclass
+class Planner:
+    """Turns steps into tasks, once for a job."""
+
+    steps: Sequence[Step]
+    clock: Clock
+    scope: JobScope
+    plain_data: PlainData
+    acknowledge: Acknowledge
+    executor: Executor | None = None
+    limits: ChannelLimits = field(default_factory=ChannelLimits)
+
+    def tasks(self) -> list[Task]:
+        """All tasks, upstream first."""
+        self._operators = {step: _instantiate(step) for step in self.steps}
+        self._chained_to = {step: edge for step in self.steps if (edge := self._chain_edge(step)) is not None}
+        self._channels: dict[Edge, list[list[Any]]] = {}
+        self._readers: dict[Step, list[tuple[Step, Edge]]] = {step: [] for step in self.steps}
+        for step in self.steps:
+            for edge in step.inputs:
+                self._readers[edge.upstream].append((step, edge))
+                if self._chained_to.get(step) is not edge:
+                    self._channels[edge] = self._make_channels(step, edge)
+        return [
+            self._make_task(step, subtask)
+            for step in self.steps
+            if step not in self._chained_to
+            for subtask in range(step.parallelism)
+        ]
+
+    # -- chaining --------------------------------------------------------------------------------------
+
+    def _chain_edge(self, step: Step) -> Edge | None:
+        """The edge by which a step joins the task of the step before it, or None if it begins a task."""
+        if step.source is not None or len(step.inputs) != 1:
+            return None
+        [edge] = step.inputs
+        upstream = edge.upstream
+        single = step.parallelism == upstream.parallelism == 1
+        straight = isinstance(edge.partitioning, Forward) and step.parallelism == upstream.parallelism
+        if edge.feedback is not None or edge.input_name != SINGLE_INPUT or not (single or straight):
+            return None
+        return None if self._begins_task(step) or self._operators[upstream][0].runs_in_thread else edge
+
+    def _begins_task(self, step: Step) -> bool:
+        operator = self._operators[step][0]
+        return (
+            isinstance(operator, Boundary)
+            or operator.epochs_in_order
+            or hasattr(operator, "wanted_inputs")
+            or is_awaited(operator, step.input_names(), step=step.name)
+        )
+
+    def _chain(self, head: Step) -> list[Step]:
+        chain = [head]
+        for step in chain:
+            chain.extend(
+                reader for reader, edge in self._readers[step] if self._chained_to.get(reader) is edge
+            )
+        return chain
+
+    # -- channels --------------------------------------------------------------------------------------
+
+    def _make_channels(self, step: Step, edge: Edge) -> list[list[Any]]:
+        """A channel for each upstream and downstream subtask; None where nothing can flow."""
+        upstream = edge.upstream
+        forward = isinstance(edge.partitioning, Forward)
+        return [
+            [
+                self._make_channel(f"{upstream.name}[{source}] → {step.name}[{target}]", edge.feedback)
+                if not forward or source == target
+                else None
+                for target in range(step.parallelism)
+            ]
+            for source in range(upstream.parallelism)
+        ]
+
+    def _make_channel(self, name: str, feedback: FeedbackLimits | None) -> Channel | FeedbackChannel:
+        if feedback is None:
+            return Channel(name, limit_records=self.limits.records, limit_bytes=self.limits.size_bytes)
+        return FeedbackChannel(name, self._spill_queue(name, feedback))
+
+    def _spill_queue(self, name: str, limits: FeedbackLimits) -> SpillQueue:
+        return SpillQueue(
+            name=name,
+            plain_data=self.plain_data,
+            memory_limit_bytes=limits.memory_bytes,
+            disk_limit_bytes=limits.disk_bytes,
+            directory=limits.directory or tempfile.gettempdir(),
+        )
+
+    # -- tasks -----------------------------------------------------------------------------------------
+
+    def _make_task(self, head: Step, subtask: int) -> Task:
+        name = f"{head.name}[{subtask}]"
+        source, source_channel, ports = None, None, self._ports(head, subtask)
+        input_names = head.input_names()
+        if head.source is not None:
+            source = _make_source(head)
+            source_channel = Channel(f"{name} ← source", limit_records=LIMIT_RECORDS)
+            ports = [Port(0, SINGLE_INPUT, source_channel, is_feedback=False)]
+            input_names = [SINGLE_INPUT]
+        gate = Gate(ports, epochs_aside=self._epochs_aside(head, name))
+        feedback = [port.channel for port in ports if isinstance(port.channel, FeedbackChannel)]
+        self._attach(head, subtask, name, feedback)
+        progress = Progress()
+        instances = self._instances(head, subtask, progress, gate)
+        writers = self._connect(instances, subtask, progress)
+        return Task(
+            name=name,
+            gate=gate,
+            instances=list(instances.values()),
+            input_names=input_names,
+            writers=writers,
+            progress=progress,
+            clock=self.clock,
+            acknowledge=self.acknowledge,
+            executor=self.executor,
+            source=source,
+            source_channel=source_channel,
+            feedback_channels=feedback,
+        )
+
+    def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel]) -> None:
+        operator = self._operators[head][subtask]
+        if isinstance(operator, Boundary):
+            limits = next((edge.feedback for edge in head.inputs if edge.feedback), FeedbackLimits())
+            operator.attach(Surroundings(feedback, lambda: self._spill_queue(name, limits)))
+
+    def _ports(self, step: Step, subtask: int) -> list[Port]:
+        ports: list[Port] = []
+        for edge in step.inputs:
+            for channels in self._channels.get(edge, ()):
+                if (channel := channels[subtask]) is not None:
+                    is_feedback = edge.feedback is not None
+                    ports.append(Port(len(ports), edge.input_name, channel, is_feedback=is_feedback))
+        return ports
+
+    def _epochs_aside(self, head: Step, name: str) -> EpochsAside | None:
+        if not self._operators[head][0].epochs_in_order:
+            return None
+        return EpochsAside(lambda: self._spill_queue(name, FeedbackLimits()))
+
+    def _instances(
+        self, head: Step, subtask: int, progress: Progress, gate: Gate
+    ) -> dict[Step, OperatorInstance]:
+        return {
+            step: OperatorInstance(
+                step,
+                self._operators[step][subtask],
+                subtask,
+                clock=self.clock,
+                progress=progress,
+                scope=self.scope,
+                post=gate.post,
+            )
+            for step in self._chain(head)
+        }
+
+    def _connect(
+        self, instances: dict[Step, OperatorInstance], subtask: int, progress: Progress
+    ) -> list[Writer]:
+        writers: list[Writer] = []
+        for step, instance in instances.items():
+            for reader, edge in self._readers[step]:
+                if self._chained_to.get(reader) is edge:
+                    instance.out.connect(instances[reader].entry(SINGLE_INPUT), edge.tag)
+                else:
+                    writer = self._writer(edge, subtask, progress)
+                    writers.append(writer)
+                    instance.out.connect(writer, edge.tag)
+        return writers
+
+    def _writer(self, edge: Edge, subtask: int, progress: Progress) -> Writer:
+        channels = [channel for channel in self._channels[edge][subtask] if channel is not None]
+        split = None if len(channels) == 1 else edge.partitioning.splitter(subtask, len(channels))
+        if edge.feedback is not None:
+            return FeedbackWriter(split, channels, progress)
+        return EdgeWriter(split, [Lane(channel) for channel in channels], progress)
+
+
+def _instantiate(step: Step) -> list[Operator]:
+    operators: list[Operator] = []
+    for _ in range(step.parallelism):
+        operator = step.factory()
+        if not isinstance(operator, Operator):
+            raise GraphError(
+                f"step {step.name!r} ({step.where}): expected its factory to give an Operator, "
+                f"given {type(operator).__name__}; derive it from streamiter.Operator"
+            )
+        if any(operator is other for other in operators):
+            raise GraphError(
+                f"step {step.name!r} ({step.where}): expected a new operator for each of {step.parallelism} "
+                "subtasks, given the same one twice; make it inside the factory"
+            )
+        if step.source is None and not isinstance(operator, Boundary):
+            for input_name in step.input_names():
+                handler_of(operator, input_name, step=step.name)
+        if step.loop is not None:
+            step.loop.check_operator(step, operator)
+        operators.append(operator)
+    return operators
+
+
+def _make_source(step: Step) -> Source:
+    assert step.source is not None
+    make: Callable[[], Any] = step.source
+    source = make()
+    if not isinstance(source, Source):
+        raise GraphError(
+            f"step {step.name!r} ({step.where}): expected its factory to give a Source, "
+            f"given {type(source).__name__}; derive it from streamiter.operators.Source"
+        )
+    return source

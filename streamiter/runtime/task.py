@@ -1,0 +1,434 @@
+"""The task: an input gate, chained operators, output channels; one asyncio task."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final, Protocol, final
+
+from streamiter.channels import Channel
+from streamiter.clock import Clock
+from streamiter.operators.context import Progress
+from streamiter.operators.operator import Boundary, BoundaryOutput
+from streamiter.operators.rejection import RecordFailure
+from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.records import (
+    Batch,
+    CheckpointBarrier,
+    Control,
+    DataBatch,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    slice_batch,
+)
+from streamiter.runtime.entries import is_awaited
+from streamiter.runtime.feedback import FeedbackChannel
+from streamiter.runtime.gate import BarrierReturned, BarrierTrigger, Gate, InputEnded, Port, plain_log
+from streamiter.runtime.instance import OperatorInstance, TimerDue
+from streamiter.runtime.writers import Writer
+
+__all__ = ["Acknowledge", "DrainInput", "Task"]
+
+# Batches handled in a row before other tasks get a turn even if nothing blocks: a step of some 100 µs
+# then keeps the rest of the job waiting for a millisecond or two.
+_BATCHES_IN_A_ROW: Final = 16
+
+# Offset ranges are looked for in batches straight from a topic only.
+_State = dict[str, Any]
+
+
+@final
+class DrainInput(Control):
+    """Posted to a source: no more input from here, go to the end."""
+
+    __slots__ = ()
+
+
+class Acknowledge(Protocol):
+    """Takes the state of a task at a barrier."""
+
+    def __call__(self, task: Task, checkpoint: int, state: _State) -> None: ...
+
+
+class Task:
+    """Runs one chain of operators for one subtask.
+
+    All its operators share the epoch and the watermark: they see the same records in the same turn. Its
+    methods are called by its own asyncio task only, except ``post``.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        gate: Gate,
+        instances: Sequence[OperatorInstance],
+        input_names: Sequence[str],
+        writers: Sequence[Writer],
+        progress: Progress,
+        clock: Clock,
+        acknowledge: Acknowledge,
+        executor: Executor | None = None,
+        source: Source | None = None,
+        source_channel: Channel | None = None,
+        feedback_channels: Sequence[FeedbackChannel] = (),
+    ) -> None:
+        self.name = name
+        self.gate = gate
+        self.instances = list(instances)
+        self.head = self.instances[0]
+        self.writers = list(writers)
+        self.progress = progress
+        self.source = source
+        self.source_channel = source_channel
+        self.positions: Positions = {}
+        self.ended = False
+        self.handled = 0
+        """Batches and control records handled, for the watchdog."""
+        self.busy_with: str | None = None
+        self._clock = clock
+        self._acknowledge = acknowledge
+        self._executor = executor
+        self._input_names = list(input_names)
+        self._feedback_channels = feedback_channels
+        self._lanes = [lane for writer in self.writers for lane in writer.lanes]
+        self._interior_input_ended = False
+        self._suspending = False
+        self._origin: SourceBatch | None = None
+        self._boundary_out: _TaskBoundaryOutput | None = None
+        self._feeder: asyncio.Task[None] | None = None
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    async def open(self, state: _State | None = None) -> None:
+        """Open every operator, last first, so that each can rely on those behind it; then restore."""
+        for instance in reversed(self.instances):
+            await instance.open()
+        if state is not None:
+            for instance in self.instances:
+                await instance.restore(state["operators"][instance.step.name])
+            self.progress.watermark = state["watermark"]
+            self.positions = dict(state["positions"])
+            self.gate.restore(state["gate"], state.get("logged", ()))
+        if self.source is not None:
+            await self._open_source(self.positions if state is not None else None)
+
+    async def _open_source(self, positions: Positions | None) -> None:
+        assert self.source is not None
+        try:
+            result = self.source.open(self.head.context, positions)
+            if inspect.isawaitable(result):
+                await result
+        except Exception as error:
+            raise RecordFailure(self.head.step.name) from error
+
+    async def run(self) -> None:
+        """Handle input until it ends, or a barrier with ``suspend`` has passed."""
+        self._take_entries()
+        while not self.ended:
+            if not await self._turn():
+                await self.gate.wait()
+        if self._feeder is not None:
+            self._feeder.cancel()
+
+    async def feed(self) -> None:
+        """Bring what the source reads to the gate; runs as a task of its own beside ``run``."""
+        assert self.source is not None
+        assert self.source_channel is not None
+        self._feeder = asyncio.current_task()
+        channel, read = self.source_channel, self.source.read
+        awaited = inspect.iscoroutinefunction(read)
+        try:
+            while True:
+                batch = (await read()) if awaited else read()
+                if batch is None:
+                    channel.put_control(EndOfInput())
+                    return
+                while not channel.try_put(batch):
+                    await channel.wait_for_room()
+        except asyncio.CancelledError:
+            if not self.ended and not self._draining:
+                raise
+        except Exception as error:
+            raise RecordFailure(self.head.step.name) from error
+
+    async def close(self) -> list[Exception]:
+        """Close whatever was opened, every operator whatever the others do; gives what went wrong."""
+        errors: list[Exception] = []
+        closing: list[Callable[[], Awaitable[None]]] = [instance.close for instance in self.instances]
+        if self.source is not None:
+            closing.append(self._close_source)
+        for close in closing:
+            try:
+                await close()
+            except Exception as error:
+                errors.append(error)
+        for channel in self._feedback_channels:
+            channel.close()
+        self.gate.close()
+        return errors
+
+    async def _close_source(self) -> None:
+        assert self.source is not None
+        result = self.source.close()
+        if inspect.isawaitable(result):
+            await result
+
+    def post(self, control: Control) -> None:
+        """Have a control record handled next (from anywhere in the job)."""
+        self.gate.post(control)
+
+    # -- one turn --------------------------------------------------------------------------------------
+
+    _draining = False
+    _batches_in_a_row = 0
+
+    def _take_entries(self) -> None:
+        head = self.head
+        self._boundary = head.operator if isinstance(head.operator, Boundary) else None
+        wanted = getattr(head.operator, "wanted_inputs", None)
+        self._wanted: Callable[[], Any] | None = wanted
+        self._awaited = self._boundary is None and is_awaited(
+            head.operator, self._input_names, step=head.step.name
+        )
+        self._entries: dict[str, Callable[[Batch], Any]] = {}
+        if self._boundary is not None:
+            self._boundary_out = _TaskBoundaryOutput(self)
+        elif self._awaited and not head.operator.runs_in_thread:
+            self._entries = {name: head.async_entry(name) for name in self._input_names}
+        else:
+            self._entries = {name: head.entry(name) for name in self._input_names}
+        if head.operator.runs_in_thread:
+            self._entries = {name: self._in_thread(entry) for name, entry in self._entries.items()}
+        if wanted is not None:
+            self.gate.want(wanted())
+
+    async def _turn(self) -> bool:
+        """Handle one batch or control record; says whether there was one."""
+        polled = self.gate.poll()
+        if polled is None:
+            self._batches_in_a_row = 0
+            return False
+        port, message = polled
+        self.handled += 1
+        try:
+            if isinstance(message, Control):
+                await self._handle_control(port, message)
+            else:
+                assert port is not None
+                await self._handle_batch(port, message)
+        except RecordFailure as failure:
+            self._name_offsets(failure, message)
+            raise
+        if self._wanted is not None and not self.ended:
+            self.gate.want(self._wanted())
+        for lane in self._lanes:
+            if lane.waiting:
+                self.busy_with = lane.channel.name
+                await lane.clear(self._clock)
+                self._batches_in_a_row = 0
+        self.busy_with = None
+        self._batches_in_a_row += 1
+        if self._batches_in_a_row >= _BATCHES_IN_A_ROW:
+            self._batches_in_a_row = 0
+            await asyncio.sleep(0)
+        return True
+
+    async def _handle_batch(self, port: Port, message: DataBatch | SourceBatch) -> None:
+        if isinstance(message, SourceBatch):
+            await self._handle_records(port, message.records, 0)
+            self.positions.update(message.positions)
+        else:
+            await self._handle_records(port, message.records, message.epoch)
+
+    async def _handle_records(self, port: Port, records: Batch, epoch: int) -> None:
+        self.progress.epoch = epoch
+        if self._boundary is not None:
+            assert self._boundary_out is not None
+            self.head.count(records)
+            await self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
+            return
+        entry = self._entries[port.input_name]
+        if self._wanted is not None:
+            await self._handle_while_wanted(port, entry, records, epoch)
+        elif self._awaited:
+            await entry(records)
+        else:
+            entry(records)
+
+    async def _handle_while_wanted(
+        self, port: Port, entry: Callable[[Batch], Any], records: Batch, epoch: int
+    ) -> None:
+        """Record by record, since what is wanted next may change with each."""
+        assert self._wanted is not None
+        for index in range(len(records)):
+            result = entry(slice_batch(records, index, index + 1))
+            if self._awaited:
+                await result
+            self.gate.want(self._wanted())
+            if index + 1 < len(records) and not self.gate.is_wanted(port.input_name):
+                self.gate.put_back(port, slice_batch(records, index + 1, len(records)), epoch)
+                return
+
+    def _in_thread(self, entry: Callable[[Batch], Any]) -> Callable[[Batch], Awaitable[None]]:
+        """Handle batches in a thread; what is emitted there goes on from the event loop."""
+        out = self.head.out
+        gathered = out.detach()
+
+        async def handle(batch: Batch) -> None:
+            await asyncio.get_running_loop().run_in_executor(self._executor, entry, batch)
+            emitted, gathered[:] = list(gathered), []
+            for receiver, part in emitted:
+                receiver(part)
+
+        return handle
+
+    def _name_offsets(self, failure: RecordFailure, message: object) -> None:
+        if isinstance(message, SourceBatch) and failure.positions is None:
+            failure.positions = dict(message.positions)
+
+    # -- control records -------------------------------------------------------------------------------
+
+    async def _handle_control(self, port: Port | None, control: Control) -> None:
+        if port is not None:
+            events = self.gate.accept(port, control)
+        elif isinstance(control, BarrierTrigger):
+            events = (
+                [control.barrier] if self.source is not None else self.gate.accept_trigger(control.barrier)
+            )
+        elif isinstance(control, DrainInput):
+            events = self._drain_input()
+        else:
+            events = [control]
+        for event in events:
+            await self._handle_event(event)
+
+    async def _handle_event(self, event: Control) -> None:
+        if isinstance(event, TimerDue):
+            self.progress.epoch = self.progress.watermark + 1
+            await event.instance.timer_due(event.number)
+        elif isinstance(event, CheckpointBarrier):
+            await self._pass_barrier(event)
+        elif isinstance(event, BarrierReturned):
+            self._feedback_logged(event)
+        elif self._boundary is not None:
+            assert self._boundary_out is not None
+            await self._boundary.on_control(event, self._boundary_out)
+        elif isinstance(event, InputEnded):
+            await self._input_ended(self.head, event.input_name)
+        else:
+            await self.pass_on(event, self.instances)
+
+    async def pass_on(self, control: Control, instances: Sequence[OperatorInstance]) -> None:
+        """Take a control record through the chain, operator by operator, then into the channels."""
+        if isinstance(control, EpochWatermark):
+            await self._pass_watermark(control, instances)
+        elif isinstance(control, EndOfInput):
+            await self._end(control, instances)
+        elif isinstance(control, EndOfData):
+            await self._interior_inputs_ended()
+            self._write_control(control)
+        else:
+            self._write_control(control)
+
+    async def _pass_watermark(self, control: EpochWatermark, instances: Sequence[OperatorInstance]) -> None:
+        listeners = [instance for instance in instances if instance.is_listener]
+        if listeners:
+            for epoch in range(self.progress.watermark + 1, control.epoch + 1):
+                self.progress.epoch = epoch
+                for listener in listeners:
+                    await listener.call(
+                        "on_epoch_watermark_incremented", epoch, listener.context, listener.out
+                    )
+        self.progress.watermark = control.epoch
+        self._write_control(control)
+
+    async def _end(self, control: EndOfInput, instances: Sequence[OperatorInstance]) -> None:
+        await self._interior_inputs_ended()
+        self.progress.is_ending = True
+        if control.epoch is not None:
+            self.progress.epoch = control.epoch
+        for instance in instances:
+            if instance.is_listener and instance.step.loop is not None:
+                await instance.call("on_iteration_terminated", instance.context, instance.out)
+            await instance.call("finish", instance.out)
+        self._write_control(control)
+        self.ended = True
+
+    async def _input_ended(self, instance: OperatorInstance, input_name: str) -> None:
+        if hasattr(instance.operator, "input_ended"):
+            await instance.call("input_ended", input_name, instance.out)
+
+    async def _interior_inputs_ended(self) -> None:
+        if not self._interior_input_ended:
+            self._interior_input_ended = True
+            for instance in self.instances[1:]:
+                await self._input_ended(instance, "input")
+
+    def _write_control(self, control: Control) -> None:
+        for writer in self.writers:
+            writer.control(control)
+
+    def _drain_input(self) -> list[Control]:
+        assert self.source_channel is not None
+        [port] = self.gate.ports
+        if port.ended:
+            return []
+        self._draining = True
+        if self._feeder is not None:
+            self._feeder.cancel()
+        self.source_channel.clear()
+        return self.gate.accept(port, EndOfInput())
+
+    # -- barriers --------------------------------------------------------------------------------------
+
+    async def _pass_barrier(self, barrier: CheckpointBarrier) -> None:
+        state = await self.snapshot()
+        self._write_control(barrier)
+        if self.gate.has_feedback:
+            self._pending_state = state
+            self._suspending = barrier.suspend
+            if barrier.suspend:
+                self.gate.only_feedback()
+            for event in self.gate.start_feedback_log(barrier):
+                assert isinstance(event, BarrierReturned)
+                self._feedback_logged(event)
+            return
+        self._acknowledge(self, barrier.checkpoint, state)
+        self.ended = barrier.suspend
+
+    def _feedback_logged(self, returned: BarrierReturned) -> None:
+        self._pending_state["logged"] = plain_log(returned.logged)
+        self._acknowledge(self, returned.checkpoint, self._pending_state)
+        self._pending_state = {}
+        self.ended = self._suspending
+
+    _pending_state: _State = {}  # noqa: RUF012 - replaced, never changed
+
+    async def snapshot(self) -> _State:
+        """The state of the whole task as plain data."""
+        return {
+            "operators": {instance.step.name: await instance.snapshot() for instance in self.instances},
+            "watermark": self.progress.watermark,
+            "positions": dict(self.positions),
+            "gate": self.gate.snapshot(),
+        }
+
+
+@final
+class _TaskBoundaryOutput(BoundaryOutput):
+    """Where a boundary at the head of a task emits."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def emit_batch(self, records: Batch, epoch: int) -> None:
+        task = self._task
+        task.progress.epoch = epoch
+        task.head.out.emit_batch(records)
+
+    async def control(self, control: Control) -> None:
+        await self._task.pass_on(control, self._task.instances[1:])

@@ -1,0 +1,124 @@
+"""The output side of a task: what its operators emit, on its way into channels."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol, final
+
+from streamiter.channels import Channel
+from streamiter.clock import Clock
+from streamiter.operators.context import Progress
+from streamiter.records import Batch, Control, DataBatch, EndOfInput, EpochWatermark
+from streamiter.runtime.feedback import FeedbackChannel
+from streamiter.runtime.partitioning import Splitter
+
+__all__ = ["EdgeWriter", "FeedbackWriter", "Lane", "Writer"]
+
+
+@final
+class Lane:
+    """One channel as its producer sees it, with what found no room in it yet.
+
+    An operator that is called directly cannot wait in the middle of a call, so what it emits beyond the
+    channel's limit is kept here, and its task handles no further input until the lane is clear: at most
+    the output of one call waits.
+    """
+
+    __slots__ = ("blocked_s", "channel", "waiting")
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.waiting: deque[DataBatch | Control] = deque()
+        self.blocked_s = 0.0
+
+    def put(self, batch: DataBatch) -> None:
+        if self.waiting or not self.channel.try_put(batch):
+            self.waiting.append(batch)
+
+    def put_control(self, control: Control) -> None:
+        if self.waiting:
+            self.waiting.append(control)
+        else:
+            self.channel.put_control(control)
+
+    async def clear(self, clock: Clock) -> None:
+        """Wait until all that waits has found room."""
+        began_s = clock.monotonic_s()
+        try:
+            while self.waiting:
+                item = self.waiting[0]
+                if isinstance(item, Control):
+                    self.channel.put_control(item)
+                elif not self.channel.try_put(item):
+                    await self.channel.wait_for_room()
+                    continue
+                self.waiting.popleft()
+        finally:
+            self.blocked_s += clock.monotonic_s() - began_s
+
+
+class Writer(Protocol):
+    """Takes what one output of one operator emits."""
+
+    lanes: Sequence[Lane]
+
+    def __call__(self, batch: Batch) -> None: ...
+    def control(self, control: Control) -> None: ...
+
+
+@final
+class EdgeWriter:
+    """Distributes batches over the channels of an edge, stamped with the epoch of the task."""
+
+    __slots__ = ("_progress", "_split", "lanes")
+
+    def __init__(self, split: Splitter | None, lanes: Sequence[Lane], progress: Progress) -> None:
+        """``split`` is None where there is but one channel."""
+        self._split = split
+        self.lanes = lanes
+        self._progress = progress
+
+    def __call__(self, batch: Batch) -> None:
+        epoch = self._progress.epoch
+        if self._split is None:
+            self.lanes[0].put(DataBatch(batch, epoch))
+            return
+        for subtask, part in self._split(batch):
+            self.lanes[subtask].put(DataBatch(part, epoch))
+
+    def control(self, control: Control) -> None:
+        """Into every channel: progress concerns all who may get records."""
+        for lane in self.lanes:
+            lane.put_control(control)
+
+
+@final
+class FeedbackWriter:
+    """The same on the edge that closes a loop: epochs grow by one, and nothing ever blocks."""
+
+    __slots__ = ("_channels", "_progress", "_split", "lanes")
+
+    def __init__(
+        self, split: Splitter | None, channels: Sequence[FeedbackChannel], progress: Progress
+    ) -> None:
+        self._split = split
+        self._channels = channels
+        self._progress = progress
+        self.lanes: Sequence[Lane] = ()
+
+    def __call__(self, batch: Batch) -> None:
+        epoch = self._progress.epoch + 1
+        if self._split is None:
+            self._channels[0].put(DataBatch(batch, epoch))
+            return
+        for subtask, part in self._split(batch):
+            self._channels[subtask].put(DataBatch(part, epoch))
+
+    def control(self, control: Control) -> None:
+        if isinstance(control, EndOfInput):
+            return  # The heads were the first to end; nobody is left to be told.
+        if isinstance(control, EpochWatermark):
+            control = EpochWatermark(control.epoch + 1)
+        for channel in self._channels:
+            channel.put_control(control)

@@ -1,0 +1,105 @@
+"""From a URL to its topic: the scheme names a connector, registered under the entry point group
+``streamiter.topics``. A package of your own joins with two lines in its ``pyproject.toml``::
+
+    [project.entry-points."streamiter.topics"]
+    pulsar = "my_package:PulsarConnector"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Final
+
+from streamiter.errors import ConfigurationError
+from streamiter.topics.topic import Connector, Topic
+
+__all__ = ["ENTRY_POINT_GROUP", "connector_for", "known_schemes", "topic"]
+
+ENTRY_POINT_GROUP: Final = "streamiter.topics"
+
+# Schemes of our own whose client library is an extra of the distribution: scheme → extra.
+_EXTRA_OF_SCHEME: Final[Mapping[str, str]] = MappingProxyType({"kafka": "kafka"})
+
+
+def topic(url: str, **options: object) -> Topic:
+    """The topic at ``url``; connects to nothing yet.
+
+    ``options`` are the connector's own (timeouts, credentials); what they are, its error lists.
+
+    Raises :class:`~streamiter.errors.ConfigurationError` for an unknown scheme, a missing extra, a
+    malformed URL or an unknown option.
+
+    >>> topic("memory://clicks").name
+    'clicks'
+    >>> topic("carrier-pigeon://roof/clicks")
+    Traceback (most recent call last):
+    ...
+    streamiter.errors.ConfigurationError: topic 'carrier-pigeon://roof/clicks': expected one of the \
+schemes file://, kafka://, memory://, sqlite://, given carrier-pigeon://
+    """
+    return connector_for(url).topic(url, options)
+
+
+def connector_for(url: str) -> Connector:
+    """The connector that serves the scheme of ``url``; errors as for :func:`topic`.
+
+    Entry points are looked up anew each time (about 1 ms): a topic is made a few times in a job's life.
+    """
+    scheme = _scheme(url)
+    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+        if entry_point.name == scheme:
+            return _load(entry_point, url)
+    raise ConfigurationError(
+        f"topic {url!r}: expected one of the schemes {_listed(known_schemes())}, given {scheme}://"
+        + _install_hint(scheme)
+    )
+
+
+def known_schemes() -> list[str]:
+    """The schemes that connectors are registered for, sorted.
+
+    >>> "memory" in known_schemes()
+    True
+    """
+    return sorted({entry_point.name for entry_point in entry_points(group=ENTRY_POINT_GROUP)})
+
+
+def _scheme(url: str) -> str:
+    scheme, separator, _ = url.partition("://")
+    if not (scheme and separator):
+        raise ConfigurationError(
+            f"topic {url!r}: expected a URL such as kafka://127.0.0.1:9092/clicks; "
+            f"the schemes are {_listed(known_schemes())}"
+        )
+    return scheme.lower()
+
+
+def _load(entry_point: EntryPoint, url: str) -> Connector:
+    try:
+        loaded = entry_point.load()
+    except ImportError as error:
+        raise ConfigurationError(
+            f"topic {url!r}: the connector {entry_point.value} cannot be imported ({error})"
+            + _install_hint(entry_point.name)
+        ) from error
+    return _checked(loaded(), entry_point, url)
+
+
+def _checked(connector: object, entry_point: EntryPoint, url: str) -> Connector:
+    if not isinstance(connector, Connector):
+        raise ConfigurationError(
+            f"topic {url!r}: expected {entry_point.value} to be a subclass of streamiter.topics.Connector, "
+            f"given {type(connector).__qualname__}"
+        )
+    return connector
+
+
+def _install_hint(scheme: str) -> str:
+    extra = _EXTRA_OF_SCHEME.get(scheme)
+    return f"; install it with: pip install 'streamiter[{extra}]'" if extra else ""
+
+
+def _listed(schemes: list[str]) -> str:
+    return ", ".join(f"{scheme}://" for scheme in schemes)

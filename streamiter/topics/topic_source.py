@@ -1,0 +1,89 @@
+"""Reading a topic into a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from streamiter.errors import DecodeError
+from streamiter.operators.context import Context
+from streamiter.operators.operator import Operator
+from streamiter.operators.output import Output
+from streamiter.operators.rejection import Origin
+from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.topics.topic import (
+    Decoder,
+    ReadRequest,
+    StartPosition,
+    StopPosition,
+    Topic,
+    TopicBatch,
+    TopicReader,
+)
+
+__all__ = ["DecodeValues", "TopicSource"]
+
+
+class TopicSource(Source):
+    """One subtask's share of a topic's partitions, as :class:`TopicBatch` es; positions are offsets."""
+
+    def __init__(self, topic: Topic, start: StartPosition = "earliest", stop: StopPosition = None) -> None:
+        self._topic = topic
+        self._start = start
+        self._stop = stop
+        self._reader: TopicReader | None = None
+
+    async def open(self, context: Context, positions: Positions | None) -> None:
+        self._reader = await self._topic.open_reader(
+            ReadRequest(
+                subtask=context.subtask_index,
+                subtasks=context.parallelism,
+                start=self._start,
+                stop=self._stop,
+                positions=positions,
+                clock=context.clock,
+            )
+        )
+
+    async def read(self) -> SourceBatch | None:
+        assert self._reader is not None
+        batch = await self._reader.read()
+        return None if batch is None else SourceBatch(batch, {batch.partition: batch.next_offset})
+
+    def lag(self) -> Mapping[int, int]:
+        return {} if self._reader is None else self._reader.lag()
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            await self._reader.close()
+
+
+class DecodeValues(Operator):
+    """Decodes what a :class:`TopicSource` reads; values that cannot be decoded follow the step's policy."""
+
+    def __init__(self, topic: Topic, decoder: Decoder) -> None:
+        self._url = topic.url
+        self._decoder = decoder
+
+    def process_batch(self, batch: TopicBatch, out: Output) -> None:
+        """Emit the records of the batch."""
+        try:
+            records = self._decoder.decode(batch)
+        except DecodeError as error:
+            self._refuse(batch, error, out)
+            return
+        out.emit_batch(records)
+
+    def _refuse(self, batch: TopicBatch, error: DecodeError, out: Output) -> None:
+        for index, reason in error.failures.items():
+            origin = Origin(self._url, batch.partition, batch.offsets[index])
+            value = batch.values[index]
+            if not out.tolerates_rejections:
+                out.fail(
+                    DecodeError({index: f"{reason}; the value begins {(value or b'')[:80]!r}"}),
+                    value,
+                    origin=origin,
+                )
+            out.reject(value, reason, origin=origin, key=batch.keys[index])
+        good = [index for index in range(len(batch)) if index not in error.failures]
+        if good:
+            self.process_batch(batch.take(good), out)

@@ -1,0 +1,30 @@
+"""Topics for the tests of models: each test that asks for ``make_topic`` runs on memory and on SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from streamiter.topics.lookup import topic
+from streamiter.topics.memory import MemoryBroker
+from streamiter.topics.topic import Topic
+
+MakeTopic = Callable[..., Awaitable[Topic]]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def make_topic(request: pytest.FixtureRequest, tmp_path: Path) -> MakeTopic:
+    """Call it and await it for a topic that is there."""
+    broker = MemoryBroker()
+
+    async def make(partitions: int = 1, name: str = "models") -> Topic:
+        if request.param == "memory":
+            made: Topic = broker.topic(name)
+        else:
+            made = topic(f"sqlite:///{tmp_path}/topics.db?topic={name}")
+        await made.create(partitions=partitions)
+        return made
+
+    return make

@@ -1,0 +1,184 @@
+"""What the tests of models share: a clock, short ways to write, and what compaction leaves of a topic."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from streamiter.models import ModelUpdate, ModelUpdateEncoder
+from streamiter.models.intake import UpdateIntake
+from streamiter.topics.memory import MemoryBroker
+from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicRecord
+
+# Far above what any test needs: a wait that lasts longer is a hang.
+PATIENCE_S = 30.0
+
+
+class ManualClock:
+    """Time that goes on only when told to."""
+
+    def __init__(self, now_s: float = 1_700_000_000.0) -> None:
+        self._now_s = now_s
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._called_off: set[int] = set()
+
+    def now_ms(self) -> int:
+        return round(self._now_s * 1000)
+
+    def monotonic_s(self) -> float:
+        return self._now_s
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> ManualTimer:
+        number = next(self._order)
+        heapq.heappush(self._due, (self._now_s + delay_s, number, callback))
+        return ManualTimer(self._called_off, number)
+
+    async def sleep(self, delay_s: float) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        timer = self.call_later(delay_s, lambda: None if done.done() else done.set_result(None))
+        try:
+            await done
+        finally:
+            timer.cancel()
+
+    def advance(self, seconds: float) -> None:
+        end = self._now_s + seconds
+        while self._due and self._due[0][0] <= end:
+            self._now_s, number, callback = heapq.heappop(self._due)
+            if number not in self._called_off:
+                callback()
+        self._now_s = end
+
+    @property
+    def timers(self) -> int:
+        return sum(number not in self._called_off for _, number, _ in self._due)
+
+
+class ManualTimer:
+    def __init__(self, called_off: set[int], number: int) -> None:
+        self._called_off = called_off
+        self._number = number
+
+    def cancel(self) -> None:
+        self._called_off.add(self._number)
+
+
+def encoder(
+    generation: int = 1, next_version: int = 1, model: str = "ctr", **options: Any
+) -> ModelUpdateEncoder:
+    clock = options.pop("clock", None) or ManualClock()
+    return ModelUpdateEncoder(model, generation, next_version, clock=clock, **options)
+
+
+def update_of(rank: tuple[int, int], model: str = "ctr", **options: Any) -> OutgoingBatch:
+    """One update whose parameters are its own version."""
+    return encoder(*rank, model=model, **options).encode([np.array([float(rank[1])])])
+
+
+def large_update(rank: tuple[int, int], **options: Any) -> OutgoingBatch:
+    """One update of 4 chunks, whose parameters are its own version."""
+    batch = encoder(*rank, record_bytes_max=1000, **options).encode([large(rank[1])])
+    assert len(batch) == 4
+    return batch
+
+
+def large(value: float) -> np.ndarray[Any, Any]:
+    """Parameters of 4 chunks where records are of at most 1,000 bytes."""
+    return np.full(500, float(value))
+
+
+def selected(batch: OutgoingBatch, *indices: int) -> OutgoingBatch:
+    """Some records of a batch, in the order given."""
+    assert batch.keys is not None
+    assert batch.headers is not None
+    return OutgoingBatch(
+        values=[batch.values[index] for index in indices],
+        keys=[batch.keys[index] for index in indices],
+        headers=[batch.headers[index] for index in indices],
+        partition=batch.partition,
+    )
+
+
+def interleaved(*batches: OutgoingBatch) -> OutgoingBatch:
+    """The records of several batches, in turns."""
+    rows = [list(zip(one.values, one.keys or (), one.headers or (), strict=True)) for one in batches]
+    mixed = [row for turn in itertools.zip_longest(*rows) for row in turn if row is not None]
+    values, keys, headers = zip(*mixed, strict=True)
+    return OutgoingBatch(values=values, keys=keys, headers=headers, partition=0)
+
+
+async def write(topic: Topic, *batches: OutgoingBatch) -> None:
+    writer = await topic.open_writer()
+    try:
+        for batch in batches:
+            await writer.write(batch)
+        await writer.flush()
+    finally:
+        await writer.close()
+
+
+async def all_records(topic: Topic) -> list[TopicRecord]:
+    reader = await topic.open_reader(ReadRequest(stop="latest"))
+    try:
+        records: list[TopicRecord] = []
+        while (batch := await reader.read()) is not None:
+            records += batch.records()
+        return records
+    finally:
+        await reader.close()
+
+
+async def compacted(topic: Topic) -> Topic:
+    """A topic as compaction leaves ``topic``: the last record of each key, and no deleted ones."""
+    last = {(record.partition, record.key): record for record in await all_records(topic)}
+    kept = sorted(
+        (record for record in last.values() if record.value is not None),
+        key=lambda record: (record.partition, record.offset),
+    )
+    target = MemoryBroker().topic("compacted")
+    await target.create(partitions=(await topic.describe()).partitions)
+    for record in kept:
+        await write(target, outgoing(record))
+    return target
+
+
+def outgoing(record: TopicRecord) -> OutgoingBatch:
+    return OutgoingBatch(
+        values=[record.value],
+        keys=[record.key],
+        headers=[record.headers],
+        timestamps_ms=[record.timestamp_ms],
+        partition=record.partition,
+    )
+
+
+def decoded(batch: OutgoingBatch, model: str = "ctr") -> list[ModelUpdate]:
+    """The updates in a batch, as a reader gets them."""
+    intake = UpdateIntake(MemoryBroker().topic("models"), model)
+    columns = zip(batch.values, batch.keys or (), batch.headers or (), strict=True)
+    records = [
+        TopicRecord(0, offset, 0, key, value, headers) for offset, (value, key, headers) in enumerate(columns)
+    ]
+    return [update for record in records if (update := intake.take(record)) is not None]
+
+
+def same(first: Any, second: Any) -> bool:
+    """Equal in value, type, dtype and shape, all the way down."""
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, np.ndarray):
+        same_kind = first.dtype == second.dtype and first.shape == second.shape
+        return same_kind and first.tobytes() == second.tobytes()
+    if isinstance(first, np.generic):
+        return first.dtype == second.dtype and first.tobytes() == second.tobytes()
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(same(first[name], second[name]) for name in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(same, first, second))
+    return repr(first) == repr(second)  # also tells 0.0 from -0.0

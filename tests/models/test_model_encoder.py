@@ -1,0 +1,170 @@
+"""The encoder: versions, refusals, state, and chunks with the keys that compaction needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from models.model_case import ManualClock, decoded, encoder, large, large_update, same
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.models import ModelSnapshot, record_limit
+from streamiter.records import Columns
+from streamiter.topics.topic import TopicDescription
+
+
+def test_versions_count_up_by_one_across_calls() -> None:
+    """A gap in the versions tells a consumer that it has lost an update."""
+    one = encoder(generation=3, next_version=5)
+    updates = [update for _ in range(2) for update in decoded(one.encode([np.zeros(1), np.ones(1)]))]
+    assert [update.rank for update in updates] == [(3, 5), (3, 6), (3, 7), (3, 8)]
+
+
+def test_a_batch_of_rows_is_one_update_for_each_row() -> None:
+    """An operator that emits an (n, d) array emits n models of d weights."""
+    updates = decoded(encoder().encode(np.arange(6.0).reshape(2, 3)))
+    assert [
+        update.parameters.tolist() for update in updates if isinstance(update.parameters, np.ndarray)
+    ] == [
+        [0, 1, 2],
+        [3, 4, 5],
+    ]
+    updates = decoded(encoder().encode(Columns({"weights": np.ones((1, 2)), "intercept": np.array([0.5])})))
+    assert same(updates[0].parameters, {"weights": np.ones(2), "intercept": 0.5})
+
+
+def test_epoch_of_a_snapshot_goes_before_the_epoch_of_the_call() -> None:
+    """The epoch of the batch is only what is known when the operator says nothing."""
+    models = [ModelSnapshot(np.zeros(1), epoch=0), np.zeros(1)]
+    assert [update.epoch for update in decoded(encoder().encode(models, epoch=4))] == [0, 4]
+    assert decoded(encoder().encode([np.zeros(1)]))[0].epoch is None
+
+
+def test_creation_time_is_that_of_the_given_clock() -> None:
+    """Ages are computed from it, and a simulated run must not look at the machine's clock."""
+    clock = ManualClock(now_s=12.5)
+    assert decoded(encoder(clock=clock).encode([np.zeros(1)]))[0].created_at_ms == 12_500
+
+
+def test_no_models_are_no_records() -> None:
+    """A publisher may be called with an empty batch."""
+    assert len(encoder().encode([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (
+            np.array([0.0, np.nan]),
+            r"the parameters holds? 1 of 2 values as NaN or infinity \(the first at \[1\]\)",
+        ),
+        ({"w": np.array([[1.0], [np.inf]], np.float32)}, r"parameter 'w' holds 1 of 2 .* at \[1, 0\]"),
+        ({"w": np.zeros(2), "intercept": float("nan")}, "parameter 'intercept' is nan"),
+        ({"w": np.float64("-inf")}, "parameter 'w' holds 1 of 1"),
+        ({"layers": [{"b": np.array([np.nan])}]}, r"parameter 'layers\[0\]\.b' holds 1 of 1"),
+        (np.array([1 + 2j]), "given dtype complex128"),
+        ({"w": np.array([object()])}, "parameter 'w': expected an array of bool.*given dtype object"),
+        ({"w": np.zeros(1, np.longdouble)}, "given dtype float128"),
+        ({"w": object()}, "parameter 'w': expected an array, a number.*given object"),
+        ({"w": 2**64}, "expected an integer of 64 bits"),
+        ({3: 1.0}, "expected names that are str, given 3"),
+        ([1.0, 2.0], "expected a numpy array, a dict of them or a ModelSnapshot, given list"),
+        ({"w": "\ud800"}, "cannot be written as JSON"),
+        (ModelSnapshot(np.zeros(1), metrics={"auc": float("nan")}), "metric 'auc': expected a finite number"),
+        (
+            ModelSnapshot(np.zeros(1), metrics={"auc": "high"}),
+            "metric 'auc': expected a finite number, given 'high'",
+        ),  # type: ignore[dict-item]
+    ],
+)
+def test_a_model_that_cannot_be_served_is_refused_and_uses_up_no_version(broken: Any, message: str) -> None:
+    """A diverged run published NaN and every consumer predicted NaN; nobody knew from which update on."""
+    one = encoder(generation=2, next_version=17)
+    with pytest.raises(ModelError, match=rf"^model 'ctr', update 2\.18: .*{message}"):
+        one.encode([np.zeros(1), broken])
+    assert one.next_version == 17
+
+
+@pytest.mark.parametrize("name", ["", "a#b", "a\nb"])
+def test_a_name_that_cannot_be_part_of_a_key_is_refused(name: str) -> None:
+    """Model 'a#1.2.0' would overwrite a chunk of model 'a' in a compacted topic."""
+    with pytest.raises(ModelError, match="expected a name of printable characters without '#'"):
+        encoder(model=name)
+
+
+def test_an_unknown_format_is_refused() -> None:
+    """A mistyped format must not silently become another."""
+    with pytest.raises(
+        ConfigurationError, match="expected format 'auto', 'json' or 'safetensors', given 'pickle'"
+    ):
+        encoder(format="pickle")
+
+
+def test_a_restored_encoder_goes_on_as_if_never_stopped() -> None:
+    """A run restored from a checkpoint must not publish a version twice with different contents."""
+    models = [large(version) for version in range(6)]
+    never_stopped = encoder(record_bytes_max=1000)
+    expected = [never_stopped.encode([model]) for model in models]
+    first = encoder(record_bytes_max=1000)
+    for model in models[:3]:
+        first.encode([model])
+    plain = PlainData()
+    restored = encoder(generation=99, record_bytes_max=1000)
+    restored.restore(plain.decode(plain.encode(first.snapshot())))
+    assert [restored.encode([model]) for model in models[3:]] == expected[3:]
+
+
+def test_chunks_stay_below_the_limit_of_the_topic() -> None:
+    """A record above the broker's limit fails the job at the first large model."""
+    for limit in (600, 1000, 1001):
+        batch = encoder(record_bytes_max=limit).encode([np.arange(200.0)])
+        assert batch.keys is not None
+        assert batch.headers is not None
+        for value, key, headers in zip(batch.values, batch.keys, batch.headers, strict=True):
+            size = len(value or b"") + len(key or b"") + sum(len(name) + len(text) for name, text in headers)
+            assert size <= limit
+        assert len(batch) > 2
+
+
+def test_chunks_have_keys_of_their_own_and_the_last_one_that_of_the_model() -> None:
+    """With one key for all chunks compaction would keep one chunk; without the model's key, all updates."""
+    batch = large_update((2, 7))
+    assert batch.keys is not None
+    count = len(batch)
+    assert batch.keys == [f"ctr#2.7.{index}".encode() for index in range(count - 1)] + [b"ctr"]
+    assert batch.partition == 0  # spread over partitions by their keys they would lose their order
+
+
+def test_the_chunks_of_an_update_are_deleted_behind_the_next_one() -> None:
+    """Keys that are never written again would fill a compacted topic without limit."""
+    one = encoder(record_bytes_max=1000)
+    one.encode([large(1)])
+    second = one.encode([large(2)])
+    written = [b"ctr#1.2.0", b"ctr#1.2.1", b"ctr#1.2.2", b"ctr"]
+    deleted = [b"ctr#1.1.0", b"ctr#1.1.1", b"ctr#1.1.2"]
+    assert second.keys == written + deleted
+    assert second.values[4:] == [None] * 3
+    small = one.encode([np.zeros(1)])  # also behind an update in one record
+    assert small.keys == [b"ctr", *written[:3]]
+    assert small.values[1:] == [None] * 3
+    assert one.encode([np.zeros(1)]).keys == [b"ctr"]
+
+
+def test_a_limit_too_small_for_the_headers_says_so() -> None:
+    """A topic with a tiny record limit must not end in an endless number of empty chunks."""
+    with pytest.raises(ConfigurationError, match="expected a topic that takes records of more than"):
+        encoder(record_bytes_max=100).encode([np.zeros(100)])
+
+
+def test_record_limit_is_the_smaller_one_of_topic_and_client() -> None:
+    """A broker may take more than a client sends unless told, and the other way round."""
+
+    def described(**settings: str) -> TopicDescription:
+        return TopicDescription("models", {0: (0, 0)}, {k.replace("_", "."): v for k, v in settings.items()})
+
+    assert record_limit(described()) == 1_000_000
+    assert record_limit(described(max_message_bytes="5000000")) == 1_000_000
+    assert record_limit(described(max_message_bytes="20000")) == 20_000
+    assert record_limit(TopicDescription("m", {0: (0, 0)}, {"max_record_bytes": "1000"})) == 1000

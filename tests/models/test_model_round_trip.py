@@ -1,0 +1,185 @@
+"""Parameters come back from a topic exactly as they were published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from models.model_case import decoded, encoder, same
+
+from streamiter.models import ModelSnapshot
+
+dtypes = st.sampled_from(
+    [
+        "float16",
+        "float32",
+        "float64",
+        ">f8",
+        ">i2",
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint64",
+    ]
+)
+arrays = dtypes.flatmap(
+    lambda dtype: npst.arrays(
+        dtype,
+        npst.array_shapes(min_dims=0, min_side=0, max_side=4),
+        elements={"allow_nan": False, "allow_infinity": False} if "f" in dtype else None,
+    )
+)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+numbers = (
+    st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.floats(allow_nan=False, allow_infinity=False, width=32).map(np.float32)
+    | st.integers(-128, 127).map(np.int8)
+)
+leaves = arrays | numbers | texts | st.none() | st.binary(max_size=8)
+names = texts | st.sampled_from(
+    ["list", "dict", "dtype", "value", "tensor", "values", "shape", "__metadata__", "a.b"]
+)
+trees = st.recursive(
+    leaves,
+    lambda below: (
+        st.lists(below, max_size=3)
+        | st.lists(below, max_size=3).map(tuple)
+        | st.dictionaries(names, below, max_size=3)
+    ),
+    max_leaves=8,
+)
+parameters = arrays | st.dictionaries(names, trees, max_size=4)
+
+
+def as_published(value: Any) -> Any:
+    """What the doc promises to come back: native byte order, and nothing else changed."""
+    if isinstance(value, np.ndarray):
+        return value.astype(value.dtype.newbyteorder("="))
+    if isinstance(value, dict):
+        return {name: as_published(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(as_published(part) for part in value)
+    return value
+
+
+@settings(max_examples=300, deadline=None)
+@given(parameters, st.sampled_from(["json", "safetensors"]))
+def test_parameters_of_every_type_come_back_bit_for_bit(published: Any, form: Any) -> None:
+    """A float32 model that comes back as float64, or −0.0 as 0.0, is not the model that was trained."""
+    [update] = decoded(encoder(format=form).encode([published]))
+    assert same(update.parameters, as_published(published))
+
+
+@settings(max_examples=100, deadline=None)
+@given(parameters)
+def test_equal_models_give_equal_bytes(published: Any) -> None:
+    """A run that is restored writes its updates again: the same chunks under the same keys and checksum."""
+    for form in ("json", "safetensors"):
+        first, second = (encoder(format=form).encode([published]) for _ in range(2))
+        assert first.values == second.values
+        assert first.keys == second.keys
+
+
+def test_json_of_float64_is_plain_lists_that_any_language_reads() -> None:
+    """Consumers in other languages read the common model without a manual."""
+    snapshot = ModelSnapshot(
+        {"weights": np.array([0.1, -2.0]), "intercept": np.float64(0.5), "link": "logit"},
+        records=1000,
+        metrics={"loss": np.float32(0.25), "batches": 3},
+        epoch=7,
+    )
+    batch = encoder(2, 5).encode([snapshot])
+    assert orjson.loads(batch.values[0] or b"") == {
+        "model": "ctr",
+        "generation": 2,
+        "version": 5,
+        "epoch": 7,
+        "records": 1000,
+        "metrics": {"loss": 0.25, "batches": 3.0},
+        "parameters": {"weights": [0.1, -2.0], "intercept": 0.5, "link": "logit"},
+    }
+
+
+def test_json_names_the_type_of_other_arrays() -> None:
+    """The reader in another language sees what the flat list of values means."""
+    batch = encoder().encode([{"counts": np.array([[1, 2], [3, 4]], dtype=np.int32)}])
+    assert orjson.loads(batch.values[0] or b"")["parameters"] == {
+        "counts": {"dtype": "int32", "shape": [2, 2], "values": [1, 2, 3, 4]}
+    }
+
+
+def test_record_has_the_model_as_key_and_the_headers_of_the_format() -> None:
+    """Consumers route by key and headers, without decoding values."""
+    batch = encoder(2, 5).encode([ModelSnapshot(np.zeros(1), epoch=3)])
+    assert batch.keys == [b"ctr"]
+    assert batch.headers is not None
+    assert dict(batch.headers[0]) == {
+        "model": b"ctr",
+        "generation": b"2",
+        "version": b"5",
+        "created_at": b"1700000000000",
+        "content_type": b"application/json",
+        "epoch": b"3",
+    }
+
+
+def test_large_arrays_go_into_safetensors_that_other_tools_open() -> None:
+    """Tensors have the names of the parameters, so that other safetensors libraries can use them."""
+    weights = np.linspace(0, 1, 10_000)
+    batch = encoder().encode(
+        [{"weights": weights, "layers": [{"bias": np.ones(2, np.float32)}], "link": "logit"}]
+    )
+    assert batch.headers is not None
+    assert dict(batch.headers[0])["content_type"] == b"application/vnd.safetensors"
+    tensors = safetensors.numpy.load(batch.values[0] or b"")
+    assert sorted(tensors) == ["layers.0.bias", "weights"]
+    assert same(tensors["weights"], weights)
+
+
+@pytest.mark.parametrize(
+    ("count", "form"), [(8192, "application/json"), (8193, "application/vnd.safetensors")]
+)
+def test_auto_changes_the_format_above_64_kib_of_arrays(count: int, form: str) -> None:
+    """The limit is where the doc says it is."""
+    headers = encoder().encode([np.zeros(count)]).headers
+    assert headers is not None
+    assert dict(headers[0])["content_type"] == form.encode()
+
+
+@pytest.mark.parametrize("value", [0.5, 3, np.float32(1.5)])
+def test_a_bare_number_is_an_array_without_axes(value: Any) -> None:
+    """A running mean is a model too."""
+    [update] = decoded(encoder().encode([value]))
+    assert isinstance(update.parameters, np.ndarray)
+    assert update.parameters.shape == ()
+    assert update.parameters == value
+
+
+@pytest.mark.parametrize("form", ["json", "safetensors"])
+def test_arrays_of_text_come_back(form: Any) -> None:
+    """Class names travel with the model that predicts them."""
+    published = {"classes": np.array([["yes", "naïve"]], dtype="<U9")}
+    [update] = decoded(encoder(format=form).encode([published]))
+    assert same(update.parameters, published)
+
+
+def test_arrays_of_an_update_cannot_be_changed() -> None:
+    """One consumer that changes the weights in place would change every other consumer's model."""
+    for form in ("json", "safetensors"):
+        [update] = decoded(encoder(format=form).encode([{"layers": [np.zeros(2), {"b": np.zeros(1)}]}]))
+        assert isinstance(update.parameters, dict)
+        first, second = update.parameters["layers"]
+        for array in (first, second["b"]):
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 1.0

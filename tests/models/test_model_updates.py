@@ -1,0 +1,406 @@
+"""Following a model: order, repetitions, superseded writers, chunks, damage, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models.conftest import MakeTopic
+from models.model_case import (
+    PATIENCE_S,
+    all_records,
+    compacted,
+    encoder,
+    interleaved,
+    large,
+    large_update,
+    selected,
+    update_of,
+    write,
+)
+
+from streamiter.errors import ConfigurationError, DecodeError, TopicNotFound
+from streamiter.models import ModelUpdate, UpdateStatistics, model_updates
+from streamiter.topics.memory import MemoryBroker
+from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicBatch, TopicReader
+
+
+async def ranks(topic: Topic, **options: Any) -> list[tuple[int, int]]:
+    return [update.rank async for update in model_updates(topic, "ctr", follow=False, **options)]
+
+
+async def soon(updates: Any) -> ModelUpdate:
+    update: ModelUpdate = await asyncio.wait_for(anext(updates), PATIENCE_S)
+    return update
+
+
+async def test_updates_come_in_order_with_their_contents(make_topic: MakeTopic) -> None:
+    """The plain case."""
+    topic = await make_topic()
+    await write(topic, encoder().encode([np.array([1.0]), np.array([2.0])]))
+    updates = [update async for update in model_updates(topic, "ctr", follow=False)]
+    assert [update.rank for update in updates] == [(1, 1), (1, 2)]
+    assert [float(update.parameters[0]) for update in updates] == [1.0, 2.0]  # type: ignore[index]
+
+
+async def test_a_reader_opened_before_the_write_gets_each_update_live(make_topic: MakeTopic) -> None:
+    """A served model must not need to be opened again to see what is published."""
+    topic = await make_topic()
+    async with model_updates(topic, "ctr", start="latest_model") as updates:
+        waiting = asyncio.create_task(soon(updates))
+        await write(topic, update_of((1, 1)))
+        assert (await waiting).rank == (1, 1)
+        await write(topic, large_update((1, 2)))
+        assert (await soon(updates)).rank == (1, 2)
+
+
+async def test_a_superseded_writer_and_repetitions_never_take_a_reader_back(make_topic: MakeTopic) -> None:
+    """After a failover the old process kept publishing for a minute: consumers flapped between two models."""
+    topic = await make_topic()
+    written = [(1, 1), (1, 2), (1, 2), (2, 1), (1, 3), (2, 2), (1, 4), (2, 1), (2, 2), (2, 3)]
+    await write(topic, *(update_of(rank) for rank in written))
+    updates = model_updates(topic, "ctr", follow=False)
+    assert [update.rank async for update in updates] == [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]
+    assert updates.statistics() == UpdateStatistics(updates=5, older=5)
+
+
+writes = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.booleans()), max_size=20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(writes)
+def test_a_reader_sees_exactly_the_running_maxima(written: list[tuple[int, int, bool]]) -> None:
+    """Any interleaving of writers: what is given out grows strictly, and only what does not is skipped."""
+
+    async def main() -> list[tuple[int, int]]:
+        topic = MemoryBroker().topic("models")
+        await topic.create()
+        for generation, version, is_large in written:
+            await write(topic, (large_update if is_large else update_of)((generation, version)))
+        return await ranks(topic)
+
+    maxima: list[tuple[int, int]] = []
+    for generation, version, _ in written:
+        if not maxima or (generation, version) > maxima[-1]:
+            maxima.append((generation, version))
+    assert asyncio.run(main()) == maxima
+
+
+async def test_records_of_other_models_and_of_nobody_are_passed_over(make_topic: MakeTopic) -> None:
+    """Many models share one topic, and commit records may lie in it too."""
+    topic = await make_topic()
+    strange = OutgoingBatch(values=[b"\x00", b"{}"], keys=[b"ctr-2", None])
+    await write(
+        topic, update_of((1, 1), model="spam"), strange, update_of((1, 1)), large_update((9, 9), model="b")
+    )
+    updates = model_updates(topic, "ctr", follow=False)
+    assert [update.rank async for update in updates] == [(1, 1)]
+    assert updates.statistics() == UpdateStatistics(updates=1)
+
+
+async def test_chunks_are_put_together(make_topic: MakeTopic) -> None:
+    """The large model is the one it all was built for."""
+    topic = await make_topic()
+    await write(topic, large_update((1, 1)), large_update((1, 2)))
+    updates = [update async for update in model_updates(topic, "ctr", follow=False)]
+    assert [update.rank for update in updates] == [(1, 1), (1, 2)]
+    assert np.array_equal(updates[1].parameters, large(2.0))  # type: ignore[arg-type]
+
+
+async def test_chunks_of_two_writers_do_not_mix(make_topic: MakeTopic) -> None:
+    """Two runs of one generation, started at the same time, wrote one version each into the same seconds."""
+    topic = await make_topic()
+    one = encoder(1, 1, record_bytes_max=1000).encode([large(1.5)])
+    other = encoder(1, 1, record_bytes_max=1000).encode([large(2.5)])
+    newer = large_update((1, 2))
+    await write(topic, interleaved(one, other, newer))
+    updates = [update async for update in model_updates(topic, "ctr", follow=False)]
+    assert [update.rank for update in updates] == [(1, 1), (1, 2)]
+    assert np.array_equal(updates[0].parameters, large(1.5))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lost", [0, 1, -1])
+async def test_an_update_with_a_missing_chunk_is_never_given_out(make_topic: MakeTopic, lost: int) -> None:
+    """A crash between two chunks, or compaction, must not lead to a model with a hole."""
+    topic = await make_topic()
+    torn = large_update((1, 2))
+    kept = [index for index in range(len(torn)) if index != lost % len(torn)]
+    await write(topic, update_of((1, 1)), selected(torn, *kept), update_of((1, 3)))
+    updates = model_updates(topic, "ctr", follow=False)
+    assert [update.rank async for update in updates] == [(1, 1), (1, 3)]
+    assert updates.statistics() == UpdateStatistics(updates=2, incomplete=1)
+
+
+async def test_an_update_torn_by_a_crash_is_whole_when_it_is_written_again(make_topic: MakeTopic) -> None:
+    """A run that crashed between two chunks is restored and writes the version again from the start."""
+    topic = await make_topic()
+    await write(topic, selected(large_update((1, 1)), 0), large_update((1, 1)))
+    assert await ranks(topic) == [(1, 1)]
+
+
+async def test_damaged_chunks_are_an_error_and_never_given_out(make_topic: MakeTopic) -> None:
+    """One flipped bit in a tensor gives a model that looks right and predicts nonsense."""
+    topic = await make_topic()
+    batch = large_update((1, 1))
+    middle = batch.values[1] or b""
+    damaged = replace(batch, values=[batch.values[0], bytes([middle[0] ^ 1]) + middle[1:], *batch.values[2:]])
+    await write(topic, damaged, update_of((1, 2)))
+    updates = model_updates(topic, "ctr", follow=False)
+    with pytest.raises(
+        DecodeError, match=r"partition 0, offset 2: .*model 'ctr': its chunks are damaged: expected SHA-256"
+    ):
+        await anext(updates)
+    assert (await anext(updates)).rank == (1, 2)  # the iteration can go on after it
+    assert await ranks(topic, on_error="skip") == [(1, 2)]
+
+
+def with_headers(batch: OutgoingBatch, **changes: bytes | None) -> OutgoingBatch:
+    assert batch.headers is not None
+    changed = {**dict(batch.headers[0]), **changes}
+    headers = tuple((name, value) for name, value in changed.items() if value is not None)
+    return replace(batch, headers=[headers])
+
+
+UNREADABLE = {
+    "no JSON": replace(update_of((1, 2)), values=[b"{"]),
+    "no object": replace(update_of((1, 2)), values=[b"[1]"]),
+    "no parameters": replace(update_of((1, 2)), values=[b'{"model":"ctr"}']),
+    "parameters null": replace(
+        update_of((1, 2)), values=[b'{"model":"ctr","generation":1,"version":2,"parameters":null}']
+    ),
+    "a number missing": replace(
+        update_of((1, 2)), values=[b'{"model":"ctr","generation":1,"version":2,"parameters":[1,null]}']
+    ),
+    "wrong shape": replace(
+        update_of((1, 2)),
+        values=[
+            b'{"model":"ctr","generation":1,"version":2,"parameters":{"dtype":"int8","shape":[3],"values":[1]}}'
+        ],
+    ),
+    "version as text": replace(
+        update_of((1, 2)), values=[b'{"model":"ctr","generation":1,"version":"2","parameters":[1]}']
+    ),
+    "nested without end": replace(
+        update_of((1, 2)), values=[b'{"parameters":' + b'{"a":' * 900 + b"1" + b"}" * 901]
+    ),
+    "torn safetensors": replace(
+        encoder(1, 2, format="safetensors").encode([np.zeros(4)]),
+        values=[(encoder(1, 2, format="safetensors").encode([np.zeros(4)]).values[0] or b"")[:-1]],
+    ),
+    "other version in the value": replace(update_of((1, 2)), values=update_of((1, 3)).values),
+    "unknown content type": with_headers(update_of((1, 2)), content_type=b"text/csv"),
+    "no headers": replace(update_of((1, 2)), headers=None),
+    "no generation": with_headers(update_of((1, 2)), generation=None),
+    "no number": with_headers(update_of((1, 2)), version=b"two"),
+    "chunk above its count": with_headers(update_of((1, 2)), chunk_index=b"3", chunk_count=b"3", sha256=b"0"),
+}
+
+
+@pytest.mark.parametrize("unreadable", list(UNREADABLE))
+async def test_an_unreadable_update_is_an_error_with_its_place_or_skipped(unreadable: str) -> None:
+    """Someone wrote by hand into the topic: the error must say where, and the rest must stay readable."""
+    topic = MemoryBroker().topic("models")
+    await topic.create()
+    await write(topic, update_of((1, 1)), UNREADABLE[unreadable], update_of((1, 3)))
+    updates = model_updates(topic, "ctr", follow=False)
+    assert (await anext(updates)).rank == (1, 1)
+    with pytest.raises(
+        DecodeError, match="memory://models, partition 0, offset 1: expected an update of model 'ctr'"
+    ):
+        await anext(updates)
+    assert (await anext(updates)).rank == (1, 3)
+    skipping = model_updates(topic, "ctr", follow=False, on_error="skip")
+    assert [update.rank async for update in skipping] == [(1, 1), (1, 3)]
+    assert skipping.statistics().unreadable == 1
+    assert "offset 1" in (skipping.statistics().last_error or "")
+
+
+async def test_latest_model_begins_with_the_newest_update_and_follows(make_topic: MakeTopic) -> None:
+    """A consumer that starts wants a model now, not the history of a month first."""
+    topic = await make_topic()
+    await write(topic, *(update_of((1, version)) for version in range(1, 101)))
+    async with model_updates(topic, "ctr", start="latest_model") as updates:
+        assert (await soon(updates)).rank == (1, 100)
+        await write(topic, update_of((1, 99)), update_of((1, 101)))
+        assert (await soon(updates)).rank == (1, 101)
+        assert updates.statistics() == UpdateStatistics(updates=2, older=1)
+
+
+async def test_latest_model_finishes_an_update_whose_first_chunks_were_there_before(
+    make_topic: MakeTopic,
+) -> None:
+    """A consumer that starts while a large update is being written would miss it."""
+    topic = await make_topic()
+    batch = large_update((1, 2))
+    await write(topic, update_of((1, 1)), selected(batch, 0, 1))
+    async with model_updates(topic, "ctr", start="latest_model") as updates:
+        assert (await soon(updates)).rank == (1, 1)
+        await write(topic, selected(batch, *range(2, len(batch))))
+        assert (await soon(updates)).rank == (1, 2)
+
+
+async def test_latest_model_gives_the_last_good_update_before_the_error_behind_it(
+    make_topic: MakeTopic,
+) -> None:
+    """What lies in the topic comes in its order: the good update is not lost to the bad one after it."""
+    topic = await make_topic()
+    await write(topic, update_of((1, 1)), replace(update_of((1, 2)), values=[b"{"]))
+    async with model_updates(topic, "ctr", start="latest_model") as updates:
+        assert (await soon(updates)).rank == (1, 1)
+        with pytest.raises(DecodeError, match="offset 1"):
+            await soon(updates)
+        await write(topic, update_of((1, 3)))
+        assert (await soon(updates)).rank == (1, 3)
+
+
+async def test_other_starts_are_those_of_any_topic(make_topic: MakeTopic) -> None:
+    """An offset or a time of day is how one replays what a consumer saw."""
+    topic = await make_topic()
+    await write(topic, update_of((1, 1)), update_of((1, 2)))
+    offsets = [record.offset for record in await all_records(topic)]
+    assert await ranks(topic, start={0: offsets[1]}) == [(1, 2)]
+    assert await ranks(topic, start=datetime.now(UTC) - timedelta(days=1)) == [(1, 1), (1, 2)]
+    assert await ranks(topic, start="latest") == []
+
+
+async def test_unknown_options_are_refused_at_once() -> None:
+    """A mistyped start would otherwise be found when the topic is opened, hours later."""
+    topic = MemoryBroker().topic("models")
+    with pytest.raises(
+        ConfigurationError, match=r"expected start 'earliest', 'latest', 'latest_model'.*given 'newest'"
+    ):
+        model_updates(topic, "ctr", start="newest")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="expected on_error 'fail' or 'skip', given 'ignore'"):
+        model_updates(topic, "ctr", on_error="ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest_model"])
+async def test_a_missing_topic_is_an_error(make_topic: MakeTopic, start: Any) -> None:
+    """A mistyped topic must not look like a model that was never published."""
+    topic = await make_topic()
+    await topic.delete()
+    with pytest.raises(TopicNotFound):
+        await anext(model_updates(topic, "ctr", start=start))
+
+
+async def test_waiting_can_be_cancelled_and_taken_up_again(make_topic: MakeTopic) -> None:
+    """A consumer waits with a time limit, does something else, and waits again."""
+    topic = await make_topic()
+    async with model_updates(topic, "ctr") as updates:
+        for version in range(1, 4):
+            waiting = asyncio.create_task(soon(updates))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert waiting.cancelled()
+            await write(topic, update_of((1, version)))
+            assert (await soon(updates)).rank == (1, version)
+
+
+class CountingTopic:
+    """A topic that counts its open readers; everything else is the real one's."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self.open_readers = 0
+        self.closed = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._topic, name)
+
+    async def open_reader(self, request: ReadRequest) -> TopicReader:
+        self.open_readers += 1
+        return _CountedReader(self, await self._topic.open_reader(request))
+
+
+class _CountedReader(TopicReader):
+    def __init__(self, topic: CountingTopic, reader: TopicReader) -> None:
+        self._topic = topic
+        self._reader = reader
+
+    async def read(self) -> TopicBatch | None:
+        return await self._reader.read()
+
+    def lag(self) -> Any:
+        return self._reader.lag()
+
+    async def close(self) -> None:
+        self._topic.open_readers -= 1
+        self._topic.closed.set()
+        await self._reader.close()
+
+
+async def test_a_loop_left_by_break_lets_go_of_its_reader() -> None:
+    """Each left loop kept a connection to the broker until the process ended."""
+    plain = MemoryBroker().topic("models")
+    await plain.create()
+    await write(plain, update_of((1, 1)), update_of((1, 2)))
+    topic = CountingTopic(plain)
+    async for _ in model_updates(topic, "ctr"):  # type: ignore[arg-type]
+        assert topic.open_readers == 1
+        break
+    gc.collect()
+    await asyncio.wait_for(topic.closed.wait(), PATIENCE_S)
+    assert topic.open_readers == 0
+
+
+async def test_the_reader_is_closed_at_the_end_and_by_closing_twice() -> None:
+    """Ending by itself, by `async with` and by aclose() all let go, once."""
+    plain = MemoryBroker().topic("models")
+    await plain.create()
+    await write(plain, update_of((1, 1)))
+    topic = CountingTopic(plain)
+    updates = model_updates(topic, "ctr", start="latest_model", follow=False)  # type: ignore[arg-type]
+    assert [update.rank async for update in updates] == [(1, 1)]
+    assert topic.open_readers == 0
+    await updates.aclose()
+    async with model_updates(topic, "ctr") as following:  # type: ignore[arg-type]
+        assert topic.open_readers == 1
+        await following.aclose()
+        await following.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(following)
+    assert topic.open_readers == 0
+
+
+async def test_a_compacted_topic_still_gives_the_last_update(make_topic: MakeTopic) -> None:
+    """Compaction runs at any time: whatever it leaves must give the newest model, whole."""
+    topic = await make_topic()
+    one = encoder(record_bytes_max=1000)
+    for version in range(1, 6):
+        await write(topic, one.encode([large(version)]))
+        left = await compacted(topic)
+        [update] = [update async for update in model_updates(left, "ctr", follow=False)]
+        assert update.rank == (1, version)
+        records = await all_records(left)
+        assert len(records) == len(large_update((1, version)))  # and nothing of the versions before
+
+
+async def test_compaction_while_an_update_is_written_keeps_the_one_before() -> None:
+    """A crash between chunks and a compaction after it once left no model at all."""
+    topic = MemoryBroker().topic("models")
+    await topic.create()
+    one = encoder(record_bytes_max=1000)
+    await write(topic, one.encode([large(1.0)]))
+    second = one.encode([large(2.0)])
+    for index in range(len(second)):
+        await write(topic, selected(second, index))
+        is_closed = (second.keys or ())[: index + 1].count(b"ctr") > 0
+        assert await ranks(await compacted(topic)) == [(1, 2 if is_closed else 1)]
+
+
+async def test_chunks_that_lie_in_several_partitions_are_put_together(make_topic: MakeTopic) -> None:
+    """A tool that copies a topic spreads records by key, so chunks by their own."""
+    topic = await make_topic(partitions=4)
+    whole = large_update((1, 1))
+    await write(topic, replace(whole, partition=None))
+    assert len({record.partition for record in await all_records(topic)}) > 1
+    assert await ranks(topic) == [(1, 1)]
+    assert await ranks(topic, start="latest_model") == [(1, 1)]

@@ -1,0 +1,282 @@
+"""A real Kafka broker for tests and benchmarks: fetched by Maven, started on loopback, stopped for sure.
+
+One process is broker and controller. Use it in code::
+
+    with running_kafka() as kafka:
+        print(kafka.bootstrap)
+
+or from a shell, until Ctrl-C (``PYTHONPATH=tests``)::
+
+    python -m support.kafka_server
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from support.kafka_jars import kafka_jars, what_is_missing
+
+__all__ = ["FULL_SPEED", "QUICK_START", "KafkaDidNotStart", "KafkaServer", "free_ports", "running_kafka", "what_is_missing"]
+
+# A cold start takes 4 s on two free cores; ten times that on a machine that does other things too.
+START_TIMEOUT_S = 60.0
+# A clean stop writes snapshots of the producer states, which a restart reads; it takes under 2 s.
+STOP_TIMEOUT_S = 15.0
+_POLL_S = 0.05
+_STARTED = "Kafka Server started"
+_CLUSTER_ID = "c3RyZWFtaXRlci10ZXN0LQ"
+
+# Small heap and only the quick compiler: a test wants a broker soon, not one that is fast after a minute.
+QUICK_START = ("-Xmx512m", "-Xms256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+# What a broker of a benchmark runs with: the compiler it would have in production.
+FULL_SPEED = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
+
+_LOGGING = """\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1} %m%n
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+logger.server.name = kafka.server.KafkaRaftServer
+logger.server.level = info
+"""
+
+_TEST_SETTINGS: Mapping[str, str] = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "auto.create.topics.enable": "false",
+    "num.partitions": "1",
+    # One broker cannot replicate.
+    "default.replication.factor": "1",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    # Each of their partitions is a folder to create at the first use: 50 would take seconds.
+    "offsets.topic.num.partitions": "1",
+    "transaction.state.log.num.partitions": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    # Tests of retention and of transaction timeouts should not wait for a check that runs every minutes.
+    "log.retention.check.interval.ms": "500",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+    "log.cleaner.backoff.ms": "200",
+    # A broker that was killed may come back only when its old session has run out: 9 s unless said otherwise.
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+}
+
+
+class KafkaDidNotStart(RuntimeError):
+    """The broker ended or did not answer; the message holds the end of its log."""
+
+
+class KafkaServer:
+    """One broker in ``directory``. It can be stopped, started again at the same address, and frozen."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        listeners: Mapping[str, str] | None = None,
+        jvm_options: tuple[str, ...] = QUICK_START,
+    ) -> None:
+        """``listeners`` adds listeners by name to the plain one, each with its security protocol."""
+        self.directory = directory
+        self._jvm_options = jvm_options
+        self._settings = dict(settings or {})
+        self._protocols = {"CONTROLLER": "PLAINTEXT", "PLAINTEXT": "PLAINTEXT", **(listeners or {})}
+        self._ports = dict(zip(self._protocols, free_ports(len(self._protocols)), strict=True))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """``host:port`` of the listener without encryption or passwords."""
+        return self.address("PLAINTEXT")
+
+    @property
+    def log_file(self) -> Path:
+        """What the broker printed."""
+        return self.directory / "broker.log"
+
+    def address(self, listener: str) -> str:
+        """``host:port`` of one of the listeners."""
+        return f"127.0.0.1:{self._ports[listener]}"
+
+    def start(self) -> None:
+        """Start it and return when it answers; raises :class:`KafkaDidNotStart` with its log."""
+        if self._process is not None:
+            return
+        self._format()
+        started_at = self.log_file.stat().st_size if self.log_file.exists() else 0
+        self._launch()
+        self._wait_until_started(started_at)
+
+    def stop(self) -> None:
+        """Stop it as an administrator would (SIGTERM); SIGKILL where that takes too long."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Stop it at once, as a power cut would."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Freeze it: connections stay open and nothing answers."""
+        self._running().send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after :meth:`pause`."""
+        self._running().send_signal(signal.SIGCONT)
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The end of what it printed."""
+        if not self.log_file.exists():
+            return "(no log)"
+        return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("this broker is not running: call start() first")
+        return self._process
+
+    def _format(self) -> None:
+        properties = self._write_files()
+        if (self.directory / "data" / "meta.properties").exists():
+            return
+        command = [*self._java(), "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+        if done.returncode != 0:
+            raise KafkaDidNotStart(f"formatting {self.directory} failed:\n{done.stdout}{done.stderr}")
+
+    def _write_files(self) -> Path:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        (self.directory / "log4j2.properties").write_text(_LOGGING)
+        properties = self.directory / "server.properties"
+        lines = [f"{name}={value}" for name, value in self._properties().items()]
+        properties.write_text("\n".join(lines) + "\n")
+        return properties
+
+    def _properties(self) -> dict[str, str]:
+        addresses = [f"{name}://{self.address(name)}" for name in self._protocols]
+        advertised = [f"{name}://{self.address(name)}" for name in self._protocols if name != "CONTROLLER"]
+        protocols = [f"{name}:{protocol}" for name, protocol in self._protocols.items()]
+        return {
+            **_TEST_SETTINGS,
+            "log.dirs": str(self.directory / "data"),
+            "listeners": ",".join(addresses),
+            "advertised.listeners": ",".join(advertised),
+            "listener.security.protocol.map": ",".join(protocols),
+            "controller.quorum.voters": f"1@{self.address('CONTROLLER')}",
+            **self._settings,
+        }
+
+    def _java(self) -> list[str]:
+        java = shutil.which("java") or "java"
+        logging_config = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}"
+        return [java, *self._jvm_options, logging_config, "-cp", f"{kafka_jars()}/*"]
+
+    def _launch(self) -> None:
+        command = [*self._java(), "kafka.Kafka", str(self.directory / "server.properties")]
+        with self.log_file.open("ab") as log:
+            # A session of its own: Ctrl-C in the terminal reaches pytest, which then stops the broker.
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._guard = _guard(self._process.pid)
+
+    def _wait_until_started(self, from_byte: int) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._running().poll() is not None:
+                break
+            if _STARTED in self._log_since(from_byte):
+                return
+            time.sleep(_POLL_S)
+        tail = self.log_tail()
+        self.kill()
+        raise KafkaDidNotStart(f"no broker at {self.bootstrap} after {START_TIMEOUT_S:.0f} s; its log:\n{tail}")
+
+    def _log_since(self, from_byte: int) -> str:
+        with self.log_file.open("rb") as log:
+            log.seek(from_byte)
+            return log.read().decode(errors="replace")
+
+    def _end(self, with_signal: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGCONT)  # a frozen process would not see a SIGTERM
+        process.send_signal(with_signal)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._dismiss_guard()
+
+    def _dismiss_guard(self) -> None:
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.communicate(b"stopped\n")
+
+
+def _guard(pid: int) -> subprocess.Popen[bytes]:
+    """Kills ``pid`` when this process is gone without having stopped it, so that no broker is left behind."""
+    script = f"read -r line || kill -9 {pid}"
+    return subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that nobody listens on just now."""
+    with contextlib.ExitStack() as sockets:
+        bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
+        for each in bound:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in bound]
+
+
+@contextlib.contextmanager
+def running_kafka(
+    *,
+    settings: Mapping[str, str] | None = None,
+    listeners: Mapping[str, str] | None = None,
+    jvm_options: tuple[str, ...] = QUICK_START,
+) -> Iterator[KafkaServer]:
+    """A broker for the length of a ``with`` block, in a folder that is removed afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="streamiter-kafka-"))
+    server = KafkaServer(directory, settings=settings, listeners=listeners, jvm_options=jvm_options)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _main() -> None:
+    reason = what_is_missing()
+    if reason:
+        raise SystemExit(reason)
+    with running_kafka(jvm_options=FULL_SPEED) as server, contextlib.suppress(KeyboardInterrupt):
+        print(f"Kafka at {server.bootstrap}, its log in {server.log_file}, process {os.getpid()}; Ctrl-C ends it")
+        signal.pause()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,123 @@
+"""Topics come and go, readers and writers close."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from topics.topic_case import (
+    PATIENCE_S,
+    ManualClock,
+    TopicCase,
+    patiently,
+    read_to_end,
+    values_of,
+    write,
+    write_and_commit,
+)
+
+from streamiter.errors import ConfigurationError, TopicError, TopicNotFound
+from streamiter.topics import OutgoingBatch, ReadRequest, connector_for
+
+
+class LifecycleContract:
+    """A part of `TopicContract`."""
+
+    async def test_a_missing_topic_is_an_error_that_names_it(self, case: TopicCase) -> None:
+        """Creating it silently hides a typing mistake; waiting for it is a hang."""
+        missing = case.topic("missing")
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: missing.open_reader(ReadRequest()),
+            missing.open_writer,
+            missing.describe,
+            missing.delete,
+        ]
+        for call in calls:
+            with pytest.raises(TopicNotFound, match="missing"):
+                await patiently(call())
+
+    async def test_writing_to_a_missing_topic_in_a_transaction_is_an_error(self, case: TopicCase) -> None:
+        """It must not pass at the write and vanish at the commit."""
+        topic = await case.make_topic()
+        transactions = await topic.open_transactions(case.prefix + "t")
+        await patiently(transactions.begin())
+        with pytest.raises(TopicNotFound, match="missing"):
+            await write_and_commit(transactions, case.topic("missing"), [b"a"])
+        await patiently(transactions.close())
+
+    async def test_a_reader_of_a_topic_that_is_deleted_is_told_so(self, case: TopicCase) -> None:
+        """Some clients retry a deleted topic for ever."""
+        topic = await case.make_topic()
+        clock = ManualClock()
+        reader = await topic.open_reader(ReadRequest(clock=clock))
+        reading = asyncio.ensure_future(reader.read())
+        await topic.delete()
+        async with asyncio.timeout(PATIENCE_S):
+            while not reading.done():
+                clock.advance(30.0)
+                await asyncio.wait({reading}, timeout=0.02)  # the server works in real time
+        with pytest.raises(TopicNotFound, match=topic.name):
+            reading.result()
+        await patiently(reader.close())
+
+    async def test_creating_again_keeps_the_records_and_adds_partitions(self, case: TopicCase) -> None:
+        """Every start of a job creates its topics."""
+        topic = await case.make_topic(partitions=2)
+        await write(topic, OutgoingBatch([b"a"], partition=1))
+        await topic.create(partitions=1)
+        assert (await topic.describe()).offsets == {0: (0, 0), 1: (0, 1)}
+        await topic.create(partitions=4)
+        described = await topic.describe()
+        assert (described.name, described.partitions) == (topic.name, 4)
+        assert values_of(await read_to_end(topic)) == [b"a"]
+
+    async def test_a_deleted_topic_is_gone_and_can_be_created_anew(self, case: TopicCase) -> None:
+        """Records of the deleted one must not come back."""
+        topic = await case.make_topic(partitions=3)
+        await write(topic, [b"old"])
+        await topic.delete()
+        with pytest.raises(TopicNotFound):
+            await patiently(topic.describe())
+        again = await case.make_topic(partitions=1)
+        assert (await again.describe()).partitions == 1
+        assert await read_to_end(again) == []
+
+    async def test_topics_are_listed_and_found_by_url(self, case: TopicCase) -> None:
+        """The command line and other processes have nothing but the URL."""
+        if not case.url_is_global:
+            pytest.skip("the URL of this case leads to another server")
+        topic = await case.make_topic("listed", partitions=2)
+        connector = connector_for(topic.url)
+        assert topic.name in await connector.list_topics(topic.url, {})
+        found = connector.topic(topic.url, {})
+        assert (found.url, found.name, found.commit_domain) == (topic.url, topic.name, topic.commit_domain)
+        assert (await found.describe()).partitions == 2
+
+    async def test_an_unknown_setting_is_refused(self, case: TopicCase) -> None:
+        """A misspelt retention would keep records for ever, or not at all."""
+        with pytest.raises((ConfigurationError, TopicError), match="no_such_setting"):
+            await patiently(case.topic().create(settings={"no_such_setting": "1"}))
+
+    async def test_everything_can_be_closed_twice(self, case: TopicCase) -> None:
+        """Clean-up runs on several paths."""
+        topic = await case.make_topic()
+        writer = await topic.open_writer()
+        reader = await topic.open_reader(ReadRequest())
+        transactions = await topic.open_transactions(case.prefix + "t")
+        for _ in range(2):
+            await patiently(writer.close())
+            await patiently(reader.close())
+            await patiently(transactions.close())
+
+    async def test_a_closed_reader_or_writer_refuses_to_go_on(self, case: TopicCase) -> None:
+        """Writing behind close would be lost without a word."""
+        topic = await case.make_topic()
+        writer = await topic.open_writer()
+        reader = await topic.open_reader(ReadRequest())
+        await patiently(writer.close())
+        await patiently(reader.close())
+        with pytest.raises(TopicError, match="closed"):
+            await patiently(writer.write(OutgoingBatch([b"a"])))
+        with pytest.raises(TopicError, match="closed"):
+            await patiently(reader.read())

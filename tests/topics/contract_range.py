@@ -1,0 +1,164 @@
+"""Where reading begins and where it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from topics.topic_case import (
+    TopicCase,
+    by_partition,
+    numbered,
+    numbers_of,
+    patiently,
+    read_count,
+    read_to_end,
+    values_of,
+    write,
+    write_transaction,
+)
+
+from streamiter.errors import ConfigurationError, OffsetOutOfRange
+from streamiter.topics import OutgoingBatch, ReadRequest, Topic
+
+
+class RangeContract:
+    """A part of `TopicContract`."""
+
+    async def test_reading_from_latest_sees_only_what_comes_later(self, case: TopicCase) -> None:
+        """A predictor that starts now must not replay the history."""
+        topic = await case.make_topic()
+        await write(topic, numbered(range(3)))
+        reader = await topic.open_reader(ReadRequest(start="latest"))
+        await write(topic, numbered(range(3, 5)))
+        assert numbers_of(await read_count(reader, 2)) == [3, 4]
+        await reader.close()
+
+    async def test_reading_from_offsets_begins_there_and_elsewhere_at_the_earliest(
+        self, case: TopicCase
+    ) -> None:
+        """Offsets of some partitions do not silently skip the others."""
+        topic = await case.make_topic(partitions=2)
+        for partition in range(2):
+            await write(topic, OutgoingBatch(numbered(range(5)), partition=partition))
+        parts = by_partition(await read_to_end(topic, ReadRequest(start={1: 3}, stop="latest")))
+        assert numbers_of(parts[0]) == [0, 1, 2, 3, 4]
+        assert numbers_of(parts[1]) == [3, 4]
+
+    async def test_reading_from_a_time_begins_with_the_first_record_not_before_it(
+        self, case: TopicCase
+    ) -> None:
+        """Starting a record late loses it; the boundary belongs to the read."""
+        topic = await case.make_topic()
+        start = datetime(2024, 3, 1, 12, tzinfo=UTC)
+        first_ms = int(start.timestamp() * 1000)
+        await write(
+            topic,
+            OutgoingBatch(
+                numbered(range(5)), timestamps_ms=[first_ms + second * 1000 for second in range(5)]
+            ),
+        )
+        for seconds, expected in ((-10, [0, 1, 2, 3, 4]), (2, [2, 3, 4]), (2.5, [3, 4]), (60, [])):
+            request = ReadRequest(start=start + timedelta(seconds=seconds), stop="latest")
+            assert numbers_of(await read_to_end(topic, request)) == expected
+
+    async def test_a_time_without_a_zone_is_refused(self, case: TopicCase) -> None:
+        """It would mean another hour on another machine."""
+        topic = await case.make_topic()
+        with pytest.raises(ConfigurationError, match="aware"):
+            await patiently(topic.open_reader(ReadRequest(start=datetime(2024, 3, 1))))
+
+    async def test_an_offset_that_is_not_there_yet_is_an_error(self, case: TopicCase) -> None:
+        """A topic created anew under an old snapshot would otherwise wait without a word."""
+        topic = await case.make_topic()
+        await write(topic, numbered(range(3)))
+        with pytest.raises(OffsetOutOfRange, match="99"):
+            await self._open_and_read(topic, ReadRequest(positions={0: 99}))
+
+    async def test_an_offset_that_fell_out_of_retention_is_an_error(self, case: TopicCase) -> None:
+        """Silently going on at the earliest record loses what lies between."""
+        if case.retention_settings is None:
+            pytest.skip("this connector has no retention that acts at once")
+        topic = await case.make_topic(settings=case.retention_settings)
+        for start in range(0, 100, 10):
+            await write(topic, numbered(range(start, start + 10)))
+        earliest, end = (await topic.describe()).offsets[0]
+        assert 0 < earliest < end
+        with pytest.raises(OffsetOutOfRange, match=str(earliest)):
+            await self._open_and_read(topic, ReadRequest(positions={0: 0}))
+        kept = await read_to_end(topic)
+        assert numbers_of(kept)[-1] == 99
+        assert kept[0].offset == earliest
+
+    async def _open_and_read(self, topic: Topic, request: ReadRequest) -> None:
+        reader = await patiently(topic.open_reader(request))
+        try:
+            await patiently(reader.read())
+        finally:
+            await reader.close()
+
+    async def test_stop_latest_ends_at_the_end_the_topic_had_when_opened(self, case: TopicCase) -> None:
+        """A bounded run over a topic that is still written must end."""
+        topic = await case.make_topic(partitions=2)
+        await write(topic, OutgoingBatch(numbered(range(5)), partition=0))
+        reader = await topic.open_reader(ReadRequest(stop="latest"))
+        await write(topic, OutgoingBatch(numbered(range(5, 9)), partition=0))
+        await write(topic, OutgoingBatch(numbered(range(5, 9)), partition=1))
+        assert numbers_of(await read_count(reader, 5)) == [0, 1, 2, 3, 4]
+        assert await patiently(reader.read()) is None
+        assert await patiently(reader.read()) is None
+        await reader.close()
+
+    async def test_a_bounded_read_of_an_empty_topic_ends_at_once(self, case: TopicCase) -> None:
+        """Waiting for a first record that never comes is a hang."""
+        topic = await case.make_topic(partitions=3)
+        assert await read_to_end(topic) == []
+        assert await read_to_end(topic, ReadRequest(stop={0: 0, 1: 0, 2: 0})) == []
+        assert await read_to_end(topic, ReadRequest(start="latest", stop="latest")) == []
+
+    async def test_a_stop_offset_is_not_read(self, case: TopicCase) -> None:
+        """Restoring a feedback log reads exactly the range of its snapshot; unnamed partitions have none."""
+        topic = await case.make_topic(partitions=3)
+        for partition in range(3):
+            await write(topic, OutgoingBatch(numbered(range(6)), partition=partition))
+        records = await read_to_end(topic, ReadRequest(start={0: 2}, stop={0: 4, 1: 1}))
+        assert {part: numbers_of(rows) for part, rows in by_partition(records).items()} == {0: [2, 3], 1: [0]}
+
+    async def test_a_stop_offset_in_the_future_is_waited_for(self, case: TopicCase) -> None:
+        """Ending early would cut the range short."""
+        topic = await case.make_topic()
+        await write(topic, numbered(range(2)))
+        reader = await topic.open_reader(ReadRequest(stop={0: 4}))
+        assert numbers_of(await read_count(reader, 2)) == [0, 1]
+        waiting = asyncio.ensure_future(reader.read())
+        await write(topic, numbered(range(2, 6)))
+        batch = await patiently(waiting)
+        assert batch is not None
+        rest = numbers_of(batch.records())
+        while (batch := await patiently(reader.read())) is not None:
+            rest += numbers_of(batch.records())
+        assert rest == [2, 3]
+        await reader.close()
+
+    async def test_a_bounded_read_ends_behind_aborted_records(self, case: TopicCase) -> None:
+        """The last offset is never delivered when an aborted transaction ends the topic: a known hang."""
+        topic = await case.make_topic()
+        await write(topic, [b"seen"])
+        transactions = await topic.open_transactions(case.prefix + "t")
+        await write_transaction(transactions, topic, [b"aborted"] * 3, commit=False)
+        await transactions.close()
+        assert values_of(await read_to_end(topic)) == [b"seen"]
+        _, end = (await topic.describe()).offsets[0]
+        assert values_of(await read_to_end(topic, ReadRequest(stop={0: end}))) == [b"seen"]
+        assert await read_to_end(topic, ReadRequest(start="latest", stop="latest")) == []
+
+    async def test_a_bounded_read_does_not_wait_for_an_open_transaction(self, case: TopicCase) -> None:
+        """The end is the last stable offset, not what somebody may commit some day."""
+        topic = await case.make_topic()
+        await write(topic, [b"seen"])
+        transactions = await topic.open_transactions(case.prefix + "t")
+        await patiently(transactions.begin())
+        await patiently(transactions.write(topic, OutgoingBatch([b"open"] * 3)))
+        assert values_of(await read_to_end(topic)) == [b"seen"]
+        await patiently(transactions.close())

@@ -1,0 +1,167 @@
+"""How records are read: shares, turns, waiting, resuming, lag."""
+
+from __future__ import annotations
+
+import asyncio
+
+from topics.topic_case import (
+    PATIENCE_S,
+    ManualClock,
+    TopicCase,
+    numbered,
+    numbers_of,
+    patiently,
+    read_count,
+    read_to_end,
+    write,
+    write_transaction,
+)
+
+from streamiter.topics import OutgoingBatch, ReadRequest, TopicRecord
+
+
+class ReadingContract:
+    """A part of `TopicContract`."""
+
+    async def test_each_subtask_reads_its_share_of_the_partitions(self, case: TopicCase) -> None:
+        """A partition read twice counts twice; one read by nobody stops without a word."""
+        topic = await case.make_topic(partitions=5)
+        for partition in range(5):
+            await write(topic, OutgoingBatch(numbered([partition]), partition=partition))
+        for subtasks in (1, 2, 5):
+            for subtask in range(subtasks):
+                request = ReadRequest(subtask=subtask, subtasks=subtasks, stop="latest")
+                numbers = sorted(numbers_of(await read_to_end(topic, request)))
+                assert numbers == list(range(subtask, 5, subtasks))
+
+    async def test_a_subtask_without_partitions_ends_a_bounded_read(self, case: TopicCase) -> None:
+        """More subtasks than partitions is common; the idle ones must not hold the job."""
+        topic = await case.make_topic(partitions=1)
+        await write(topic, [b"a"])
+        assert await read_to_end(topic, ReadRequest(subtask=1, subtasks=2, stop="latest")) == []
+
+    async def test_a_batch_lies_in_one_partition_and_within_max_records(self, case: TopicCase) -> None:
+        """Positions are kept by partition, and the caller's memory limit is the batch."""
+        topic = await case.make_topic(partitions=2)
+        for partition in range(2):
+            await write(topic, OutgoingBatch(numbered(range(50)), partition=partition))
+        reader = await topic.open_reader(ReadRequest(stop="latest", max_records=7))
+        seen = {0: 0, 1: 0}
+        while (batch := await patiently(reader.read())) is not None:
+            assert 1 <= len(batch) <= 7
+            assert list(batch.offsets) == list(range(seen[batch.partition], batch.next_offset))
+            seen[batch.partition] = batch.next_offset
+        assert seen == {0: 50, 1: 50}
+        await reader.close()
+
+    async def test_partitions_with_records_take_turns(self, case: TopicCase) -> None:
+        """One full partition must not starve the others."""
+        topic = await case.make_topic(partitions=3)
+        for partition in range(3):
+            await write(topic, OutgoingBatch(numbered(range(100)), partition=partition))
+        reader = await topic.open_reader(ReadRequest(max_records=10))
+        served = []
+        for _ in range(15):
+            batch = await patiently(reader.read())
+            assert batch is not None
+            served.append(batch.partition)
+        assert set(served) == {0, 1, 2}
+        await reader.close()
+
+    async def test_reading_resumes_exactly_where_a_batch_ended(self, case: TopicCase) -> None:
+        """Restore after a crash: neither a gap nor a second time, wherever the cut falls."""
+        topic = await case.make_topic(partitions=2)
+        transactions = await topic.open_transactions(case.prefix + "t")
+        for start in range(0, 40, 10):
+            await write(topic, OutgoingBatch(numbered(range(start, start + 5)), partition=0))
+            await write_transaction(transactions, topic, numbered([999]), commit=False)
+            await write(topic, OutgoingBatch(numbered(range(start, start + 5)), partition=1))
+        await transactions.close()
+        whole = [(record.partition, record.offset, record.value) for record in await read_to_end(topic)]
+        resumed: list[tuple[int, int, bytes | None]] = []
+        positions: dict[int, int] = {}
+        for _ in range(len(whole) + 1):
+            reader = await topic.open_reader(ReadRequest(positions=positions, stop="latest", max_records=3))
+            batch = await patiently(reader.read())
+            await patiently(reader.close())
+            if batch is None:
+                break
+            resumed += [(record.partition, record.offset, record.value) for record in batch.records()]
+            positions[batch.partition] = batch.next_offset
+        assert sorted(resumed) == sorted(whole)
+
+    async def test_a_cancelled_read_loses_no_record(self, case: TopicCase) -> None:
+        """Barriers and stop requests interrupt a read at any point."""
+        topic = await case.make_topic()
+        reader = await topic.open_reader(ReadRequest(max_records=4))
+        records: list[TopicRecord] = []
+
+        async def read_but_cancel_after(yields: int) -> None:
+            reading = asyncio.ensure_future(reader.read())
+            for _ in range(yields):
+                await asyncio.sleep(0)
+            reading.cancel()
+            [outcome] = await patiently(asyncio.gather(reading, return_exceptions=True))
+            if not isinstance(outcome, asyncio.CancelledError):
+                assert outcome is not None
+                assert not isinstance(outcome, BaseException), outcome
+                records.extend(outcome.records())
+
+        for yields in range(5):
+            await read_but_cancel_after(yields)
+        writer = await topic.open_writer()
+        for start in range(0, 60, 3):
+            await patiently(writer.write(OutgoingBatch(numbered(range(start, start + 3)))))
+            await patiently(writer.flush())
+            await read_but_cancel_after(start % 7)
+        await writer.close()
+        while len(records) < 60:
+            batch = await patiently(reader.read())
+            assert batch is not None
+            records.extend(batch.records())
+        assert numbers_of(records) == list(range(60))
+        await reader.close()
+
+    async def test_a_waiting_reader_gets_what_is_written(self, case: TopicCase) -> None:
+        """The most reported trouble of stream processors: a consumer that stopped without an error."""
+        topic = await case.make_topic(partitions=2)
+        reader = await topic.open_reader(ReadRequest())
+        for number in range(3):
+            waiting = asyncio.ensure_future(reader.read())
+            await write(topic, OutgoingBatch(numbered([number]), partition=number % 2))
+            batch = await patiently(waiting)
+            assert batch is not None
+            assert numbers_of(batch.records()) == [number]
+        await reader.close()
+
+    async def test_lag_counts_what_is_still_to_be_read(self, case: TopicCase) -> None:
+        """Lag is what operators watch; it must reach zero, on idle partitions too."""
+        topic = await case.make_topic(partitions=2)
+        await write(topic, OutgoingBatch(numbered(range(30)), partition=0))
+        reader = await topic.open_reader(ReadRequest(max_records=10))
+        await read_count(reader, 10)
+        assert reader.lag()[0] == 20
+        await read_count(reader, 10)
+        await read_count(reader, 10)
+        assert dict(reader.lag()) == {0: 0, 1: 0}
+        await reader.close()
+
+    async def test_a_partition_added_later_is_found_and_read_from_its_beginning(
+        self, case: TopicCase
+    ) -> None:
+        """Its first records are written before any reader knows of it."""
+        topic = await case.make_topic(partitions=1)
+        clock = ManualClock()
+        reader = await topic.open_reader(ReadRequest(start="latest", refresh_s=30.0, clock=clock))
+        reading = asyncio.ensure_future(reader.read())
+        await topic.create(partitions=2)
+        await write(topic, OutgoingBatch(numbered([7]), partition=1))
+        async with asyncio.timeout(PATIENCE_S):
+            while not reading.done():
+                clock.advance(30.0)
+                await asyncio.wait({reading}, timeout=0.02)  # the server works in real time
+        batch = reading.result()
+        assert batch is not None
+        assert (batch.partition, numbers_of(batch.records())) == (1, [7])
+        assert set(reader.lag()) == {0, 1}
+        await reader.close()

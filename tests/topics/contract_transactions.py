@@ -1,0 +1,187 @@
+"""Records that become visible together, and who may write them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from topics.topic_case import (
+    TopicCase,
+    numbered,
+    numbers_of,
+    patiently,
+    read_count,
+    read_to_end,
+    values_of,
+    write,
+    write_and_commit,
+    write_transaction,
+)
+
+from streamiter.errors import ProducerFenced, TopicError
+from streamiter.topics import OutgoingBatch, ReadRequest
+
+
+class TransactionsContract:
+    """A part of `TopicContract`."""
+
+    async def test_records_of_a_transaction_are_seen_when_it_is_committed(self, case: TopicCase) -> None:
+        """Exactly once rests on this: outputs appear with the commit, not before."""
+        topic = await case.make_topic(partitions=2)
+        transactions = await topic.open_transactions(case.prefix + "t")
+        await patiently(transactions.begin())
+        for partition in (0, 1):
+            batch = OutgoingBatch(numbered([partition]), partition=partition)
+            await patiently(transactions.write(topic, batch))
+        assert await read_to_end(topic) == []
+        await patiently(transactions.commit())
+        assert sorted(numbers_of(await read_to_end(topic))) == [0, 1]
+        await patiently(transactions.close())
+
+    async def test_every_field_of_a_record_survives_a_transaction(self, case: TopicCase) -> None:
+        """Model updates carry their version in the headers and their model in the key."""
+        topic = await case.make_topic()
+        transactions = await topic.open_transactions(case.prefix + "t")
+        await patiently(transactions.begin())
+        batch = OutgoingBatch(
+            [b"v", None], keys=[b"k", None], headers=[(("h", b"1"),), ()], timestamps_ms=[5_000, 6_000]
+        )
+        await patiently(transactions.write(topic, batch))
+        await patiently(transactions.commit())
+        await patiently(transactions.close())
+        seen = [
+            (record.value, record.key, record.headers, record.timestamp_ms)
+            for record in await read_to_end(topic)
+        ]
+        assert seen == [(b"v", b"k", (("h", b"1"),), 5_000), (None, None, (), 6_000)]
+
+    async def test_aborted_records_are_never_seen(self, case: TopicCase) -> None:
+        """A run that failed between two checkpoints must leave no output."""
+        topic = await case.make_topic()
+        transactions = await topic.open_transactions(case.prefix + "t")
+        for number in range(6):
+            await write_transaction(transactions, topic, numbered([number] * 3), commit=number % 2 == 1)
+        await patiently(transactions.close())
+        assert numbers_of(await read_to_end(topic)) == [1, 1, 1, 3, 3, 3, 5, 5, 5]
+
+    async def test_closing_aborts_what_is_open(self, case: TopicCase) -> None:
+        """Closing is no commit: the snapshot of these records was never written."""
+        topic = await case.make_topic()
+        transactions = await topic.open_transactions(case.prefix + "t")
+        await patiently(transactions.begin())
+        await patiently(transactions.write(topic, OutgoingBatch([b"a"])))
+        await patiently(transactions.close())
+        assert await read_to_end(topic) == []
+
+    async def test_one_transaction_covers_several_topics(self, case: TopicCase) -> None:
+        """The commit record lies in a topic of its own, beside the outputs."""
+        outputs = await case.make_topic("outputs", partitions=2)
+        commits = await case.make_topic("commits")
+        assert outputs.commit_domain == commits.commit_domain
+        transactions = await outputs.open_transactions(case.prefix + "t")
+        for number, commit in enumerate([True, False, True]):
+            await patiently(transactions.begin())
+            await patiently(transactions.write(outputs, OutgoingBatch(numbered([number, number]))))
+            await patiently(transactions.write(commits, OutgoingBatch(numbered([number]), keys=[b"flow"])))
+            await patiently(transactions.commit() if commit else transactions.abort())
+        await patiently(transactions.close())
+        assert sorted(numbers_of(await read_to_end(outputs))) == [0, 0, 2, 2]
+        assert numbers_of(await read_to_end(commits)) == [0, 2]
+
+    async def test_a_reader_meets_an_open_transaction_and_goes_on_after_it(self, case: TopicCase) -> None:
+        """Records behind an open transaction are neither skipped nor read twice once it is decided."""
+        for committed in (True, False):
+            topic = await case.make_topic(f"met-{committed}")
+            transactions = await topic.open_transactions(f"{case.prefix}t-{committed}")
+            reader = await topic.open_reader(ReadRequest())
+            await write(topic, [b"before"])
+            await patiently(transactions.begin())
+            await patiently(transactions.write(topic, OutgoingBatch([b"inside"])))
+            await write(topic, [b"behind"])
+            assert values_of(await read_count(reader, 1)) == [b"before"]
+            waiting = asyncio.ensure_future(reader.read())
+            await patiently(transactions.commit() if committed else transactions.abort())
+            await write(topic, [b"last"])
+            values: list[bytes | None] = []
+            while b"last" not in values:
+                batch = await patiently(waiting)
+                assert batch is not None
+                values += values_of(batch.records())
+                waiting = asyncio.ensure_future(reader.read())
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            expected = [b"behind", b"inside", b"last"] if committed else [b"behind", b"last"]
+            assert sorted(value or b"" for value in values) == expected
+            await patiently(reader.close())
+            await patiently(transactions.close())
+
+    async def test_a_newer_owner_of_the_id_fences_the_older(self, case: TopicCase) -> None:
+        """A run that was thought dead and wakes up must not write beside its successor."""
+        topic = await case.make_topic()
+        older = await topic.open_transactions(case.prefix + "t")
+        await write_transaction(older, topic, [b"committed before"], commit=True)
+        await patiently(older.begin())
+        await patiently(older.write(topic, OutgoingBatch([b"open when fenced"])))
+        newer = await case.topic().open_transactions(case.prefix + "t")
+        await write_transaction(newer, topic, [b"newer"], commit=True)
+        with pytest.raises(ProducerFenced):
+            await patiently(older.commit())
+        await patiently(older.close())
+        await write_transaction(newer, topic, [b"newer again"], commit=True)
+        await patiently(newer.close())
+        expected = [b"committed before", b"newer", b"newer again"]
+        assert values_of(await read_to_end(topic)) == expected
+
+    async def test_a_fenced_owner_cannot_write_or_begin_again(self, case: TopicCase) -> None:
+        """Whichever call it is at, what it writes from then on never appears."""
+        topic = await case.make_topic()
+        older = await topic.open_transactions(case.prefix + "t")
+        await patiently(older.begin())
+        newer = await case.topic().open_transactions(case.prefix + "t")
+        with pytest.raises(ProducerFenced):
+            await write_and_commit(older, topic, [b"late"])
+        with pytest.raises(ProducerFenced):
+            await write_transaction(older, topic, [b"later"], commit=True)
+        await patiently(older.close())
+        await patiently(newer.close())
+        assert await read_to_end(topic) == []
+
+    async def test_other_ids_are_not_fenced(self, case: TopicCase) -> None:
+        """Flows of one server live side by side."""
+        topic = await case.make_topic()
+        first = await topic.open_transactions(case.prefix + "first")
+        second = await topic.open_transactions(case.prefix + "second")
+        await patiently(first.begin())
+        await patiently(second.begin())
+        await patiently(first.write(topic, OutgoingBatch([b"first"])))
+        await patiently(second.write(topic, OutgoingBatch([b"second"])))
+        await patiently(second.abort())
+        await patiently(first.commit())
+        assert values_of(await read_to_end(topic)) == [b"first"]
+        await patiently(first.close())
+        await patiently(second.close())
+
+    async def test_an_empty_transaction_commits(self, case: TopicCase) -> None:
+        """A checkpoint without outputs is common."""
+        topic = await case.make_topic()
+        transactions = await topic.open_transactions(case.prefix + "t")
+        for _ in range(2):
+            await patiently(transactions.begin())
+            await patiently(transactions.commit())
+        await write_transaction(transactions, topic, [b"a"], commit=True)
+        await patiently(transactions.close())
+        assert values_of(await read_to_end(topic)) == [b"a"]
+
+    async def test_calls_out_of_order_are_errors(self, case: TopicCase) -> None:
+        """A write outside a transaction would be visible at once, or never."""
+        topic = await case.make_topic()
+        transactions = await topic.open_transactions(case.prefix + "t")
+        with pytest.raises(TopicError, match="begin"):
+            await patiently(transactions.commit())
+        with pytest.raises(TopicError, match="begin"):
+            await patiently(transactions.write(topic, OutgoingBatch([b"a"])))
+        await patiently(transactions.begin())
+        with pytest.raises(TopicError, match="begin"):
+            await patiently(transactions.begin())
+        await patiently(transactions.close())
+        assert await read_to_end(topic) == []

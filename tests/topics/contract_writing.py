@@ -1,0 +1,166 @@
+"""What is written comes back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from topics.topic_case import (
+    TopicCase,
+    by_partition,
+    numbered,
+    numbers_of,
+    patiently,
+    read_to_end,
+    values_of,
+    write,
+    write_and_flush,
+)
+
+from streamiter.clock import SystemClock
+from streamiter.errors import RecordTooLarge, TopicError
+from streamiter.topics import OutgoingBatch, ReadRequest
+
+
+class WritingContract:
+    """A part of `TopicContract`."""
+
+    async def test_every_field_of_a_record_survives_the_round_trip(self, case: TopicCase) -> None:
+        """Headers with repeated names and records without key or value were lost by connectors elsewhere."""
+        topic = await case.make_topic()
+        headers = [(("a", b"1"), ("a", b"2"), ("ü", b"\x00\xff")), (), (("empty", b""),), ()]
+        written = OutgoingBatch(
+            values=[b"one", None, b"", b"\x00\xff"],
+            keys=[b"k1", b"k2", None, b""],
+            headers=headers,
+            timestamps_ms=[1_000, 2_000, 2_000, 5_000],
+        )
+        await write(topic, written)
+        records = await read_to_end(topic)
+        assert values_of(records) == written.values
+        assert [record.key for record in records] == written.keys
+        assert [record.headers for record in records] == headers
+        assert [record.timestamp_ms for record in records] == [1_000, 2_000, 2_000, 5_000]
+        assert [record.offset for record in records] == [0, 1, 2, 3]
+
+    async def test_records_without_time_stamps_get_the_time_of_writing(self, case: TopicCase) -> None:
+        """A record of time zero falls out of a retention by time at once."""
+        topic = await case.make_topic()
+        before = SystemClock().now_ms()
+        await write(topic, [b"a", b"b"])
+        after = SystemClock().now_ms()
+        assert all(before <= record.timestamp_ms <= after for record in await read_to_end(topic))
+
+    async def test_a_batch_without_keys_or_headers_reads_as_having_none(self, case: TopicCase) -> None:
+        """Columns that were never written must have an entry for each record all the same."""
+        topic = await case.make_topic()
+        await write(topic, [b"a", b"b"])
+        reader = await topic.open_reader(ReadRequest(stop="latest"))
+        batch = await patiently(reader.read())
+        assert batch is not None
+        assert (list(batch.keys), list(batch.headers)) == ([None, None], [(), ()])
+        await reader.close()
+
+    async def test_an_empty_batch_is_no_record(self, case: TopicCase) -> None:
+        """An operator may emit a batch of nothing."""
+        topic = await case.make_topic(partitions=2)
+        writer = await topic.open_writer()
+        await patiently(writer.write(OutgoingBatch([])))
+        await patiently(writer.write(OutgoingBatch([], keys=[], headers=[], timestamps_ms=[])))
+        await patiently(writer.close())
+        assert await read_to_end(topic) == []
+
+    async def test_many_records_come_back_exactly_once(self, case: TopicCase) -> None:
+        """More than one fetch, more than one block, several partitions."""
+        topic = await case.make_topic(partitions=3)
+        writer = await topic.open_writer()
+        for start in range(0, 20_000, 2_500):
+            await patiently(writer.write(OutgoingBatch(numbered(range(start, start + 2_500)))))
+        await patiently(writer.close())
+        records = await read_to_end(topic)
+        assert sorted(numbers_of(records)) == list(range(20_000))
+        for part in by_partition(records).values():
+            offsets = [record.offset for record in part]
+            assert offsets == sorted(set(offsets))
+
+    async def test_a_key_stays_in_its_partition_and_in_order(self, case: TopicCase) -> None:
+        """State by key is built from the order of its records."""
+        topic = await case.make_topic(partitions=3)
+        writer = await topic.open_writer()
+        for start in range(0, 600, 40):
+            numbers = range(start, start + 40)
+            keys = [b"key-%d" % (number % 7) for number in numbers]
+            await patiently(writer.write(OutgoingBatch(numbered(numbers), keys=keys)))
+        await patiently(writer.close())
+        records = await read_to_end(topic)
+        assert len(records) == 600
+        assert len(by_partition(records)) > 1
+        for key in {record.key for record in records}:
+            of_key = [record for record in records if record.key == key]
+            assert len({record.partition for record in of_key}) == 1
+            assert numbers_of(of_key) == sorted(numbers_of(of_key))
+
+    async def test_an_explicit_partition_is_obeyed(self, case: TopicCase) -> None:
+        """Feedback and re-partitioned state are written to where their owner reads."""
+        topic = await case.make_topic(partitions=3)
+        writer = await topic.open_writer()
+        for partition in (2, 0, 2):
+            await patiently(
+                writer.write(OutgoingBatch([b"%d" % partition], keys=[b"k"], partition=partition))
+            )
+        await patiently(writer.close())
+        records = await read_to_end(topic)
+        assert sorted((record.partition, record.value) for record in records) == [
+            (0, b"0"),
+            (2, b"2"),
+            (2, b"2"),
+        ]
+
+    async def test_a_partition_that_is_not_there_is_refused(self, case: TopicCase) -> None:
+        """Records for it would wait for ever, or end in another partition."""
+        topic = await case.make_topic(partitions=2)
+        writer = await topic.open_writer()
+        with pytest.raises(TopicError, match="partition"):
+            await write_and_flush(writer, OutgoingBatch([b"a"], partition=2))
+        await patiently(writer.close())
+        assert await read_to_end(topic) == []
+
+    async def test_what_was_flushed_is_readable_by_another_client(self, case: TopicCase) -> None:
+        """A flush that returns early loses records when the writer is killed behind it."""
+        topic = await case.make_topic()
+        writer = await topic.open_writer()
+        for count in (1, 2, 3):
+            await patiently(writer.write(OutgoingBatch([b"x"])))
+            await patiently(writer.flush())
+            assert len(await read_to_end(case.topic())) == count
+        await patiently(writer.close())
+
+    async def test_concurrent_writers_lose_nothing_and_keep_their_own_order(self, case: TopicCase) -> None:
+        """Subtasks of a sink write side by side."""
+        topic = await case.make_topic()
+
+        async def run(name: int) -> None:
+            writer = await case.topic().open_writer()
+            for number in range(60):
+                await patiently(writer.write(OutgoingBatch([b"%d" % (name * 1000 + number)])))
+            await patiently(writer.close())
+
+        await asyncio.gather(*(run(name) for name in range(3)))
+        numbers = numbers_of(await read_to_end(topic))
+        for name in range(3):
+            of_writer = [number % 1000 for number in numbers if number // 1000 == name]
+            assert of_writer == list(range(60))
+
+    async def test_one_record_above_the_limit_is_an_error_and_the_topic_goes_on(
+        self, case: TopicCase
+    ) -> None:
+        """A record that is dropped because it is large is a silent loss."""
+        if case.record_limit_settings is None:
+            pytest.skip("this connector has no limit for a record")
+        topic = await case.make_topic(settings=case.record_limit_settings)
+        writer = await topic.open_writer()
+        with pytest.raises(RecordTooLarge, match=str(case.record_limit_bytes)):
+            await write_and_flush(writer, OutgoingBatch([b"x" * (2 * case.record_limit_bytes)]))
+        await patiently(writer.write(OutgoingBatch([b"small"])))
+        await patiently(writer.close())
+        assert values_of(await read_to_end(topic)) == [b"small"]

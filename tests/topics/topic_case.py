@@ -1,0 +1,184 @@
+"""What the contract of topics is checked with: a connector, a clock, and short ways to write and read."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from streamiter.topics import (
+    OutgoingBatch,
+    ReadRequest,
+    Topic,
+    TopicReader,
+    TopicRecord,
+    TopicWriter,
+    Transactions,
+)
+
+# Far above what any check needs: a wait that lasts longer is a hang, and names the check instead of the run.
+PATIENCE_S = 30.0
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class TopicCase:
+    """One connector under test.
+
+    ``handle(name)`` gives a topic object for a name, connected to nothing yet; calling it again gives what
+    another client would have. Names are unique within one test; a server that outlives the test needs
+    ``prefix`` to keep tests apart. Settings are what this connector needs to limit a record's size and to
+    keep only the last records; None where it cannot.
+    """
+
+    handle: Callable[[str], Topic]
+    prefix: str = ""
+    record_limit_settings: Mapping[str, str] | None = None
+    record_limit_bytes: int = 0
+    retention_settings: Mapping[str, str] | None = None
+    url_is_global: bool = True
+    _made: list[Topic] = field(default_factory=list)
+
+    def topic(self, name: str = "clicks") -> Topic:
+        """A handle; the topic need not be there."""
+        return self.handle(self.prefix + name)
+
+    async def make_topic(
+        self, name: str = "clicks", partitions: int = 1, settings: Mapping[str, str] | None = None
+    ) -> Topic:
+        """A fresh topic."""
+        made = self.topic(name)
+        await made.create(partitions=partitions, settings=settings)
+        self._made.append(made)
+        return made
+
+
+class ManualClock:
+    """Time that goes on only when told to."""
+
+    def __init__(self, now_s: float = 1_000_000.0) -> None:
+        self._now_s = now_s
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._called_off: set[int] = set()
+
+    def now_ms(self) -> int:
+        return int(self._now_s * 1000)
+
+    def monotonic_s(self) -> float:
+        return self._now_s
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> _ManualTimer:
+        number = next(self._order)
+        heapq.heappush(self._due, (self._now_s + delay_s, number, callback))
+        return _ManualTimer(self._called_off, number)
+
+    async def sleep(self, delay_s: float) -> None:
+        done = asyncio.get_running_loop().create_future()
+        timer = self.call_later(delay_s, lambda: done.done() or done.set_result(None))
+        try:
+            await done
+        finally:
+            timer.cancel()
+
+    def advance(self, seconds: float) -> None:
+        """Go on, running on the way what is due."""
+        end = self._now_s + seconds
+        while self._due and self._due[0][0] <= end:
+            self._now_s, number, callback = heapq.heappop(self._due)
+            if number not in self._called_off:
+                callback()
+        self._now_s = end
+
+
+@dataclass
+class _ManualTimer:
+    called_off: set[int]
+    number: int
+
+    def cancel(self) -> None:
+        self.called_off.add(self.number)
+
+
+async def patiently(waiting: Awaitable[Result]) -> Result:
+    """Wait, but fail rather than hang."""
+    async with asyncio.timeout(PATIENCE_S):
+        return await waiting
+
+
+def numbered(numbers: Iterable[int]) -> list[bytes]:
+    """A value for each number."""
+    return [b"%d" % number for number in numbers]
+
+
+def values_of(records: Iterable[TopicRecord]) -> list[bytes | None]:
+    return [record.value for record in records]
+
+
+def numbers_of(records: Iterable[TopicRecord]) -> list[int]:
+    return [int(record.value or b"-1") for record in records]
+
+
+async def write(topic: Topic, batch: OutgoingBatch | Sequence[bytes | None]) -> None:
+    """Write with a writer of its own and close it, which flushes."""
+    writer = await patiently(topic.open_writer())
+    try:
+        batch = batch if isinstance(batch, OutgoingBatch) else OutgoingBatch(batch)
+        await patiently(writer.write(batch))
+    finally:
+        await patiently(writer.close())
+
+
+async def write_and_flush(writer: TopicWriter, batch: OutgoingBatch) -> None:
+    """What a connector refuses may be told by either call."""
+    await patiently(writer.write(batch))
+    await patiently(writer.flush())
+
+
+async def write_and_commit(transactions: Transactions, topic: Topic, values: Sequence[bytes]) -> None:
+    """What a connector refuses may be told by either call."""
+    await patiently(transactions.write(topic, OutgoingBatch(values)))
+    await patiently(transactions.commit())
+
+
+async def read_to_end(topic: Topic, request: ReadRequest | None = None) -> list[TopicRecord]:
+    """All records of a bounded read, in the order in which they came."""
+    reader = await patiently(topic.open_reader(request or ReadRequest(stop="latest")))
+    records: list[TopicRecord] = []
+    try:
+        while (batch := await patiently(reader.read())) is not None:
+            assert len(batch) > 0
+            records.extend(batch.records())
+    finally:
+        await patiently(reader.close())
+    return records
+
+
+async def read_count(reader: TopicReader, count: int) -> list[TopicRecord]:
+    """Read until there are ``count`` records; more at once is a failure."""
+    records: list[TopicRecord] = []
+    while len(records) < count:
+        batch = await patiently(reader.read())
+        assert batch is not None, f"the topic ended after {len(records)} of {count} records"
+        records.extend(batch.records())
+    assert len(records) == count
+    return records
+
+
+async def write_transaction(
+    transactions: Transactions, topic: Topic, values: Sequence[bytes], *, commit: bool
+) -> None:
+    await patiently(transactions.begin())
+    await patiently(transactions.write(topic, OutgoingBatch(values)))
+    await patiently(transactions.commit() if commit else transactions.abort())
+
+
+def by_partition(records: Iterable[TopicRecord]) -> dict[int, list[TopicRecord]]:
+    parts: dict[int, list[TopicRecord]] = {}
+    for record in records:
+        parts.setdefault(record.partition, []).append(record)
+    return parts

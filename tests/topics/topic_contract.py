@@ -1,0 +1,28 @@
+"""The contract of topics: what every connector must do, as a class of checks to inherit from.
+
+A connector's test module makes a `TopicCase` in a fixture named ``case`` and inherits the checks::
+
+    from topics.topic_contract import TopicCase, TopicContract
+
+    class TestMyTopics(TopicContract):
+        @pytest.fixture
+        async def case(self, tmp_path):
+            yield TopicCase(handle=lambda name: topic(f"mine://{tmp_path}/{name}"))
+
+Nothing here knows any connector; what only some can do is a field of the case.
+"""
+
+from __future__ import annotations
+
+from topics.contract_lifecycle import LifecycleContract
+from topics.contract_range import RangeContract
+from topics.contract_reading import ReadingContract
+from topics.contract_transactions import TransactionsContract
+from topics.contract_writing import WritingContract
+from topics.topic_case import TopicCase
+
+__all__ = ["TopicCase", "TopicContract"]
+
+
+class TopicContract(WritingContract, RangeContract, ReadingContract, TransactionsContract, LifecycleContract):
+    """Inherit from this and give a fixture ``case``."""
