@@ -127,7 +127,7 @@ class _Lines:
         try:
             return list(csv.reader(texts, delimiter=self._delimiter, strict=True))
         except csv.Error as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(str(error).partition(" - ")[0]) from None
 
     def parse_one(self, value: bytes | None) -> list[str]:
         """The fields of one, checked; a ``ValueError`` with the reason."""

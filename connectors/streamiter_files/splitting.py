@@ -98,14 +98,14 @@ def record_pattern(delimiter: str) -> re.Pattern[bytes]:
     r"""Matches one CSV record with its line feed; a field may be in quotes and then hold line feeds.
 
     A quote within a field that did not begin with one is an ordinary character, as for Python's ``csv``.
-    The group is atomic: without a closing quote there is no match, in linear time.
+    The repetitions give nothing back: without a closing quote there is no match, in linear time.
 
     >>> record_pattern(",").match(b'1,"a\nb"\n2,c\n').group()
     b'1,"a\nb"\n'
     """
     separator = re.escape(delimiter).encode()
     plain = rb"[^" + separator + rb"\n]*"
-    field = rb'(?:(?>"[^"]*(?:""[^"]*)*")' + plain + rb'|(?!")' + plain + rb")"
+    field = rb'(?:"[^"]*+(?:""[^"]*+)*+"' + plain + rb'|(?!")' + plain + rb")"
     return re.compile(field + rb"(?:" + separator + field + rb")*\n")
 
 

@@ -87,7 +87,7 @@ class FilesTopic(Topic):
         files, comment = await asyncio.to_thread(self._files.append_files)
         return FilesWriter(files, topic=self.name, comment=comment)
 
-    async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> NoReturn:  # noqa: ARG002
+    async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> NoReturn:
         """Files have none: always a ``ConfigurationError``."""
         raise ConfigurationError(
             f"topic {self.url!r} (transactional id {transactional_id!r}): files have no transactions, "

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from streamiter.errors import ConfigurationError
-from streamiter_kafka.options import SECRET_OPTIONS
+from streamiter_kafka.options import is_shown
 
 __all__ = ["KafkaAddress", "Server", "shown"]
 
@@ -61,8 +61,8 @@ class KafkaAddress:
     @property
     def url(self) -> str:
         """The URL without secrets."""
-        open_to_all = {name: value for name, value in self.query.items() if name not in SECRET_OPTIONS}
-        query = f"?{urlencode(open_to_all)}" if open_to_all else ""
+        shown_options = {name: value for name, value in self.query.items() if is_shown(name)}
+        query = f"?{urlencode(shown_options)}" if shown_options else ""
         return f"kafka://{','.join(map(shown, self.servers))}/{self.topic}{query}"
 
 

@@ -54,7 +54,9 @@ async def describe(cluster: Cluster, topic: str) -> TopicDescription:
     finder = OffsetFinder(cluster, topic, f"topic {topic!r}")
     ends = await cluster.persist(lambda: finder.ends(leaders))
     settings = await cluster.persist(lambda: settings_of(cluster, topic))
-    return TopicDescription(topic, {number: (each.earliest, each.end) for number, each in ends.items()}, settings)
+    return TopicDescription(
+        topic, {number: (each.earliest, each.end) for number, each in ends.items()}, settings
+    )
 
 
 async def delete(cluster: Cluster, topic: str) -> None:
@@ -92,7 +94,9 @@ async def _create(cluster: Cluster, topic: str, partitions: int, settings: Mappi
 async def _widen(cluster: Cluster, topic: str, partitions: int) -> None:
     if len(await _leaders(cluster, topic)) >= partitions:
         return
-    request = CreatePartitionsRequest([(topic, (partitions, None))], _timeout_ms(cluster), validate_only=False)
+    request = CreatePartitionsRequest(
+        [(topic, (partitions, None))], _timeout_ms(cluster), validate_only=False
+    )
     response = await cluster.request_controller(request)
     [(_name, code, detail)] = response.topic_errors
     # A topic that has just been created may show its partitions one by one: they are there already.
@@ -138,7 +142,9 @@ async def _check_gone(cluster: Cluster, topic: str) -> None:
 
 def _check_asked(code: int, subject: str, detail: str | None) -> None:
     if code in _WRONG:
-        raise ConfigurationError(f"{subject}: the broker refused what was asked for: {detail or code_name(code)}")
+        raise ConfigurationError(
+            f"{subject}: the broker refused what was asked for: {detail or code_name(code)}"
+        )
     check(code, subject, detail)
 
 

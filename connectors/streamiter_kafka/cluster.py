@@ -28,7 +28,8 @@ NO_LEADER: Final = -1
 
 class Lane(enum.Enum):
     """What a connection is for. A broker answers one request of a connection after the other, so a fetch
-    that waits for data must not hold up anything else."""
+    that waits for data must not hold up anything else.
+    """
 
     CONTROL = "control"
     FETCH = "fetch"
@@ -95,6 +96,10 @@ class Cluster:
         if self._controller in self._brokers:
             return await self.request(self._controller, request)
         return await self.request_any(request)
+
+    async def find_brokers(self) -> None:
+        """Ask which brokers there are."""
+        self._take_in(await self.request_any(MetadataRequest([], allow_auto_topic_creation=False)))
 
     async def refresh(self, topic: str) -> Mapping[int, int]:
         """Ask who leads the partitions of ``topic`` now; ``TopicMissing`` where there is no such topic."""

@@ -106,7 +106,9 @@ async def disconnect(connections: list[Connection]) -> None:
 
 def _tls_failure(server: Server, error: ssl.SSLError, options: KafkaOptions) -> StreamiterError:
     if isinstance(error, ssl.SSLCertVerificationError):
-        authorities = f"ssl_cafile {options.ssl_cafile!r}" if options.ssl_cafile else "the system's authorities"
+        authorities = (
+            f"ssl_cafile {options.ssl_cafile!r}" if options.ssl_cafile else "the system's authorities"
+        )
         return TopicDenied(
             f"{shown(server)}: the broker's certificate does not verify against {authorities} "
             f"({error.verify_message}); set ssl_cafile to the authority that signed it"
@@ -120,7 +122,9 @@ def _tls_failure(server: Server, error: ssl.SSLError, options: KafkaOptions) -> 
 def _reason(error: Exception, options: KafkaOptions) -> str:
     """Brokers drop a connection of the wrong protocol without a word."""
     if isinstance(error, KafkaError):
-        return f"{_described(error)}; does it expect another security_protocol than {options.security_protocol}?"
+        return (
+            f"{_described(error)}; does it expect another security_protocol than {options.security_protocol}?"
+        )
     return _described(error)
 
 

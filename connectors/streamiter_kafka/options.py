@@ -21,10 +21,9 @@ from typing import Any, Final
 
 from streamiter.errors import ConfigurationError
 
-__all__ = ["SECRET_OPTIONS", "KafkaOptions"]
+__all__ = ["KafkaOptions", "is_shown"]
 
-SECRET_OPTIONS: Final = frozenset({"sasl_username", "sasl_password", "ssl_password"})
-"""Options that no URL, message or ``repr`` shows."""
+_SECRET: Final = frozenset({"sasl_username", "sasl_password", "ssl_password"})
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -151,7 +150,9 @@ class KafkaOptions:
         if self.linger_s < 0:
             raise ConfigurationError(f"{subject}: expected linger_s of 0 or more, given {self.linger_s}")
         if self.fetch_max_bytes < 1:
-            raise ConfigurationError(f"{subject}: expected fetch_max_bytes above 0, given {self.fetch_max_bytes}")
+            raise ConfigurationError(
+                f"{subject}: expected fetch_max_bytes above 0, given {self.fetch_max_bytes}"
+            )
 
     def _check_security(self, subject: str) -> None:
         has_name, has_password = self.sasl_username is not None, self.sasl_password is not None
@@ -170,6 +171,11 @@ class KafkaOptions:
                 f"{subject}: expected security_protocol SSL or SASL_SSL with ssl_cafile, ssl_certfile or "
                 f"ssl_keyfile, given {self.security_protocol}"
             )
+
+
+def is_shown(name: str) -> bool:
+    """Whether an option may be seen in a URL: a secret may not, and neither a misspelt one, which may be."""
+    return name not in _SECRET and any(name == each.name for each in fields(KafkaOptions))
 
 
 _TRUTHS: Final[Mapping[str, bool]] = MappingProxyType(

@@ -17,7 +17,7 @@ from streamiter_kafka.cluster import NO_LEADER
 from streamiter_kafka.partitioner import partitions_of_keys
 from streamiter_kafka.wire import RecordBatchBuilder
 
-__all__ = ["DEFAULT_LIMIT_BYTES", "Packing", "PendingBatch", "ProducerIdentity"]
+__all__ = ["DEFAULT_LIMIT_BYTES", "Packing", "PendingBatch", "ProducerIdentity", "rows"]
 
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
 """What a topic takes unless its ``max.message.bytes`` says otherwise."""
@@ -46,7 +46,7 @@ class ProducerIdentity:
 class PendingBatch:
     """A record batch on its way: it takes records until it is sealed for its first sending."""
 
-    __slots__ = ("_builder", "_sealed", "base_sequence", "count", "is_full", "may_be_stored", "size_bytes")
+    __slots__ = ("_builder", "_sealed", "base_sequence", "count", "is_full", "size_bytes")
 
     def __init__(self, builder: Any) -> None:
         self._builder = builder
@@ -55,7 +55,6 @@ class PendingBatch:
         self.size_bytes = 0
         self.base_sequence = 0
         self.is_full = False
-        self.may_be_stored = False
 
     @property
     def is_open(self) -> bool:
@@ -79,6 +78,11 @@ class PendingBatch:
         self.is_full = left is not None
         self.count, self.size_bytes = offset, self._builder.size()
         return left
+
+    def size_of_first(self, row: tuple[Any, ...]) -> int:
+        """The bytes that ``row`` takes as the first of a batch."""
+        value, key, headers, timestamp_ms = row
+        return int(self._builder.size_in_bytes(0, timestamp_ms, key, value, headers))
 
     def seal(self, producer: ProducerIdentity, base_sequence: int) -> bytes:
         """Its bytes, which stay the same however often it is sent."""
@@ -141,9 +145,7 @@ class Packing:
         numbers = partitions_of_keys([key or b"" for key in keys], len(leaders))
         if None in keys:
             unkeyed = self._next_in_turn(leaders)
-            numbers = [
-                unkeyed if key is None else number for key, number in zip(keys, numbers, strict=True)
-            ]
+            numbers = [unkeyed if key is None else number for key, number in zip(keys, numbers, strict=True)]
         indices: dict[int, list[int]] = {}
         for index, number in enumerate(numbers):
             indices.setdefault(number, []).append(index)
@@ -158,11 +160,12 @@ class Packing:
             self._check_each_size(batch)
 
     def _check_each_size(self, batch: OutgoingBatch) -> None:
-        for index, (value, key, headers, _time) in enumerate(rows(batch, 0)):
-            size_bytes = _BATCH_HEADER_BYTES + RecordBatchBuilder.estimate_size_in_bytes(key, value, headers)
+        empty = self.new_batch()
+        for index, row in enumerate(rows(batch, 0)):
+            size_bytes = _BATCH_HEADER_BYTES + empty.size_of_first(row)
             if size_bytes > self.limit_bytes:
                 raise RecordTooLarge(
-                    f"topic {self.topic!r}: record {index} of the batch{_named(key)} takes {size_bytes} bytes, "
+                    f"topic {self.topic!r}: record {index} of the batch{_named(row[1])} takes {size_bytes} bytes, "
                     f"expected at most {self.limit_bytes} (the topic's setting max.message.bytes); nothing of "
                     "the batch was written"
                 )
@@ -176,6 +179,7 @@ def rows(batch: OutgoingBatch, now_ms: int) -> Iterable[tuple[Any, ...]]:
         repeat(None) if batch.keys is None else batch.keys,
         repeat(no_headers) if batch.headers is None else map(list, batch.headers),
         repeat(now_ms) if batch.timestamps_ms is None else batch.timestamps_ms,
+        strict=False,  # repeat has no end
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 from streamiter.errors import InternalError, OffsetOutOfRange, StreamiterError, TopicError
@@ -61,12 +62,16 @@ async def _first_partitions(
     partitions = []
     for number in share:
         at_time = by_time.get(number, ends[number].stable)
-        offset = first_position(request, number, ends[number], lambda _time, at=at_time: at, topic=topic)
+        offset = first_position(request, number, ends[number], partial(_already_found, at_time), topic=topic)
         stop = None if stops is None else stops.get(number, offset)
         partition = ReadPartition(number, subject, offset, stop)
         partition.stable_offset = ends[number].stable
         partitions.append(partition)
     return partitions
+
+
+def _already_found(offset: int, _timestamp_ms: int) -> int:
+    return offset
 
 
 class KafkaReader(TopicReader):
@@ -271,5 +276,6 @@ def _worth_fetching(led: list[ReadPartition], limit_bytes: int) -> list[ReadPart
 
 def _aborted(between: list[Any]) -> list[tuple[int, int]] | None:
     """The aborted transactions out of the fields between the last stable offset and the records, which
-    differ by version: they are the only list."""
+    differ by version: they are the only list.
+    """
     return next((field for field in between if isinstance(field, list)), None)

@@ -11,8 +11,8 @@ from streamiter.topics.topic import (
     Topic,
     TopicDescription,
     TopicReader,
-    Transactions,
     TopicWriter,
+    Transactions,
 )
 from streamiter_kafka import admin
 from streamiter_kafka.address import KafkaAddress

@@ -11,7 +11,17 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.errors import StreamiterError, TopicDenied, TopicError, TopicNotFound, TopicUnavailable
 from streamiter_kafka.codes import PASSING, Code, code_name
 
-__all__ = ["BrokerTrouble", "Patience", "TopicMissing", "check", "failure_of", "log", "passing", "persist", "persist_within"]
+__all__ = [
+    "BrokerTrouble",
+    "Patience",
+    "TopicMissing",
+    "check",
+    "failure_of",
+    "log",
+    "passing",
+    "persist",
+    "persist_within",
+]
 
 T = TypeVar("T")
 
@@ -21,6 +31,8 @@ log = logging.getLogger("streamiter.kafka")
 _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 1.0
 _LOG_EVERY_S: Final = 10.0
+# A leader that moves, or a topic that is just being created, is nothing to tell a user about.
+_LOG_AFTER_S: Final = 0.5
 # A new topic takes some milliseconds to become known to every broker; a deleted one stays unknown.
 _MISSING_S: Final = 1.0
 
@@ -97,7 +109,9 @@ class Patience:
             return
         self._ailing.difference_update(working)
         if not self._ailing:
-            log.info("%s: works again after %.1f s", self.subject, self._clock.monotonic_s() - self._since_s)
+            if self._logged_s > float("-inf"):
+                lasted_s = self._clock.monotonic_s() - self._since_s
+                log.info("%s: works again after %.1f s", self.subject, lasted_s)
             self._since_s = self._missing_since_s = None
             self._logged_s = float("-inf")
             self._backoff_s = _FIRST_BACKOFF_S
@@ -117,11 +131,15 @@ class Patience:
     def given_up(self) -> StreamiterError:
         """The error for trouble that lasts."""
         if isinstance(self._last, TopicMissing):
-            return TopicNotFound(f"{self.subject}: {self._last}")
+            return TopicNotFound(self._about(self._last))
         return TopicUnavailable(
-            f"{self.subject}: expected an answer within {self.limit_s:g} s, given none: {self._last}. "
+            f"{self._about(self._last)}; expected it to pass within {self.limit_s:g} s. "
             "Is the broker running, and is the address right? Option give_up_after_s sets the patience"
         )
+
+    def _about(self, trouble: BrokerTrouble) -> str:
+        said = str(trouble)
+        return said if said.startswith(self.subject) else f"{self.subject}: {said}"
 
     def _left_s(self, trouble: BrokerTrouble, now_s: float) -> float:
         if self._since_s is None:
@@ -135,9 +153,10 @@ class Patience:
         return min(left_s, self._missing_since_s + _MISSING_S - now_s)
 
     def _log(self, trouble: BrokerTrouble, now_s: float, left_s: float) -> None:
-        if now_s - self._logged_s >= _LOG_EVERY_S:
+        lasts_s = now_s - (self._since_s if self._since_s is not None else now_s)
+        if lasts_s >= _LOG_AFTER_S and now_s - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now_s
-            log.warning("%s: %s; trying again for up to %.1f s", self.subject, trouble, left_s)
+            log.warning("%s; trying again for up to %.1f s", self._about(trouble), left_s)
 
 
 async def persist(patience: Patience, attempt: Callable[[], Awaitable[T]]) -> T:

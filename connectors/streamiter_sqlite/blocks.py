@@ -44,6 +44,25 @@ class Block(msgspec.Struct, array_like=True):
     headers: list[Headers] | None
     timestamps_ms: int | list[int]
 
+    def times_ms(self) -> list[int]:
+        """The time stamp of each record."""
+        return (
+            [self.timestamps_ms] * len(self.values)
+            if isinstance(self.timestamps_ms, int)
+            else self.timestamps_ms
+        )
+
+    def between(self, start: int, stop: int) -> Block:
+        """The records ``start`` to ``stop`` (half-open)."""
+        if start == 0 and stop == len(self.values):
+            return self
+        return Block(
+            self.values[start:stop],
+            None if self.keys is None else self.keys[start:stop],
+            None if self.headers is None else self.headers[start:stop],
+            self.timestamps_ms if isinstance(self.timestamps_ms, int) else self.timestamps_ms[start:stop],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PackedBlock:
@@ -95,10 +114,10 @@ class PendingRecords:
         parts, self._parts, self._size_bytes = self._parts, {}, 0
         return parts
 
-    def put_back(self, taken: Mapping[int, list[OutgoingBatch]]) -> None:
+    def put_back(self, taken: Mapping[int, Sequence[OutgoingBatch]]) -> None:
         """Undo a ``take`` whose records could not be stored: they go before what has come since."""
         for partition, parts in taken.items():
-            self._parts[partition] = parts + self._parts.get(partition, [])
+            self._parts[partition] = [*parts, *self._parts.get(partition, [])]
             self._size_bytes += sum(batch_bytes(part) + _RECORD_OVERHEAD_BYTES * len(part) for part in parts)
 
 

@@ -5,18 +5,28 @@ from __future__ import annotations
 import asyncio
 import functools
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from streamiter_sqlite.failures import translated
-from streamiter_sqlite.schema import connect
+from streamiter_sqlite.schema import Synchronous, connect
 
-__all__ = ["Database"]
+__all__ = ["Database", "uninterrupted"]
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+
+
+async def uninterrupted(work: Coroutine[Any, Any, Result]) -> Result:
+    """``await work``, but a cancellation waits for its end: what it did to the file is then known here too."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 class Database:
@@ -25,16 +35,17 @@ class Database:
     A call whose waiter is cancelled still runs to its end; only its result is lost.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, synchronous: Synchronous) -> None:
         self._path = path
+        self._synchronous = synchronous
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sqlite {path.name}")
         self._connection: sqlite3.Connection | None = None
         self._is_closed = False
 
     @classmethod
-    async def open(cls, path: Path, *, create: bool = False) -> Database:
+    async def open(cls, path: Path, *, create: bool = False, synchronous: Synchronous = "FULL") -> Database:
         """Connect; errors as in `schema.connect`, those of SQLite as ``TopicError``."""
-        database = cls(path)
+        database = cls(path, synchronous)
         try:
             await database._in_thread(functools.partial(database._connect, create=create))
         except BaseException:
@@ -69,7 +80,7 @@ class Database:
             raise translated(error, self._path) from error
 
     def _connect(self, *, create: bool) -> None:
-        self._connection = connect(self._path, create=create)
+        self._connection = connect(self._path, create=create, synchronous=self._synchronous)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

@@ -1,60 +1,38 @@
-"""Every statement on topics and their records. All of it runs in a `Database`'s thread.
+"""Topics, and records at their ends: the statements that change them.
 
-What changes several rows is called within `transaction`, so that it happens as a whole or not at all.
+All of it runs in a `Database`'s thread. What changes several rows is called within `write_transaction`, so
+that it happens as a whole or not at all.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from streamiter.errors import TopicNotFound
 from streamiter.topics.positions import PartitionEnds
-from streamiter_sqlite.blocks import Block, PackedBlock, unpacked
+from streamiter_sqlite.blocks import PackedBlock
+from streamiter_sqlite.locking import read_transaction
 
 __all__ = [
-    "StoredBlock",
+    "Entry",
     "TopicRow",
-    "add_partitions",
     "append",
     "append_entry",
     "create_topic",
     "delete_topic",
+    "find_partitions",
     "find_topic",
     "insert_block",
-    "offset_at",
     "partition_ends",
-    "read_blocks",
-    "retain",
     "topic_names",
-    "write_transaction",
 ]
 
-
-@contextlib.contextmanager
-def write_transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All statements within take effect together, or none does. Waits for other writers of the file."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:  # some errors, a full disk among them, have rolled back already
-            connection.execute("ROLLBACK")
-        raise
-
-
-@contextlib.contextmanager
-def read_transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All statements within see the same state of the file."""
-    connection.execute("BEGIN")
-    try:
-        yield
-    finally:
-        connection.execute("COMMIT")
+# Unless a topic's settings say less. SQLite's own limit for a BLOB is 1,000,000,000 bytes.
+_RECORD_BYTES_MAX: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +42,11 @@ class TopicRow:
     id: int
     name: str
     settings: Mapping[str, int]
+
+    @property
+    def max_record_bytes(self) -> int:
+        """The largest record that it takes."""
+        return self.settings.get("max_record_bytes", _RECORD_BYTES_MAX)
 
     @property
     def is_retained_for_ever(self) -> bool:
@@ -128,18 +111,21 @@ def partition_ends(connection: sqlite3.Connection, topic: TopicRow) -> dict[int,
     return {number: PartitionEnds(start, end, end) for number, start, end in rows}
 
 
-# -- writing -----------------------------------------------------------------------------------------------
+def find_partitions(connection: sqlite3.Connection, name: str) -> tuple[TopicRow, int]:
+    """The topic of that name and how many partitions it has."""
+    with read_transaction(connection):
+        topic = find_topic(connection, name)
+        return topic, len(partition_ends(connection, topic))
 
 
 def append(
-    connection: sqlite3.Connection, topic: TopicRow, blocks: Iterable[tuple[int, PackedBlock]], now_ms: int
+    connection: sqlite3.Connection, topic: TopicRow, blocks: Iterable[tuple[int, PackedBlock]]
 ) -> None:
     """Store blocks at the ends of their partitions, visible with the transaction's end."""
     for partition, block in blocks:
         block_id = insert_block(connection, block)
         entry = Entry(block_id, topic.id, partition, block.records, len(block.payload), block.latest_ms)
         append_entry(connection, entry, topic_name=topic.name)
-    retain(connection, topic, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,111 +170,3 @@ def append_entry(connection: sqlite3.Connection, entry: Entry, *, topic_name: st
             entry.latest_ms,
         ),
     )
-
-
-# -- retention ---------------------------------------------------------------------------------------------
-
-
-def retain(connection: sqlite3.Connection, topic: TopicRow, now_ms: int) -> None:
-    """Drop what the topic's settings say is too old, too much or too large. Applied with each write.
-
-    By count exactly, otherwise by whole blocks; a partition's newest block stays.
-    """
-    if topic.is_retained_for_ever:
-        return
-    partitions = connection.execute(
-        "SELECT number, start_offset, end_offset, size_bytes FROM partitions WHERE topic_id = ?", (topic.id,)
-    ).fetchall()
-    for number, start_offset, end_offset, size_bytes in partitions:
-        _retain_partition(connection, topic, number, (start_offset, end_offset, size_bytes), now_ms)
-
-
-def _retain_partition(
-    connection: sqlite3.Connection,
-    topic: TopicRow,
-    number: int,
-    state: tuple[int, int, int],
-    now_ms: int,
-) -> None:
-    start_offset, end_offset, size_bytes = state
-    kept_from = end_offset - topic.settings.get("retention_records", end_offset)
-    bytes_max = topic.settings.get("retention_bytes", size_bytes)
-    latest_ms_min = now_ms - topic.settings.get("retention_ms", now_ms)
-    for block_end, block_id, block_bytes, latest_ms in _oldest_blocks(connection, topic, number):
-        is_over = block_end <= kept_from or size_bytes > bytes_max or latest_ms < latest_ms_min
-        if block_end == end_offset or not is_over:
-            break
-        _drop_block(connection, topic, number, block_id)
-        start_offset, size_bytes = block_end, size_bytes - block_bytes
-    connection.execute(
-        "UPDATE partitions SET start_offset = ?, size_bytes = ? WHERE topic_id = ? AND number = ?",
-        (max(start_offset, kept_from), size_bytes, topic.id, number),
-    )
-
-
-def _oldest_blocks(
-    connection: sqlite3.Connection, topic: TopicRow, number: int
-) -> Iterator[tuple[int, int, int, int]]:
-    """The blocks of a partition, oldest first, each found anew: the caller deletes them on the way."""
-    after = -1
-    while True:
-        row = connection.execute(
-            "SELECT end_offset, block_id, size_bytes, latest_ms FROM entries"
-            " WHERE topic_id = ? AND partition = ? AND first_offset > ? ORDER BY first_offset LIMIT 1",
-            (topic.id, number, after),
-        ).fetchone()
-        if row is None:
-            return
-        yield row
-        after = row[0] - 1
-
-
-def _drop_block(connection: sqlite3.Connection, topic: TopicRow, number: int, block_id: int) -> None:
-    connection.execute("DELETE FROM blocks WHERE id = ?", (block_id,))
-    connection.execute(
-        "DELETE FROM entries WHERE topic_id = ? AND partition = ? AND block_id = ?",
-        (topic.id, number, block_id),
-    )
-
-
-# -- reading -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBlock:
-    """A block and the offset of its first record."""
-
-    first_offset: int
-    block: Block
-
-
-def read_blocks(
-    connection: sqlite3.Connection, topic: TopicRow, partition: int, position: int, stop: int
-) -> Iterator[StoredBlock]:
-    """The blocks that have records from ``position`` to ``stop`` (half-open), in order."""
-    rows = connection.execute(
-        "SELECT first_offset, payload FROM entries JOIN blocks ON blocks.id = block_id"
-        " WHERE topic_id = ?1 AND partition = ?2 AND first_offset < ?4 AND first_offset >= ("
-        "  SELECT coalesce(max(first_offset), 0) FROM entries"
-        "  WHERE topic_id = ?1 AND partition = ?2 AND first_offset <= ?3)"
-        " ORDER BY first_offset",
-        (topic.id, partition, position, stop),
-    )
-    for first_offset, payload in rows:
-        yield StoredBlock(first_offset, unpacked(payload))
-
-
-def offset_at(
-    connection: sqlite3.Connection, topic: TopicRow, partition: int, ends: PartitionEnds, timestamp_ms: int
-) -> int:
-    """The offset of the first record at or after a time; the end when there is none."""
-    rows = connection.execute(
-        "SELECT first_offset, payload FROM entries JOIN blocks ON blocks.id = block_id"
-        " WHERE topic_id = ? AND partition = ? AND latest_ms >= ? ORDER BY first_offset",
-        (topic.id, partition, timestamp_ms),
-    )
-    for first_offset, payload in rows:
-        for offset, time_ms in enumerate(unpacked(payload).times_ms(), first_offset):
-            if time_ms >= timestamp_ms and offset >= ends.earliest:
-                return offset
-    return ends.end

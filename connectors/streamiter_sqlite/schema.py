@@ -17,15 +17,17 @@ the file must not lie on a network file system.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import quote
 
 from streamiter.errors import TopicError, TopicNotFound
+from streamiter_sqlite.locking import read_transaction, write_transaction
 
-__all__ = ["connect", "transaction"]
+__all__ = ["Synchronous", "connect", "set_synchronous"]
+
+Synchronous = Literal["FULL", "NORMAL"]
 
 # "Stit" in ASCII, so that `file` and we ourselves can tell the file from other applications' databases.
 _APPLICATION_ID: Final = 0x53746974
@@ -63,7 +65,7 @@ _TABLES: Final = (
 )
 
 
-def connect(path: Path, *, create: bool) -> sqlite3.Connection:
+def connect(path: Path, *, create: bool, synchronous: Synchronous) -> sqlite3.Connection:
     """A connection to the file, for use by the calling thread only.
 
     Without ``create`` a file that is not there, or is empty, is ``TopicNotFound``.
@@ -78,10 +80,16 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     )
     try:
         _prepare(connection, path, create=create)
+        set_synchronous(connection, synchronous)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def set_synchronous(connection: sqlite3.Connection, synchronous: Synchronous) -> None:
+    """What the commits to come survive: FULL a power cut, NORMAL the end of the process."""
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
 
 
 def _check_path(path: Path, *, create: bool) -> None:
@@ -97,12 +105,13 @@ def no_topics_message(path: Path) -> str:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> None:
-    if not _has_tables(connection, path):
+    with read_transaction(connection):  # in one, as another process may be creating the tables right now
+        has_tables = _has_tables(connection, path)
+    if not has_tables:
         if not create:
             raise TopicNotFound(no_topics_message(path))
         _create_tables(connection, path)
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES:d}")
-    connection.execute("PRAGMA synchronous = FULL")
 
 
 def _has_tables(connection: sqlite3.Connection, path: Path) -> bool:
@@ -124,7 +133,7 @@ def _has_tables(connection: sqlite3.Connection, path: Path) -> bool:
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
-    with transaction(connection):
+    with write_transaction(connection):
         if _has_tables(connection, path):  # another process was faster
             return
         for statement in _TABLES:

@@ -180,14 +180,17 @@ class _Decoder:
         if start + size_bytes > len(self._frame):
             raise ValueError(f"it ends {start + size_bytes - len(self._frame)} bytes early, within an array")
         self._position += size_bytes
-        return np.ndarray(shape, dtype, self._frame, start).copy()
+        if not size_bytes:
+            # Not copied: for a forged number of records of no bytes numpy would count through them all.
+            return np.ndarray(shape, dtype, bytearray())
+        return _copied(np.ndarray(shape, dtype, self._frame, start))
 
     def _scalar(self, payload: bytes) -> Array:
         """A scalar, as an array without axes."""
         dtype, end = self._dtype(payload)
         if len(payload) - end != dtype.itemsize:
             raise ValueError(f"a scalar of dtype {dtype} has {len(payload) - end} bytes")
-        return np.ndarray((), dtype, payload, end).copy()
+        return _copied(np.ndarray((), dtype, payload, end))
 
     def _dtype(self, header: bytes) -> tuple[np.dtype[Any], int]:
         """The dtype that a header begins with, and where it ends there."""
@@ -224,6 +227,15 @@ def _layout(dtype: np.dtype[Any], axes: bytes) -> Layout:
     if any(length < 0 for length in shape):
         raise ValueError(f"an array has the shape {shape}")
     return dtype, shape, math.prod(shape) * dtype.itemsize
+
+
+def _copied(array: Array) -> Array:
+    """A copy to the byte: numpy's own leaves the gaps between fields to chance."""
+    if array.dtype.names is None or not array.dtype.itemsize:
+        return array.copy()
+    copied = np.empty(array.shape, array.dtype)
+    copied.reshape(-1).view(np.uint8)[:] = array.reshape(-1).view(np.uint8)
+    return copied
 
 
 def _fixed(scalar: Array) -> Any:

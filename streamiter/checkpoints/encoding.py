@@ -100,7 +100,8 @@ def _rarely_met(value: Any, kind: type[Any]) -> Any:
     if kind is Columns:
         return [_COLUMNS_OPENING, _columns(value)]
     if kind is np.str_:
-        return extension(extensions.NUMPY_STR, str(value).encode("utf-8", UNICODE_ERRORS))
+        # The base class's: numpy's own methods lose NULs at the end.
+        return extension(extensions.NUMPY_STR, str.encode(value, "utf-8", UNICODE_ERRORS))
     if kind is np.bytes_:
         return extension(extensions.NUMPY_BYTES, bytes(value))
     raise NotPlain

@@ -49,15 +49,22 @@ def normalize_key(key: Any) -> Key:
     >>> normalize_key((np.int64(7), np.str_("a")))
     (7, 'a')
     """
+    try:
+        return _normalized(key)
+    except RecursionError:
+        raise _too_large("RecursionError") from None
+
+
+def _normalized(key: Any) -> Key:
     kind = type(key)
     if kind in _EXACT:
         return key  # type: ignore[no-any-return]
     if kind is tuple:
-        return tuple(normalize_key(part) for part in key)
+        return tuple(map(_normalized, key))
     if kind in _NUMPY_INTS:
         return int(key)
     if kind is np.str_:
-        return str(key)
+        return str.__str__(key)  # str(key) loses NULs at the end
     if kind is np.bytes_:
         return bytes(key)
     expected = "expected an int, str, bytes or a tuple of such"
@@ -95,7 +102,7 @@ def _normalize_at(index: int, key: Any) -> Key:
     try:
         return normalize_key(key)
     except PlainDataError as error:
-        raise PlainDataError(f"record {index} of the batch: {error}") from None
+        raise PlainDataError(f"record {index} of the batch: {error}") from error
 
 
 def encode_key(key: Any) -> bytes:
@@ -111,8 +118,14 @@ def _encode(key: Key) -> bytes:
     try:
         return pack(key, _pack_instead)
     except ValueError as error:
-        problem = "expected a key that its encoding can hold, given one too deep or too long; make it shorter"
-        raise PlainDataError(f"key {shown(key)}: {problem} ({error})") from error
+        raise _too_large(str(error)) from error
+
+
+def _too_large(reason: str) -> PlainDataError:
+    expected = "key: expected one that its encoding can hold"
+    return PlainDataError(
+        f"{expected}, given one too deep or too long ({reason}); use a flat and shorter one"
+    )
 
 
 def _pack_instead(part: Any) -> list[Any] | Extension:

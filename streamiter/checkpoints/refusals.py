@@ -27,7 +27,7 @@ _PATH_CHARACTERS: Final = 200
 
 _ATOMS: Final = frozenset({NoneType, bool, int, float, str, bytes, np.str_, np.bytes_})
 
-# By name, so that nothing has to be imported for them; of a class the first base found here counts.
+# By name, so that nothing has to be imported for them; the first that is the class or a base of it counts.
 _HINTS: Final = {
     "datetime.datetime": "convert it, for example to a number of milliseconds",
     "datetime.date": "convert it, for example to text with .isoformat()",
@@ -190,7 +190,5 @@ def type_name(kind: type[Any]) -> str:
 
 def hint_for(kind: type[Any]) -> str:
     """What to do with a value of a class that is not plain data."""
-    for base in kind.__mro__:
-        if hint := _HINTS.get(type_name(base)):
-            return hint
-    return "convert it to one of these types"
+    names = {type_name(base) for base in kind.__mro__}
+    return next((hint for name, hint in _HINTS.items() if name in names), "convert it to one of these types")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from struct import Struct
 from types import TracebackType
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 from streamiter.checkpoints.control_data import control_from_plain, control_to_plain
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.spill_file import SpillFile, frame_bytes
+from streamiter.checkpoints.spill_file import Entry, SpillFile, entry_bytes
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError
 from streamiter.records import Control, DataBatch, estimated_bytes
 
@@ -24,14 +25,13 @@ Item = DataBatch | Control
 # batches of no bytes (empty lists, arrays of no columns) could be queued without end.
 _BATCH_BYTES: Final = 128
 
-# At least this many segments share the disk limit, so what has been read and not yet given back is at
-# most a sixteenth of it.
+# So many segments share the disk limit: what has been read and not yet given back is at most a sixteenth
+# of it, and a queue holds at most some 17 files open (processes are often allowed 1024).
 _SEGMENTS: Final = 16
-# Opening a file costs as much as writing some 100 KB; beyond 64 MB larger segments gain nothing.
-_SEGMENT_BYTES_MAX: Final = 64 * 2**20
 
-# What lies before each batch on disk: its epoch and number of records.
-_HEAD: Final = Struct("<qQ")
+# The head of each batch on disk: its epoch and number of records.
+_HEAD: Final = Struct("<qq")
+_INT64: Final = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ class SpillQueue:
     task; never waits but for the disk. To be closed by its owner: ``close()`` or ``with``.
 
     >>> from tempfile import gettempdir
+    >>> import numpy as np
     >>> limits = {"memory_limit_bytes": 1000, "disk_limit_bytes": 10_000}
     >>> with SpillQueue(name="train", directory=gettempdir(), **limits) as queue:
     ...     for epoch in range(3):
@@ -102,7 +103,7 @@ class SpillQueue:
         self._memory_limit_bytes = memory_limit_bytes
         self._disk_limit_bytes = disk_limit_bytes
         self._plain_data = plain_data if plain_data is not None else PlainData()
-        segment_bytes = min(_SEGMENT_BYTES_MAX, max(1, disk_limit_bytes // _SEGMENTS))
+        segment_bytes = max(1, disk_limit_bytes // _SEGMENTS)
         self._spilled = SpillFile(directory, segment_bytes=segment_bytes, name=name)
         # The front of the queue, each item with the bytes counted for it. All of it is older than what is
         # on disk, so while anything is on disk, batches go there.
@@ -184,8 +185,8 @@ class SpillQueue:
         entries = [self._entry(item) for item, _ in self._memory]
         markers = deque(self._markers)
         first = self._batches_spilled - len(self._spilled)
-        for number, frame in enumerate(self._spilled, start=first + 1):
-            entries.append(("data", frame))
+        for number, (head, content) in enumerate(self._spilled, start=first + 1):
+            entries.append(("data", *_HEAD.unpack(head), content))
             while markers and markers[0][1] == number:
                 entries.append(control_to_plain(markers.popleft()[0]))
         return entries
@@ -197,13 +198,12 @@ class SpillQueue:
         """
         for entry in entries:
             match entry:
-                case ["data", bytes() as frame] if len(self._spilled):
-                    self._spill(frame)
-                    self._count_put(_records_of(frame))
-                case ["data", bytes() as frame]:
-                    self.put(self._decode(frame))
+                case ["data", int() as epoch, int() as records, bytes() as content] if (
+                    epoch in _INT64 and records in _INT64
+                ):
+                    self._put_encoded((_HEAD.pack(epoch, records), content))
                 case _:
-                    self.put(control_from_plain(entry))
+                    self.put(self._control(entry))
 
     def statistics(self) -> SpillStatistics:
         """What the queue holds now and has held."""
@@ -236,6 +236,14 @@ class SpillQueue:
         else:
             self._spill(self._encode(batch))
 
+    def _put_encoded(self, entry: Entry) -> None:
+        """:meth:`put` for a batch that is encoded: it stays so where it goes to disk."""
+        if len(self._spilled):
+            self._spill(entry)
+            self._count_put(_records_of(entry))
+        else:
+            self.put(self._decode(entry))
+
     def _put_control(self, control: Control) -> None:
         if len(self._spilled):
             self._markers.append((control, self._batches_spilled))
@@ -251,11 +259,11 @@ class SpillQueue:
         self._bytes_in_memory += size_bytes
         self._bytes_in_memory_peak = max(self._bytes_in_memory_peak, self._bytes_in_memory)
 
-    def _spill(self, frame: bytes) -> None:
-        size_bytes = frame_bytes(frame)
+    def _spill(self, entry: Entry) -> None:
+        size_bytes = entry_bytes(entry)
         if self._spilled.size_bytes + size_bytes > self._disk_limit_bytes:
             raise self._overflow(size_bytes)
-        self._spilled.append(frame)
+        self._spilled.append(entry)
         self._batches_spilled += 1
         self._bytes_spilled += size_bytes
         self._bytes_on_disk_peak = max(self._bytes_on_disk_peak, self._spilled.size_bytes)
@@ -264,48 +272,53 @@ class SpillQueue:
         """Move the first batch on disk to memory, and the control records that follow it."""
         if not len(self._spilled):
             raise IndexError(f"{self._name}: nothing waits in the spill queue")
-        frame = self._spilled.first()
-        batch = self._decode(frame)
-        self._spilled.drop_first(frame)
+        entry = self._spilled.first()
+        batch = self._decode(entry)
+        self._spilled.drop_first(entry)
         self._keep(batch, _size_bytes(batch))
         read_back = self._batches_spilled - len(self._spilled)
         while self._markers and self._markers[0][1] == read_back:
             self._memory.append((self._markers.popleft()[0], 0))
 
-    def _encode(self, batch: DataBatch) -> bytes:
-        try:
-            head = _HEAD.pack(batch.epoch, len(batch.records))
-            return head + self._plain_data.encode_batch(batch.records)
-        except PlainDataError as error:
-            raise PlainDataError(f"{self._name}: {error}") from error
+    def _encode(self, batch: DataBatch) -> Entry:
+        with self._named_errors():
+            content = self._plain_data.encode_batch(batch.records)
+        return _HEAD.pack(batch.epoch, len(batch.records)), content
 
-    def _decode(self, frame: bytes) -> DataBatch:
+    def _decode(self, entry: Entry) -> DataBatch:
+        head, content = entry
+        epoch, _ = _HEAD.unpack(head)
+        with self._named_errors():
+            return DataBatch(self._plain_data.decode_batch(content), epoch)
+
+    def _control(self, entry: Any) -> Control:
+        with self._named_errors():
+            return control_from_plain(entry)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
         try:
-            return DataBatch(self._plain_data.decode_batch(frame[_HEAD.size :]), _epoch_of(frame))
+            yield
         except PlainDataError as error:
             raise PlainDataError(f"{self._name}: {error}") from error
 
     def _overflow(self, size_bytes: int) -> LoopOverflow:
         return LoopOverflow(
             f"{self._name}: expected at most {self._disk_limit_bytes} bytes of batches waiting on disk, "
-            f"given {self._spilled.size_bytes + size_bytes} with the next batch ({len(self._spilled)} batches on "
-            f"disk, {self._bytes_in_memory} bytes of {self._memory_limit_bytes} in memory); what reads the "
+            f"given {self._spilled.size_bytes + size_bytes} with the next batch ({len(self._spilled)} batches "
+            f"there, {self._bytes_in_memory} of {self._memory_limit_bytes} bytes in memory); what reads the "
             "queue is slower than what fills it: emit less, speed the reader up, or raise the disk limit"
         )
 
     def _entry(self, item: Item) -> tuple[Any, ...]:
-        if isinstance(item, DataBatch):
-            return ("data", self._encode(item))
-        return control_to_plain(item)
+        if not isinstance(item, DataBatch):
+            return control_to_plain(item)
+        _, content = self._encode(item)
+        return ("data", item.epoch, len(item.records), content)
 
 
-def _epoch_of(frame: bytes) -> int:
-    epoch, _ = _HEAD.unpack_from(frame)
-    return int(epoch)
-
-
-def _records_of(frame: bytes) -> int:
-    _, records = _HEAD.unpack_from(frame)
+def _records_of(entry: Entry) -> int:
+    _, records = _HEAD.unpack(entry[0])
     return int(records)
 
 

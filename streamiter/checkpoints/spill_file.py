@@ -1,8 +1,8 @@
-"""A first-in, first-out file of byte strings whose disk use follows what it holds.
+"""A first-in, first-out file of entries whose disk use follows what it holds.
 
-The strings lie in *segments*, temporary files of about one size: writing goes to the last, reading to the
-first, and a segment that has been read goes away. So a queue that is never quite empty does not grow
-without end, and no byte is copied to make room.
+An entry is a short head and a content, both bytes. Entries lie in *segments*, temporary files of about one
+size: writing goes to the last, reading to the first, and a segment that has been read goes away. So a queue
+that is never quite empty does not grow without end, and no byte is copied to make room.
 
 The files have no name (where the system allows it), so a process that is killed leaves nothing behind;
 nothing here is meant to outlive the process, what must is in checkpoints.
@@ -22,21 +22,26 @@ from typing import IO, Final
 
 from streamiter.errors import ConfigurationError, StorageFull
 
-__all__ = ["SpillFile", "frame_bytes"]
+__all__ = ["Entry", "SpillFile", "entry_bytes"]
 
-_LENGTH: Final = Struct("<Q")
+Entry = tuple[bytes, bytes]
+"""Head and content."""
+
+# What lies before each entry: the lengths of its two parts.
+_LENGTHS: Final = Struct("<IQ")
 
 # A full disk, a full quota, a limit on the size of files (RLIMIT_FSIZE).
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def frame_bytes(content: bytes) -> int:
-    """Bytes that ``content`` takes in a spill file."""
-    return _LENGTH.size + len(content)
+def entry_bytes(entry: Entry) -> int:
+    """Bytes that an entry takes in a spill file."""
+    head, content = entry
+    return _LENGTHS.size + len(head) + len(content)
 
 
 class _Segment:
-    """One temporary file: strings appended at the end, read from the front."""
+    """One temporary file: entries are appended at the end and read from the front."""
 
     __slots__ = ("_file", "read_position", "size_bytes")
 
@@ -49,24 +54,26 @@ class _Segment:
     def is_read(self) -> bool:
         return self.read_position == self.size_bytes
 
-    def append(self, content: bytes) -> None:
+    def append(self, entry: Entry) -> None:
         """Add one; where that fails, the segment is as before."""
+        head, content = entry
         try:
             self._file.seek(self.size_bytes)
-            _write_all(self._file, _LENGTH.pack(len(content)) + content)
+            # The content by itself: joining it to what is before it would copy it.
+            _write_all(self._file, _LENGTHS.pack(len(head), len(content)) + head)
+            _write_all(self._file, content)
         except OSError:
             # Gives back what fitted; the next one is written at the same place in any case.
             with suppress(OSError):
                 self._file.truncate(self.size_bytes)
             raise
-        self.size_bytes += frame_bytes(content)
+        self.size_bytes += entry_bytes(entry)
 
-    def read(self, position: int) -> tuple[bytes, int]:
-        """The string at ``position``, and the position behind it."""
+    def read(self, position: int) -> Entry:
+        """The entry at ``position``."""
         self._file.seek(position)
-        (length,) = _LENGTH.unpack(_read_all(self._file, _LENGTH.size))
-        content = _read_all(self._file, length)
-        return content, position + frame_bytes(content)
+        head_length, length = _LENGTHS.unpack(_read_all(self._file, _LENGTHS.size))
+        return _read_all(self._file, head_length), _read_all(self._file, length)
 
     def empty(self) -> None:
         """Begin anew, with the disk's space given back."""
@@ -78,7 +85,7 @@ class _Segment:
 
 
 class SpillFile:
-    """Byte strings on disk, first in, first out; nothing is opened before the first is appended.
+    """Entries on disk, first in, first out; nothing is opened before the first is appended.
 
     ``segment_bytes`` is the size from which the next segment begins: what has been read is given back in
     such portions. ``name`` begins the messages of errors.
@@ -102,46 +109,46 @@ class SpillFile:
         """Size of all segments, with what has been read of the first."""
         return self._size_bytes
 
-    def append(self, content: bytes) -> None:
+    def append(self, entry: Entry) -> None:
         """Add one at the end. Raises ``StorageFull``, and ``ConfigurationError`` where no file can be made.
 
-        After an error the strings are the same as before.
+        After an error the entries are the same as before.
         """
         try:
-            self._last_segment().append(content)
+            self._last_segment().append(entry)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
             raise StorageFull(
-                f"{self._name}: expected room for {frame_bytes(content)} bytes in {self._directory}, given "
+                f"{self._name}: expected room for {entry_bytes(entry)} bytes in {self._directory}, given "
                 f"{os.strerror(error.errno)} with {self._size_bytes} bytes of this queue there; "
                 "free space on that disk or choose another directory"
             ) from error
         self._count += 1
-        self._size_bytes += frame_bytes(content)
+        self._size_bytes += entry_bytes(entry)
 
-    def first(self) -> bytes:
-        """The first string, which stays; ``IndexError`` where there is none."""
+    def first(self) -> Entry:
+        """The first entry, which stays; ``IndexError`` where there is none."""
         if not self._count:
             raise IndexError(f"{self._name}: nothing is spilled")
-        content, _ = self._segments[0].read(self._segments[0].read_position)
-        return content
+        return self._segments[0].read(self._segments[0].read_position)
 
-    def drop_first(self, content: bytes) -> None:
-        """Forget the first string, which is ``content``; gives its segment back when that has been read."""
+    def drop_first(self, entry: Entry) -> None:
+        """Forget the first entry, which is ``entry``; gives its segment back when that has been read."""
         segment = self._segments[0]
-        segment.read_position += frame_bytes(content)
+        segment.read_position += entry_bytes(entry)
         self._count -= 1
         if segment.is_read:
             self._give_back(segment)
 
-    def __iter__(self) -> Iterator[bytes]:
-        """All strings in order; they stay."""
+    def __iter__(self) -> Iterator[Entry]:
+        """All entries in order; they stay."""
         for segment in self._segments:
             position = segment.read_position
             while position < segment.size_bytes:
-                content, position = segment.read(position)
-                yield content
+                entry = segment.read(position)
+                yield entry
+                position += entry_bytes(entry)
 
     def close(self) -> None:
         """Let go of the files and all they hold. May be called more than once."""

@@ -17,6 +17,7 @@ from streamiter.errors import GraphError
 from streamiter.flow.draw import mermaid
 from streamiter.flow.graph_checks import check_factory, check_parallelism, user_line
 from streamiter.flow.stream import Stream
+from streamiter.models.update import ModelSnapshot
 from streamiter.operators.identity import Identity
 from streamiter.operators.items import ItemsSource
 from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy
@@ -55,7 +56,7 @@ class Flow:
             raise GraphError(f"Flow: expected a name, given {name!r}; it keys checkpoints and transactions")
         self.name = name
         self.parallelism = check_parallelism(parallelism, step=name)
-        self.plain_data = PlainData()
+        self.plain_data = PlainData((ModelSnapshot,))
         self.steps: list[Step] = []
         self.loop: Any = None
         """For the engine: the iteration whose body is being built, or None."""

@@ -11,6 +11,8 @@ import numpy as np
 from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import GraphError
 from streamiter.flow.graph_checks import check_factory, check_parallelism, user_line
+from streamiter.models.formats import UpdateFormat
+from streamiter.models.publisher import ModelPublisher
 from streamiter.operators.collect import Collect, Collected
 from streamiter.operators.filter import Filter
 from streamiter.operators.filter_batch import FilterBatch
@@ -310,6 +312,30 @@ class Stream:
             f"sink {topic.name}",
             lambda: TopicSink(topic, encoder, key),
             _Options(name, parallelism, on_error, dead_letter, shape="sink"),
+        )
+
+    def publish_model(
+        self,
+        topic: Topic,
+        *,
+        model: str,
+        format: UpdateFormat = "auto",  # noqa: A002 (the word for it)
+        name: str | None = None,
+    ) -> None:
+        """Publish every record as an update of ``model``: an array, a dict of parameters, a ``ModelSnapshot``.
+
+        Versions count up by one; a run that restores nothing begins the topic's next generation. Large
+        models are written as safetensors (``format`` decides otherwise). See ``streamiter.models``.
+        """
+        if not isinstance(topic, Topic):
+            raise GraphError(
+                f'publish_model: expected a topic, given {topic!r}; write publish_model(topic("scheme://…"), model=…)'
+            )
+        self._check_outside_loops("publish_model", name or model)
+        self._add(
+            f"publish {model}",
+            lambda: ModelPublisher(topic, model, format),
+            _Options(name, 1, shape="sink"),
         )
 
     def to_dead_letters(self, topic: Topic) -> None:

@@ -108,6 +108,37 @@ class LinearModel:
         """What a consumer needs to predict, as plain data of its own."""
         return {"weights": self._weights.copy(), "intercept": self.intercept_weight, "link": self.loss.link}
 
+    # ---- taking over what another model has learned
+
+    def start_from(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
+        """Begin from :meth:`parameters` of another model, or from bare weights, as ``initial_weights`` does."""
+        weights, intercept = self._checked_parameters(parameters)
+        np.copyto(self._weights, weights)
+        np.copyto(self._bias, intercept)
+        for slots, fresh in (
+            (self._slots, self.optimizer.new_slots(self._weights)),
+            (self._bias_slots, self._bias_optimizer.new_slots(self._bias)),
+        ):
+            for name in self.optimizer.slot_names:
+                np.copyto(slots[name], fresh[name])
+
+    def follow(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
+        """Take over weights and intercept to predict and make gradients with; slots and version stay."""
+        weights, intercept = self._checked_parameters(parameters)
+        np.copyto(self._weights, weights)
+        np.copyto(self._bias, intercept)
+
+    def _checked_parameters(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> tuple[Floats, Floats]:
+        if not isinstance(parameters, Mapping):
+            return self._start(parameters), np.zeros(1)
+        link = parameters.get("link", self.loss.link)
+        if "weights" not in parameters or link != self.loss.link:
+            raise ModelError(
+                f'{self._name}: expected parameters with "weights" and the link {self.loss.link!r}, given '
+                f"{sorted(parameters)} with the link {link!r}"
+            )
+        return self._start(parameters["weights"]), self._start_bias(parameters.get("intercept", 0.0))
+
     # ---- predicting and learning
 
     def predict(self, features: Features) -> Floats:
@@ -201,7 +232,7 @@ class LinearModel:
     # ---- a step on a mini-batch
 
     def _gradient(self, rows: Rows, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None) -> Gradient:
-        checked = self._checked_targets(targets, len(rows))
+        checked = self.checked_targets(targets, len(rows))
         if sample_weights is None:
             weights, total, records = None, float(len(rows)), len(rows)
         else:
@@ -252,7 +283,7 @@ class LinearModel:
     def _learn_rows(
         self, rows: Rows, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None
     ) -> list[float]:
-        checked = self._checked_targets(targets, len(rows)).tolist()
+        checked = self.checked_targets(targets, len(rows)).tolist()
         if sample_weights is None:
             there = [True] * len(rows)
         else:
@@ -295,7 +326,8 @@ class LinearModel:
 
     # ---- checks
 
-    def _checked_targets(self, targets: npt.ArrayLike, length: int) -> Floats:
+    def checked_targets(self, targets: npt.ArrayLike, length: int) -> Floats:
+        """Targets as the loss counts them, one for each of ``length`` rows; ``BadRows`` names the others."""
         checked = row_vector(self._name, "targets", targets, length)
         self.loss.check_targets(self._name, checked)
         return checked

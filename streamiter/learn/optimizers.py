@@ -22,11 +22,11 @@ from typing import ClassVar, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.learn.checks import Floats
 from streamiter.learn.learning_rates import LearningRate, not_negative, positive, rate_of
 
 __all__ = ["FTRL", "SGD", "FloatView", "Optimizer", "Slots", "view_of"]
 
+Floats = npt.NDArray[np.float64]
 Slots = Mapping[str, Floats]
 
 

@@ -15,11 +15,13 @@ from streamiter.models.encoder import (
     record_limit,
 )
 from streamiter.models.formats import UpdateFormat
+from streamiter.models.initial import InitialModel, initial_model
 from streamiter.models.intake import UpdateStatistics
 from streamiter.models.last import RunStart, last_update, next_generation, next_run
 from streamiter.models.linear import LinearPredictor
 from streamiter.models.parameters import Parameters
 from streamiter.models.policy import OnError
+from streamiter.models.publisher import ModelPublisher
 from streamiter.models.reader import ModelUpdates, UpdateStart, model_updates
 from streamiter.models.served import Prediction, ServedModel, ServedModelStatistics
 from streamiter.models.update import ModelSnapshot, ModelUpdate
@@ -28,7 +30,9 @@ from streamiter.models.waiting import NoModel
 __all__ = [
     "ChunkSet",
     "EncoderState",
+    "InitialModel",
     "LinearPredictor",
+    "ModelPublisher",
     "ModelSnapshot",
     "ModelUpdate",
     "ModelUpdateEncoder",
@@ -43,6 +47,7 @@ __all__ = [
     "UpdateFormat",
     "UpdateStart",
     "UpdateStatistics",
+    "initial_model",
     "last_update",
     "model_updates",
     "next_generation",

@@ -44,80 +44,83 @@ class LinearPredictor:
     (1.5, array([1.5, 0. ]), -0.5)
     """
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, subject: str = "model") -> None:
         fields = parameters if isinstance(parameters, dict) else {"weights": parameters}
-        self._weights = _weights(fields)
-        self._intercept = _intercept(fields)
-        self._link = _link(fields)
+        self._subject = subject
+        self._weights = _weights(fields, subject)
+        self._intercept = _intercept(fields, subject)
+        self._link = _link(fields, subject)
 
     def __call__(self, x: object) -> Any:
         if isinstance(x, tuple):
             return float(self._link(self._sparse_score(x)))
         if isinstance(x, list) and x and isinstance(x[0], tuple):
             return self._link(np.array([self._sparse_score(row) for row in x], dtype=np.float64))
-        rows = _floats(x, "rows")
+        rows = self._floats(x, "rows")
         if rows.ndim not in (1, 2) or rows.shape[-1] != len(self._weights):
             raise ModelError(
-                f"model: expected rows of {len(self._weights)} features, as ({len(self._weights)},) or"
+                f"{self._subject}: expected rows of {len(self._weights)} features, as ({len(self._weights)},) or"
                 f" (n, {len(self._weights)}), given shape {rows.shape}"
             )
         values = self._link(np.asarray(rows @ self._weights + self._intercept))
         return float(values) if rows.ndim == 1 else values
 
     def _sparse_score(self, row: object) -> Floats:
-        indices, values = _sparse_row(row)
+        indices, values = self._sparse_row(row)
         size = len(self._weights)
         if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < size:
             raise ModelError(
-                f"model: expected indices of {size} features, 0 to {size - 1}, given"
+                f"{self._subject}: expected indices of {size} features, 0 to {size - 1}, given"
                 f" {int(indices.min())} to {int(indices.max())}"
             )
         return np.asarray(values @ self._weights[indices] + self._intercept)
 
+    def _floats(self, given: object, what: str) -> Floats:
+        try:
+            return np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ModelError(
+                f"{self._subject}: expected {what} of numbers, given {given!r:.100}: {error}"
+            ) from error
 
-def _weights(fields: dict[str, Any]) -> Floats:
+    def _sparse_row(self, row: object) -> tuple[npt.NDArray[np.intp], Floats]:
+        if not isinstance(row, tuple) or len(row) != 2:
+            raise ModelError(
+                f"{self._subject}: expected a sparse row as the tuple (indices, values), given {row!r:.100}"
+            )
+        indices, values = np.asarray(row[0]), self._floats(row[1], "values")
+        if (
+            indices.ndim != 1
+            or indices.shape != values.shape
+            or (indices.size and indices.dtype.kind not in "iu")
+        ):
+            raise ModelError(
+                f"{self._subject}: expected a sparse row as two arrays of one length, integer indices and their values,"
+                f" given shapes {indices.shape} and {values.shape}, indices {indices.dtype}"
+            )
+        return indices.astype(np.intp), values
+
+
+def _weights(fields: dict[str, Any], subject: str) -> Floats:
     weights = fields.get("weights")
     if not isinstance(weights, np.ndarray) or weights.ndim != 1 or weights.dtype.kind not in "iuf":
         shape = f"shape {weights.shape}" if isinstance(weights, np.ndarray) else f"{type(weights).__name__}"
         raise ModelError(
-            f"parameters {', '.join(map(repr, fields))}: expected 'weights' as numbers of shape (d,), given"
+            f"{subject}: parameters {', '.join(map(repr, fields))}: expected 'weights' as numbers of shape (d,), given"
             f" {shape}; other parameters need a predictor of their own, predict=f(parameters, x)"
         )
     return weights.astype(np.float64)
 
 
-def _intercept(fields: dict[str, Any]) -> float:
+def _intercept(fields: dict[str, Any], subject: str) -> float:
     intercept = np.asarray(fields.get("intercept", 0.0))
     if intercept.size != 1 or intercept.dtype.kind not in "biuf":
-        raise ModelError(f"parameters: expected 'intercept' as one number, given {fields['intercept']!r}")
+        raise ModelError(f"{subject}: expected 'intercept' as one number, given {fields['intercept']!r}")
     return float(intercept.item())
 
 
-def _link(fields: dict[str, Any]) -> Callable[[Floats], Floats]:
+def _link(fields: dict[str, Any], subject: str) -> Callable[[Floats], Floats]:
     name = fields.get("link", "identity")
     if not isinstance(name, str) or name not in _LINKS:
-        raise ModelError(f"parameters: expected 'link' as one of {', '.join(_LINKS)}, given {name!r}")
+        raise ModelError(f"{subject}: expected 'link' as one of {', '.join(_LINKS)}, given {name!r}")
     return _LINKS[name]
-
-
-def _floats(given: object, what: str) -> Floats:
-    try:
-        return np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"model: expected {what} of numbers, given {given!r:.100}: {error}") from error
-
-
-def _sparse_row(row: object) -> tuple[npt.NDArray[np.intp], Floats]:
-    if not isinstance(row, tuple) or len(row) != 2:
-        raise ModelError(f"model: expected a sparse row as the tuple (indices, values), given {row!r:.100}")
-    indices, values = np.asarray(row[0]), _floats(row[1], "values")
-    if (
-        indices.ndim != 1
-        or indices.shape != values.shape
-        or (indices.size and indices.dtype.kind not in "iu")
-    ):
-        raise ModelError(
-            "model: expected a sparse row as two arrays of one length, integer indices and their values,"
-            f" given shapes {indices.shape} and {values.shape}, indices {indices.dtype}"
-        )
-    return indices.astype(np.intp), values

@@ -168,19 +168,20 @@ class ServedModel:
 
     def _take_over(self, update: ModelUpdate) -> None:
         try:
-            predict = self._predictor(update.parameters)
+            predict = self._predictor(update)
         except ModelError as error:
             self._unusable += 1
-            self._unusable_because = f"{self._subject}: update {update.generation}.{update.version}: {error}"
+            self._unusable_because = str(error)
             return
         self._serving = _Serving(update, predict)
         self._taken_over += 1
         self._waiting.release()
 
-    def _predictor(self, parameters: Parameters) -> Callable[[Any], Any]:
-        if self._predict is None:
-            return LinearPredictor(parameters)
-        return functools.partial(self._predict, parameters)
+    def _predictor(self, update: ModelUpdate) -> Callable[[Any], Any]:
+        if self._predict is not None:
+            return functools.partial(self._predict, update.parameters)
+        subject = f"{self._subject}, update {update.generation}.{update.version}"
+        return LinearPredictor(update.parameters, subject)
 
     def _following_ended(self, error: Exception) -> None:
         self._waiting.fail(f"no model, and it cannot be followed: {error}")

@@ -12,6 +12,7 @@ or the partition's beginning is reached. Each record is read once, a small batch
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,6 +61,14 @@ class Tail:
     generation: int
     leftovers: list[ChunkSet]
     positions: dict[int, int]
+
+
+@dataclass(slots=True)
+class _SeenChunks:
+    """An update in chunks: how many, and where the last of them lies that was met."""
+
+    count: int
+    last_place: _Place
 
 
 class _PartitionTail:
@@ -116,7 +125,7 @@ class TailSearch:
         self._update: tuple[_Place, ModelUpdate] | None = None
         self._error: tuple[_Place, DecodeError] | None = None
         self._generation = 0
-        self._chunk_sets: dict[Rank, int] = {}
+        self._chunk_sets: dict[Rank, _SeenChunks] = {}
         self._deleted: dict[Rank, None] = {}
 
     async def run(self) -> Tail:
@@ -192,18 +201,22 @@ class TailSearch:
             self._note_deletion(record)
             return
         try:
-            update = self.intake.take(record, self._note_headers)
+            update = self.intake.take(record, functools.partial(self._note_headers, place))
         except DecodeError as error:
             if self._error is None or self._error[0] < place:
                 self._error = (place, error)
             return
         if update is not None:
-            self._update = (place, update)
+            seen = self._chunk_sets.get(update.rank)
+            self._update = (place if seen is None else seen.last_place, update)
 
-    def _note_headers(self, headers: UpdateHeaders) -> None:
+    def _note_headers(self, place: _Place, headers: UpdateHeaders) -> None:
         self._generation = max(self._generation, headers.generation)
-        if headers.chunk is not None and len(self._chunk_sets) < _LEFTOVERS_MAX:
-            self._chunk_sets[headers.rank] = headers.chunk.count
+        seen = self._chunk_sets.get(headers.rank)
+        if seen is not None:
+            seen.last_place = max(seen.last_place, place)
+        elif headers.chunk is not None and len(self._chunk_sets) < _LEFTOVERS_MAX:
+            self._chunk_sets[headers.rank] = _SeenChunks(headers.chunk.count, place)
 
     def _note_deletion(self, record: TopicRecord) -> None:
         rank = deleted_rank(record.headers)
@@ -212,7 +225,7 @@ class TailSearch:
 
     def _leftovers(self) -> list[ChunkSet]:
         ranks = sorted(rank for rank in self._chunk_sets if rank not in self._deleted)
-        return [(*rank, self._chunk_sets[rank]) for rank in ranks]
+        return [(*rank, self._chunk_sets[rank].count) for rank in ranks]
 
     def _error_after_update(self) -> DecodeError | None:
         if self._error is None or (self._update is not None and self._update[0] > self._error[0]):

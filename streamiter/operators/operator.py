@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from streamiter.records import Batch, Control
 
@@ -40,11 +40,11 @@ class Operator:
     ...         out.emit(record * record)
     """
 
-    runs_in_thread: ClassVar[bool] = False
+    runs_in_thread: bool = False
     """Handle batches in a worker thread: for slow steps that release the GIL. State is still used by one
     call at a time."""
 
-    epochs_in_order: ClassVar[bool] = False
+    epochs_in_order: bool = False
     """In an iteration: set records of later epochs aside until their epoch's turn comes."""
 
     def open(self, context: Context) -> Any:

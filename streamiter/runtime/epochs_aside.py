@@ -24,6 +24,10 @@ class EpochsAside:
             ports[port] = self._make_queue()
         ports[port].put(batch)
 
+    def lowest_epoch(self, port: int) -> int | None:
+        """The lowest epoch of which something of this port is set aside."""
+        return min((epoch for epoch, ports in self._queues.items() if port in ports), default=None)
+
     def take(self, epoch: int) -> list[tuple[int, DataBatch]]:
         """All that was set aside for this epoch (and any before it), in order."""
         taken = []

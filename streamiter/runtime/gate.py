@@ -7,6 +7,7 @@ the epoch watermark, and sets aside what must wait. It decides nothing else.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol, final
@@ -93,6 +94,7 @@ class Port:
         "blocked",
         "channel",
         "data_ended",
+        "deferred",
         "ended",
         "held",
         "index",
@@ -117,6 +119,9 @@ class Port:
         """Has something, but its input is not wanted now."""
         self.data_ended = False
         self.ended = False
+        self.deferred: float | None = None
+        """The watermark it has brought (infinity: the end of its data) while records of epochs up to it
+        still wait to be handled; it counts once they are."""
 
     def peek(self) -> DataBatch | SourceBatch | Control | None:
         return self.held[0] if self.held else self.channel.peek()
@@ -149,6 +154,8 @@ class Gate:
         self._log: list[tuple[int, DataBatch | Control]] = []
         self._log_open: set[int] = set()
         self._feedback_only = False
+        self._served: Port | None = None
+        """The port that the last data came from, if its watermark waits for it to be handled."""
         self._last: deque[tuple[Port, DataBatch | Control]] = deque()
         """What is handled when nothing else is left: records set aside, in epoch order, then the end."""
         self._returned_early: dict[int, set[int]] = {}
@@ -161,6 +168,9 @@ class Gate:
 
     def poll(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
         """What is to be handled next and where it came from (None: it was posted); None if nothing is."""
+        if self._served is not None:
+            served, self._served = self._served, None
+            self._posted.extend(self._settle(served))
         if self._posted:
             return None, self._posted.popleft()
         ready = self._ready
@@ -183,6 +193,13 @@ class Gate:
                 port.take()
                 self._list(port)
                 return port, message
+            if self._aside is not None and self._is_early(message):
+                port.take()
+                assert isinstance(message, DataBatch)
+                self._note_feedback(port, message)
+                self._aside.put(port.index, message)
+                self._list(port)
+                continue
             if self._wanted is not None and port.input_name not in self._wanted:
                 if self._barrier is None or port.is_feedback or not self._hold_up_to_barrier(port):
                     self._park(port)
@@ -191,13 +208,7 @@ class Gate:
                 port.take()
                 self._list(port)
                 return port, message
-            assert isinstance(message, DataBatch)
-            if self._aside is not None and message.epoch > self.tracker.watermark + 1:
-                port.take()
-                self._note_feedback(port, message)
-                self._aside.put(port.index, message)
-                self._list(port)
-                continue
+            self._served = port if port.deferred is not None else None
             batch = self._take_joined(port)
             self._note_feedback(port, batch)
             self._list(port)
@@ -250,16 +261,20 @@ class Gate:
         """What a control record taken from a port means for the task, in order."""
         if isinstance(control, EpochWatermark):
             self._note_feedback(port, control)
+            if self._lowest_pending(port) is not None:
+                port.deferred = control.epoch
+                return self._settle(port)
             return self._watermark_moved(self.tracker.advance(port.index, control.epoch))
         if isinstance(control, CheckpointBarrier):
             return self._barrier_returned(port, control) if port.is_feedback else self._align(port, control)
         if isinstance(control, EndOfData):
             self._note_feedback(port, control)
-            return self._data_ended(port)
+            return self._data_ended_in_turn(port)
         if isinstance(control, EndOfInput):
             return self._input_ended(port, control)
         if isinstance(control, _End):
-            return [control.end]
+            ended = [event for other in self.ports for event in self._data_ended(other)]
+            return [*(event for event in ended if not isinstance(event, EndOfData)), control.end]
         raise TypeError(f"no control record of a channel: {control!r}")
 
     def accept_trigger(self, barrier: CheckpointBarrier) -> list[Control]:
@@ -302,6 +317,7 @@ class Gate:
             "held": [_plain(port.index, item) for port in self.ports for item in port.held],
             "aside": [] if self._aside is None else [_plain(*entry) for entry in self._aside.entries()],
             "data_ended": [int(port.data_ended) for port in self.ports],
+            "deferred": [port.deferred for port in self.ports],
         }
 
     def restore(self, state: dict[str, Any], logged: Sequence[tuple[Any, ...]] = ()) -> None:
@@ -309,6 +325,8 @@ class Gate:
         self.tracker.restore(state["watermarks"])
         for port, ended in zip(self.ports, state["data_ended"], strict=True):
             port.data_ended = bool(ended)
+        for port, deferred in zip(self.ports, state["deferred"], strict=True):
+            port.deferred = deferred
         for index, kind, payload, epoch in [*state["held"], *logged]:
             self.ports[index].held.append(
                 DataBatch(payload, epoch) if kind == "data" else _control(kind, epoch)
@@ -433,6 +451,36 @@ class Gate:
         if port.is_feedback and self._logging is not None and port.index in self._log_open:
             self._log.append((port.index, item))
 
+    def _is_early(self, message: DataBatch | SourceBatch) -> bool:
+        return isinstance(message, DataBatch) and message.epoch > self.tracker.watermark + 1
+
+    def _lowest_pending(self, port: Port) -> int | None:
+        """The lowest epoch of which this port has brought records that wait for their epoch's turn."""
+        if self._aside is None:
+            return None
+        epochs = [item.epoch for item in port.held if isinstance(item, DataBatch)]
+        aside = self._aside.lowest_epoch(port.index)
+        return min(epochs if aside is None else [*epochs, aside], default=None)
+
+    def _settle(self, port: Port) -> list[Control]:
+        """Let the watermark that a port has brought count as far as its records have been handled."""
+        if port.deferred is None:
+            return []
+        lowest = self._lowest_pending(port)
+        if lowest is None:
+            deferred, port.deferred = port.deferred, None
+            if deferred == math.inf:
+                return self._data_ended(port)
+            return self._watermark_moved(self.tracker.advance(port.index, int(deferred)))
+        reached = int(min(port.deferred, lowest - 1))
+        return self._watermark_moved(self.tracker.advance(port.index, reached))
+
+    def _data_ended_in_turn(self, port: Port) -> list[Control]:
+        if self._lowest_pending(port) is None:
+            return self._data_ended(port)
+        port.deferred = math.inf
+        return self._settle(port)
+
     def _watermark_moved(self, watermark: int | None) -> list[Control]:
         if watermark is None:
             return []
@@ -458,7 +506,7 @@ class Gate:
 
     def _input_ended(self, port: Port, end: EndOfInput) -> list[Control]:
         port.ended = True
-        events = [event for event in self._data_ended(port) if not isinstance(event, EndOfData)]
+        events = [event for event in self._data_ended_in_turn(port) if not isinstance(event, EndOfData)]
         if self._all_ended():
             if self._triggered is not None:
                 events.append(self._triggered)

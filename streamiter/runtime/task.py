@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol, final
 
+import numpy as np
+
 from streamiter.channels import Channel
 from streamiter.clock import Clock
 from streamiter.operators.context import Progress
@@ -17,6 +19,7 @@ from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import (
     Batch,
     CheckpointBarrier,
+    Columns,
     Control,
     DataBatch,
     EndOfData,
@@ -33,7 +36,8 @@ from streamiter.runtime.writers import Writer
 __all__ = ["Acknowledge", "DrainInput", "Task"]
 
 # Batches handled in a row before other tasks get a turn even if nothing blocks: a step of some 100 µs
-# then keeps the rest of the job waiting for a millisecond or two.
+# then keeps the rest of the job waiting for a millisecond or two. In a loop it is one: the sooner what is
+# fed back is back, the fresher is what it is used with.
 _BATCHES_IN_A_ROW: Final = 16
 
 # Offset ranges are looked for in batches straight from a topic only.
@@ -93,6 +97,7 @@ class Task:
         self._acknowledge = acknowledge
         self._executor = executor
         self._input_names = list(input_names)
+        self._in_loop = self.head.step.loop is not None
         self._feedback_channels = feedback_channels
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
         self._interior_input_ended = False
@@ -232,7 +237,7 @@ class Task:
                 self._batches_in_a_row = 0
         self.busy_with = None
         self._batches_in_a_row += 1
-        if self._batches_in_a_row >= _BATCHES_IN_A_ROW:
+        if self._in_loop or self._batches_in_a_row >= _BATCHES_IN_A_ROW:
             self._batches_in_a_row = 0
             await asyncio.sleep(0)
         return True
@@ -252,12 +257,29 @@ class Task:
             await self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
             return
         entry = self._entries[port.input_name]
+        if self._is_batch_of_batches(records):
+            self.gate.put_back(port, slice_batch(records, 1, len(records)), epoch)
+            records = slice_batch(records, 0, 1)
         if self._wanted is not None:
             await self._handle_while_wanted(port, entry, records, epoch)
         elif self._awaited:
             await entry(records)
         else:
             entry(records)
+
+    def _is_batch_of_batches(self, records: Batch) -> bool:
+        """Whether to take but one record now, so that what comes back through the loop is met in between.
+
+        A batch of mini-batches would otherwise be worked through with one state of the model: a worker
+        in another thread or process would have got many newer ones meanwhile.
+        """
+        return (
+            self._in_loop
+            and len(self._input_names) > 1
+            and isinstance(records, list)
+            and len(records) > 1
+            and isinstance(records[0], (Columns, np.ndarray, list))
+        )
 
     async def _handle_while_wanted(
         self, port: Port, entry: Callable[[Batch], Any], records: Batch, epoch: int

@@ -67,8 +67,9 @@ def known_schemes() -> list[str]:
 
 
 def _scheme(url: str) -> str:
-    scheme, separator, _ = url.partition("://")
-    if not (scheme and separator):
+    scheme, separator, rest = url.partition(":")
+    is_url = rest.startswith("//") or scheme.lower() in known_schemes()  # file:relative.csv has no slashes
+    if not (scheme and separator and is_url):
         raise ConfigurationError(
             f"topic {url!r}: expected a URL such as kafka://127.0.0.1:9092/clicks; "
             f"the schemes are {_listed(known_schemes())}"

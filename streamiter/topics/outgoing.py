@@ -14,7 +14,7 @@ from typing import Any, Final
 from streamiter.errors import RecordTooLarge, TopicError
 from streamiter.topics.topic import Headers, OutgoingBatch
 
-__all__ = ["check_outgoing", "check_record_sizes", "partition_for_key", "spread"]
+__all__ = ["batch_bytes", "check_outgoing", "check_record_sizes", "partition_for_key", "spread"]
 
 _BYTES_OR_NONE: Final = frozenset({bytes, type(None)})
 
@@ -100,6 +100,8 @@ def _check_bytes(noun: str, column: Sequence[bytes | None], topic: str) -> None:
 
 def check_record_sizes(batch: OutgoingBatch, limit_bytes: int, *, topic: str) -> None:
     """Raise ``RecordTooLarge`` for the first record whose key, value and headers are above the limit."""
+    if batch_bytes(batch) <= limit_bytes:
+        return
     for index in range(len(batch)):
         size_bytes = _record_bytes(batch, index)
         if size_bytes > limit_bytes:
@@ -107,6 +109,24 @@ def check_record_sizes(batch: OutgoingBatch, limit_bytes: int, *, topic: str) ->
                 f"topic {topic!r}: record {index} of the batch has {size_bytes} bytes, "
                 f"expected at most {limit_bytes} (setting max_record_bytes); nothing of the batch was written"
             )
+
+
+def batch_bytes(batch: OutgoingBatch) -> int:
+    """Bytes of all keys, values and headers.
+
+    >>> batch_bytes(OutgoingBatch([b"abc", None], keys=[b"k", b"k"], headers=[(("h", b"1"),), ()]))
+    7
+    """
+    size_bytes = _column_bytes(batch.values)
+    if batch.keys is not None:
+        size_bytes += _column_bytes(batch.keys)
+    if batch.headers is not None:
+        size_bytes += sum(map(_headers_bytes, batch.headers))
+    return size_bytes
+
+
+def _column_bytes(column: Sequence[bytes | None]) -> int:
+    return sum(map(len, filter(None, column)))
 
 
 def _record_bytes(batch: OutgoingBatch, index: int) -> int:

@@ -60,7 +60,7 @@ class TopicSink(Operator):
     async def finish(self, out: Output) -> None:
         await self._flush()
 
-    async def snapshot(self) -> None:
+    async def snapshot(self) -> Any:
         await self._flush()
 
     async def close(self) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from models.model_case import MakeTopic
 
 from streamiter.topics.lookup import topic
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import Topic
-
-MakeTopic = Callable[..., Awaitable[Topic]]
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicReco
 
 # Far above what any test needs: a wait that lasts longer is a hang.
 PATIENCE_S = 30.0
+
+MakeTopic = Callable[..., Awaitable[Topic]]
 
 
 class ManualClock:
@@ -174,9 +176,9 @@ def same(first: Any, second: Any) -> bool:
         return False
     if isinstance(first, np.ndarray):
         same_kind = first.dtype == second.dtype and first.shape == second.shape
-        return same_kind and first.tobytes() == second.tobytes()
+        return bool(same_kind and first.tobytes() == second.tobytes())
     if isinstance(first, np.generic):
-        return first.dtype == second.dtype and first.tobytes() == second.tobytes()
+        return bool(first.dtype == second.dtype and first.tobytes() == second.tobytes())
     if isinstance(first, dict):
         return list(first) == list(second) and all(same(first[name], second[name]) for name in first)
     if isinstance(first, (list, tuple)):

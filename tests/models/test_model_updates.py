@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models.conftest import MakeTopic
 from models.model_case import (
     PATIENCE_S,
+    MakeTopic,
     all_records,
     compacted,
     encoder,
@@ -154,7 +154,7 @@ async def test_damaged_chunks_are_an_error_and_never_given_out(make_topic: MakeT
     await write(topic, damaged, update_of((1, 2)))
     updates = model_updates(topic, "ctr", follow=False)
     with pytest.raises(
-        DecodeError, match=r"partition 0, offset 2: .*model 'ctr': its chunks are damaged: expected SHA-256"
+        DecodeError, match=r"partition 0, offset 3: .*model 'ctr': its chunks are damaged: expected SHA-256"
     ):
         await anext(updates)
     assert (await anext(updates)).rank == (1, 2)  # the iteration can go on after it

@@ -25,7 +25,15 @@ from pathlib import Path
 
 from support.kafka_jars import kafka_jars, what_is_missing
 
-__all__ = ["FULL_SPEED", "QUICK_START", "KafkaDidNotStart", "KafkaServer", "free_ports", "running_kafka", "what_is_missing"]
+__all__ = [
+    "FULL_SPEED",
+    "QUICK_START",
+    "KafkaDidNotStart",
+    "KafkaServer",
+    "free_ports",
+    "running_kafka",
+    "what_is_missing",
+]
 
 # A cold start takes 4 s on two free cores; ten times that on a machine that does other things too.
 START_TIMEOUT_S = 60.0
@@ -95,9 +103,15 @@ class KafkaServer:
         settings: Mapping[str, str] | None = None,
         listeners: Mapping[str, str] | None = None,
         jvm_options: tuple[str, ...] = QUICK_START,
+        format_options: tuple[str, ...] = (),
     ) -> None:
-        """``listeners`` adds listeners by name to the plain one, each with its security protocol."""
+        """``listeners`` adds listeners by name to the plain one, each with its security protocol.
+
+        ``settings`` add to or replace those of ``server.properties``; ``format_options`` go to the tool that
+        prepares the folder (users for SCRAM, for example).
+        """
         self.directory = directory
+        self._format_options = format_options
         self._jvm_options = jvm_options
         self._settings = dict(settings or {})
         self._protocols = {"CONTROLLER": "PLAINTEXT", "PLAINTEXT": "PLAINTEXT", **(listeners or {})}
@@ -159,7 +173,16 @@ class KafkaServer:
         properties = self._write_files()
         if (self.directory / "data" / "meta.properties").exists():
             return
-        command = [*self._java(), "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties)]
+        command = [
+            *self._java(),
+            "kafka.tools.StorageTool",
+            "format",
+            "-t",
+            _CLUSTER_ID,
+            "-c",
+            str(properties),
+            *self._format_options,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
         if done.returncode != 0:
             raise KafkaDidNotStart(f"formatting {self.directory} failed:\n{done.stdout}{done.stderr}")
@@ -210,7 +233,9 @@ class KafkaServer:
             time.sleep(_POLL_S)
         tail = self.log_tail()
         self.kill()
-        raise KafkaDidNotStart(f"no broker at {self.bootstrap} after {START_TIMEOUT_S:.0f} s; its log:\n{tail}")
+        raise KafkaDidNotStart(
+            f"no broker at {self.bootstrap} after {START_TIMEOUT_S:.0f} s; its log:\n{tail}"
+        )
 
     def _log_since(self, from_byte: int) -> str:
         with self.log_file.open("rb") as log:
@@ -257,10 +282,17 @@ def running_kafka(
     settings: Mapping[str, str] | None = None,
     listeners: Mapping[str, str] | None = None,
     jvm_options: tuple[str, ...] = QUICK_START,
+    format_options: tuple[str, ...] = (),
 ) -> Iterator[KafkaServer]:
     """A broker for the length of a ``with`` block, in a folder that is removed afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="streamiter-kafka-"))
-    server = KafkaServer(directory, settings=settings, listeners=listeners, jvm_options=jvm_options)
+    server = KafkaServer(
+        directory,
+        settings=settings,
+        listeners=listeners,
+        jvm_options=jvm_options,
+        format_options=format_options,
+    )
     try:
         server.start()
         yield server
@@ -274,7 +306,9 @@ def _main() -> None:
     if reason:
         raise SystemExit(reason)
     with running_kafka(jvm_options=FULL_SPEED) as server, contextlib.suppress(KeyboardInterrupt):
-        print(f"Kafka at {server.bootstrap}, its log in {server.log_file}, process {os.getpid()}; Ctrl-C ends it")
+        print(
+            f"Kafka at {server.bootstrap}, its log in {server.log_file}, process {os.getpid()}; Ctrl-C ends it"
+        )
         signal.pause()
 
 

@@ -1,11 +1,13 @@
-"""The contract of topics, kept by the memory topic."""
+"""The contract of topics, kept by topics in memory and in an SQLite file."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from topics.topic_contract import TopicCase, TopicContract
 
-from streamiter.topics import MemoryBroker
+from streamiter.topics import MemoryBroker, topic
 
 
 class TestMemoryTopics(TopicContract):
@@ -17,4 +19,15 @@ class TestMemoryTopics(TopicContract):
             record_limit_bytes=1000,
             retention_settings={"retention_records": "35"},
             url_is_global=False,
+        )
+
+
+class TestSqliteTopics(TopicContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> TopicCase:
+        return TopicCase(
+            handle=lambda name: topic(f"sqlite:///{tmp_path}/topics.db?topic={name}"),
+            record_limit_settings={"max_record_bytes": "1000"},
+            record_limit_bytes=1000,
+            retention_settings={"retention_records": "35"},
         )

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from streamiter.topics import (
@@ -41,7 +41,6 @@ class TopicCase:
     record_limit_bytes: int = 0
     retention_settings: Mapping[str, str] | None = None
     url_is_global: bool = True
-    _made: list[Topic] = field(default_factory=list)
 
     def topic(self, name: str = "clicks") -> Topic:
         """A handle; the topic need not be there."""
@@ -53,7 +52,6 @@ class TopicCase:
         """A fresh topic."""
         made = self.topic(name)
         await made.create(partitions=partitions, settings=settings)
-        self._made.append(made)
         return made
 
 

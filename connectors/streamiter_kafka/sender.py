@@ -1,0 +1,346 @@
+"""Sending record batches: in order for each partition, one request at a time to each broker.
+
+While a request is under way, further records join the open batch of their partition: batches grow with
+the load, and at low load a record leaves at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any, Final
+
+from streamiter.clock import Clock, TimerHandle
+from streamiter.errors import (
+    InternalError,
+    ProducerFenced,
+    RecordTooLarge,
+    StreamiterError,
+    TopicError,
+)
+from streamiter.topics.topic import OutgoingBatch
+from streamiter_kafka.cluster import NO_LEADER, Cluster, Lane
+from streamiter_kafka.codes import Code
+from streamiter_kafka.packing import Packing, PendingBatch, ProducerIdentity, rows
+from streamiter_kafka.trouble import BrokerTrouble, failure_of
+from streamiter_kafka.wire import ProduceRequest, Response
+
+__all__ = ["Enlist", "PartitionQueue", "Sender"]
+
+# Brokers refuse requests above 100 MB (socket.request.max.bytes), and a smaller one is answered sooner.
+_REQUEST_BYTES: Final = 8_000_000
+# The broker gives up waiting for replicas after the request timeout; its answer should still be heard.
+_ANSWER_MARGIN_S: Final = 1.0
+
+_STORED: Final = frozenset({Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER})
+_TOO_LARGE: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE})
+_FENCED: Final = frozenset({Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED})
+
+Key = tuple[str, int]
+"""Topic and partition."""
+
+Enlist = Callable[[Iterable[Key]], Awaitable[None]]
+"""Called with the partitions of a request before it is sent; transactions make themselves known with it."""
+
+
+class PartitionQueue:
+    """The batches of one partition that are not stored yet, in order."""
+
+    def __init__(self, packing: Packing, number: int) -> None:
+        self.packing = packing
+        self.key: Key = (packing.topic, number)
+        self.batches: deque[PendingBatch] = deque()
+        self.next_sequence = 0
+        self.is_sending = False
+        self.opened_s = 0.0
+
+    def put(self, batch: OutgoingBatch, now_ms: int) -> int:
+        """Append records; the bytes they add."""
+        remaining = iter(rows(batch, now_ms))
+        added_bytes = 0
+        while True:
+            pending = self._open_batch()
+            before_bytes = pending.size_bytes
+            left = pending.fill(remaining)
+            added_bytes += pending.size_bytes - before_bytes
+            if left is None:
+                return added_bytes
+            remaining = chain([left], remaining)
+
+    def seal(self, producer: ProducerIdentity) -> bytes:
+        """The bytes of the first batch; its numbers follow those of the batch before."""
+        head = self.batches[0]
+        if not head.is_sealed:
+            head.seal(producer, self.next_sequence)
+            self.next_sequence = head.next_sequence
+        return head.seal(producer, head.base_sequence)
+
+    def take_back(self) -> PendingBatch:
+        """Remove the first batch, which the broker has refused: its numbers are free again."""
+        head = self.batches.popleft()
+        self.next_sequence = head.base_sequence
+        return head
+
+    def _open_batch(self) -> PendingBatch:
+        if not self.batches or not self.batches[-1].is_open:
+            self.batches.append(self.packing.new_batch())
+        return self.batches[-1]
+
+
+class Sender:
+    """Sends batches until they are stored, or fails for good: then every call raises why."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        subject: str,
+        producer: ProducerIdentity,
+        clock: Clock,
+        enlist: Enlist | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._subject = subject
+        self._producer = producer
+        self._clock = clock
+        self._enlist = enlist
+        self._patience = cluster.patience(subject)
+        self._queues: dict[Key, PartitionQueue] = {}
+        # Those with something to send, in the order of their turns.
+        self._waiting: dict[Key, PartitionQueue] = {}
+        self._in_flight: dict[int, asyncio.Task[None]] = {}
+        self._unacked_bytes = 0
+        self._progress = asyncio.Event()
+        self._linger: TimerHandle | None = None
+        self._is_flushing = False
+        self._is_stopped = False
+        self.failure: StreamiterError | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was put in is stored."""
+        return not self._waiting and not self._in_flight
+
+    def put(self, packing: Packing, number: int, batch: OutgoingBatch) -> None:
+        """Append records for a partition; sending begins with the next turn of the event loop."""
+        key = (packing.topic, number)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = PartitionQueue(packing, number)
+        if key not in self._waiting:
+            self._waiting[key] = queue
+            queue.opened_s = self._clock.monotonic_s()
+        self._unacked_bytes += queue.put(batch, self._clock.now_ms())
+        self._pump()
+
+    async def room(self) -> None:
+        """Wait until not too much is under way."""
+        self._raise_failure()
+        while self._unacked_bytes >= self._cluster.options.max_unacked_bytes:
+            await self._next_progress()
+
+    async def flush(self) -> None:
+        """Wait until all is stored."""
+        self._is_flushing = True
+        try:
+            self._pump()
+            self._raise_failure()
+            while not self.is_idle:
+                await self._next_progress()
+        finally:
+            self._is_flushing = False
+
+    async def discard(self) -> bool:
+        """Drop what is not known to be stored; whether some of that was sent nevertheless."""
+        self._is_stopped = True
+        await asyncio.gather(*self._in_flight.values())
+        dropped = [pending for queue in self._waiting.values() for pending in queue.batches]
+        for queue in self._waiting.values():
+            queue.batches.clear()
+        self._waiting.clear()
+        self._unacked_bytes = 0
+        self._is_stopped = False
+        return any(pending.is_sealed for pending in dropped)
+
+    async def stop(self) -> None:
+        """Send nothing more."""
+        self._is_stopped = True
+        if self._linger is not None:
+            self._linger.cancel()
+        tasks = list(self._in_flight.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- Sending
+
+    def _pump(self) -> None:
+        """Begin a request to each broker that has none and something to get."""
+        if self._is_stopped or self.failure is not None:
+            return
+        for node, queues in self._ready_by_leader().items():
+            for queue in queues:
+                queue.is_sending = True
+                self._waiting[queue.key] = self._waiting.pop(queue.key)
+            self._in_flight[node] = asyncio.create_task(self._send(node, queues))
+
+    def _ready_by_leader(self) -> dict[int, list[PartitionQueue]]:
+        ready: dict[int, list[PartitionQueue]] = {}
+        sizes: dict[int, int] = {}
+        for queue in self._waiting.values():
+            topic, number = queue.key
+            node = self._cluster.leaders(topic).get(number, NO_LEADER)
+            size_bytes = sizes.get(node, 0) + queue.batches[0].size_bytes
+            if node in self._in_flight or queue.is_sending or self._lingers(queue):
+                continue
+            if node in ready and size_bytes > _REQUEST_BYTES:
+                continue
+            ready.setdefault(node, []).append(queue)
+            sizes[node] = size_bytes
+        return ready
+
+    def _lingers(self, queue: PartitionQueue) -> bool:
+        """Whether its batch may still grow; a timer then asks again."""
+        linger_s = self._cluster.options.linger_s
+        if not linger_s or self._is_flushing or not queue.batches[0].is_open:
+            return False
+        left_s = queue.opened_s + linger_s - self._clock.monotonic_s()
+        if left_s > 0 and self._linger is None:
+            self._linger = self._clock.call_later(left_s, self._linger_is_over)
+        return left_s > 0
+
+    def _linger_is_over(self) -> None:
+        self._linger = None
+        self._pump()
+
+    async def _send(self, node: int, queues: list[PartitionQueue]) -> None:
+        """One request, its answer, and the wait before the next attempt where one is needed."""
+        try:
+            ailing = await self._produce(node, queues)
+            self._patience.succeeded(queue.key for queue in queues if queue.key not in ailing)
+            self._progress.set()
+            if ailing:
+                await self._recover(ailing)
+        except StreamiterError as failure:
+            self._fail(failure)
+        except Exception as error:  # our own mistake must not become a silent stall
+            self._fail(InternalError(f"{self._subject}: writing broke down ({error!r})"), error)
+        finally:
+            for queue in queues:
+                queue.is_sending = False
+            self._in_flight.pop(node, None)
+            self._progress.set()
+            self._pump()
+
+    async def _produce(self, node: int, queues: list[PartitionQueue]) -> dict[Key, BrokerTrouble]:
+        """Send the first batch of each queue; the trouble with those that have to be sent again."""
+        try:
+            if self._enlist is not None:
+                await self._enlist(queue.key for queue in queues)
+            request = self._request(queues)
+            wait_s = _ANSWER_MARGIN_S
+            response = await self._cluster.request(node, request, lane=Lane.PRODUCE, wait_s=wait_s)
+        except BrokerTrouble as trouble:
+            return {queue.key: trouble for queue in queues}
+        return self._take_in(response, {queue.key: queue for queue in queues})
+
+    def _request(self, queues: list[PartitionQueue]) -> ProduceRequest:
+        by_topic: dict[str, list[tuple[int, bytes]]] = {}
+        for queue in queues:
+            topic, number = queue.key
+            by_topic.setdefault(topic, []).append((number, queue.seal(self._producer)))
+        return ProduceRequest(
+            transactional_id=self._producer.transactional_id,
+            required_acks=-1 if self._cluster.options.acks == "all" else 1,
+            timeout=int(1000 * self._cluster.options.request_timeout_s),
+            topics=list(by_topic.items()),
+        )
+
+    def _take_in(self, response: Response, queues: Mapping[Key, PartitionQueue]) -> dict[Key, BrokerTrouble]:
+        ailing: dict[Key, BrokerTrouble] = {}
+        failures: list[StreamiterError] = []
+        for topic, answers in response.topics:
+            for number, code, *_ in answers:
+                failure = self._answered(queues[topic, number], code)
+                if isinstance(failure, BrokerTrouble):
+                    ailing[topic, number] = failure
+                elif failure is not None:
+                    failures.append(failure)
+        if failures:
+            raise failures[0]
+        return ailing
+
+    def _answered(self, queue: PartitionQueue, code: int) -> BrokerTrouble | StreamiterError | None:
+        if code in _STORED:
+            self._remove(queue, queue.batches.popleft())
+            return None
+        failure = self._refusal(queue, code)
+        if not isinstance(failure, BrokerTrouble):
+            self._remove(queue, queue.take_back())
+        return failure
+
+    def _remove(self, queue: PartitionQueue, batch: PendingBatch) -> None:
+        self._unacked_bytes -= batch.size_bytes
+        if queue.batches:
+            queue.opened_s = self._clock.monotonic_s()
+        else:
+            del self._waiting[queue.key]
+
+    def _refusal(self, queue: PartitionQueue, code: int) -> BrokerTrouble | StreamiterError:
+        topic, number = queue.key
+        subject = f"topic {topic!r} at {self._cluster.address}, partition {number}"
+        batch = queue.batches[0]
+        if code in _TOO_LARGE:
+            what = "a record" if batch.count == 1 else f"a batch of {batch.count} records"
+            return RecordTooLarge(
+                f"{subject}: {what} of {batch.size_bytes} bytes is more than the broker takes; raise the "
+                "topic's max.message.bytes or lower the option max_batch_bytes"
+            )
+        if code in _FENCED:
+            return ProducerFenced(f"{subject}: {fenced(self._producer)}")
+        if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            return TopicError(
+                f"{subject}: the broker misses records that it had confirmed to this writer "
+                "(OUT_OF_ORDER_SEQUENCE_NUMBER); it lost some, perhaps by an unclean election of a leader"
+            )
+        if code == Code.INVALID_RECORD:
+            return TopicError(
+                f"{subject}: the broker refused a record as invalid; a compacted topic takes only records "
+                "with keys"
+            )
+        return failure_of(code, subject)
+
+    async def _recover(self, ailing: Mapping[Key, BrokerTrouble]) -> None:
+        """Wait a moment, and find out whether other brokers lead now or a topic is gone."""
+        trouble = next(iter(ailing.values()))
+        try:
+            for topic in dict.fromkeys(topic for topic, _number in ailing):
+                await self._cluster.refresh(topic)
+        except BrokerTrouble as worse:
+            trouble = worse
+        await self._patience.failed(trouble, ailing)
+
+    # -- Waiting
+
+    async def _next_progress(self) -> None:
+        self._progress.clear()
+        await self._progress.wait()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def _fail(self, failure: StreamiterError, cause: Any = None) -> None:
+        if self.failure is None:
+            failure.__cause__ = cause if cause is not None else failure.__cause__
+            self.failure = failure
+
+
+def fenced(producer: ProducerIdentity) -> str:
+    """Why a writer is fenced: the broker does not tell the two reasons apart."""
+    return (
+        f"the transactional id {producer.transactional_id!r} belongs to a newer writer, or the broker aborted "
+        "this one's transaction because it was open for longer than its timeout"
+    )

@@ -1,0 +1,159 @@
+"""Writing to several topics of a cluster, made visible together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from streamiter.clock import Clock, SystemClock
+from streamiter.errors import ConfigurationError, ProducerFenced, StreamiterError, TopicError
+from streamiter.topics.topic import OutgoingBatch, Topic, Transactions
+from streamiter_kafka.cluster import OPEN_TIMEOUT_S, Cluster
+from streamiter_kafka.coordinator import Coordinator
+from streamiter_kafka.packing import Packing, ProducerIdentity
+from streamiter_kafka.sender import Key, Sender
+from streamiter_kafka.trouble import log, persist
+from streamiter_kafka.writer import open_packing
+
+__all__ = ["KafkaTransactions", "open_transactions"]
+
+
+async def open_transactions(
+    cluster: Cluster, commit_domain: str, transactional_id: str, timeout_s: float
+) -> KafkaTransactions:
+    """Take over the id; what is returned owns ``cluster`` and closes it."""
+    if not transactional_id:
+        raise ConfigurationError("transactions: expected a transactional id, given an empty one")
+    clock = SystemClock()
+    coordinator = Coordinator(cluster, transactional_id, clock)
+    producer = await cluster.persist(lambda: coordinator.take_over(timeout_s))
+    return KafkaTransactions(cluster, commit_domain, coordinator, producer, clock)
+
+
+class KafkaTransactions(Transactions):
+    """Transactions of one transactional id."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        commit_domain: str,
+        coordinator: Coordinator,
+        producer: ProducerIdentity,
+        clock: Clock,
+    ) -> None:
+        self._cluster = cluster
+        self._commit_domain = commit_domain
+        self._coordinator = coordinator
+        self._producer = producer
+        self._subject = coordinator.subject
+        self._packings: dict[str, Packing] = {}
+        self._enlisted: dict[Key, None] = {}
+        self._sender = Sender(cluster, self._subject, producer, clock, self._enlist)
+        self._is_open = False
+        self._is_closed = False
+        self._dead_because: StreamiterError | None = None
+
+    async def begin(self) -> None:
+        self._check_alive()
+        if self._is_open:
+            raise TopicError(f"{self._subject}: commit or abort the open transaction before begin()")
+        # Nothing else would tell a run that was replaced before its first write or, with none, at all.
+        await self._end(commit=False)
+        self._is_open = True
+
+    async def write(self, topic: Topic, batch: OutgoingBatch) -> None:
+        self._check_open()
+        packing = await self._packing(topic)
+        # A turn for the tasks that send: a caller that never waits would never let them run.
+        await asyncio.sleep(0)
+        with self._noting_fences():
+            await self._sender.room()
+        for number, part in packing.spread(batch, self._cluster.leaders(topic.name)):
+            self._sender.put(packing, number, part)
+
+    async def commit(self) -> None:
+        self._check_open()
+        with self._noting_fences():
+            await self._sender.flush()
+        await self._end(commit=True)
+        self._is_open = False
+
+    async def abort(self) -> None:
+        self._check_open()
+        await self._abort()
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if self._is_open and self._dead_because is None:
+                await asyncio.wait_for(self._abort(), OPEN_TIMEOUT_S)
+        except (StreamiterError, TimeoutError) as error:
+            log.warning("%s: not aborted on closing, so its timeout will: %s", self._subject, error)
+        finally:
+            await self._sender.stop()
+            await self._cluster.close()
+
+    async def _abort(self) -> None:
+        was_sent = await self._sender.discard()
+        await self._end(commit=False)
+        self._is_open = False
+        if was_sent:
+            # Its records are aborted, but the numbers of the next ones are not known any more.
+            self._dead_because = TopicError(
+                f"{self._subject}: aborted while the broker did not answer; open the transactions anew"
+            )
+        elif self._dead_because is None:
+            self._sender.failure = None
+
+    async def _end(self, *, commit: bool) -> None:
+        is_empty = not self._enlisted
+        patience = self._cluster.patience(self._subject)
+        end, wait = self._coordinator.end, self._coordinator.wait_until_visible
+        with self._noting_fences():
+            await persist(patience, lambda: end(self._producer, commit=commit, is_empty=is_empty))
+        self._enlisted.clear()
+        if not is_empty:
+            await persist(patience, lambda: wait(self._producer, commit=commit))
+
+    async def _enlist(self, partitions: Iterable[Key]) -> None:
+        new = [key for key in partitions if key not in self._enlisted]
+        if new:
+            await self._coordinator.enlist(self._producer, new)
+            self._enlisted.update(dict.fromkeys(new))
+
+    async def _packing(self, topic: Topic) -> Packing:
+        if topic.commit_domain != self._commit_domain:
+            raise TopicError(
+                f"{self._subject}: {topic.url} is of another commit domain ({topic.commit_domain}); expected a "
+                f"topic of {self._commit_domain}"
+            )
+        packing = self._packings.get(topic.name)
+        if packing is None:
+            await self._cluster.require(topic.name)
+            options = getattr(topic, "options", self._cluster.options)
+            packing = await open_packing(self._cluster, topic.name, options, transactional=True)
+            self._packings[topic.name] = packing
+        return packing
+
+    @contextlib.contextmanager
+    def _noting_fences(self) -> Iterator[None]:
+        """Once fenced, for ever fenced."""
+        try:
+            yield
+        except ProducerFenced as error:
+            self._dead_because = error
+            raise
+
+    def _check_alive(self) -> None:
+        if self._is_closed:
+            raise TopicError(f"{self._subject}: they are closed")
+        if self._dead_because is not None:
+            raise self._dead_because
+
+    def _check_open(self) -> None:
+        self._check_alive()
+        if not self._is_open:
+            raise TopicError(f"{self._subject}: none is open; call begin() first")

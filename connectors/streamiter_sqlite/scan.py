@@ -1,0 +1,179 @@
+"""Finding records: the statements that only read. All of it runs in a `Database`'s thread."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from streamiter.errors import OffsetOutOfRange
+from streamiter.topics.positions import PartitionEnds, out_of_range_message
+from streamiter.topics.topic import TopicBatch
+from streamiter_sqlite.blocks import Block, unpacked
+from streamiter_sqlite.locking import read_transaction
+from streamiter_sqlite.log import TopicRow, partition_ends
+
+__all__ = ["Fetched", "Wanted", "fetch", "offset_at"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to look for: partitions in the order of their turns, and where each is to be read from and to.
+
+    At least one block and about ``max_bytes`` in all are fetched, and of each partition blocks until it has
+    ``max_records``. ``seen_version`` is the state of the file in which the last look found nothing.
+    """
+
+    positions: Mapping[int, int]
+    stops: Mapping[int, int] | None
+    max_records: int
+    max_bytes: int
+    seen_version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Records by partition, the ends of all partitions, and the state of the file in which they were found."""
+
+    batches: Mapping[int, TopicBatch]
+    ends: Mapping[int, PartitionEnds]
+    version: int
+
+
+def fetch(connection: sqlite3.Connection, topic: TopicRow, wanted: Wanted) -> Fetched | None:
+    """Records from the wanted positions, or None where the file has not changed since the last look.
+
+    Looking at an unchanged file reads a counter in shared memory that the commits of others change.
+    """
+    [version] = connection.execute("PRAGMA data_version").fetchone()
+    if version == wanted.seen_version:
+        return None
+    with read_transaction(connection):
+        ends = partition_ends(connection, topic)
+        return Fetched(_fetch_batches(connection, topic, wanted, ends), ends, version)
+
+
+def _fetch_batches(
+    connection: sqlite3.Connection, topic: TopicRow, wanted: Wanted, ends: Mapping[int, PartitionEnds]
+) -> dict[int, TopicBatch]:
+    batches: dict[int, TopicBatch] = {}
+    room_bytes = wanted.max_bytes
+    for partition, position in wanted.positions.items():
+        stop = ends[partition].end if wanted.stops is None else wanted.stops.get(partition, 0)
+        span = Span(topic, partition, position, min(stop, ends[partition].end))
+        if span.is_empty or room_bytes <= 0:
+            continue
+        if position < ends[partition].earliest:
+            message = out_of_range_message(topic.name, partition, position, ends[partition])
+            raise OffsetOutOfRange(message)
+        parts, size_bytes = _fetch_parts(connection, span, wanted.max_records, room_bytes)
+        batches[partition] = _joined(partition, parts)
+        room_bytes -= size_bytes
+    return batches
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Offsets of one partition: ``start`` to ``stop``, half-open."""
+
+    topic: TopicRow
+    partition: int
+    start: int
+    stop: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no offset in it."""
+        return self.start >= self.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The records of one block that lie in a span."""
+
+    offsets: range
+    block: Block
+
+
+def _fetch_parts(
+    connection: sqlite3.Connection, span: Span, max_records: int, max_bytes: int
+) -> tuple[list[Part], int]:
+    parts: list[Part] = []
+    records = size_bytes = 0
+    for first_offset, payload in _payloads(connection, span):
+        parts.append(_part(first_offset, unpacked(payload), span))
+        records += len(parts[-1].offsets)
+        size_bytes += len(payload)
+        if records >= max_records or size_bytes >= max_bytes:
+            break
+    return parts, size_bytes
+
+
+def _payloads(connection: sqlite3.Connection, span: Span) -> Iterator[tuple[int, bytes]]:
+    """The blocks that have records of the span, in order, with their first offset."""
+    return connection.execute(
+        "SELECT first_offset, payload FROM entries JOIN blocks ON blocks.id = block_id"
+        " WHERE topic_id = ?1 AND partition = ?2 AND first_offset < ?4 AND first_offset >= ("
+        "  SELECT max(first_offset) FROM entries"
+        "  WHERE topic_id = ?1 AND partition = ?2 AND first_offset <= ?3)"
+        " ORDER BY first_offset",
+        (span.topic.id, span.partition, span.start, span.stop),
+    )
+
+
+def _part(first_offset: int, block: Block, span: Span) -> Part:
+    start = max(0, span.start - first_offset)
+    stop = min(len(block.values), span.stop - first_offset)
+    offsets = range(first_offset + start, first_offset + stop)
+    return Part(offsets, block.between(start, stop))
+
+
+def _joined(partition: int, parts: Sequence[Part]) -> TopicBatch:
+    blocks = [part.block for part in parts]
+    if len(blocks) == 1:
+        [block] = blocks
+        return TopicBatch(
+            partition=partition,
+            values=block.values,
+            offsets=parts[0].offsets,
+            timestamps_ms=block.times_ms(),
+            keys=block.keys,
+            headers=block.headers,
+        )
+    return TopicBatch(
+        partition=partition,
+        values=list(chain.from_iterable(block.values for block in blocks)),
+        offsets=range(parts[0].offsets.start, parts[-1].offsets.stop),  # without gaps in one partition
+        timestamps_ms=list(chain.from_iterable(block.times_ms() for block in blocks)),
+        keys=_joined_column([block.keys for block in blocks], blocks, None),
+        headers=_joined_column([block.headers for block in blocks], blocks, ()),
+    )
+
+
+def _joined_column(
+    columns: Sequence[Sequence[Any] | None], blocks: Sequence[Block], missing: object
+) -> list[Any] | None:
+    if all(column is None for column in columns):
+        return None
+    joined: list[Any] = []
+    for column, block in zip(columns, blocks, strict=True):
+        joined.extend([missing] * len(block.values) if column is None else column)
+    return joined
+
+
+def offset_at(
+    connection: sqlite3.Connection, topic: TopicRow, partition: int, ends: PartitionEnds, timestamp_ms: int
+) -> int:
+    """The offset of the first record at or after a time; the end when there is none."""
+    rows = connection.execute(
+        "SELECT first_offset, payload FROM entries JOIN blocks ON blocks.id = block_id"
+        " WHERE topic_id = ? AND partition = ? AND latest_ms >= ? ORDER BY first_offset",
+        (topic.id, partition, timestamp_ms),
+    )
+    for first_offset, payload in rows:
+        for offset, time_ms in enumerate(unpacked(payload).times_ms(), first_offset):
+            if time_ms >= timestamp_ms and offset >= ends.earliest:
+                return offset
+    return ends.end

@@ -1,0 +1,129 @@
+"""A topic in an SQLite file."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+from streamiter.errors import ConfigurationError
+from streamiter.topics.positions import check_request
+from streamiter.topics.topic import Decoder, ReadRequest, Topic, TopicDescription
+from streamiter_sqlite.database import Database
+from streamiter_sqlite.locking import read_transaction, write_transaction
+from streamiter_sqlite.log import create_topic, delete_topic, find_topic, partition_ends
+from streamiter_sqlite.options import SqliteOptions, SqliteUrl, absolute
+from streamiter_sqlite.reader import SqliteReader
+from streamiter_sqlite.retention import RETENTION_SETTINGS
+from streamiter_sqlite.transactions import SqliteTransactions
+from streamiter_sqlite.writer import SqliteWriter
+
+__all__ = ["SqliteTopic"]
+
+_SETTINGS: Final = ("max_record_bytes", *RETENTION_SETTINGS)
+
+
+class SqliteTopic(Topic):
+    """A topic in an SQLite file; ``create`` makes the file too, but not its folder.
+
+    Settings: ``retention_records``, ``retention_bytes``, ``retention_ms`` (each for every partition; applied
+    as records are written; the file does not shrink, its room is used again) and ``max_record_bytes``. They
+    are fixed when the topic is created.
+    """
+
+    def __init__(self, url: SqliteUrl, name: str, options: SqliteOptions) -> None:
+        self._url = url
+        self._name = name
+        self._options = options
+        self._path = absolute(url.path)
+
+    @property
+    def url(self) -> str:
+        return str(self._url)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def commit_domain(self) -> str:
+        return f"sqlite:{self._path}"
+
+    def default_decoder(self) -> Decoder | None:
+        return None
+
+    async def open_reader(self, request: ReadRequest) -> SqliteReader:
+        check_request(request, self._name)
+        return await SqliteReader.open(await self._connect(), self._name, request, self._options)
+
+    async def open_writer(self) -> SqliteWriter:
+        return await SqliteWriter.open(await self._connect(), self._name, self._options.clock)
+
+    async def open_transactions(
+        self, transactional_id: str, *, timeout_s: float = 60.0
+    ) -> SqliteTransactions:
+        database = await self._connect()
+        return await SqliteTransactions.open(
+            database, self.commit_domain, transactional_id, timeout_s, self._options
+        )
+
+    async def create(self, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
+        if partitions < 1:
+            raise ConfigurationError(f"topic {self._name!r}: expected partitions >= 1, given {partitions}")
+        checked = _checked_settings(self._name, settings or {})
+        async with self._connected(create=True) as database:
+            await database.run(_create, self._name, partitions, checked)
+
+    async def describe(self) -> TopicDescription:
+        async with self._connected() as database:
+            return await database.run(_describe, self._name)
+
+    async def delete(self) -> None:
+        async with self._connected() as database:
+            await database.run(_delete, self._name)
+
+    async def _connect(self, *, create: bool = False) -> Database:
+        return await Database.open(self._path, create=create, synchronous=self._options.synchronous_mode)
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, *, create: bool = False) -> AsyncIterator[Database]:
+        database = await self._connect(create=create)
+        try:
+            yield database
+        finally:
+            await database.close()
+
+    def __repr__(self) -> str:
+        return f"SqliteTopic({self.url!r})"
+
+
+def _checked_settings(name: str, settings: Mapping[str, str]) -> dict[str, int]:
+    checked: dict[str, int] = {}
+    for setting, value in settings.items():
+        if setting not in _SETTINGS:
+            raise ConfigurationError(
+                f"topic {name!r}: expected settings out of {', '.join(_SETTINGS)}, given {setting!r}"
+            )
+        if not str(value).isdecimal():
+            raise ConfigurationError(f"topic {name!r}: expected {setting} as a whole number, given {value!r}")
+        checked[setting] = int(value)
+    return checked
+
+
+def _create(connection: sqlite3.Connection, name: str, partitions: int, settings: Mapping[str, int]) -> None:
+    with write_transaction(connection):
+        create_topic(connection, name, partitions, settings)
+
+
+def _delete(connection: sqlite3.Connection, name: str) -> None:
+    with write_transaction(connection):
+        delete_topic(connection, name)
+
+
+def _describe(connection: sqlite3.Connection, name: str) -> TopicDescription:
+    with read_transaction(connection):
+        topic = find_topic(connection, name)
+        ends = partition_ends(connection, topic)
+    offsets = {number: (partition.earliest, partition.end) for number, partition in ends.items()}
+    return TopicDescription(name, offsets, {key: str(value) for key, value in topic.settings.items()})

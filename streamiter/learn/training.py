@@ -1,0 +1,113 @@
+"""Online training as part of a flow: an unbounded iteration around a parameter owner and its workers.
+
+The graph is that of the linear regressions of FLIP-176: the variable stream carries the start and then
+the workers' gradients to the owner, which sends new parameters to all workers; they bring them together
+with their examples. What the owner's epochs mean makes the training synchronous or asynchronous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from streamiter.errors import GraphError
+from streamiter.flow.stream import Stream, connect
+from streamiter.iteration.config import IterationBodyResult, IterationConfig
+from streamiter.iteration.stamping import epochs_every
+from streamiter.iteration.unbounded import iterate_unbounded_streams
+from streamiter.learn.delayed_labels import DelayedGradientWorker, DelayedLabels
+from streamiter.learn.examples import Examples, Extract
+from streamiter.learn.gradient_worker import PREDICTIONS, GradientWorker, WorkerOptions
+from streamiter.learn.linear import LinearModel
+from streamiter.learn.losses import LogLoss
+from streamiter.learn.parameter_owner import MODELS, AsynchronousOwner, SynchronousOwner
+from streamiter.learn.validate import Validate
+from streamiter.operators.rejection import RejectionPolicy
+from streamiter.topics.topic import Topic
+
+__all__ = ["OnlineTraining", "train_online"]
+
+
+@dataclass(frozen=True)
+class OnlineTraining:
+    """What :func:`train_online` gives."""
+
+    models: Stream
+    """A ``ModelSnapshot`` for each published version: ``models.publish_model(topic, model=…)``."""
+    validation: Stream
+    """Metrics of progressive validation, a dict now and then (see ``ProgressiveValidation``)."""
+
+
+def train_online(
+    examples: Stream,
+    model: Callable[[], LinearModel],
+    *,
+    extract: Extract | None = None,
+    labels: DelayedLabels | None = None,
+    mini_batch: int = 100,
+    mode: Literal["asynchronous", "synchronous"] = "asynchronous",
+    initial: Stream | None = None,
+    publish_every: int = 1,
+    window: int = 10_000,
+    report_every: int = 10_000,
+    workers: int | None = None,
+    on_error: RejectionPolicy = "fail",
+    dead_letter: Topic | None = None,
+    config: IterationConfig | None = None,
+) -> OnlineTraining:
+    """Train a linear model on a stream, for as long as it flows.
+
+    ``model()`` makes the (same) model for the owner and each worker. ``extract(mini_batch)`` gives the
+    :class:`Examples` of a mini-batch of ``mini_batch`` records of one worker; or, where labels come later
+    than questions, ``labels`` tells the two apart. ``initial`` is a stream of one record to start from:
+    parameters, bare weights, or None.
+
+    ``"asynchronous"``: every mini-batch's gradient goes to the owner at once and workers never wait.
+    ``"synchronous"``: the owner makes one step of the gradients of one mini-batch of each worker, and the
+    workers wait for it; the result does not depend on timing.
+
+    Rows that are no examples follow ``on_error`` or go to ``dead_letter``.
+    """
+    if (extract is None) == (labels is None):
+        raise GraphError("train_online: expected one of extract= and labels=, given both or neither")
+    if mode not in ("asynchronous", "synchronous"):
+        raise GraphError(f'train_online: expected mode "asynchronous" or "synchronous", given {mode!r}')
+    synchronous = mode == "synchronous"
+    flow = examples.flow
+    options = WorkerOptions(model, extract or _no_examples, synchronous)
+    owner = SynchronousOwner if synchronous else AsynchronousOwner
+    data = epochs_every(examples, records=mini_batch) if synchronous else examples
+    if config is None:
+        config = IterationConfig(max_epochs_ahead=0) if synchronous else IterationConfig()
+
+    def make_worker() -> GradientWorker:
+        return GradientWorker(options) if labels is None else DelayedGradientWorker(options, labels)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        parameters = variables[0].process(
+            lambda: owner(model, publish_every), name="parameters", parallelism=1
+        )
+        mini_batches = data[0].batch(mini_batch, parallelism=workers)
+        gradients = connect(model=parameters.broadcast(), examples=mini_batches).process(
+            make_worker, name="train", on_error=on_error, dead_letter=dead_letter
+        )
+        feedback = gradients.rebalance()
+        return IterationBodyResult(
+            feedback_variable_streams=[feedback],
+            output_streams=[parameters.side_output(MODELS), gradients.side_output(PREDICTIONS)],
+        )
+
+    start = initial if initial is not None else flow.from_items([None], name=None, parallelism=1)
+    models, predictions = iterate_unbounded_streams([start], [data], body, config)
+    kind: Literal["classification", "regression"] = (
+        "classification" if isinstance(model().loss, LogLoss) else "regression"
+    )
+    validation = predictions.process(
+        lambda: Validate(kind, window=window, report_every=report_every), name="validate", parallelism=1
+    )
+    return OnlineTraining(models, validation)
+
+
+def _no_examples(mini_batch: object) -> Examples:
+    raise NotImplementedError

@@ -1,0 +1,224 @@
+"""Keys: what may be one, their bytes, and the groups that state lies in."""
+
+import enum
+
+import numpy as np
+import pytest
+from checkpoints.plain_values import TEXT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter.checkpoints import KEY_GROUPS, check_keys, encode_key, key_group, key_groups, normalize_key
+from streamiter.errors import PlainDataError
+
+INTS = (
+    st.integers()
+    | st.integers(-(2**65), 2**65)
+    | st.sampled_from([2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63)])
+)
+KEYS = st.recursive(
+    INTS | TEXT | st.binary(), lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5
+)
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Color(enum.StrEnum):
+    RED = "red"
+
+
+@given(KEYS, KEYS)
+def test_keys_have_the_same_bytes_exactly_when_they_are_equal(first, second):
+    """Two keys of the same bytes would share their state."""
+    assert (encode_key(first) == encode_key(second)) == (first == second)
+
+
+def test_keys_that_look_alike_differ():
+    """A user id as a number, as text and as bytes are three keys."""
+    alike = [
+        1,
+        "1",
+        b"1",
+        (1,),
+        ("1",),
+        (b"1",),
+        ((1,),),
+        "",
+        b"",
+        (),
+        (1, 1),
+        ("1", 1),
+        ("11",),
+        "\ud800",
+        -1,
+        2**64,
+    ]
+    assert len({encode_key(key) for key in alike}) == len(alike)
+
+
+@pytest.mark.parametrize(
+    ("given_key", "plain"),
+    [
+        *((np.dtype(char).type(7), 7) for char in "bBhHiIlLqQ"),
+        (np.uint64(2**64 - 1), 2**64 - 1),
+        (np.str_("a\0"), "a\0"),
+        (np.bytes_(b"a\0"), b"a\0"),
+        ((np.int8(1), (np.str_("a"), b"b")), (1, ("a", b"b"))),
+    ],
+)
+def test_numpy_scalars_are_the_keys_they_equal(given_key, plain):
+    """Keys come from columns one day and from JSON the next; the state must be found again."""
+    normal = normalize_key(given_key)
+    assert repr(normal) == repr(plain)
+    assert encode_key(given_key) == encode_key(plain)
+    assert key_group(given_key) == key_group(plain)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        (True, "True equals 1"),
+        (np.True_, "True equals 1"),
+        (1.0, "NaN never equals itself"),
+        (np.float32(1), "NaN never equals itself"),
+        (Level.LOW, r"\.value"),
+        (Color.RED, r"\.value"),
+        (np.timedelta64(1, "s"), "astype"),
+        (np.datetime64(1, "s"), "astype"),
+        ([1], r"use tuple\(key\)"),
+        (np.array(1), "make an int"),
+        (None, "make an int"),
+        (bytearray(b"a"), "make an int"),
+        ((1, (2, 3.5)), "NaN never"),
+    ],
+)
+def test_what_is_no_key_is_refused_with_the_reason(key, reason):
+    """A float key loses its state at the first rounding, and nobody sees it."""
+    for function in (
+        normalize_key,
+        encode_key,
+        key_group,
+        lambda one: check_keys(["a", one]),
+        lambda one: key_groups([1, one]),
+    ):
+        with pytest.raises(
+            PlainDataError, match=rf"key .*: expected an int, str, bytes or a tuple of such, given .*{reason}"
+        ):
+            function(key)
+
+
+def test_the_record_of_a_bad_key_is_named():
+    """One bad key in a batch of thousands."""
+    with pytest.raises(PlainDataError, match=r"^record 2 of the batch: key 1\.5: "):
+        check_keys([1, "a", 1.5, 2.5])
+
+
+@pytest.mark.parametrize("keys", [[1, "a", b"b"], [(1, "a"), (b"c",)], []])
+def test_keys_that_are_normal_are_given_back_as_they_are(keys):
+    """The check runs on every batch of a keyed step."""
+    assert check_keys(keys) is keys
+
+
+def test_keys_that_are_not_normal_are_normalized_in_order():
+    """One column of numpy ints among others."""
+    assert repr(check_keys([np.int64(1), "a", (np.str_("b"), (np.int8(2),))])) == repr([1, "a", ("b", (2,))])
+
+
+def nested(levels):
+    key = ()
+    for _ in range(levels):
+        key = (key,)
+    return key
+
+
+def test_a_key_too_deep_is_refused():
+    """Neither the packer's own error nor Python's."""
+    for levels in (5000, 100_000):
+        with pytest.raises(PlainDataError, match="too deep or too long"):
+            encode_key(nested(levels))
+
+
+@given(
+    st.lists(KEYS, max_size=20) | st.lists(INTS, max_size=20) | st.lists(TEXT, max_size=20),
+    st.sampled_from([1, 7, 128]),
+)
+def test_the_groups_of_a_batch_are_those_of_its_keys(keys, groups):
+    """Timers and restored state go by one key, data by batches: both must meet."""
+    assert key_groups(keys, groups).tolist() == [key_group(key, groups) for key in keys]
+
+
+@pytest.mark.parametrize(
+    "dtype", ["i1", "u1", "<i4", ">i4", ">i8", "<u8", ">u8", "q", "U3", ">U3", "S3", "O"]
+)
+def test_the_groups_of_an_array_are_those_of_its_elements(dtype):
+    """Keys of a column never become Python objects on the fast way."""
+    keys = np.array([0, 1, 7, 99, 127]).astype(dtype)
+    if np.dtype(dtype).kind in "iu":
+        keys[:2] = np.iinfo(dtype).min, np.iinfo(dtype).max
+    assert key_groups(keys).tolist() == [key_group(key) for key in keys]
+
+
+@pytest.mark.parametrize("dtype", ["f8", "?", "M8[s]", "m8[s]"])
+def test_an_array_of_no_keys_is_refused(dtype):
+    """A column of floats would be hashed by its bits."""
+    with pytest.raises(PlainDataError, match="record 0 of the batch: key"):
+        key_groups(np.zeros(3, dtype))
+
+
+def test_an_array_of_two_axes_is_refused():
+    """Which of its numbers would be the key?"""
+    with pytest.raises(PlainDataError, match=r"one axis, given one of shape \(2, 3\)"):
+        key_groups(np.zeros((2, 3), int))
+
+
+STABLE = [
+    (0, "00", 0),
+    (1, "01", 101),
+    (-1, "ff", 123),
+    (128, "cc80", 102),
+    (2**63 - 1, "cf7fffffffffffffff", 61),
+    (2**64 - 1, "cfffffffffffffffff", 123),
+    (2**64, "c70904010000000000000000", 0),
+    ("", "a0", 18),
+    ("user-1", "a6757365722d31", 115),
+    ("ключ", "a8d0bad0bbd18ed187", 113),
+    ("\ud800", "a3eda080", 26),
+    (b"user-1", "c406757365722d31", 18),
+    ((1, "a", (b"b",)), "9301a16191c40162", 15),
+]
+
+
+@pytest.mark.parametrize(("key", "encoded", "group"), STABLE)
+def test_bytes_and_groups_never_change(key, encoded, group):
+    """Keyed state of a checkpoint lies under both; changed, it would be there and never be found."""
+    assert encode_key(key).hex() == encoded
+    assert key_group(key) == group
+
+
+SPREAD = {
+    "small ints": list(range(20_000)),
+    "even ints": list(range(0, 40_000, 2)),
+    "multiples of 128": list(range(0, 128 * 20_000, 128)),
+    "negative ints": list(range(-20_000, 0)),
+    "powers of ten apart": [number * 10**9 for number in range(20_000)],
+    "numbered names": [f"user-{number}" for number in range(20_000)],
+    "padded names": [f"{number:08}" for number in range(20_000)],
+    "bytes": [number.to_bytes(4, "big") for number in range(20_000)],
+    "pairs": [(number % 141, number // 141) for number in range(20_000)],
+    "huge ints": [number << 64 for number in range(1, 20_001)],
+}
+
+
+@pytest.mark.parametrize("groups", [KEY_GROUPS, 100])
+@pytest.mark.parametrize("keys", SPREAD.values(), ids=SPREAD.keys())
+def test_keys_spread_evenly_over_the_groups(keys, groups):
+    """Ids in a row, or all even, must not load one subtask with everything.
+
+    Chi-squared of 127 degrees of freedom has mean 127 and deviation 16: beyond six deviations it is no chance.
+    """
+    counts = np.bincount(key_groups(keys, groups), minlength=groups)
+    expected = len(keys) / groups
+    chi_squared = ((counts - expected) ** 2 / expected).sum()
+    assert chi_squared < (groups - 1) + 6 * np.sqrt(2 * (groups - 1))

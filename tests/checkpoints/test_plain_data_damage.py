@@ -1,0 +1,258 @@
+"""Bytes that are damaged, forged or something else lead to PlainDataError and to nothing worse."""
+
+import tracemalloc
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+from checkpoints.plain_values import PLAIN_VALUES, Click, Point
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from streamiter.checkpoints import PlainData
+from streamiter.errors import PlainDataError
+from streamiter.records import Columns
+
+PLAIN = PlainData([Click, Point])
+
+RICH = {
+    "weights": np.arange(40.0),
+    "named": np.zeros(3, [("a", ">i4"), ("b", "U3", (2,))]),
+    "times": np.array(["2024-01-01"], "M8[ms]"),
+    "scalars": [np.float32(1.5), np.str_("x"), np.bytes_(b"y"), np.longlong(3), np.timedelta64(5, "s")],
+    "columns": Columns({"x": [1, 2], "y": [0.5, 1.5]}),
+    "click": Click("user", 2**70, (1, ("a", b"b"), {})),
+    3: [None, True, -1, 1e300, "\ud800"],
+}
+
+
+def decode_or_refuse(data: bytes) -> None:
+    """Whatever can be read is plain data again; anything else is refused."""
+    try:
+        value = PLAIN.decode(data)
+    except PlainDataError:
+        return
+    PLAIN.encode(value)
+
+
+@given(st.binary(max_size=200))
+@example(b"")
+@settings(max_examples=300)
+def test_any_bytes_are_read_or_refused(data):
+    """A checkpoint file of another program, or of zeros after a crash."""
+    decode_or_refuse(data)
+    decode_or_refuse(b"\x01" + data)
+    decode_or_refuse(b"\x02" + len(data).to_bytes(8, "little") + data)
+
+
+@given(PLAIN_VALUES | st.just(RICH), st.data())
+@settings(max_examples=300)
+def test_changed_bytes_are_read_or_refused(value, data):
+    """One bit flips on a disk: an error, or another value, but no crash of the interpreter."""
+    encoded = bytearray(PLAIN.encode(value))
+    for _ in range(data.draw(st.integers(1, 3))):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    decode_or_refuse(bytes(encoded))
+
+
+def test_every_changed_byte_of_a_rich_value_is_read_or_refused():
+    """Every header, length and code once at its extremes."""
+    encoded = PLAIN.encode(RICH)
+    for position in range(len(encoded)):
+        for byte in (0x00, 0x7F, 0x80, 0xFF, encoded[position] ^ 1):
+            decode_or_refuse(encoded[:position] + bytes([byte]) + encoded[position + 1 :])
+
+
+@given(PLAIN_VALUES | st.just(RICH), st.data())
+def test_cut_off_bytes_are_refused(value, data):
+    """The process died while it wrote."""
+    encoded = PLAIN.encode(value)
+    end = data.draw(st.integers(0, len(encoded) - 1))
+    with pytest.raises(PlainDataError, match="damaged, or of something else"):
+        PLAIN.decode(encoded[:end])
+
+
+@given(PLAIN_VALUES | st.just(RICH), st.binary(min_size=1, max_size=20))
+def test_bytes_behind_the_end_are_refused(value, more):
+    """A shorter value written over a longer one."""
+    with pytest.raises(PlainDataError, match="damaged, or of something else"):
+        PLAIN.decode(PLAIN.encode(value) + more)
+
+
+def framed(packed: bytes) -> bytes:
+    return b"\x01" + packed
+
+
+def extension(code: int, payload: bytes) -> bytes:
+    return msgpack.packb(msgpack.ExtType(code, payload))
+
+
+def header(dtype: bytes, *shape: int) -> bytes:
+    return (
+        len(dtype).to_bytes(4, "little")
+        + dtype
+        + b"".join(n.to_bytes(8, "little", signed=True) for n in shape)
+    )
+
+
+TUPLE = extension(1, b"")
+FIELDS = ["fields", ["a"], ["|O"], [0], [None], 8, False]
+
+FORGED = {
+    "unknown extension": extension(99, b"abc"),
+    "negative extension": b"\xc7\x01\xfe\x00",
+    "time stamp, 32 bits": b"\x91\xd6\xff\x00\x00\x00\x01",
+    "time stamp, 64 bits": b"\x81\x01\xd7\xff" + bytes(8),
+    "time stamp, 96 bits": b"\x92" + TUPLE + b"\xc7\x0c\xff" + bytes(12),
+    "time stamp with a long head": b"\xc9\x00\x00\x00\x0c\xff" + bytes(12),
+    "opening alone": TUPLE,
+    "opening as a value": b"\x81\x01" + TUPLE,
+    "opening as a key": b"\x81" + TUPLE + b"\x01",
+    "opening second": b"\x92\x01" + TUPLE,
+    "two openings": b"\x92" + TUPLE + TUPLE,
+    "opening with content": b"\x91" + extension(1, b"x"),
+    "unknown struct": b"\x91" + extension(2, msgpack.packb(["Stranger"])),
+    "struct without a name": b"\x91" + extension(2, msgpack.packb([])),
+    "struct of no list": b"\x91" + extension(2, b"\x01"),
+    "struct of no msgpack": b"\x91" + extension(2, b"\xc1"),
+    "struct with too few values": b"\x91" + extension(2, msgpack.packb(["Click", "user"])),
+    "struct with an unknown field": b"\x93"
+    + extension(2, msgpack.packb(["Click", "user", "no"]))
+    + b"\xa1u\x01",
+    "struct without a needed field": b"\x92" + extension(2, msgpack.packb(["Click", "item"])) + b"\x01",
+    "struct with a field twice": b"\x93"
+    + extension(2, msgpack.packb(["Click", "item", "item"]))
+    + b"\x01\x01",
+    "columns of nothing": b"\x91" + extension(3, b""),
+    "columns of no arrays": b"\x92" + extension(3, b"") + b"\x81\xa1x\x01",
+    "columns without names": b"\x92" + extension(3, b"") + b"\x80",
+    "columns of a list": b"\x92" + extension(3, b"") + b"\x90",
+    "columns of a number": b"\x92" + extension(3, b"") + b"\x81\xa1x" + extension(5, header(b"<f4")),
+    "list as a key": b"\x81\x90\x01",
+    "array without content": extension(5, header(b"<f8", 3)),
+    "array of negative length": extension(5, header(b"<f8", -1)),
+    "array of two negative lengths": extension(5, header(b"<f8", -1, -8)),
+    "array of 2 ** 62": extension(5, header(b"<f8", 2**62)),
+    "array past 2 ** 64": extension(5, header(b"<f8", 2**62, 2**62)),
+    "array with an axis cut off": extension(5, header(b"<f8", 0)[:-1]),
+    "array of 100 axes": extension(5, header(b"<f8", *[0] * 100)),
+    "array of objects": extension(5, header(b"|O8", 0)),
+    "array of objects in a field": extension(5, header(msgpack.packb(FIELDS), 0)),
+    "array of a list of types": extension(5, header(b"f4,O", 0)),
+    "array of no type": extension(5, header(b"", 0)),
+    "array of a recursive type": extension(
+        5, header(b"\x93\xa5array" * 5000 + b"\xa3<f8" + b"\x90" * 5000, 0)
+    ),
+    "dtype longer than its header": extension(5, (99).to_bytes(4, "little") + b"<f8"),
+    "empty array header": extension(5, b""),
+    "scalar cut off": extension(6, header(b"<f8") + bytes(7)),
+    "scalar too long": extension(6, header(b"<f8") + bytes(9)),
+    "scalar object": extension(6, header(b"|O8") + bytes(8)),
+    "text that is no UTF-8": extension(7, b"\xff"),
+    "str that is no UTF-8": b"\xa1\xff",
+    "never used code": b"\xc1",
+    "too deep": b"\x91" * 5000 + b"\xc0",
+}
+
+
+@pytest.mark.parametrize("packed", FORGED.values(), ids=FORGED.keys())
+def test_forged_bytes_are_refused(packed):
+    """Each of these led msgpack or numpy to another error, another type, or (objects) to a crash."""
+    with pytest.raises(PlainDataError, match="damaged, or of something else"):
+        PLAIN.decode(framed(packed))
+
+
+@pytest.mark.parametrize("byte", [0, 3, 0x7B, 0x80, 0xFF])
+def test_an_unknown_format_is_refused_by_its_number(byte):
+    """A newer version wrote it, or it is JSON."""
+    with pytest.raises(PlainDataError, match=f"first byte is {byte:#04x}"):
+        PLAIN.decode(bytes([byte]) + b"\xc0")
+
+
+def peak_bytes(data: bytes) -> int:
+    tracemalloc.start()
+    try:
+        with pytest.raises(PlainDataError):
+            PLAIN.decode(data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"\xdd\xff\xff\xff\xff" + bytes(10_000),
+        b"\xdd\x00\x00\x27\x10" * 1000 + bytes(10_000),
+        b"\xdf\x7f\xff\xff\xff" + bytes(10_000),
+        b"\xdb\xff\xff\xff\xff" + bytes(10_000),
+        b"\xc9\xff\xff\xff\xff\x05" + bytes(10_000),
+        extension(5, header(b"<f8", 2**40)) + bytes(10_000),
+        extension(5, header(b"|V2147483647", 2**20)),
+    ],
+)
+def test_a_forged_length_takes_no_memory(packed):
+    """Four damaged bytes must not ask for 32 GB and have the whole job killed."""
+    assert peak_bytes(framed(packed)) < 1_000_000
+
+
+def test_arrays_cannot_share_their_content():
+    """Thousands of headers over the same bytes would multiply them."""
+    one = extension(5, header(b"<f8", 1000))
+    packed = b"\xdc\x03\xe8" + one * 1000
+    data = b"\x02" + len(packed).to_bytes(8, "little") + packed + bytes(8000)
+    assert peak_bytes(data) < 1_000_000
+
+
+def test_records_of_no_bytes_are_not_counted_through():
+    """An array of 2⁶² empty records takes no memory, and must take no time either."""
+    value = PLAIN.decode(framed(extension(5, header(b"|V0", 2**62))))
+    assert value.shape == (2**62,)
+
+
+@pytest.mark.parametrize("value", [1, {"a": 1}, (1, 2), np.float32(1), np.zeros(())])
+def test_a_single_value_is_no_batch(value):
+    """Two kinds of data in one store, mixed up."""
+    with pytest.raises(PlainDataError, match="expected the encoding of a batch"):
+        PLAIN.decode_batch(PLAIN.encode(value))
+
+
+def test_a_struct_that_is_not_registered_is_named():
+    """The restored job forgot to register a record class; the message must say which."""
+    with pytest.raises(
+        PlainDataError, match=r"'Click', which is not registered \(Point\); register the class"
+    ):
+        PlainData([Point]).decode(PLAIN.encode(Click("u")))
+
+
+def test_a_struct_that_lost_a_field_says_what_is_stored():
+    """A field was removed from a record, and the job is restored."""
+    changed = msgspec.defstruct("Click", ["user"])
+    with pytest.raises(
+        PlainDataError, match=r"Click is stored with the fields user, item, more and cannot be made"
+    ):
+        PlainData([changed]).decode(PLAIN.encode(Click("u")))
+
+
+def test_an_error_of_a_struct_itself_is_refused_like_damage():
+    """Its own checks may raise anything."""
+
+    class Strict(msgspec.Struct):
+        a: int
+
+        def __post_init__(self):
+            if self.a == 13:
+                raise RuntimeError("unlucky")
+
+    plain = PlainData([Strict])
+    encoded = plain.encode(Strict(12)).replace(b"\x0c", b"\x0d")
+    with pytest.raises(PlainDataError, match="unlucky"):
+        plain.decode(encoded)
+
+
+def test_what_holds_bytes_can_be_decoded():
+    """Files are read into bytearrays and memoryviews."""
+    encoded = PLAIN.encode({"a": np.arange(3)})
+    for data in (bytearray(encoded), memoryview(encoded), memoryview(bytearray(encoded))):
+        assert PLAIN.decode(data)["a"].tolist() == [0, 1, 2]

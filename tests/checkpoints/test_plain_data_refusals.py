@@ -1,0 +1,263 @@
+"""What is not plain data is refused, and the error leads to it."""
+
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import pathlib
+import types
+import uuid
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+from checkpoints.plain_values import PLAIN_VALUES, Click, Point
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter.checkpoints import PlainData
+from streamiter.errors import ConfigurationError, PlainDataError
+from streamiter.records import Columns
+
+PLAIN = PlainData([Click, Point])
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Color(enum.StrEnum):
+    RED = "red"
+
+
+class Name(str):
+    __slots__ = ()
+
+
+class Row(np.ndarray):
+    pass
+
+
+class Unreadable:
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+Pair = collections.namedtuple("Pair", "a b")
+Stranger = msgspec.defstruct("Stranger", ["a"])
+Record = dataclasses.make_dataclass("Record", ["a"])
+
+REFUSED = [
+    datetime.datetime(2024, 1, 1),
+    datetime.date(2024, 1, 1),
+    datetime.timedelta(1),
+    decimal.Decimal(1),
+    uuid.UUID(int=1),
+    pathlib.Path("a"),
+    Level.LOW,
+    Color.RED,
+    Name("a"),
+    Pair(1, 2),
+    collections.OrderedDict(a=1),
+    collections.defaultdict(int),
+    collections.Counter("a"),
+    collections.deque(),
+    types.MappingProxyType({}),
+    Record(1),
+    Stranger(1),
+    {1},
+    frozenset(),
+    1j,
+    range(3),
+    bytearray(b"a"),
+    memoryview(b"a"),
+    memoryview(bytearray(b"a")),
+    msgpack.ExtType(1, b""),
+    msgpack.Timestamp(1),
+    object(),
+    Unreadable(),
+    print,
+    int,
+    ...,
+    np.array([None]),
+    np.array([(1, "a")], [("a", int), ("b", object)]),
+    np.zeros(2).view(Row),
+    np.ma.array([1, 2], mask=[0, 1]),
+    np.rec.array([(1,)], dtype=[("a", int)]),
+    np.rec.array([(1,)], dtype=[("a", int)])[0],
+    np.dtype("f4"),
+    Columns({"x": np.array([None])}),
+    Columns({1: [1]}),  # type: ignore[dict-item]
+]
+
+
+@pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "wrap", [lambda v: v, lambda v: [1, v], lambda v: {"a": (v,)}, lambda v: Click("u", 1, v)]
+)
+def test_anything_else_is_refused_wherever_it_lies(value, wrap):
+    """A bytearray that comes back as bytes, or an enum as its number, is a silent change of state."""
+    with pytest.raises(PlainDataError, match=r"^record.*: expected .*, given .*"):
+        PLAIN.encode(wrap(value))
+
+
+@given(PLAIN_VALUES, st.sampled_from([{1}, bytearray(b"a"), msgpack.Timestamp(1)]))
+def test_a_foreign_value_is_found_beside_any_plain_one(value, foreign):
+    """The look for what msgpack takes unasked goes by levels; it must miss none."""
+    with pytest.raises(PlainDataError, match="given"):
+        PLAIN.encode((value, {"a": [value, Click("u", more=(value, foreign))]}))
+
+
+@pytest.mark.parametrize(
+    "key", [frozenset(), datetime.date(2024, 1, 1), Level.LOW, memoryview(b"a"), Unreadable(), (1, Name("a"))]
+)
+def test_keys_are_refused_like_values(key):
+    """Dict keys are state, too."""
+    with pytest.raises(PlainDataError, match=r'^record\["a"\]\.key\(.*: expected plain data .* given'):
+        PLAIN.encode({"a": {2: 2, key: 3}})
+
+
+def test_the_error_gives_the_path_the_type_and_what_to_do():
+    """A record of forty fields fails in production: the message must be enough to find the one."""
+    with pytest.raises(PlainDataError) as raised:
+        PLAIN.encode({"user": ["a", "b", "c", datetime.datetime(2024, 1, 1)]})
+    assert str(raised.value) == (
+        'record["user"][3]: expected plain data (None, bool, int, float, str, bytes, tuple, list, dict, numpy arrays '
+        "and scalars, Columns, registered msgspec.Structs), given datetime.datetime; convert it, for example "
+        "to a number of milliseconds"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({1: {b"k": ({1},)}}, "record[1][b'k'][0]"),
+        (Click("u", more={"it's": {1}}), 'record.more["it\'s"]'),
+        ([{}, [{}, {1}]], "record[1][1]"),
+        ({(1, "a"): {1}}, "record[(1, 'a')]"),
+        ([1, Columns({"x": [1], "y": np.array([None])})], 'record[1]["y"]'),
+    ],
+)
+def test_paths_read_like_the_code_that_gets_there(value, path):
+    """The user pastes the path into a debugger."""
+    with pytest.raises(PlainDataError) as raised:
+        PLAIN.encode(value)
+    assert str(raised.value).startswith(f"{path}: ")
+
+
+def test_the_caller_names_what_it_encodes():
+    """State and records fail with the same kind of error; the first word tells which."""
+    with pytest.raises(PlainDataError, match=r"^state\[0\]: "):
+        PLAIN.encode([{1}], name="state")
+
+
+def test_a_batch_error_gives_the_index_of_the_record():
+    """One bad record in eight thousand."""
+    with pytest.raises(
+        PlainDataError, match=r'^record 2 of the batch: record\["at"\]: expected .* given datetime.date;'
+    ):
+        PLAIN.encode_batch([{"at": 1}, {"at": 2}, {"at": datetime.date(2024, 1, 1)}, {"at": {1}}])
+
+
+@pytest.mark.parametrize(
+    "batch", ["abc", b"abc", {1: 2}, {1, 2}, None, np.zeros(()), np.zeros(2).view(Row), 5]
+)
+def test_what_is_no_batch_is_refused(batch):
+    """A str is a sequence, and would become a batch of letters."""
+    with pytest.raises(PlainDataError, match=r"^batch: expected .*, given .*; "):
+        PLAIN.encode_batch(batch)
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        (Stranger(1), "register the class"),
+        (Level.LOW, "give its .value"),
+        (Pair(1, 2), r"tuple\(\.\.\.\)"),
+        (np.array([None]), "numeric or text dtype"),
+        (np.rec.array([(1,)], dtype=[("a", int)]), r"numpy\.asarray"),
+        (np.ma.array([1]), "filled"),
+        (bytearray(), r"bytes\(\.\.\.\)"),
+    ],
+)
+def test_the_advice_fits_the_type(value, advice):
+    """The way out differs, and the message is where the user meets it."""
+    with pytest.raises(PlainDataError, match=advice):
+        PLAIN.encode(value)
+
+
+def test_numpy_strings_of_variable_width_are_refused():
+    """They become pickled objects where numpy saves them."""
+    with pytest.raises(PlainDataError, match=r"StringDType.*astype\('U'\)"):
+        PLAIN.encode(np.array(["a"], np.dtypes.StringDType()))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda a: a.extend([a, a]), lambda a: a.append({"a": (a,)}), lambda a: a.append(Click("u", more=a))],
+)
+def test_a_value_that_contains_itself_is_refused(make):
+    """It has no end; neither the packer nor the search for the culprit may run for ever."""
+    value: list = []
+    make(value)
+    with pytest.raises(PlainDataError, match=r"levels of nesting.*contain itself"):
+        PLAIN.encode(value)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda v: [v], lambda v: (v,), lambda v: {"a": v}, lambda v: Click("u", more=v)]
+)
+def test_nesting_is_refused_past_its_limit(wrap):
+    """Written, but too deep to be read, a checkpoint would be lost."""
+    value = None
+    for _ in range(501):
+        value = wrap(value)
+    with pytest.raises(PlainDataError, match="at most 500 levels"):
+        PLAIN.encode(value)
+
+
+def test_a_struct_with_a_field_that_is_not_set_is_refused():
+    """It can be made so, and a half-made struct cannot be made again."""
+    click = Click("u")
+    del click.user
+    with pytest.raises(
+        PlainDataError, match=r"^record\[0\]: expected every field of .*Click to be set, given none for user"
+    ):
+        PLAIN.encode([click])
+
+
+def test_two_structs_of_one_name_are_refused():
+    """Stored data names a struct by its class alone; the wrong one would be made of it."""
+    other = msgspec.defstruct("Click", ["a"])
+    with pytest.raises(
+        ConfigurationError, match=r"one class of each name, given .*plain_values\.Click and .*Click"
+    ):
+        PlainData([Click, other])
+    PLAIN.register(Click)
+    with pytest.raises(ConfigurationError, match="rename one"):
+        PLAIN.register(other)
+
+
+@pytest.mark.parametrize("what", [Record, dict, Click("u"), "Click", list[int]])
+def test_only_structs_can_be_registered(what):
+    """A dataclass would be accepted today and fail at the first checkpoint."""
+    with pytest.raises(ConfigurationError, match=r"expected subclasses of msgspec\.Struct"):
+        PlainData([what])
+
+
+def test_a_struct_registered_later_is_known_from_then_on():
+    """Steps register theirs while the graph is built."""
+    plain = PlainData()
+    with pytest.raises(PlainDataError, match="register the class"):
+        plain.encode(Click("u"))
+    plain.register(Click)
+    assert plain.decode(plain.encode(Click("u"))) == Click("u")
+
+
+def test_a_subclass_of_a_registered_struct_is_refused():
+    """It would come back as its base."""
+    sub = type("SubClick", (Click,), {})
+    with pytest.raises(PlainDataError, match="SubClick; register the class"):
+        PLAIN.encode(sub("u"))

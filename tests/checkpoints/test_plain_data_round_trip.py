@@ -1,0 +1,198 @@
+"""What goes into the encoding comes out of it: value and exact type."""
+
+import math
+
+import hypothesis.extra.numpy as hnp
+import msgspec
+import numpy as np
+import pytest
+from checkpoints.plain_values import (
+    ARRAYS,
+    PLAIN_VALUES,
+    SCALARS,
+    STRUCTURED_DTYPES,
+    Click,
+    Point,
+    columns,
+    same,
+    same_dtype,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter.checkpoints import PlainData
+from streamiter.checkpoints.dtypes import pack_dtype, unpack_dtype
+from streamiter.records import Columns
+
+PLAIN = PlainData([Click, Point])
+
+
+@given(PLAIN_VALUES)
+def test_any_plain_value_survives_with_its_exact_types(value):
+    """A restored state that differs in one type trains on differently, and nobody sees why."""
+    assert same(PLAIN.decode(PLAIN.encode(value)), value)
+
+
+@given(ARRAYS)
+def test_any_array_survives_writable_and_with_memory_of_its_own(array):
+    """A restored weight vector that is read-only fails at the first update."""
+    encoded = PLAIN.encode(array)
+    decoded = PLAIN.decode(encoded)
+    assert same(decoded, array)
+    assert decoded.flags.writeable
+    assert decoded.flags.owndata or not decoded.nbytes
+
+
+@given(SCALARS)
+def test_any_numpy_scalar_survives_with_its_class(scalar):
+    """float32 sums that come back as Python floats are no longer the same sums."""
+    assert same(PLAIN.decode(PLAIN.encode(scalar)), scalar)
+
+
+@given(STRUCTURED_DTYPES)
+def test_any_structured_dtype_survives_with_gaps_and_titles(dtype):
+    """A dtype told by its ``descr`` loses offsets, alignment or titles."""
+    assert same_dtype(unpack_dtype(pack_dtype(dtype)), dtype)
+
+
+@given(
+    st.lists(PLAIN_VALUES, max_size=5)
+    | columns()
+    | hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_side=0))
+)
+def test_any_batch_survives_as_the_kind_it_is(batch):
+    """A spilled array batch that comes back as a list breaks the operator that calls ``batch.sum()``."""
+    assert same(PLAIN.decode_batch(PLAIN.encode_batch(batch)), batch)
+
+
+@pytest.mark.parametrize("value", [math.nan, -0.0, math.inf, -math.inf, np.float32("nan"), np.float64(-0.0)])
+def test_special_floats_keep_every_bit(value):
+    """An optimizer slot at −0.0 or NaN must not change by a checkpoint."""
+    assert same(PLAIN.decode(PLAIN.encode([value])), [value])
+
+
+@pytest.mark.parametrize(
+    "array", [np.arange(6).reshape(2, 3).T, np.arange(10)[::-2], np.zeros((3, 1)).repeat(2, 1)[:, ::2]]
+)
+def test_strides_are_no_part_of_an_array(array):
+    """Views are common in batches; written as their memory lies they would come back permuted."""
+    decoded = PLAIN.decode(PLAIN.encode(array))
+    assert np.array_equal(decoded, array)
+    assert decoded.flags.c_contiguous
+
+
+def test_large_arrays_of_types_without_a_buffer_survive():
+    """No buffer of datetimes is exported by numpy; only large arrays go the way without a copy."""
+    times = np.arange(5000).astype(">M8[ms]").reshape(50, 100)
+    words = np.array(["ab", "c\0d", "é"] * 2000)
+    padded = np.zeros(1000, np.dtype([("a", "i1"), ("b", "f8")], align=True))
+    value = [times, words, padded, times[:, ::2]]
+    assert same(PLAIN.decode(PLAIN.encode(value)), [*value[:3], times[:, ::2].copy()])
+
+
+def test_text_and_bytes_of_numpy_keep_nulls_at_the_end():
+    """Most methods of numpy's own lose them."""
+    value = [np.str_("a\0"), np.bytes_(b"a\0"), np.array(["a\0b"]), np.str_("\ud800\0")]
+    assert same(PLAIN.decode(PLAIN.encode(value)), value)
+
+
+def test_order_of_dicts_survives():
+    """Iteration over restored state must be as before for the run to be the same."""
+    value = dict.fromkeys(("b", "a", 3, None, (1, "x"), b"k", 2.5, True))
+    assert list(PLAIN.decode(PLAIN.encode(value))) == list(value)
+
+
+def test_read_only_void_scalars_stay_hashable():
+    """They are the only numpy scalars that can be changed in place; as a key one must not come back so."""
+    row = np.zeros(1, [("a", "i4")])
+    row.flags.writeable = False
+    value = {row[0]: 1}
+    assert PLAIN.decode(PLAIN.encode(value)) == value
+    assert PLAIN.decode(PLAIN.encode(np.zeros(1, [("a", "i4")])[0])).flags.writeable
+
+
+def test_the_order_of_several_arrays_in_one_value_survives():
+    """Contents lie apart from the value they belong to; mixed up, weights would turn into slots."""
+    value = {
+        "w": np.arange(1000.0),
+        "tags": (np.arange(3), [np.float32(1), np.ones(2)]),
+        "z": np.zeros((0, 7)),
+    }
+    assert same(PLAIN.decode(PLAIN.encode(value)), value)
+
+
+def test_columns_keep_the_order_of_their_names():
+    """The order of columns is the order of features."""
+    value = Columns({"b": [1, 2], "a": [1.0, 2.0]})
+    assert PLAIN.decode(PLAIN.encode({"batch": value}))["batch"].names == ("b", "a")
+
+
+def test_nesting_survives_up_to_the_limit():
+    """What can be written must be readable; msgpack's two limits differ between its versions."""
+    nested: tuple = ()
+    for _ in range(499):
+        nested = (nested,)
+    assert PLAIN.decode(PLAIN.encode(nested)) == nested
+
+
+def test_any_sequence_is_a_batch_and_comes_back_as_a_list():
+    """Sources may give ranges or tuples."""
+    assert PLAIN.decode_batch(PLAIN.encode_batch(range(3))) == [0, 1, 2]
+    assert PLAIN.decode_batch(PLAIN.encode_batch(((1, 2), "a"))) == [(1, 2), "a"]
+
+
+def test_the_encoding_of_version_one_can_be_read_for_ever():
+    """A checkpoint outlives the version that wrote it."""
+    stored = bytes.fromhex(
+        "02 8c00000000000000"  # with buffers; 140 bytes of msgpack
+        "8a a16e c0"  # "n": None
+        "a174 93 c70001 01 a161"  # "t": (1, "a")
+        "a162 c40178"  # "b": b"x"
+        "a169 c70904 010000000000000000"  # "i": 2**64
+        "a161 c70f05 03000000 3c6634 0200000000000000"  # "a": two <f4
+        "a173 c70b06 03000000 3c6634 0000803f"  # "s": float32(1)
+        "a175 d40775"  # "u": numpy.str_("u")
+        "a176 d40876"  # "v": numpy.bytes_(b"v")
+        "a163 92 c70003 81 a178 c70f05 03000000 7c7531 0200000000000000"  # "c": Columns x
+        "a170 93 c70b02 93 a5506f696e74 a178 a179"  # "p": Point, with its fields
+        "cb3ff0000000000000 cb4000000000000000"
+        "0000803f 00000040"  # the two floats
+        "0506"  # the column
+    )
+    expected = {
+        "n": None,
+        "t": (1, "a"),
+        "b": b"x",
+        "i": 2**64,
+        "a": np.array([1, 2], "<f4"),
+        "s": np.float32(1),
+        "u": np.str_("u"),
+        "v": np.bytes_(b"v"),
+        "c": Columns({"x": np.array([5, 6], "u1")}),
+        "p": Point(x=1.0, y=2.0),
+    }
+    assert PLAIN.encode(expected).hex(" ") == stored.hex(" ")
+    assert same(PLAIN.decode(stored), expected)
+
+
+def test_several_threads_may_use_one_encoding():
+    """Operators with ``runs_in_thread`` snapshot beside the event loop; a shared packer would mix them up."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    values = [{"n": number, "t": (number,) * 50, "a": np.full(50, number)} for number in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        encoded = list(pool.map(PLAIN.encode, values * 5))
+    assert encoded == [PLAIN.encode(value) for value in values] * 5
+
+
+def test_registered_structs_may_hold_each_other():
+    """Records are made of records."""
+    value = Click("a", 1, [Click("b", 2, Point(x=1.0)), (Click("c"),)])
+    assert same(PLAIN.decode(PLAIN.encode(value)), value)
+
+
+def test_a_field_added_with_a_default_reads_older_data():
+    """A record gains a field, and the job must go on from its last checkpoint."""
+    old = msgspec.defstruct("Event", ["a"])
+    new = msgspec.defstruct("Event", ["a", ("b", int, 5)])
+    assert PlainData([new]).decode(PlainData([old]).encode(old(1))) == new(1, 5)

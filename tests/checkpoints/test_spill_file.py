@@ -1,0 +1,91 @@
+"""Segment files: entries in order, space given back, errors without traces."""
+
+import pathlib
+import resource
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter.checkpoints.spill_file import SpillFile
+from streamiter.errors import StorageFull
+
+
+@pytest.fixture
+def make_file(tmp_path):
+    files = []
+
+    def make(segment_bytes=100):
+        files.append(SpillFile(tmp_path, segment_bytes=segment_bytes, name="train"))
+        return files[-1]
+
+    yield make
+    for file in files:
+        file.close()
+
+
+def take(file):
+    entry = file.first()
+    file.drop_first(entry)
+    return entry
+
+
+@given(
+    entries=st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=60)), max_size=30),
+    segment_bytes=st.integers(1, 200),
+)
+def test_any_entries_come_back_in_order_across_segments(tmp_path_factory, entries, segment_bytes):
+    """Empty ones, and ones longer than a segment, too."""
+    file = SpillFile(tmp_path_factory.getbasetemp(), segment_bytes=segment_bytes, name="train")
+    for entry in entries:
+        file.append(entry)
+    assert list(file) == entries
+    assert [take(file) for _ in entries] == entries
+    assert (len(file), file.size_bytes) == (0, 0)
+    file.close()
+
+
+def test_reading_and_writing_may_alternate(make_file):
+    """One file has one position; a read must not move where the next entry is written."""
+    file = make_file()
+    file.append((b"a", b"a" * 30))
+    for number in range(50):
+        file.append((b"b", bytes([number]) * 30))
+        assert len(take(file)[1]) == 30
+        assert list(file) == [(b"b", bytes([number]) * 30)]
+
+
+def test_an_empty_file_has_no_first_entry(make_file):
+    """Also after the last segment was kept for reuse."""
+    file = make_file()
+    with pytest.raises(IndexError):
+        file.first()
+    file.append((b"", b"a"))
+    take(file)
+    with pytest.raises(IndexError, match="train: nothing"):
+        file.first()
+
+
+def test_what_does_not_fit_leaves_the_file_as_it_was(make_file):
+    """The system writes as much as fits before it fails: half an entry in the middle of a segment."""
+    file = make_file(segment_bytes=10**6)
+    file.append((b"head", b"a" * 1000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
+    try:
+        with pytest.raises(
+            StorageFull, match=r"^train: expected room for 1016 bytes in .*, given File too large"
+        ):
+            file.append((b"head", b"b" * 1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert file.size_bytes == 1016
+    file.append((b"head", b"c" * 1000))
+    assert [take(file), take(file)] == [(b"head", b"a" * 1000), (b"head", b"c" * 1000)]
+
+
+def test_files_have_no_name(make_file, tmp_path):
+    """A process that is killed must leave nothing behind."""
+    file = make_file()
+    file.append((b"head", b"a" * 1000))
+    assert [path for path in pathlib.Path(tmp_path).iterdir() if path.is_file()] == []

@@ -1,0 +1,460 @@
+"""The spill queue: strictly first in, first out, within its limits, whatever lies on disk."""
+
+import collections
+import os
+import pathlib
+import tempfile
+
+import msgspec
+import numpy as np
+import pytest
+from checkpoints.plain_values import same
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from streamiter.checkpoints import PlainData, SpillQueue
+from streamiter.checkpoints import spill_file as spill_file_module
+from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError, StorageFull
+from streamiter.records import (
+    CheckpointBarrier,
+    Columns,
+    DataBatch,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    estimated_bytes,
+)
+
+MEMORY_LIMIT_BYTES = 2_000
+BATCH_BYTES = 128  # what a queue counts for a batch beside its records
+
+BATCHES = st.one_of(
+    st.lists(st.integers() | st.text(max_size=5) | st.tuples(st.booleans()), max_size=20),
+    st.integers(0, 300).map(np.arange),
+    st.integers(0, 50).map(lambda length: Columns({"x": np.ones(length), "y": np.arange(length)})),
+)
+CONTROLS = st.one_of(
+    st.integers(0, 9).map(EpochWatermark),
+    st.builds(CheckpointBarrier, st.integers(0, 9), suspend=st.booleans()),
+    st.builds(EndOfData),
+    st.builds(EndOfInput),
+)
+ITEMS = st.one_of(st.builds(DataBatch, BATCHES, st.integers(-1, 5)), CONTROLS)
+
+
+def same_item(first, second):
+    if isinstance(first, DataBatch) and isinstance(second, DataBatch):
+        return first.epoch == second.epoch and same(first.records, second.records)
+    return type(first) is type(second) and repr(first) == repr(second)
+
+
+def size_bytes(item):
+    return BATCH_BYTES + estimated_bytes(item.records) if isinstance(item, DataBatch) else 0
+
+
+def drained(queue):
+    return [queue.take() for _ in range(len(queue))]
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """A spill queue beside a plain deque; a tiny limit, so that it goes to disk and back all the time."""
+
+    @initialize(
+        memory_limit_bytes=st.sampled_from([0, 500, MEMORY_LIMIT_BYTES]),
+        disk_limit_bytes=st.sampled_from([4_000, 10**9]),
+    )
+    def make(self, memory_limit_bytes, disk_limit_bytes):
+        self.directory = tempfile.TemporaryDirectory()
+        self.memory_limit_bytes = memory_limit_bytes
+        self.disk_limit_bytes = disk_limit_bytes
+        self.queue = self.new_queue()
+        self.expected = collections.deque()
+
+    def new_queue(self):
+        return SpillQueue(
+            name="machine",
+            directory=self.directory.name,
+            memory_limit_bytes=self.memory_limit_bytes,
+            disk_limit_bytes=self.disk_limit_bytes,
+        )
+
+    @rule(item=ITEMS)
+    def put(self, item):
+        try:
+            self.queue.put(item)
+        except LoopOverflow:
+            assert isinstance(item, DataBatch)
+        else:
+            self.expected.append(item)
+
+    @rule(count=st.integers(1, 5))
+    def take(self, count):
+        for _ in range(min(count, len(self.expected))):
+            assert same_item(self.queue.take(), self.expected.popleft())
+
+    @precondition(lambda self: self.expected)
+    @rule()
+    def peek(self):
+        assert same_item(self.queue.peek(), self.expected[0])
+
+    @precondition(lambda self: not self.expected)
+    @rule()
+    def nothing_to_take(self):
+        with pytest.raises(IndexError, match="machine: nothing waits"):
+            self.queue.take()
+
+    @rule()
+    def go_on_from_a_snapshot(self):
+        plain = PlainData()
+        entries = plain.decode(plain.encode(self.queue.snapshot()))
+        restored = self.new_queue()
+        restored.refill(entries)
+        self.queue.close()
+        self.queue = restored
+
+    @rule()
+    def drain(self):
+        while self.expected:
+            self.take(5)
+
+    @invariant()
+    def it_counts_and_bounds_what_it_holds(self):
+        statistics = self.queue.statistics()
+        batches = [item for item in self.expected if isinstance(item, DataBatch)]
+        largest = max((size_bytes(batch) for batch in batches), default=0)
+        assert len(self.queue) == statistics.items == len(self.expected)
+        assert statistics.records == sum(len(batch.records) for batch in batches)
+        assert self.queue.bytes_in_memory <= max(self.memory_limit_bytes, largest)
+        assert self.queue.bytes_on_disk <= self.disk_limit_bytes
+        assert (self.queue.bytes_on_disk == 0) == (statistics.batches_on_disk == 0)
+        if not self.expected:
+            assert self.queue.bytes_in_memory == 0
+
+    def teardown(self):
+        self.queue.close()
+        self.directory.cleanup()
+
+
+TestAgainstADeque = QueueMachine.TestCase
+TestAgainstADeque.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@pytest.fixture
+def make_queue(tmp_path):
+    """A maker of queues, which are closed at the end of the test."""
+    queues = []
+
+    def make(**options):
+        defaults = {
+            "memory_limit_bytes": MEMORY_LIMIT_BYTES,
+            "disk_limit_bytes": 10**8,
+            "directory": tmp_path,
+        }
+        queues.append(SpillQueue(name="train", **(defaults | options)))
+        return queues[-1]
+
+    yield make
+    for queue in queues:
+        queue.close()
+
+
+def batches(count, records=100):
+    return [DataBatch(np.full(records, float(number)), number) for number in range(count)]
+
+
+def test_ten_times_the_memory_limit_stays_below_it(make_queue):
+    """Feedback that outruns its reader must cost disk, not memory."""
+    queue = make_queue(memory_limit_bytes=100_000)
+    fed = batches(1250)  # each 928 bytes
+    for batch in fed:
+        queue.put(batch)
+        assert queue.bytes_in_memory <= 100_000
+    assert sum(map(size_bytes, fed)) > 10 * 100_000
+    taken = []
+    while len(queue):
+        taken.append(queue.take())
+        assert queue.bytes_in_memory <= 100_000
+    assert all(map(same_item, fed, taken))
+    assert queue.statistics().bytes_in_memory_peak <= 100_000
+
+
+def test_below_the_memory_limit_the_very_objects_come_back_and_no_file_is_made(make_queue, tmp_path):
+    """The usual case is a queue that is nearly empty: it must cost nothing."""
+    queue = make_queue(directory=tmp_path / "not made")
+    fed = [*batches(2), EpochWatermark(0)]
+    for item in fed:
+        queue.put(item)
+    assert all(given is taken for given, taken in zip(fed, drained(queue), strict=True))
+    assert not (tmp_path / "not made").exists()
+    assert queue.statistics().batches_spilled == 0
+
+
+def test_a_batch_above_the_limit_passes_an_empty_queue_in_memory(make_queue):
+    """It would be read back at once, whole."""
+    queue = make_queue(memory_limit_bytes=0)
+    [batch] = batches(1)
+    queue.put(EpochWatermark(0))
+    queue.put(batch)
+    queue.take()
+    assert queue.take() is batch
+
+
+def test_control_records_keep_their_place_among_batches_on_disk(make_queue):
+    """A barrier that overtakes a batch loses it from the snapshot; a watermark that does ends its epoch early."""
+    queue = make_queue(memory_limit_bytes=0)
+    fed = []
+    for number, batch in enumerate(batches(5)):
+        fed += [batch, EpochWatermark(number), CheckpointBarrier(number)]
+    fed = [EndOfData(), *fed, EndOfInput()]
+    for item in fed:
+        queue.put(item)
+    assert queue.statistics().batches_on_disk == 4
+    assert all(map(same_item, fed, drained(queue)))
+
+
+def test_control_records_take_no_disk(make_queue):
+    """A loop that idles sends watermarks only."""
+    queue = make_queue(memory_limit_bytes=0)
+    for batch in batches(2):
+        queue.put(batch)
+    before = queue.bytes_on_disk
+    for epoch in range(1000):
+        queue.put(EpochWatermark(epoch))
+    assert queue.bytes_on_disk == before
+    assert queue.bytes_in_memory == size_bytes(batches(1)[0])
+    assert len(queue) == 1002
+
+
+def test_batches_that_come_while_others_are_on_disk_wait_behind_them(make_queue):
+    """Memory has room again, but what is on disk is older."""
+    queue = make_queue()
+    fed = batches(6)
+    for batch in fed[:4]:
+        queue.put(batch)
+    assert queue.take().epoch == 0
+    for batch in fed[4:]:
+        queue.put(batch)
+    assert [batch.epoch for batch in drained(queue)] == [1, 2, 3, 4, 5]
+
+
+def test_disk_use_stays_bounded_for_a_queue_that_is_never_empty(make_queue):
+    """A loop that lags by a constant runs for weeks; what has been read must be given back."""
+    queue = make_queue(memory_limit_bytes=0, disk_limit_bytes=160_000)
+    for batch in batches(20):
+        queue.put(batch)
+    peak = queue.bytes_on_disk + 160_000 // 16 + 1_000
+    for batch in batches(2000):
+        queue.put(batch)
+        queue.take()
+        assert queue.bytes_on_disk <= peak
+    assert queue.statistics().bytes_spilled > 10 * 160_000
+    assert len(queue) == 20
+
+
+def open_file_bytes():
+    """Sizes of the deleted files that this process has open."""
+    sizes = []
+    for name in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{name}"
+        try:
+            if "streamiter-spill-" in os.readlink(path) or "(deleted)" in os.readlink(path):
+                sizes.append(os.stat(path).st_size)
+        except OSError:
+            continue  # the listing's own
+    return sizes
+
+
+@pytest.mark.skipif(
+    not pathlib.Path("/proc/self/fd").exists(), reason="needs /proc to see files without names"
+)
+def test_space_is_given_back_when_the_queue_has_been_read_and_when_it_is_closed(make_queue, tmp_path):
+    """Files without names are seen by nobody: a leak would fill the disk until the process ends."""
+    before = open_file_bytes()
+    queue = make_queue(memory_limit_bytes=0, disk_limit_bytes=160_000)
+    for batch in batches(50):
+        queue.put(batch)
+    assert sum(open_file_bytes()) - sum(before) == queue.bytes_on_disk > 40_000
+    drained(queue)
+    assert sum(open_file_bytes()) == sum(before)
+    assert queue.bytes_on_disk == 0
+    for batch in batches(50):
+        queue.put(batch)
+    queue.close()
+    assert open_file_bytes() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_queue_works_on_after_it_has_been_empty(make_queue):
+    """Lag comes and goes."""
+    queue = make_queue(memory_limit_bytes=0)
+    for _ in range(3):
+        for batch in batches(5):
+            queue.put(batch)
+        assert [batch.epoch for batch in drained(queue)] == [0, 1, 2, 3, 4]
+
+
+def test_past_the_disk_limit_it_fails_with_the_numbers_and_keeps_what_it_has(make_queue):
+    """The job fails naming the step; what the queue held must still be there for a last snapshot."""
+    queue = make_queue(memory_limit_bytes=1000, disk_limit_bytes=2000)
+    for batch in batches(3):
+        queue.put(batch)
+    with pytest.raises(LoopOverflow) as raised:
+        queue.put(batches(1)[0])
+    assert str(raised.value) == (
+        "train: expected at most 2000 bytes of batches waiting on disk, given 2565 with the next batch (2 batches "
+        "there, 928 of 1000 bytes in memory); what reads the queue is slower than what fills it: emit less, "
+        "speed the reader up, or raise the disk limit"
+    )
+    queue.put(EpochWatermark(3))
+    assert [item.epoch for item in drained(queue)] == [0, 1, 2, 3]
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_and_changes_nothing(make_queue, monkeypatch):
+    """Half a batch written must not be read back as one."""
+    queue = make_queue(memory_limit_bytes=0, disk_limit_bytes=16_000)
+    fed = batches(4)
+    queue.put(fed[0])
+    queue.put(fed[1])
+    with open("/dev/full", "r+b", buffering=0) as full_disk, monkeypatch.context() as full:
+        full.setattr(spill_file_module.tempfile, "TemporaryFile", lambda **_: full_disk)
+        queue.put(fed[2])  # fills the first segment
+        with pytest.raises(
+            StorageFull, match=r"^train: expected room for \d+ bytes in .*, given No space left.* free"
+        ):
+            queue.put(fed[3])
+    statistics = queue.statistics()
+    assert (statistics.items, statistics.records, statistics.batches_on_disk) == (3, 300, 2)
+    assert all(map(same_item, fed, drained(queue)))
+
+
+def test_a_directory_that_cannot_be_made_is_told(make_queue, tmp_path):
+    """The error of a wrong option comes hours into a run: it must name the directory."""
+    (tmp_path / "file").touch()
+    queue = make_queue(memory_limit_bytes=0, directory=tmp_path / "file" / "spill")
+    queue.put(batches(1)[0])
+    with pytest.raises(
+        ConfigurationError, match=r"^train: expected a directory .* given .*file/spill .*; choose one"
+    ):
+        queue.put(batches(1)[0])
+    assert len(queue) == 1
+
+
+def test_a_batch_that_is_not_plain_data_is_refused_when_it_must_be_written(make_queue):
+    """The step is named, the record, and the path; the queue goes on."""
+    queue = make_queue(memory_limit_bytes=0)
+    queue.put(DataBatch([{1}]))
+    with pytest.raises(
+        PlainDataError, match=r'^train: record 1 of the batch: record\["a"\]: expected .* given set;'
+    ):
+        queue.put(DataBatch([1, {"a": {1}}]))
+    queue.put(DataBatch([2]))
+    assert [batch.records for batch in drained(queue)] == [[{1}], [2]]
+
+
+def test_structs_are_read_back_with_the_encoding_that_is_given(make_queue):
+    """Records are often structs."""
+    event = msgspec.defstruct("Event", ["a"])
+    queue = make_queue(memory_limit_bytes=0, plain_data=PlainData([event]))
+    for number in range(3):
+        queue.put(DataBatch([event(number)]))
+    assert [batch.records for batch in drained(queue)] == [[event(0)], [event(1)], [event(2)]]
+
+
+def test_a_snapshot_of_a_full_queue_fits_into_an_empty_one(make_queue):
+    """A job that checkpointed at its limit must be able to start again."""
+    options = {"memory_limit_bytes": 500, "disk_limit_bytes": 3 * 855}
+    full = make_queue(**options)
+    for batch in batches(4):
+        full.put(batch)
+    full.take()
+    assert full.peek().epoch == 1  # above the memory limit, read back from disk
+    restored = make_queue(**options)
+    restored.refill(full.snapshot())
+    assert [batch.epoch for batch in drained(restored)] == [1, 2, 3]
+
+
+def test_a_snapshot_changes_nothing(make_queue):
+    """Checkpoints come while the loop goes on."""
+    queue = make_queue()
+    for item in [*batches(5), EpochWatermark(4)]:
+        queue.put(item)
+    before = queue.statistics()
+    assert len(queue.snapshot()) == 6
+    assert queue.statistics() == before
+    assert [item.epoch for item in drained(queue)] == [0, 1, 2, 3, 4, 4]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ("data", 1, 2, b"\x7b"),
+        ("data", 1, 2),
+        ("data", 2**70, 2, b""),
+        ("data", 1, 2**70, b""),
+        ("newer", 1),
+        ("data",),
+        5,
+        None,
+        ("epoch_watermark", "1"),
+    ],
+)
+def test_entries_of_no_snapshot_are_refused(make_queue, entry):
+    """The state of another step, or of a newer version."""
+    queue = make_queue()
+    with pytest.raises(PlainDataError, match=r"^train: expected"):
+        queue.refill([entry])
+
+
+@pytest.mark.parametrize("limits", [{"memory_limit_bytes": -1}, {"disk_limit_bytes": -1}])
+def test_negative_limits_are_refused(make_queue, limits):
+    """Minus one for 'no limit' is a habit elsewhere; here everything is bounded."""
+    with pytest.raises(ConfigurationError, match=r"^train: expected limits of 0 bytes or more, given .*-1"):
+        make_queue(**limits)
+
+
+def test_without_room_on_disk_the_memory_limit_is_the_end(make_queue):
+    """A read-only system has nowhere to spill."""
+    queue = make_queue(disk_limit_bytes=0)
+    queue.put(batches(1)[0])
+    queue.put(batches(1)[0])
+    with pytest.raises(LoopOverflow, match="at most 0 bytes"):
+        queue.put(batches(1)[0])
+
+
+def test_a_closed_queue_is_empty_and_takes_nothing(make_queue):
+    """A batch put after the end would vanish."""
+    queue = make_queue(memory_limit_bytes=0)
+    for batch in batches(3):
+        queue.put(batch)
+    queue.close()
+    queue.close()
+    assert len(queue) == 0
+    assert queue.bytes_in_memory == 0
+    with pytest.raises(InternalError, match=r"train: DataBatch.* closed"):
+        queue.put(batches(1)[0])
+    with pytest.raises(IndexError):
+        queue.peek()
+
+
+def test_batches_of_no_bytes_count_as_well(make_queue):
+    """Empty batches put without end would fill the memory that the limit guards."""
+    queue = make_queue()
+    for _ in range(100):
+        queue.put(DataBatch([]))
+    assert queue.statistics().batches_spilled > 80
+    assert all(batch.records == [] for batch in drained(queue))
+
+
+def test_statistics_tell_peaks_and_totals(make_queue):
+    """What the dashboard shows after the lag is gone."""
+    queue = make_queue()
+    for item in [*batches(5), EpochWatermark(4)]:
+        queue.put(item)
+    drained(queue)
+    statistics = queue.statistics()
+    assert (statistics.items, statistics.items_peak, statistics.records) == (0, 6, 0)
+    assert (statistics.batches_spilled, statistics.batches_on_disk) == (3, 0)
+    assert statistics.bytes_on_disk_peak == statistics.bytes_spilled > 3 * 800
+    assert statistics.bytes_in_memory_peak == 2 * 928

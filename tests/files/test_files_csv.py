@@ -1,0 +1,245 @@
+"""CSV: records over several lines, headers, types, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from files.files_support import append, batches_of, records_of, topic_at, values_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamiter.errors import ConfigurationError, DecodeError, EncodeError, TopicError
+from streamiter.records import Columns
+from streamiter.topics.topic import TopicBatch
+from streamiter_files import Csv
+
+_field = st.text(st.sampled_from('ab",\n\r ;\té'), max_size=5)
+_rows = st.lists(st.tuples(_field, _field), max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=_rows, chunk_bytes=st.integers(1, 30), delimiter=st.sampled_from([",", ";", "\t"]))
+def test_whatever_the_csv_module_writes_is_read_back(
+    rows: list[tuple[str, str]], chunk_bytes: int, delimiter: str
+) -> None:
+    """Quotes, delimiters and line ends within fields, at every place a chunk may be cut."""
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows([("a,\nb", "c"), *rows])
+
+    async def read() -> list[Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "a.csv"
+            path.write_bytes(text.getvalue().encode())
+            return await records_of(topic_at(path, chunk_bytes=chunk_bytes, delimiter=delimiter))
+
+    assert asyncio.run(read()) == [{"a,\nb": first, "c": second} for first, second in rows]
+
+
+async def test_a_record_over_several_lines_is_one_record_and_one_offset(tmp_path: Path) -> None:
+    """A comment field with line ends must not become three broken records."""
+    (tmp_path / "a.csv").write_bytes(b'id,note\r\n1,"two\r\n\r\nlines"\r\n2,"say ""hi""\n,"\n3,5" pipe\n')
+    topic = topic_at(tmp_path / "a.csv")
+    assert await records_of(topic) == [
+        {"id": "1", "note": "two\r\n\r\nlines"},
+        {"id": "2", "note": 'say "hi"\n,'},
+        {"id": "3", "note": '5" pipe'},
+    ]
+    [batch] = await batches_of(topic)
+    assert list(batch.offsets) == [0, 1, 2]
+
+
+async def test_a_quote_that_is_not_closed_is_an_error_and_not_a_long_field(tmp_path: Path) -> None:
+    """Taken for a field, the rest of the file would be lost in it."""
+    (tmp_path / "a.csv").write_bytes(b'id,note\n1,ok\n2,"open\n3,ok\n')
+    topic = topic_at(tmp_path / "a.csv", chunk_bytes=14)
+    with pytest.raises(TopicError, match=r"a quote is not closed in the record that begins b'2,\"open"):
+        await values_of(topic)
+
+
+async def test_a_wrong_number_of_fields_is_named_with_its_record(tmp_path: Path) -> None:
+    """A shifted column would train the model on the wrong feature without any error."""
+    (tmp_path / "a.csv").write_bytes(b"a,b\n1,2\n3\n4,5\n6,7,8\n")
+    [batch] = await batches_of(topic_at(tmp_path / "a.csv"))
+    with pytest.raises(DecodeError) as caught:
+        Csv().decode(batch)
+    assert caught.value.failures == {
+        1: "expected 2 fields (a, b), given 1",
+        3: "expected 2 fields (a, b), given 3",
+    }
+
+
+async def test_parts_of_a_batch_still_know_their_columns(tmp_path: Path) -> None:
+    """After bad records were taken out, the good ones are decoded from what is left of the batch."""
+    (tmp_path / "a.tsv").write_bytes(b"a\tb\n1\t2\n3\n4\t5\n")
+    [batch] = await batches_of(topic_at(tmp_path / "a.tsv"))
+    assert Csv({"b": int}).decode(batch.take([0, 2])) == [{"a": "1", "b": 2}, {"a": "4", "b": 5}]
+    assert Csv().decode(batch[2:]) == [{"a": "4", "b": "5"}]
+    assert list(batch[2:].offsets) == [2]
+
+
+async def test_each_file_has_its_own_header(tmp_path: Path) -> None:
+    """A later export has its columns in another order: by position they would be mixed up."""
+    (tmp_path / "0.csv").write_bytes(b"a,b\n1,2\n")
+    (tmp_path / "1.csv").write_bytes(b"\xef\xbb\xbfb,a\n2,1\n")
+    assert await records_of(topic_at(tmp_path)) == [{"a": "1", "b": "2"}] * 2
+
+
+async def test_the_header_can_be_demanded_or_given(tmp_path: Path) -> None:
+    """A header that is not the expected one is found before the first record."""
+    (tmp_path / "a.csv").write_bytes(b"1,2\n3,4\n")
+    with pytest.raises(TopicError, match=r"expected the header a, b \(option columns\), given 1, 2"):
+        await records_of(topic_at(tmp_path / "a.csv", columns=("a", "b")))
+    topic = topic_at(tmp_path / "a.csv", columns=("a", "b"), header=False)
+    assert await records_of(topic) == [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]
+    with pytest.raises(ConfigurationError, match="the source has no header"):
+        await records_of(topic_at(tmp_path / "a.csv", header=False))
+    with pytest.raises(ConfigurationError, match="expected the columns x, the file has 1, 2"):
+        await records_of(topic_at(tmp_path / "a.csv"), Csv(columns=("x",)))
+
+
+@pytest.mark.parametrize("header", [b"a,a\n", b"a,\n", b'a,"b"c\n', b"\xff,b\n"])
+async def test_a_header_that_names_no_columns_is_refused(tmp_path: Path, header: bytes) -> None:
+    """Of two columns of one name, one would be lost."""
+    (tmp_path / "a.csv").write_bytes(header + b"1,2\n")
+    with pytest.raises(TopicError, match="expected a header of names"):
+        await records_of(topic_at(tmp_path / "a.csv"))
+
+
+async def test_a_file_of_only_a_header_has_no_records(tmp_path: Path) -> None:
+    """A day without events is an empty export, not an error."""
+    (tmp_path / "a.csv").write_bytes(b"a,b")
+    (tmp_path / "b.csv").write_bytes(b"")
+    assert await records_of(topic_at(tmp_path)) == []
+
+
+def test_columns_have_the_given_types_as_records_and_as_arrays() -> None:
+    """Types are those asked for: never guessed from the first lines."""
+    types = {"n": "int8", "x": float, "y": "float32", "ok": bool}
+    columns = ("n", "x", "y", "ok", "text")
+    batch = TopicBatch(values=[b"-3,0.1,0.5,true,007", b'12,NA,1e3,0,"a,b"'])
+    [first, second] = Csv(types, columns=columns, missing=["NA"]).decode(batch)
+    assert first == {"n": -3, "x": 0.1, "y": 0.5, "ok": True, "text": "007"}
+    assert {name: type(value) for name, value in first.items()} == dict(
+        zip(columns, (int, float, float, bool, str), strict=True)
+    )
+    assert np.isnan(second["x"])
+    arrays = Csv(types, columns=columns, missing=["NA"], as_columns=True).decode(batch)
+    assert isinstance(arrays, Columns)
+    assert {name: array.dtype.str for name, array in arrays.arrays.items()} == {
+        "n": "|i1",
+        "x": "<f8",
+        "y": "<f4",
+        "ok": "|b1",
+        "text": "<U3",
+    }
+    assert arrays[0] == first
+
+
+@pytest.mark.parametrize(
+    ("dtype", "field", "expected"),
+    [
+        (float, "", "column 'x': expected float64, given ''"),
+        (float, "1,5", "expected 1 fields (x), given 2"),
+        (float, "1_000", "column 'x': expected float64, given '1_000'"),
+        ("float32", "1e300", "column 'x': expected float32, given '1e300'"),
+        (int, "1.0", "column 'x': expected int64, given '1.0'"),
+        ("int8", "128", "column 'x': expected int8, given '128'"),
+        ("uint8", "-1", "column 'x': expected uint8, given '-1'"),
+        (bool, "yes", "column 'x': expected bool, given 'yes'"),
+        (str, '"a"b', "',' expected after '\"'"),
+        (str, '"a', "unexpected end of data"),
+        (str, "a\nb", "new-line character seen in unquoted field"),
+    ],
+)
+def test_a_field_of_another_type_is_a_failure_of_its_record_alone(
+    dtype: Any, field: str, expected: str
+) -> None:
+    """One bad record of a batch goes to the dead letters; the others must be decodable."""
+    decoder = Csv({"x": dtype}, columns=["x"])
+    batch = TopicBatch(values=[b"1", field.encode() or b'""', b"0", None, b"\xff"])
+    with pytest.raises(DecodeError) as caught:
+        decoder.decode(batch)
+    assert set(caught.value.failures) == {1, 3, 4}
+    assert caught.value.failures[1] == expected
+    assert len(decoder.decode(batch.take([0, 2]))) == 2
+
+
+def test_types_of_columns_that_are_not_there_are_refused() -> None:
+    """A mistyped name would leave its column as text, and the model fails much later."""
+    with pytest.raises(ConfigurationError, match="types names a column 'ag', but the columns are age, x"):
+        Csv({"ag": int}, columns=("age", "x"))
+    with pytest.raises(ConfigurationError, match="expected as type of column 'x'"):
+        Csv({"x": "datetime64[s]"})
+    with pytest.raises(ConfigurationError, match="expected a list of texts as missing"):
+        Csv(missing="NA")
+
+
+_cell = st.one_of(
+    st.text(st.characters(exclude_characters="\r\n\0", codec="utf-8"), max_size=5),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.booleans(),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=st.lists(st.tuples(_cell, st.just("x")), min_size=1, max_size=8))
+def test_records_come_back_from_the_file_they_were_written_to(rows: list[tuple[Any, str]]) -> None:
+    """What a CSV sink writes must be what a CSV source reads."""
+    records = [{"a": first, "b, c": second} for first, second in rows]
+    columns = ("a", "b, c")
+
+    async def there_and_back() -> list[Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            topic = topic_at(Path(folder) / "a.csv", columns=columns)
+            for half in (records[:4], records[4:]):
+                await append(topic, Csv().encode(half).values)  # type: ignore[arg-type]
+            return await records_of(topic)
+
+    assert asyncio.run(there_and_back()) == [{"a": str(first), "b, c": second} for first, second in rows]
+
+
+async def test_a_new_csv_file_begins_with_its_header_and_an_old_one_must_have_it(tmp_path: Path) -> None:
+    """Without the header, the first record would be read as one."""
+    path = tmp_path / "a.csv"
+    with pytest.raises(ConfigurationError, match="expected the option columns="):
+        await topic_at(path).open_writer()
+    assert not path.exists()
+    for _ in range(2):
+        await append(topic_at(path, columns=("a", "b")), [b"1,2"])
+    assert path.read_bytes() == b"a,b\n1,2\n1,2\n"
+    with pytest.raises(TopicError, match="expected the header b, a"):
+        await topic_at(path, columns=("b", "a")).open_writer()
+    await append(topic_at(path), [b"3,4"])
+    await append(topic_at(tmp_path / "b.csv", header=False), [b"3,4"])
+    assert (tmp_path / "b.csv").read_bytes() == b"3,4\n"
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"a": 1}, "expected the columns a, b, given a"),
+        ({"a": 1, "b": 2, "c": 3}, "expected the columns a, b, given a, b, c"),
+        ({"a": 1, "b": "x\ny"}, "column 'b': a line end within the field"),
+        ({"a": 1, "b": [1]}, "column 'b': expected text, a number, a truth value or None, given list"),
+        ([1, 2], "expected the columns a, b, given list"),
+    ],
+)
+def test_a_record_that_no_line_holds_is_refused(record: Any, expected: str) -> None:
+    """Written anyway, it would shift the columns of the line or break it in two."""
+    with pytest.raises(EncodeError) as caught:
+        Csv().encode([{"a": 1, "b": None}, record])
+    assert caught.value.failures == {1: expected}
+
+
+def test_columns_are_written_row_by_row() -> None:
+    """A batch of arrays is as good a source of lines as dicts are."""
+    batch = Columns({"a": np.array([1, 2]), "x": np.array([0.1, 1e300]), "s": np.array(["p", 'q"'])})
+    assert Csv(delimiter=";").encode(batch).values == [b"1;0.1;p", b'2;1e+300;"q"""']

@@ -1,0 +1,267 @@
+"""Reading lines: what a record is, positions, partitions, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import tempfile
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from files.files_support import append, batches_of, rest_of, topic_at, values_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamiter.errors import ConfigurationError, OffsetOutOfRange, RecordTooLarge, TopicError
+from streamiter.topics.topic import ReadRequest
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", []),
+        (b"\n\n", []),
+        (b"a\nb\n", [b"a", b"b"]),
+        (b"a\r\nb\r\n", [b"a", b"b"]),
+        (b"a\nb", [b"a", b"b"]),
+        (b"a\r\nb\r", [b"a", b"b"]),
+        (b"a\n\n \t\r\nb\n", [b"a", b"b"]),
+        (b"\xef\xbb\xbfa\nb\n", [b"a", b"b"]),
+        (b"\xef\xbb\xbf", []),
+        (b"\xef", [b"\xef"]),
+        (b"a", [b"a"]),
+        (b" a \n", [b" a "]),
+        (b"a\rb\n", [b"a\rb"]),
+    ],
+)
+@pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 1000])
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+async def test_lines_are_records_whatever_their_ends(
+    tmp_path: Path, content: bytes, expected: list[bytes], chunk_bytes: int, suffix: str
+) -> None:
+    """Files come from Windows, from editors that add a byte order mark, and without a last line end."""
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    assert await values_of(topic_at(path, chunk_bytes=chunk_bytes)) == expected
+
+
+_lines = st.lists(
+    st.tuples(
+        st.binary(max_size=8).map(lambda line: line.replace(b"\n", b"").rstrip(b"\r")),
+        st.sampled_from([b"\n", b"\r\n"]),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lines=_lines, chunk_bytes=st.integers(1, 20), max_records=st.integers(1, 7), packed=st.booleans())
+def test_any_file_reads_the_same_in_any_chunks(
+    lines: list[tuple[bytes, bytes]], chunk_bytes: int, max_records: int, packed: bool
+) -> None:
+    """A line cut by a chunk must neither be lost nor become two."""
+    content = b"".join(line + end for line, end in lines)
+    expected = [line for line, _ in lines if line.strip()]
+    if content.startswith(b"\xef\xbb\xbf"):
+        return
+
+    async def read() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / ("a.txt.gz" if packed else "a.txt")
+            path.write_bytes(gzip.compress(content) if packed else content)
+            request = ReadRequest(max_records=max_records)
+            batches = await batches_of(topic_at(path, chunk_bytes=chunk_bytes), request)
+        assert [value for batch in batches for value in batch.values] == expected
+        assert [offset for batch in batches for offset in batch.offsets] == list(range(len(expected)))
+        assert all(1 <= len(batch) <= max_records for batch in batches)
+
+    asyncio.run(read())
+
+
+async def test_comments_are_no_records_where_the_format_has_them(tmp_path: Path) -> None:
+    """A LIBSVM file may begin with a note; a text file may not lose lines that begin with '#'."""
+    for name in ("a.libsvm", "a.txt"):
+        (tmp_path / name).write_bytes(b"# note\n1 1:1\n")
+    assert await values_of(topic_at(tmp_path / "a.libsvm")) == [b"1 1:1"]
+    assert await values_of(topic_at(tmp_path / "a.txt")) == [b"# note", b"1 1:1"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.csv"])
+async def test_reading_goes_on_exactly_at_a_position(tmp_path: Path, name: str) -> None:
+    """A restored job that is one line off has lost a record or counts one twice."""
+    content = b"head\r\n\n" + b"".join(b"%d\n%s" % (number, b"\n" * (number % 3)) for number in range(40))
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    topic = topic_at(path, chunk_bytes=16)
+    everything = await values_of(topic)
+    assert len(everything) == (40 if name == "a.csv" else 41)
+    for position in range(len(everything) + 1):
+        batches = await batches_of(topic, ReadRequest(positions={0: position}))
+        assert [value for batch in batches for value in batch.values] == everything[position:]
+        assert not batches or batches[0].offsets[0] == position
+
+
+async def test_a_position_behind_the_end_is_an_error_each_time(tmp_path: Path) -> None:
+    """A file that was cut since the checkpoint must not look like one that was read to its end."""
+    (tmp_path / "a.txt").write_bytes(b"a\nb\n")
+    reader = await topic_at(tmp_path / "a.txt").open_reader(ReadRequest(positions={0: 3}))
+    for _ in range(2):
+        with pytest.raises(
+            OffsetOutOfRange, match=r"a.txt', partition 0: expected at least 3 records.*found 2"
+        ):
+            await reader.read()
+    await reader.close()
+
+
+async def test_positions_of_files_that_are_gone_are_an_error(tmp_path: Path) -> None:
+    """Of three files one was deleted: going on with two would read them at each other's positions."""
+    (tmp_path / "a.txt").write_bytes(b"a\n")
+    with pytest.raises(OffsetOutOfRange, match="position for partition 1"):
+        await batches_of(topic_at(tmp_path / "*.txt"), ReadRequest(positions={0: 0, 1: 0}))
+    with pytest.raises(OffsetOutOfRange, match="given -1"):
+        await batches_of(topic_at(tmp_path / "*.txt"), ReadRequest(positions={0: -1}))
+
+
+async def test_reading_ends_where_the_file_ended_when_it_was_opened(tmp_path: Path) -> None:
+    """A sink that appends to the file a flow reads must not make that flow endless."""
+    topic = topic_at(tmp_path / "a.txt", chunk_bytes=2)
+    await append(topic, [b"a", b"b", b"c"])
+    reader = await topic.open_reader(ReadRequest(stop=None, max_records=1))
+    first = await reader.read()
+    await append(topic, [b"d"])
+    rest = await rest_of(reader)
+    await reader.close()
+    assert first is not None
+    assert [*first.values, *(value for batch in rest for value in batch.values)] == [b"a", b"b", b"c"]
+    assert await values_of(topic) == [b"a", b"b", b"c", b"d"]
+
+
+async def test_start_and_stop_positions_are_kept(tmp_path: Path) -> None:
+    """Each form of a start and a stop must give the records that the other topics would give."""
+    (tmp_path / "a.txt").write_bytes(b"a\nb\nc\nd\n")
+    topic = topic_at(tmp_path / "a.txt", chunk_bytes=3)
+    assert await values_of(topic, ReadRequest(start="latest")) == []
+    assert await values_of(topic, ReadRequest(start={0: 1}, stop={0: 3})) == [b"b", b"c"]
+    assert await values_of(topic, ReadRequest(start={0: 1}, stop={0: 1})) == []
+    assert await values_of(topic, ReadRequest(stop={0: 9})) == [b"a", b"b", b"c", b"d"]
+    assert await values_of(topic, ReadRequest(stop="latest")) == [b"a", b"b", b"c", b"d"]
+
+
+async def test_a_start_time_leaves_out_files_that_were_last_changed_before(tmp_path: Path) -> None:
+    """Time stamps are those of the files: the files of earlier days are left out as a whole."""
+    day = datetime(2024, 5, 1, tzinfo=UTC)
+    for number in range(3):
+        path = tmp_path / f"day-{number}.txt"
+        path.write_bytes(b"%d\n" % number)
+        changed_s = (day + timedelta(days=number)).timestamp()
+        os.utime(path, (changed_s, changed_s))
+    topic = topic_at(tmp_path)
+    batches = await batches_of(topic, ReadRequest(start=day + timedelta(days=1)))
+    assert [batch.values for batch in batches] == [[b"1"], [b"2"]]
+    assert batches[0].timestamps_ms == [int((day + timedelta(days=1)).timestamp() * 1000)]
+    with pytest.raises(ConfigurationError, match="aware datetime"):
+        await batches_of(topic, ReadRequest(start=datetime(2024, 5, 1)))
+
+
+async def test_file_i_is_partition_i_in_the_order_of_names_and_numbers(tmp_path: Path) -> None:
+    """Sorted as text, part-10 would come before part-2, and a tenth file would move all positions."""
+    names = ["part-0.txt", "part-1.txt", "part-2.txt", "part-10.txt"]
+    for name in reversed(names):
+        (tmp_path / name).write_bytes(name.encode() + b"\n")
+    (tmp_path / ".hidden.txt").write_bytes(b"no\n")
+    (tmp_path / "_SUCCESS").write_bytes(b"no\n")
+    for where in (tmp_path, tmp_path / "part-*.txt", tmp_path / "**" / "*.txt"):
+        batches = await batches_of(topic_at(where))
+        assert {batch.partition: batch.values for batch in batches} == {
+            number: [name.encode()] for number, name in enumerate(names)
+        }
+
+
+async def test_subtasks_share_the_files(tmp_path: Path) -> None:
+    """Each file is read by exactly one subtask, p mod n."""
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_bytes(b"%d\n" % number)
+    shares = [await values_of(topic_at(tmp_path), ReadRequest(subtask=i, subtasks=2)) for i in range(2)]
+    assert shares == [[b"0", b"2", b"4"], [b"1", b"3"]]
+    assert await values_of(topic_at(tmp_path), ReadRequest(subtask=6, subtasks=7)) == []
+
+
+@pytest.mark.parametrize(
+    ("files_at_once", "expected"), [(1, "000111222"), (2, "010101222"), (8, "012012012")]
+)
+async def test_files_take_turns_within_the_limit_of_open_files(
+    tmp_path: Path, files_at_once: int, expected: str
+) -> None:
+    """A large first file must not hold back all others; a folder of thousands must not open them all."""
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_bytes(b"%d\n" % number * 3)
+    topic = topic_at(tmp_path, files_at_once=files_at_once)
+    batches = await batches_of(topic, ReadRequest(max_records=1))
+    assert "".join(str(batch.partition) for batch in batches) == expected
+
+
+async def test_a_cancelled_read_loses_nothing(tmp_path: Path) -> None:
+    """A task waiting for several things cancels the read that was not first; its records must still come."""
+    values = [b"%d" % number for number in range(500)]
+    (tmp_path / "a.txt").write_bytes(b"\n".join(values))
+    reader = await topic_at(tmp_path / "a.txt", chunk_bytes=64).open_reader(ReadRequest(max_records=7))
+    seen: list[bytes | None] = []
+    while True:
+        cancelled = asyncio.ensure_future(reader.read())
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        batch = await reader.read() if cancelled.cancelled() or not cancelled.done() else cancelled.result()
+        if batch is None:
+            break
+        seen.extend(batch.values)
+    await reader.close()
+    assert seen == values
+
+
+async def test_a_reader_may_be_closed_within_a_read_and_twice(tmp_path: Path) -> None:
+    """A job that is aborted closes what it can: no thread may go on with a closed file."""
+    (tmp_path / "a.txt").write_bytes(b"a\n" * 1000)
+    reader = await topic_at(tmp_path / "a.txt", chunk_bytes=10).open_reader(ReadRequest())
+    reading = asyncio.ensure_future(reader.read())
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait([reading])
+    await reader.close()
+    await reader.close()
+    with pytest.raises(TopicError, match="this one was closed"):
+        await reader.read()
+
+
+async def test_the_lag_is_estimated_and_exact_at_the_end(tmp_path: Path) -> None:
+    """A dashboard shows how far a source is: falling, and nought when all was read."""
+    (tmp_path / "a.txt").write_bytes(b"12345\n" * 1000)
+    reader = await topic_at(tmp_path / "a.txt", chunk_bytes=600).open_reader(ReadRequest(max_records=50))
+    lags = [reader.lag()]
+    while await reader.read() is not None:
+        lags.append(reader.lag())
+    await reader.close()
+    assert lags[0] == {}
+    assert lags[1] == {0: 950}
+    assert lags[-1] == {0: 0}
+    assert all(later[0] < earlier[0] for earlier, later in pairwise(lags[1:]))
+
+
+async def test_describe_counts_the_records_of_each_file(tmp_path: Path) -> None:
+    """Tools show what there is to read; a CSV header and blank lines are not."""
+    (tmp_path / "0.csv").write_bytes(b'a\n1\n\n"2\n3"\n')
+    (tmp_path / "1.csv.gz").write_bytes(gzip.compress(b"a\n1"))
+    described = await topic_at(tmp_path).describe()
+    assert described.offsets == {0: (0, 2), 1: (0, 1)}
+    assert described.settings == {"format": "csv", "compression": "gzip, none"}
+
+
+async def test_a_file_without_lines_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    """A disk image given by mistake would else be gathered as one record."""
+    path = tmp_path / "a.txt"
+    path.touch()
+    os.truncate(path, 200 << 20)  # a hole: takes no room
+    with pytest.raises(RecordTooLarge, match="Is this a file of lines"):
+        await values_of(topic_at(path, chunk_bytes=32 << 20))

@@ -1,0 +1,235 @@
+"""LIBSVM and dummy lines: the quick way of decoding against a plain one, and every kind of bad line."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from files.files_support import batches_of, data_file, records_of, topic_at
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamiter.errors import ConfigurationError, DecodeError, EncodeError
+from streamiter.records import Columns
+from streamiter.topics.topic import TopicBatch
+from streamiter_files import Dummy, Libsvm
+from streamiter_files.number_parsing import NotANumber, parse_floats, parse_integers
+
+
+def plainly_libsvm(line: bytes) -> tuple[float, list[int], list[float]]:
+    """What a line means, written as plainly as it can be."""
+    label, *entries = line.split()
+    pairs = [entry.split(b":") for entry in entries]
+    return float(label), [int(index) - 1 for index, _ in pairs], [float(value) for _, value in pairs]
+
+
+def plainly_dummy(line: bytes) -> tuple[float, list[int], list[float]]:
+    label, *indices = line.replace(b",", b" ").split()
+    return float(label), [int(index) for index in indices], [1.0] * len(indices)
+
+
+def plain(record: dict[str, Any]) -> tuple[float, list[int], list[float]]:
+    assert record["indices"].dtype == np.int64
+    assert record["values"].dtype == np.float64
+    return record["label"], record["indices"].tolist(), record["values"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "plainly"),
+    [
+        ("a9a/a9a_123d_train.libsvm", 32561, plainly_libsvm),
+        ("a9a/a9a_123d_test.dummy", 16281, plainly_dummy),
+        ("census/census_148d_train.dummy", 22792, plainly_dummy),
+        ("census/census_148d_test.dummy", 9769, plainly_dummy),
+    ],
+)
+async def test_real_data_sets_are_read_exactly(name: str, rows: int, plainly: Any) -> None:
+    """The data that the learners are measured on: every line, against a plain way of reading it."""
+    path = data_file(name)
+    records = [plain(record) for record in await records_of(topic_at(path))]
+    assert len(records) == rows
+    assert records == [plainly(line) for line in path.read_bytes().splitlines()]
+
+
+async def test_dense_features_are_the_same_as_sparse_ones() -> None:
+    """Learners take either: a feature off by one column would only show as a worse model."""
+    path = data_file("a9a/a9a_123d_test.dummy")
+    [batch, *_] = await batches_of(topic_at(path))
+    dense = Dummy(width=123, dense=True).decode(batch)
+    assert isinstance(dense, Columns)
+    expected = np.zeros((len(batch), 123))
+    for row, record in zip(expected, Dummy().decode(batch), strict=True):
+        row[record["indices"]] = record["values"]
+    assert np.array_equal(dense["features"], expected)
+    assert dense["label"].tolist() == [record["label"] for record in Dummy().decode(batch)]
+
+
+_number = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.integers(-(10**20), 10**20).map(str),
+    st.decimals(-1000, 1000, places=3).map(str),
+    st.from_regex(r"[+-]?[0-9]{0,17}\.?[0-9]{0,6}", fullmatch=True),
+    st.from_regex(r"[0-9.eE+_-]{1,6}|nan|inf|x", fullmatch=True),
+)
+
+
+def finite_or_none(text: str) -> float | None:
+    if "_" in text or text.strip("+-").isalpha():
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts=st.lists(_number, min_size=1, max_size=12))
+def test_numbers_are_parsed_exactly_as_python_parses_them(texts: list[str]) -> None:
+    """A value that is one bit off makes two runs differ; a half-read one is a wrong feature."""
+    block = np.frombuffer(" ".join(texts).encode() + b" ", dtype=np.uint8)
+    lengths = np.array([len(text) for text in texts])
+    ends = np.cumsum(lengths + 1) - 1
+    expected = [finite_or_none(text) for text in texts]
+    if any(number is None or not math.isfinite(number) for number in expected):
+        with pytest.raises(NotANumber):
+            parse_floats(block, ends - lengths, ends)
+    else:
+        numbers = parse_floats(block, ends - lengths, ends).tolist()
+        assert list(map(repr, numbers)) == [repr(number) for number in expected]
+    if all(text.isdecimal() and len(text) <= 18 for text in texts):
+        assert parse_integers(block, ends - lengths, ends).tolist() == [int(text) for text in texts]
+    else:
+        with pytest.raises(NotANumber):
+            parse_integers(block, ends - lengths, ends)
+
+
+_token = st.sampled_from(
+    ["1", "-1", "+0.5", "3:1", "4:2.5", "9:1e-3", "4", ":", "3:", ":1", "0:1", "x", "2:x", "5 :1"]
+)
+_line = st.lists(_token, max_size=5).flatmap(
+    lambda tokens: st.sampled_from([" ", "\t ", "  "]).map(lambda space: space.join(tokens))
+)
+
+
+def plainly_or_none(line: str) -> tuple[float, list[int], list[float]] | None:
+    try:
+        label, indices, values = plainly_libsvm(line.encode())
+    except ValueError:
+        return None
+    good = len(set(indices)) == len(indices) and min(indices, default=0) >= 0 and ":" not in line.split()[0]
+    entries = sorted(zip(indices, values, strict=True))
+    return (label, [index for index, _ in entries], [value for _, value in entries]) if good else None
+
+
+@settings(max_examples=500, deadline=None)
+@given(lines=st.lists(_line, min_size=1, max_size=4))
+def test_good_and_bad_lines_are_told_apart_as_by_plain_reading(lines: list[str]) -> None:
+    """All lines of a batch are parsed at once: a bad one must not lend its numbers to its neighbours."""
+    expected = [plainly_or_none(line) for line in lines]
+    batch = TopicBatch(values=[line.encode() for line in lines])
+    bad = {index for index, row in enumerate(expected) if row is None}
+    if bad:
+        with pytest.raises(DecodeError) as caught:
+            Libsvm().decode(batch)
+        assert set(caught.value.failures) == bad
+    else:
+        assert [plain(record) for record in Libsvm().decode(batch)] == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"1 0:1", "the index 0, where indices count from 1; see Libsvm(zero_based=True)"),
+        (b"1 4:1", "the index 3 (counted from 0) is not below the width 3"),
+        (b"1 2:1 2:2", "the index 1 (counted from 0) comes twice"),
+        (b"1 2:nan", "expected a finite number, given b'nan'"),
+        (b"1 2:1e999", "expected a finite number, given b'1e999'"),
+        (b"1 -2:1", "expected a whole number, given b'-2'"),
+        (b"1 2:1:3", "expected a finite number, given b'1:3'"),
+        (b"1 2: 3", "expected a finite number, given b''"),
+        (b"1 2", "expected index:value, given b'2'"),
+        (b"2:1", "expected a finite number, given b'2:1'"),
+        (b"1,2 2:1", "expected a finite number, given b'1,2'"),
+        (b"# 1 2:1", "expected a finite number, given b''"),
+        (b"1 2:1\n1 2:1", "expected index:value, given b'1'"),
+        (None, "no value (tombstone)"),
+    ],
+)
+def test_a_bad_libsvm_line_has_a_reason_of_its_own(line: bytes | None, reason: str) -> None:
+    """The reason stands in the dead letter: it must say what to repair."""
+    batch = TopicBatch(values=[b"1 1:1", line, b"1 3:1"])
+    with pytest.raises(DecodeError) as caught:
+        Libsvm(width=3).decode(batch)
+    assert caught.value.failures == {1: reason}
+    assert len(Libsvm(width=3).decode(batch.take([0, 2]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"1 3", "the index 3 (counted from 0) is not below the width 3"),
+        (b"1,1,1", "the index 1 (counted from 0) comes twice"),
+        (b"1 2:1", "expected a whole number, given b'2:1'"),
+        (b"1 1.0", "expected a whole number, given b'1.0'"),
+        (b",", "expected a finite number, given b''"),
+        (b"one 1", "expected a finite number, given b'one'"),
+    ],
+)
+def test_a_bad_dummy_line_has_a_reason_of_its_own(line: bytes, reason: str) -> None:
+    """A LIBSVM file read as dummy is the usual mistake."""
+    with pytest.raises(DecodeError) as caught:
+        Dummy(width=3).decode(TopicBatch(values=[b"1 1", line, b"1,0,2"]))
+    assert caught.value.failures == {1: reason}
+
+
+def test_unsorted_indices_come_out_sorted_and_extras_are_left_out() -> None:
+    """Ranking data has a qid in each line, and some tools write the indices as they come."""
+    batch = TopicBatch(values=[b"2 qid:7 3:1 1:0.5 # doc 12", b"1 qid:8 2:1"])
+    assert [plain(record) for record in Libsvm().decode(batch)] == [
+        (2.0, [0, 2], [0.5, 1.0]),
+        (1.0, [1], [1.0]),
+    ]
+    assert [plain(record) for record in Dummy().decode(TopicBatch(values=[b"1 5, 2"]))] == [
+        (1.0, [2, 5], [1.0] * 2)
+    ]
+
+
+def test_lines_without_features_and_no_lines_at_all() -> None:
+    """A record of which all features are 0 is a record."""
+    values = [b"1", b"-1 2:1", b"0", b"0"]
+    assert [plain(record)[1] for record in Libsvm().decode(TopicBatch(values=values))] == [[], [1], [], []]
+    dense = Libsvm(2, dense=True).decode(TopicBatch(values=values))
+    assert isinstance(dense, Columns)
+    assert dense["features"].tolist() == [[0, 0], [0, 1], [0, 0], [0, 0]]
+    assert Libsvm().decode(TopicBatch(values=[])) == []
+
+
+def test_zero_based_files_are_read_and_written_as_such() -> None:
+    """Off by one, every weight would belong to its neighbour's feature."""
+    zero_based = Libsvm(zero_based=True)
+    [record] = zero_based.decode(TopicBatch(values=[b"1 0:0.1 7:-2"]))
+    assert record["indices"].tolist() == [0, 7]
+    assert zero_based.encode([record]).values == [b"1 0:0.1 7:-2"]
+    assert Libsvm().encode([record]).values == [b"1 1:0.1 8:-2"]
+
+
+def test_records_that_the_format_has_no_form_for_are_refused() -> None:
+    """A value of 2 written as a bare index would be read as 1."""
+    record = {"label": 1.0, "indices": [1], "values": [2.0]}
+    with pytest.raises(EncodeError, match=r"expected 1 as the value of every feature, given 2\.0"):
+        Dummy().encode([record])
+    with pytest.raises(EncodeError, match="expected a finite number, given nan"):
+        Libsvm().encode([{**record, "label": math.nan}])
+    with pytest.raises(EncodeError, match="expected a dict with label, indices and values"):
+        Libsvm().encode([[1]])
+    assert Dummy().encode([{**record, "values": [1]}]).values == [b"1 1"]
+
+
+def test_dense_features_need_a_width() -> None:
+    """Guessed from each batch, the width would differ from one to the next."""
+    with pytest.raises(ConfigurationError, match=r"Libsvm: dense=True needs width="):
+        Libsvm(dense=True)
+    with pytest.raises(ConfigurationError, match=r"Dummy: expected width >= 1, given 0"):
+        Dummy(width=0)

@@ -1,0 +1,166 @@
+"""URLs, options, formats, and what the connector says about wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from files.files_support import records_of, topic_at, values_of
+
+from streamiter.errors import ConfigurationError, TopicError, TopicNotFound
+from streamiter.topics.formats import Json, Text
+from streamiter.topics.lookup import topic
+from streamiter_files import Csv, Dummy, FilesConnector, FilesTopic, Libsvm
+
+
+async def test_absolute_and_relative_urls_name_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative URL must mean the folder of the process, also when that changes after the topic was made."""
+    (tmp_path / "a.txt").write_bytes(b"x\n")
+    monkeypatch.chdir(tmp_path)
+    topics = [
+        FilesConnector().topic(url, {})
+        for url in (f"file://{tmp_path}/a.txt", f"file:{tmp_path}/a.txt", "file:a.txt", "file:./a.txt")
+    ]
+    monkeypatch.chdir("/")
+    assert [await values_of(topic) for topic in topics] == [[b"x"]] * 4
+
+
+async def test_both_forms_of_url_are_found_by_their_scheme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users write `topic("file:data/clicks.jsonl")`: the look-up must not ask for two slashes."""
+    (tmp_path / "a.txt").write_bytes(b"x\n")
+    monkeypatch.chdir(tmp_path)
+    for url in ("file:a.txt", f"file://{tmp_path}/a.txt", f"FILE:{tmp_path}/a.txt"):
+        found = topic(url)
+        assert isinstance(found, FilesTopic)
+        assert await values_of(found) == [b"x"]
+
+
+async def test_names_with_reserved_characters_are_written_in_percent_codes(tmp_path: Path) -> None:
+    """A '?' in a name would else begin the options, and the file never be found."""
+    (tmp_path / "what? 100%#.txt").write_bytes(b"x\n")
+    topic = FilesConnector().topic(f"file://{tmp_path}/what%3F%20100%25%23.txt", {})
+    assert await values_of(topic) == [b"x"]
+
+
+async def test_an_existing_file_is_never_taken_for_a_pattern(tmp_path: Path) -> None:
+    """`a[1].txt` is a common name for a copy; as a pattern it would read a1.txt instead."""
+    (tmp_path / "a[1].txt").write_bytes(b"copy\n")
+    (tmp_path / "a1.txt").write_bytes(b"other\n")
+    assert await values_of(topic_at(tmp_path / "a[1].txt")) == [b"copy"]
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("file://data/a.csv", "did you mean 'file:data/a.csv'"),
+        ("file://./a.csv", "did you mean 'file:./a.csv'"),
+        ("file:a.csv#1", "write %23"),
+        ("file:", "expected a path"),
+        ("file:a.parquet", "expected a known suffix: .jsonl"),
+        ("file:a.csv?formt=csv", "unknown option 'formt'; a file topic has format, delimiter"),
+        ("file:a?format=parquet", "expected one of jsonl, ndjson"),
+        ("file:a.csv?delimiter=ab", "option delimiter: expected one ASCII character"),
+        ("file:a.csv?header=maybe", "option header: expected true or false"),
+        ("file:a.csv?columns=a,a", "option columns: expected names that differ"),
+        ("file:a.csv?chunk_bytes=0", "option chunk_bytes: expected a whole number of at least 1"),
+        ("http://host/a.csv", "expected the scheme file:"),
+    ],
+)
+def test_a_wrong_url_is_refused_with_what_was_expected(url: str, expected: str) -> None:
+    """The error must say which URL and what to write instead: the topic is made far from where it is read."""
+    with pytest.raises(ConfigurationError) as caught:
+        FilesConnector().topic(url, {})
+    assert expected in str(caught.value)
+    assert url in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "decoder"),
+    [
+        ("a.jsonl", Json),
+        ("a.ndjson", Json),
+        ("a.json.gz", Json),
+        ("a.csv", Csv),
+        ("a.tsv.gz", Csv),
+        ("a.libsvm", Libsvm),
+        ("a.dummy.gz", Dummy),
+        ("a.txt", Text),
+    ],
+)
+def test_the_suffix_tells_the_default_decoder(tmp_path: Path, name: str, decoder: type) -> None:
+    """A LIBSVM file read as JSON would fail at its first line."""
+    assert type(topic_at(tmp_path / name).default_decoder()) is decoder
+
+
+async def test_the_option_format_goes_before_the_suffix(tmp_path: Path) -> None:
+    """Data sets come with suffixes of their own, such as .data."""
+    (tmp_path / "a9a.data").write_bytes(b"1 3:1\n")
+    [record] = await records_of(topic_at(tmp_path / "a9a.data", format="libsvm"))
+    assert record["indices"].tolist() == [2]
+
+
+async def test_options_may_stand_in_the_url(tmp_path: Path) -> None:
+    """A service's configuration file has only the URL."""
+    (tmp_path / "a.data").write_bytes(b"1;2\n")
+    topic = topic_at(f"{tmp_path}/a.data?format=csv&delimiter=;&header=false&columns=a,b")
+    assert await records_of(topic) == [{"a": "1", "b": "2"}]
+
+
+async def test_a_missing_file_is_told_with_names_near_it(tmp_path: Path) -> None:
+    """Most files that are not found were mistyped."""
+    (tmp_path / "clicks.jsonl").touch()
+    with pytest.raises(
+        TopicNotFound, match=r"clikcs.jsonl': there is no such file; near it are 'clicks.jsonl'"
+    ):
+        await values_of(topic_at(tmp_path / "clikcs.jsonl"))
+
+
+async def test_a_missing_folder_is_told_by_its_first_missing_part(tmp_path: Path) -> None:
+    """With five folders in the path, the one that is wrong has to be named."""
+    (tmp_path / "data").mkdir()
+    with pytest.raises(TopicNotFound, match=r"no folder '.*/dta'; near it are 'data'"):
+        await values_of(topic_at(tmp_path / "dta" / "2024" / "clicks.jsonl"))
+
+
+async def test_a_folder_or_pattern_without_files_is_not_found(tmp_path: Path) -> None:
+    """An empty result would be taken for a source without records."""
+    (tmp_path / "notes.md").touch()
+    with pytest.raises(TopicNotFound, match="expected files of a known suffix"):
+        await values_of(topic_at(f"{tmp_path}/"))
+    with pytest.raises(TopicNotFound, match=r"expected files that match"):
+        await values_of(topic_at(tmp_path / "*.csv"))
+
+
+async def test_a_folder_of_several_formats_is_refused(tmp_path: Path) -> None:
+    """One decoder for two formats would fail at some record in the middle."""
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "b.jsonl").touch()
+    with pytest.raises(TopicError, match=r"files of one format, found csv \(a.csv\), jsonl \(b.jsonl\)"):
+        await values_of(topic_at(tmp_path))
+
+
+async def test_topics_of_a_folder_are_its_files_of_known_formats(tmp_path: Path) -> None:
+    """The list is what a user picks a topic from: hidden files and notes are none."""
+    for name in ("part-10.csv", "part-9.csv", ".part-9.csv.torn", "_SUCCESS", "readme.md", "b.jsonl.gz"):
+        (tmp_path / name).touch()
+    connector = FilesConnector()
+    expected = ["b.jsonl.gz", "part-9.csv", "part-10.csv"]
+    assert await connector.list_topics(f"file://{tmp_path}", {}) == expected
+    assert await connector.list_topics(f"file://{tmp_path}/part-9.csv", {}) == expected
+
+
+async def test_transactions_are_refused_with_the_topics_that_have_them(tmp_path: Path) -> None:
+    """An exactly-once sink on a file must fail at its start, and say what to use."""
+    with pytest.raises(ConfigurationError, match=r"no transactions, topics of sqlite:// and kafka:// have"):
+        await topic_at(tmp_path / "a.jsonl").open_transactions("job")
+
+
+def test_a_file_topic_says_that_it_is_bounded(tmp_path: Path) -> None:
+    """A flow has to know that its input ends without a stop position."""
+    topic = topic_at(tmp_path / "a.jsonl")
+    assert topic.bounded is True
+    assert topic.commit_domain != topic_at(tmp_path / "b.jsonl").commit_domain

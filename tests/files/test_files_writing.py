@@ -1,0 +1,233 @@
+"""File sinks: what is written, by how many at once, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from files.files_support import append, batches_of, topic_at, values_of
+
+from streamiter.errors import ConfigurationError, TopicError, TopicNotFound
+from streamiter.topics.formats import Json
+from streamiter.topics.outgoing import partition_for_key
+from streamiter.topics.topic import OutgoingBatch
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+async def test_what_was_flushed_is_read_by_the_next_reader(tmp_path: Path, name: str) -> None:
+    """`flush` promises stored and readable, while the writer stays open for more."""
+    topic = topic_at(tmp_path / name)
+    writer = await topic.open_writer()
+    records: list[Any] = [{"x": number, "text": "ü\n\r\u2028"} for number in range(3000)]
+    for half in (records[:1000], records[1000:]):
+        await writer.write(Json().encode(half))
+        await writer.flush()
+        decoded = [record for batch in await batches_of(topic) for record in Json().decode(batch)]
+        assert decoded == records[: records.index(half[-1]) + 1]
+    await writer.close()
+    await writer.close()
+    with pytest.raises(TopicError, match="expected an open writer"):
+        await writer.write(OutgoingBatch([b"1"]))
+
+
+async def test_a_gzip_sink_is_a_file_that_gzip_reads(tmp_path: Path) -> None:
+    """Each append is a member of its own: other tools must see one file."""
+    topic = topic_at(tmp_path / "a.txt.gz")
+    for value in (b"a", b"b"):
+        await append(topic, [value] * 2)
+    assert gzip.decompress((tmp_path / "a.txt.gz").read_bytes()) == b"a\na\nb\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"a\nb", "it has a line feed within"),
+        (b"a\n", "it has a line feed within"),
+        (b"a\r", "it ends with a carriage return"),
+        (b"", "it is empty or white space"),
+        (b" \t", "it is empty or white space"),
+        (None, "it is None"),
+        (b"\xef\xbb\xbfa", "it begins with a byte order mark"),
+        (b"#a", "it begins with '#', as comments do"),
+    ],
+)
+async def test_values_that_lines_cannot_hold_are_refused_with_the_whole_batch(
+    tmp_path: Path, value: bytes | None, reason: str
+) -> None:
+    """Written anyway, it would be read back as another number of records, or not at all."""
+    topic = topic_at(tmp_path / "a.libsvm")
+    writer = await topic.open_writer()
+    with pytest.raises(TopicError, match="record 1 of the batch cannot be a line: ") as caught:
+        await writer.write(OutgoingBatch([b"good", value]))
+    assert reason in str(caught.value)
+    await writer.write(OutgoingBatch([b"1 # a\rb"]))
+    await writer.close()
+    assert (tmp_path / "a.libsvm").read_bytes() == b"1 # a\rb\n"
+
+
+async def test_headers_are_refused_and_keys_are_not_stored(tmp_path: Path) -> None:
+    """A dead letter's origin stands in its headers: dropped in silence it could not be traced."""
+    topic = topic_at(tmp_path / "a.jsonl")
+    with pytest.raises(TopicError, match="expected records without headers"):
+        await append(topic, [b"1"], headers=[(("origin", b"x"),)])
+    await append(topic, [b"2"], headers=[()], keys=[b"k"], timestamps_ms=[5])
+    assert await values_of(topic) == [b"2"]
+
+
+async def test_subtasks_that_write_one_file_keep_their_lines_whole(tmp_path: Path) -> None:
+    """A sink of parallelism 4 opens four writers on one file: lines must not be torn by each other."""
+    topic = topic_at(tmp_path / "a.txt")
+
+    async def write(subtask: int) -> None:
+        writer = await topic.open_writer()
+        for number in range(40):
+            await writer.write(OutgoingBatch([b"%d-%d-" % (subtask, number) + b"x" * 20_000] * 3))
+            if number % 7 == 0:
+                await writer.flush()
+        await writer.close()
+
+    await asyncio.gather(*(write(subtask) for subtask in range(4)))
+    values = await values_of(topic)
+    assert {len(value) for value in values} <= {20_000 + extra for extra in (4, 5)}
+    for subtask in range(4):
+        numbers = [int(value.split(b"-")[1]) for value in values if value.startswith(b"%d-" % subtask)]
+        assert numbers == [number for number in range(40) for _ in range(3)]
+
+
+async def test_a_key_always_goes_to_the_same_file(tmp_path: Path) -> None:
+    """Records of a key keep their order only within one partition."""
+    topic = topic_at(tmp_path / "part-*.txt")
+    await topic.create(partitions=3)
+    keys = [b"k%d" % number for number in range(20)]
+    for _ in range(2):
+        await append(topic, keys, keys=keys)
+    for batch in await batches_of(topic):
+        expected = [key for key in keys if partition_for_key(key, 3) == batch.partition]
+        assert batch.values == expected * 2
+
+
+async def test_records_without_key_are_spread_and_explicit_partitions_kept(tmp_path: Path) -> None:
+    """All batches in the first file would leave the other readers idle."""
+    topic = topic_at(tmp_path / "part-*.txt")
+    await topic.create(partitions=2)
+    writer = await topic.open_writer()
+    for value in (b"a", b"b", b"c"):
+        await writer.write(OutgoingBatch([value]))
+    await writer.write(OutgoingBatch([b"d"], partition=1))
+    with pytest.raises(TopicError, match="expected a partition of 0 to 1, given 2"):
+        await writer.write(OutgoingBatch([b"e"], partition=2))
+    await writer.close()
+    assert {batch.partition: batch.values for batch in await batches_of(topic)} == {
+        0: [b"a", b"c"],
+        1: [b"b", b"d"],
+    }
+
+
+async def test_partitions_are_created_once_and_added_behind(tmp_path: Path) -> None:
+    """Creating a topic again must neither empty it nor move its partitions."""
+    topic = topic_at(tmp_path / "new" / "part-*.jsonl.gz")
+    await topic.create(partitions=2)
+    await append(topic, [b"1"], partition=1)
+    for partitions in (2, 1, 12):
+        await topic.create(partitions=partitions)
+    assert (await topic.describe()).offsets == {number: (0, int(number == 1)) for number in range(12)}
+    await topic.delete()
+    with pytest.raises(TopicNotFound):
+        await topic.describe()
+
+
+async def test_a_folder_gets_numbered_files_and_goes_with_them(tmp_path: Path) -> None:
+    """A folder as a sink has no names of its own."""
+    topic = topic_at(f"{tmp_path}/out/", format="csv", header=False)
+    await topic.create(partitions=2)
+    assert sorted(os.listdir(tmp_path / "out")) == ["part-0.csv", "part-1.csv"]
+    await topic_at(f"{tmp_path}/out").create(partitions=3)
+    await topic.delete()
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigurationError, match="expected the option format="):
+        await topic_at(f"{tmp_path}/out/").create()
+
+
+@pytest.mark.parametrize(
+    ("name", "partitions", "expected"),
+    [
+        (
+            "a.tar.csv",
+            2,
+            r"a file is one partition, asked for are 2; give a pattern, such as 'file:.*/a-\*.tar.csv'",
+        ),
+        ("part-*-*.csv", 1, r"expected a pattern with one '\*'"),
+        ("*/part.csv", 1, r"expected a pattern with one '\*'"),
+        ("*.txt", 2, r"'1.txt' would not be the last in order of names"),
+        ("a.csv", 0, "expected partitions >= 1, given 0"),
+    ],
+)
+async def test_partitions_that_cannot_be_created_are_refused(
+    tmp_path: Path, name: str, partitions: int, expected: str
+) -> None:
+    """A new file that sorts before an old one would give the old one's positions to it."""
+    (tmp_path / "old.txt").touch()
+    with pytest.raises(ConfigurationError, match=expected):
+        await topic_at(tmp_path / name).create(partitions=partitions)
+    assert os.listdir(tmp_path) == ["old.txt"]
+
+
+async def test_settings_are_refused(tmp_path: Path) -> None:
+    """A retention that is silently ignored fills the disk."""
+    with pytest.raises(ConfigurationError, match="files have no settings, given retention"):
+        await topic_at(tmp_path / "a.csv").create(settings={"retention": "1"})
+
+
+async def test_a_sink_creates_its_file_but_no_folder(tmp_path: Path) -> None:
+    """A mistyped folder must not be made and filled."""
+    await append(topic_at(tmp_path / "a.jsonl"), [b"1"])
+    await append(topic_at(tmp_path / "b-*.jsonl"), [b"1"])
+    await append(topic_at(f"{tmp_path}/", format="jsonl"), [b"2"], partition=0)
+    assert sorted(os.listdir(tmp_path)) == ["a.jsonl", "b-0.jsonl"]
+    with pytest.raises(TopicNotFound, match=r"there is no folder '.*/typo'"):
+        await topic_at(tmp_path / "typo" / "a.jsonl").open_writer()
+
+
+async def test_a_file_that_is_deleted_under_the_writer_is_told_at_the_flush(tmp_path: Path) -> None:
+    """The system goes on writing to a file without a name: everything would be lost without a word."""
+    path = tmp_path / "a.jsonl"
+    writer = await topic_at(path).open_writer()
+    await writer.write(OutgoingBatch([b"1"]))
+    await writer.flush()
+    path.rename(tmp_path / "a.jsonl.1")
+    await writer.write(OutgoingBatch([b"2"]))
+    with pytest.raises(TopicNotFound, match="deleted or replaced while it was written to"):
+        await writer.flush()
+    with pytest.raises(TopicNotFound):
+        await writer.close()
+
+
+async def test_a_file_that_is_cut_by_log_rotation_is_appended_to(tmp_path: Path) -> None:
+    """Rotation by copying and cutting leaves the file in place, shorter than the writer knows it."""
+    for name in ("a.txt", "a.txt.gz"):
+        topic = topic_at(tmp_path / name)
+        writer = await topic.open_writer()
+        await writer.write(OutgoingBatch([b"before"] * 100))
+        await writer.flush()
+        os.truncate(tmp_path / name, 0)
+        await writer.write(OutgoingBatch([b"after"]))
+        await writer.close()
+        assert await values_of(topic) == [b"after"]
+
+
+async def test_a_cancelled_write_or_flush_writes_its_records_once(tmp_path: Path) -> None:
+    """A flush that is cancelled goes on in its thread: the next one must wait and not write again."""
+    topic = topic_at(tmp_path / "a.txt")
+    writer = await topic.open_writer()
+    values = [b"%06d" % number + b"x" * 1000 for number in range(6000)]
+    for begin in range(0, len(values), 500):
+        await writer.write(OutgoingBatch(values[begin : begin + 500]))
+        flushing = asyncio.ensure_future(writer.flush())
+        await asyncio.sleep(0)
+        flushing.cancel()
+    await writer.close()
+    assert await values_of(topic) == values

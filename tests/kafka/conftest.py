@@ -1,0 +1,51 @@
+"""What the tests of the Kafka connector share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.kafka_server import KafkaServer, running_kafka, what_is_missing
+
+from streamiter.topics import Topic, topic
+
+pytest.register_assert_rewrite("topics.topic_case")
+
+
+@pytest.fixture
+def kafka_topic(kafka_broker, topic_prefix) -> Callable[..., Topic]:
+    """Makes a handle of a topic on the shared broker, with options."""
+
+    def handle(name: str = "clicks", **options: object) -> Topic:
+        return topic(f"kafka://{kafka_broker.bootstrap}/{topic_prefix}{name}", **options)
+
+    return handle
+
+
+@pytest.fixture(scope="module")
+def broker_to_break(kafka_broker) -> Iterator[KafkaServer]:
+    """A broker that the tests of one module stop and freeze, one after the other."""
+    if what_is_missing():
+        pytest.skip("a broker to break must be our own, which needs java and mvn")
+    with running_kafka() as server:
+        yield server
+
+
+@pytest.fixture
+def breakable_broker(broker_to_break) -> Iterator[KafkaServer]:
+    """The broker to break, running again after the test."""
+    yield broker_to_break
+    broker_to_break.start()
+    broker_to_break.resume()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    """A failed test shows the end of its broker's log."""
+    report = yield
+    if report.failed and isinstance(item, pytest.Function):
+        for name, server in item.funcargs.items():
+            if isinstance(server, KafkaServer):
+                report.sections.append((f"log of {name}", server.log_tail()))
+    return report

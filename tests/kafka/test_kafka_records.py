@@ -1,0 +1,338 @@
+"""Records on a real broker: what other clients write and read, compression, compaction, time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from topics.topic_case import (
+    PATIENCE_S,
+    by_partition,
+    numbered,
+    numbers_of,
+    patiently,
+    read_count,
+    read_to_end,
+    values_of,
+    write,
+)
+
+from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, RecordTooLarge, TopicError
+from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader
+
+MakeTopic = Callable[..., Topic]
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+async def test_compressed_records_come_back_and_are_smaller(kafka_topic: MakeTopic, compression: str) -> None:
+    """A codec that is accepted but not applied is found out by the bill for the disk."""
+    topic = kafka_topic(compression=compression)
+    await topic.create()
+    values = [b"%d " % number * 50 for number in range(3000)]
+    await write(topic, OutgoingBatch(values, keys=numbered(range(3000)), timestamps_ms=list(range(3000))))
+    records = await read_to_end(topic, ReadRequest(stop="latest", max_records=1000))
+    assert values_of(records) == values
+    assert [record.timestamp_ms for record in records] == list(range(3000))
+    codec = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}[compression]
+    assert await codecs_on_the_wire(topic) == {codec}
+
+
+async def codecs_on_the_wire(topic: Topic) -> set[int]:
+    """The codecs of the record batches as the broker stores them."""
+    reader = await topic.open_reader(ReadRequest())
+    partition = reader._partitions[0]
+    async with asyncio.timeout(PATIENCE_S):
+        while not partition.has_records:
+            await reader._arrived.wait()
+    codecs = {batch.compression_type for batch, _size in partition._batches}
+    await reader.close()
+    return codecs
+
+
+async def test_another_client_reads_what_is_written(kafka_broker, kafka_topic: MakeTopic) -> None:
+    """A topic is shared with services in other languages."""
+    topic = kafka_topic()
+    await topic.create()
+    batch = OutgoingBatch(
+        [b"v", None], keys=[b"k", b"gone"], headers=[(("h", b"1"), ("h", b"2")), ()], timestamps_ms=[7, 8]
+    )
+    await write(topic, batch)
+    consumer = AIOKafkaConsumer(bootstrap_servers=kafka_broker.bootstrap, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        partition = TopicPartition(topic.name, 0)
+        consumer.assign([partition])
+        await consumer.seek_to_beginning()
+        seen = [await patiently(consumer.getone()) for _ in range(2)]
+    finally:
+        await consumer.stop()
+    assert [(each.key, each.value, each.headers, each.timestamp) for each in seen] == [
+        (b"k", b"v", (("h", b"1"), ("h", b"2")), 7),
+        (b"gone", None, (), 8),
+    ]
+
+
+async def test_keys_go_where_another_client_sends_them(kafka_broker, kafka_topic: MakeTopic) -> None:
+    """Otherwise the records of a key are in two partitions as soon as two programs write the topic."""
+    topic = kafka_topic()
+    await topic.create(partitions=7)
+    keys = [b"user-%d" % number for number in range(200)]
+    producer = AIOKafkaProducer(bootstrap_servers=kafka_broker.bootstrap)
+    await producer.start()
+    try:
+        for key in keys:
+            await producer.send(topic.name, b"theirs", key=key)
+        await producer.flush()
+    finally:
+        await producer.stop()
+    await write(topic, OutgoingBatch([b"ours"] * len(keys), keys=keys))
+    placed: dict[bytes | None, set[int]] = {}
+    for record in await read_to_end(topic):
+        placed.setdefault(record.key, set()).add(record.partition)
+    assert set(placed) == set(keys)
+    assert all(len(partitions) == 1 for partitions in placed.values())
+
+
+async def test_unkeyed_batches_spread_over_all_partitions(kafka_topic: MakeTopic) -> None:
+    """One busy partition would be one busy subtask."""
+    topic = kafka_topic()
+    await topic.create(partitions=3)
+    writer = await topic.open_writer()
+    for number in range(9):
+        await writer.write(OutgoingBatch(numbered([number])))
+    await writer.close()
+    parts = by_partition(await read_to_end(topic))
+    assert sorted(len(part) for part in parts.values()) == [3, 3, 3]
+
+
+async def test_small_writes_travel_together_under_load(kafka_topic: MakeTopic) -> None:
+    """A request for each record would make a thousand writes a second the limit."""
+    topic = kafka_topic()
+    await topic.create()
+    writer = await topic.open_writer()
+    for number in range(2000):
+        await writer.write(OutgoingBatch(numbered([number])))
+    await writer.close()
+    reader = await topic.open_reader(ReadRequest(stop="latest"))
+    assert numbers_of(await read_count(reader, 2000)) == list(range(2000))
+    await reader.close()
+    stored = await stored_batches(topic)
+    assert stored < 500, f"2000 writes were stored as {stored} record batches"
+
+
+async def stored_batches(topic: Topic) -> int:
+    reader = await topic.open_reader(ReadRequest())
+    partition = reader._partitions[0]
+    _, end = (await topic.describe()).offsets[0]
+    async with asyncio.timeout(PATIENCE_S):
+        while partition.fetch_offset < end:
+            reader._arrived.clear()
+            await reader._arrived.wait()
+    count = len(partition._batches)
+    await reader.close()
+    return count
+
+
+async def test_a_lingering_writer_waits_for_more_but_not_at_a_flush(kafka_topic: MakeTopic) -> None:
+    """Waiting is for those who ask for it, and a flush asks for the opposite."""
+    topic = kafka_topic(linger_s=600)
+    await topic.create()
+    writer = await topic.open_writer()
+    for number in range(50):
+        await writer.write(OutgoingBatch(numbered([number])))
+        await asyncio.sleep(0.001)  # each has time to leave alone
+    await patiently(writer.flush())
+    assert await stored_batches(topic) == 1
+    await writer.close()
+
+
+async def test_a_record_above_the_limit_leaves_the_rest_of_its_batch_unwritten(
+    kafka_topic: MakeTopic,
+) -> None:
+    """The caller takes the record out and writes the batch again: no record may be there twice."""
+    topic = kafka_topic()
+    await topic.create(settings={"max.message.bytes": "10000"})
+    writer = await topic.open_writer()
+    values = [*numbered(range(100)), b"x" * 20_000]
+    with pytest.raises(RecordTooLarge, match=r"record 100 .* 200\d\d bytes.* 10000"):
+        await writer.write(OutgoingBatch(values))
+    await writer.write(OutgoingBatch(values[:-1]))
+    await writer.close()
+    assert numbers_of(await read_to_end(topic)) == list(range(100))
+
+
+async def test_a_record_that_stays_too_large_compressed_is_an_error(kafka_topic: MakeTopic) -> None:
+    """What it takes is known only after compression, so the broker is the judge."""
+    topic = kafka_topic(compression="gzip")
+    await topic.create(settings={"max.message.bytes": "1000"})
+    writer = await topic.open_writer()
+    await writer.write(OutgoingBatch([b"x" * 100_000]))
+    await patiently(writer.flush())
+    await writer.write(OutgoingBatch([random.Random(7).randbytes(50_000)]))
+    with pytest.raises(RecordTooLarge, match=r"max\.message\.bytes"):
+        await patiently(writer.flush())
+    await writer.close()
+    assert len(await read_to_end(topic)) == 1
+
+
+async def test_a_record_larger_than_one_fetch_is_read(kafka_topic: MakeTopic) -> None:
+    """A reader that asks for less than one record must not stand still before it."""
+    topic = kafka_topic(max_batch_bytes=10**7, fetch_max_bytes=1000)
+    await topic.create(settings={"max.message.bytes": str(10**7)})
+    values = [b"small", b"x" * 3_000_000, b"behind"]
+    await write(topic, OutgoingBatch(values))
+    assert values_of(await read_to_end(topic)) == values
+
+
+async def test_a_compacted_topic_ends_a_bounded_read(kafka_topic: MakeTopic) -> None:
+    """The last offsets of a range may be gone: waiting for them is a hang."""
+    topic = kafka_topic()
+    settings = {
+        "cleanup.policy": "compact",
+        "segment.ms": "100",
+        "min.cleanable.dirty.ratio": "0.001",
+        "max.compaction.lag.ms": "100",
+        "delete.retention.ms": "0",
+    }
+    await topic.create(settings=settings)
+    written = 0
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            await write(topic, OutgoingBatch(numbered(range(written, written + 100)), keys=[b"same"] * 100))
+            written += 100
+            numbers = numbers_of(await read_to_end(topic))
+            assert numbers[-1] == written - 1
+            if len(numbers) < written:
+                break
+            await asyncio.sleep(0.1)  # the cleaner works in real time
+    # A range whose records are all gone, in the middle of what was compacted.
+    first = (await read_to_end(topic))[0].offset
+    assert await read_to_end(topic, ReadRequest(start={0: 0}, stop={0: first})) == []
+
+
+async def test_a_compacted_topic_refuses_records_without_keys_with_the_reason(kafka_topic: MakeTopic) -> None:
+    """The broker's own answer is a number."""
+    topic = kafka_topic()
+    await topic.create(settings={"cleanup.policy": "compact"})
+    writer = await topic.open_writer()
+    await writer.write(OutgoingBatch([b"a"]))
+    with pytest.raises(TopicError, match="compacted topic takes only records with keys"):
+        await patiently(writer.flush())
+    with pytest.raises(TopicError, match="compacted"):
+        await patiently(writer.write(OutgoingBatch([b"b"], keys=[b"k"])))
+    await writer.close()
+
+
+async def delete_records(bootstrap: str, topic: Topic, before: int) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.delete_records({TopicPartition(topic.name, 0): RecordsToDelete(before)})
+    finally:
+        await admin.close()
+
+
+async def test_a_position_that_fell_out_of_retention_is_an_error_with_the_numbers(
+    kafka_broker, kafka_topic: MakeTopic
+) -> None:
+    """Going on at the earliest record loses what lies between without a word."""
+    topic = kafka_topic()
+    await topic.create()
+    await write(topic, numbered(range(100)))
+    await delete_records(kafka_broker.bootstrap, topic, 60)
+    for request in (ReadRequest(positions={0: 30}), ReadRequest(start={0: 30})):
+        with pytest.raises(OffsetOutOfRange, match=r"30.*60 to 100.*earliest") as caught:
+            await patiently(topic.open_reader(request))
+        assert topic.name in str(caught.value)
+    assert numbers_of(await read_to_end(topic)) == list(range(60, 100))
+
+
+async def test_records_that_fall_out_of_retention_before_they_are_fetched_are_an_error(
+    kafka_broker, kafka_topic: MakeTopic
+) -> None:
+    """A slow reader is overtaken by the retention: the records that are gone must not just be missing."""
+    topic = kafka_topic(fetch_max_bytes=1000)
+    await topic.create()
+    writer = await topic.open_writer()
+    for start in range(0, 100, 10):
+        await writer.write(
+            OutgoingBatch([b"%d" % number + b" " * 200 for number in range(start, start + 10)])
+        )
+        await writer.flush()
+    await writer.close()
+    reader = await topic.open_reader(ReadRequest())
+    first = await read_count(reader, 10)
+    assert numbers_of(first) == list(range(10))
+    # Nothing beyond the second block has been asked for: the reader holds one and asks for no more.
+    await delete_records(kafka_broker.bootstrap, topic, 95)
+    for _ in range(2):
+        with pytest.raises(OffsetOutOfRange, match="95 to 100"):
+            await read_for_ever(reader)
+    await reader.close()
+
+
+async def read_for_ever(reader: TopicReader) -> None:
+    while True:
+        assert await patiently(reader.read()) is not None
+
+
+async def test_positions_of_partitions_that_are_not_there_are_refused(kafka_topic: MakeTopic) -> None:
+    """The topic was created anew: its offsets mean other records."""
+    topic = kafka_topic()
+    await topic.create(partitions=2)
+    with pytest.raises(OffsetOutOfRange, match="partition 5"):
+        await patiently(topic.open_reader(ReadRequest(positions={5: 0})))
+
+
+async def test_settings_are_described_and_wrong_ones_refused(kafka_topic: MakeTopic) -> None:
+    """A topic with another retention than asked for loses records, or keeps them too long."""
+    topic = kafka_topic()
+    await topic.create(partitions=2, settings={"retention.ms": "12345", "replication.factor": "1"})
+    described = await topic.describe()
+    assert described.settings["retention.ms"] == "12345"
+    assert described.settings["cleanup.policy"] == "delete"
+    with pytest.raises(ConfigurationError, match="replication"):
+        await kafka_topic("other").create(settings={"replication.factor": "9"})
+    with pytest.raises(ConfigurationError, match="partitions"):
+        await kafka_topic("other").create(partitions=0)
+
+
+async def test_a_topic_can_be_used_as_soon_as_it_is_created(kafka_topic: MakeTopic) -> None:
+    """A topic whose partitions have no leader yet refuses the first records."""
+    for number in range(5):
+        topic = kafka_topic(f"fresh-{number}")
+        await topic.create(partitions=4)
+        for partition in range(4):
+            await write(topic, OutgoingBatch([b"a"], partition=partition))
+        assert len(await read_to_end(topic)) == 4
+
+
+async def test_a_transaction_left_open_is_aborted_after_its_timeout(kafka_topic: MakeTopic) -> None:
+    """A dead run's open transaction must not hold up all readers for ever."""
+    topic = kafka_topic()
+    await topic.create()
+    transactions = await topic.open_transactions(f"{topic.name}-t", timeout_s=1.0)
+    await transactions.begin()
+    await transactions.write(topic, OutgoingBatch([b"left open"]))
+    async with asyncio.timeout(PATIENCE_S):
+        while (await topic.describe()).offsets[0] == (0, 0):
+            await asyncio.sleep(0.01)  # it is on its way
+    await write(topic, [b"behind"])
+    reader = await topic.open_reader(ReadRequest())
+    assert values_of(await read_count(reader, 1)) == [b"behind"]
+    with pytest.raises(ProducerFenced, match="timeout"):
+        await patiently(transactions.commit())
+    await transactions.close()
+    await reader.close()
+
+
+async def test_a_transaction_timeout_that_the_broker_does_not_take_is_refused(kafka_topic: MakeTopic) -> None:
+    """The limit is the broker's: a checkpoint interval beyond it can never work."""
+    topic = kafka_topic()
+    await topic.create()
+    with pytest.raises(ConfigurationError, match=r"transaction\.max\.timeout\.ms"):
+        await patiently(topic.open_transactions(f"{topic.name}-t", timeout_s=10**6))

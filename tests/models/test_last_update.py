@@ -1,0 +1,308 @@
+"""The last update of a model, and the generation of a new run: found from the topic's end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models.model_case import (
+    MakeTopic,
+    ManualClock,
+    all_records,
+    compacted,
+    encoder,
+    interleaved,
+    large,
+    large_update,
+    selected,
+    update_of,
+    write,
+)
+
+from streamiter.errors import DecodeError, TopicNotFound
+from streamiter.models import last_update, next_generation, next_run
+from streamiter.topics.memory import MemoryBroker
+from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicBatch, TopicReader
+
+
+async def last_rank(topic: Topic) -> tuple[int, int] | None:
+    update = await last_update(topic, "ctr")
+    return None if update is None else update.rank
+
+
+class WatchedTopic:
+    """Counts what is read of a topic, and can do something before a reader is opened."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self.records_read = 0
+        self.largest_batch = 0
+        self.open_readers = 0
+        self.before_open: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._topic, name)
+
+    async def open_reader(self, request: ReadRequest) -> TopicReader:
+        if self.before_open is not None:
+            await self.before_open()
+        reader = await self._topic.open_reader(request)
+        self.open_readers += 1
+        return _WatchedReader(self, reader)
+
+
+class _WatchedReader(TopicReader):
+    def __init__(self, topic: WatchedTopic, reader: TopicReader) -> None:
+        self._topic = topic
+        self._reader = reader
+
+    async def read(self) -> TopicBatch | None:
+        batch = await self._reader.read()
+        if batch is not None:
+            self._topic.records_read += len(batch)
+            self._topic.largest_batch = max(self._topic.largest_batch, len(batch))
+        return batch
+
+    def lag(self) -> Any:
+        return self._reader.lag()
+
+    async def close(self) -> None:
+        self._topic.open_readers -= 1
+        await self._reader.close()
+
+
+async def memory_topic(partitions: int = 1, **options: Any) -> Topic:
+    topic = MemoryBroker(**options).topic("models")
+    await topic.create(partitions=partitions)
+    return topic
+
+
+def timed(batch: OutgoingBatch, first_ms: int) -> OutgoingBatch:
+    """The batch with a time stamp a millisecond later for each record."""
+    return replace(batch, timestamps_ms=range(first_ms, first_ms + len(batch)))
+
+
+async def test_an_empty_topic_has_no_last_update_and_begins_with_generation_1(make_topic: MakeTopic) -> None:
+    """The very first run."""
+    topic = await make_topic(partitions=2)
+    assert await last_update(topic, "ctr") is None
+    assert await next_generation(topic, "ctr") == 1
+
+
+async def test_a_missing_topic_is_an_error(make_topic: MakeTopic) -> None:
+    """A mistyped topic gave generation 1, and readers ignored the whole run."""
+    topic = await make_topic()
+    await topic.delete()
+    with pytest.raises(TopicNotFound):
+        await last_update(topic, "ctr")
+    with pytest.raises(TopicNotFound):
+        await next_generation(topic, "ctr")
+
+
+async def test_the_last_update_comes_whole_with_its_contents(make_topic: MakeTopic) -> None:
+    """The warm start begins with exactly the published parameters."""
+    topic = await make_topic()
+    await write(topic, update_of((1, 1)), large_update((1, 2)), update_of((7, 1), model="spam"))
+    update = await last_update(topic, "ctr")
+    assert update is not None
+    assert update.rank == (1, 2)
+    assert np.array_equal(update.parameters, large(2))  # type: ignore[arg-type]
+    assert await next_generation(topic, "ctr") == 2
+    assert await next_generation(topic, "spam") == 8
+
+
+async def test_a_long_history_is_not_read() -> None:
+    """Restart time grew with the age of the topic: after a month a warm start took an hour."""
+    topic = await memory_topic()
+    one = encoder()
+    for start_ms in range(0, 20_000, 1000):
+        await write(topic, timed(one.encode([np.zeros(1)] * 1000), start_ms))
+    watched = WatchedTopic(topic)
+    assert await last_rank(watched) == (1, 20_000)  # type: ignore[arg-type]
+    assert watched.records_read < 3000
+    assert watched.largest_batch <= 64  # whatever the size of an update, memory stays bounded
+    assert watched.open_readers == 0
+
+
+async def test_a_model_not_published_for_long_is_found_behind_the_others() -> None:
+    """A quiet model among busy ones has not vanished."""
+    topic = await memory_topic()
+    await write(topic, timed(large_update((3, 9)), 0))
+    busy = encoder(model="busy")
+    await write(topic, *(timed(busy.encode([np.zeros(1)] * 1000), 1000 * turn) for turn in range(1, 12)))
+    watched = WatchedTopic(topic)
+    assert await last_rank(watched) == (3, 9)  # type: ignore[arg-type]
+    assert watched.records_read == 11_004  # each record once
+    assert await next_generation(topic, "ctr") == 4
+
+
+async def test_a_superseded_writer_at_the_end_does_not_hide_the_newest() -> None:
+    """The old process published for a minute after the new one had taken over and stopped."""
+    topic = await memory_topic(clock=ManualClock())
+    await write(topic, timed(encoder(1, 1).encode([np.zeros(1)] * 100), 0), timed(update_of((2, 1)), 100))
+    await write(topic, timed(encoder(1, 101).encode([np.zeros(1)] * 500), 101))
+    assert await last_rank(topic) == (2, 1)
+    assert await next_generation(topic, "ctr") == 3
+
+
+async def test_the_newest_is_found_in_whichever_partition_it_lies(make_topic: MakeTopic) -> None:
+    """A topic that gained partitions has the same model in two of them."""
+    topic = await make_topic(partitions=3)
+    for partition, version in ((0, 4), (2, 6), (1, 5)):
+        await write(topic, update_of((1, version), partition=partition))
+        await write(topic, encoder(model="busy", partition=0).encode([np.zeros(1)] * 50))
+    assert await last_rank(topic) == (1, 6)
+
+
+async def test_the_newest_is_found_in_a_busy_partition_too() -> None:
+    """Found in a quiet partition, it must not end the search in one where the newer lies further back."""
+    topic = await memory_topic(partitions=2)
+    await write(topic, timed(update_of((1, 1), partition=1), 0), timed(update_of((1, 2), partition=0), 10))
+    busy = encoder(model="busy", partition=0)
+    await write(topic, *(timed(busy.encode([np.zeros(1)] * 1000), 1000 * turn) for turn in range(1, 6)))
+    assert await last_rank(topic) == (1, 2)
+
+
+async def test_an_update_of_many_chunks_is_found_between_those_of_others() -> None:
+    """Its first chunk lies far before its last: more windows back than the last update itself."""
+    topic = await memory_topic()
+    many = encoder(1, 2, record_bytes_max=460).encode([np.arange(20_000.0)], epoch=1)
+    assert len(many) > 300
+    other = encoder(model="busy").encode([np.zeros(1)] * len(many))
+    await write(topic, timed(update_of((1, 1)), 0), timed(interleaved(many, other), 1))
+    update = await last_update(topic, "ctr")
+    assert update is not None
+    assert np.array_equal(update.parameters, np.arange(20_000.0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lost", range(4))
+async def test_a_torn_update_is_not_the_last_one_but_its_generation_counts(
+    make_topic: MakeTopic, lost: int
+) -> None:
+    """A run that crashed in its first update has used up its generation: the next one is another run."""
+    topic = await make_topic()
+    kept = [index for index in range(4) if index != lost]
+    await write(topic, update_of((1, 1)), large_update((1, 2)), selected(large_update((2, 1)), *kept))
+    assert await last_rank(topic) == (1, 2)
+    assert await next_generation(topic, "ctr") == 3
+
+
+async def test_an_unreadable_record_behind_the_last_update_is_an_error_or_skipped(
+    make_topic: MakeTopic,
+) -> None:
+    """A warm start must not silently take an older model than the topic's last."""
+    topic = await make_topic()
+    broken = replace(update_of((1, 2)), values=[b"{"])
+    await write(topic, broken, update_of((1, 1)))
+    assert await last_rank(topic) == (1, 1)  # what lies before it is history
+    await write(topic, broken)
+    with pytest.raises(DecodeError, match=r"partition 0, offset \d+: expected an update of model 'ctr'"):
+        await last_update(topic, "ctr")
+    skipped = await last_update(topic, "ctr", on_error="skip")
+    assert skipped is not None
+    assert skipped.rank == (1, 1)
+    assert await next_generation(topic, "ctr") == 2
+
+
+async def test_an_unreadable_record_between_the_chunks_of_the_last_update_is_history() -> None:
+    """What counts is where an update is closed, not where its first chunk lies."""
+    topic = await memory_topic()
+    many = encoder(1, 2, record_bytes_max=1000).encode([np.zeros(10_000)])
+    broken = replace(update_of((1, 1)), values=[b"{"])
+    middle = len(many) // 2
+    await write(topic, selected(many, *range(middle)), broken, selected(many, *range(middle, len(many))))
+    assert middle > 32  # so that the last chunk is met in another window than the first
+    assert await last_rank(topic) == (1, 2)
+
+
+async def test_an_open_transaction_at_the_end_is_neither_seen_nor_waited_for(make_topic: MakeTopic) -> None:
+    """A job with checkpoints has a transaction open nearly always: starting a consumer took its whole interval."""
+    topic = await make_topic()
+    await write(topic, update_of((1, 1)))
+    transactions = await topic.open_transactions("job")
+    try:
+        await transactions.begin()
+        await transactions.write(topic, encoder(1, 2).encode([np.zeros(1)] * 100))
+        assert await asyncio.wait_for(last_rank(topic), 30) == (1, 1)
+        await transactions.commit()
+        assert await last_rank(topic) == (1, 101)
+        await transactions.begin()
+        await transactions.write(topic, encoder(1, 102).encode([np.zeros(1)] * 100))
+        await transactions.abort()
+        assert await last_rank(topic) == (1, 101)
+    finally:
+        await transactions.close()
+
+
+async def test_retention_that_overtakes_the_search_does_not_end_it() -> None:
+    """A busy topic with short retention: what was to be read next has just been dropped."""
+    topic = MemoryBroker().topic("models")
+    await topic.create(settings={"retention_records": "200"})
+    await write(topic, update_of((1, 1)), encoder(model="busy").encode([np.zeros(1)] * 150))
+    watched = WatchedTopic(topic)
+    opened = 0
+
+    async def overtake() -> None:
+        nonlocal opened
+        opened += 1
+        if opened == 2:
+            await write(topic, encoder(model="busy").encode([np.zeros(1)] * 130))
+
+    watched.before_open = overtake
+    assert await last_update(watched, "ctr") is None  # type: ignore[arg-type]
+    assert opened > 2
+    assert watched.open_readers == 0
+
+
+entries = st.tuples(
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from(["small", "large", "torn", "other"]),
+    st.integers(0, 2),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(entries, max_size=60))
+def test_the_last_update_is_the_highest_complete_one(written: list[tuple[int, int, str, int]]) -> None:
+    """Whatever lies where: the answer is the same as that of reading everything."""
+
+    async def main() -> tuple[tuple[int, int] | None, int]:
+        topic = await memory_topic(partitions=3)
+        for generation, version, kind, partition in written:
+            rank = (generation, version)
+            batch = {
+                "small": lambda rank=rank, where=partition: update_of(rank, partition=where),
+                "large": lambda rank=rank, where=partition: large_update(rank, partition=where),
+                # The first chunk of an update that no other entry completes.
+                "torn": lambda rank=rank, where=partition: selected(
+                    large_update((rank[0], rank[1] + 4), partition=where), 0
+                ),
+                "other": lambda rank=rank, where=partition: update_of(rank, model="other", partition=where),
+            }[kind]()
+            await write(topic, batch)
+        return await last_rank(topic), await next_generation(topic, "ctr")
+
+    complete = [(g, v) for g, v, kind, _ in written if kind in ("small", "large")]
+    generations = [g for g, _, kind, _ in written if kind != "other"]
+    assert asyncio.run(main()) == (max(complete, default=None), max(generations, default=0) + 1)
+
+
+async def test_a_new_run_deletes_the_chunks_of_the_runs_before(make_topic: MakeTopic) -> None:
+    """Each fresh start left one large model in the compacted topic for ever."""
+    topic = await make_topic()
+    old = encoder(1, 1, record_bytes_max=1000)
+    await write(topic, old.encode([large(1)]), old.encode([large(2)]))
+    await write(topic, selected(large_update((2, 1)), 0, 1))  # a run that crashed
+    start = await next_run(topic, "ctr")
+    assert start.generation == 3
+    assert start.leftovers == [(1, 2, 4), (2, 1, 4)]  # (1, 1) was deleted by its own run
+    new = encoder(start.generation, record_bytes_max=1000, leftovers=start.leftovers)
+    await write(topic, new.encode([large(1)]))
+    left = await all_records(await compacted(topic))
+    assert [record.key for record in left] == [b"ctr#3.1.0", b"ctr#3.1.1", b"ctr#3.1.2", b"ctr"]

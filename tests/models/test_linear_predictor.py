@@ -1,0 +1,106 @@
+"""The default predictor: scores, links, rows dense and sparse, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from streamiter.errors import ModelError
+from streamiter.models import LinearPredictor
+
+
+def test_bare_weights_are_a_dot_product() -> None:
+    """The smallest model there is."""
+    assert LinearPredictor(np.array([1.0, 2.0]))([3.0, 4.0]) == 11.0
+
+
+def test_a_row_gives_a_float_and_rows_an_array() -> None:
+    """One call serves a request or a whole batch."""
+    predict = LinearPredictor({"weights": np.array([1.0, 2.0]), "intercept": 1.0, "link": "identity"})
+    assert isinstance(predict(np.array([1.0, 1.0])), float)
+    many = predict(np.array([[1.0, 1.0], [0.0, 0.0], [2.0, -1.0]]))
+    assert many.tolist() == [4.0, 1.0, 1.0]
+    assert predict(np.zeros((0, 2))).shape == (0,)
+
+
+def test_logit_gives_probabilities_without_overflow() -> None:
+    """exp(1000) is infinite: a confident model must answer 1, not warn or give NaN."""
+    predict = LinearPredictor({"weights": np.array([1.0]), "link": "logit"})
+    assert predict([[0.0], [1000.0], [-1000.0]]).tolist() == [0.5, 1.0, 0.0]
+    assert predict([np.log(3)]) == pytest.approx(0.75)
+
+
+def test_weights_of_other_types_are_computed_with_64_bits() -> None:
+    """A float32 or integer model must not overflow or truncate in the sum."""
+    assert LinearPredictor(np.array([100, 100], dtype=np.int8))([100.0, 100.0]) == 20_000.0
+    assert LinearPredictor(np.array([0.5], dtype=np.float32))([0.1]) == 0.05
+
+
+@given(
+    npst.arrays(np.int64, (3, 5), elements=st.integers(-1000, 1000)), st.sampled_from(["identity", "logit"])
+)
+def test_sparse_rows_give_what_dense_rows_give(rows: Any, link: str) -> None:
+    """A consumer may send either."""
+    predict = LinearPredictor(
+        {"weights": np.array([1.0, -2.0, 0.5, 0.0, 4.0]), "intercept": -0.5, "link": link}
+    )
+    sparse = [(np.flatnonzero(row), row[row != 0]) for row in rows]
+    assert predict(sparse).tolist() == predict(rows).tolist()
+    assert [predict(row) for row in sparse] == [predict(row) for row in rows]
+
+
+def test_a_sparse_row_without_features_is_the_intercept() -> None:
+    """All features are 0."""
+    assert LinearPredictor({"weights": np.ones(3), "intercept": 2.0})(([], [])) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        ([1.0, 2.0], r"expected rows of 3 features, as \(3,\) or \(n, 3\), given shape \(2,\)"),
+        (np.zeros((4, 2)), r"expected rows of 3 features.*given shape \(4, 2\)"),
+        (1.0, r"given shape \(\)"),
+        (np.zeros((1, 1, 3)), r"given shape \(1, 1, 3\)"),
+        (["a", "b", "c"], "expected rows of numbers"),
+        ([[1.0], [1.0, 2.0]], "expected rows of numbers"),
+        (([0, 3], [1.0, 1.0]), "expected indices of 3 features, 0 to 2, given 0 to 3"),
+        (([-1], [1.0]), "given -1 to -1"),
+        (([0, 1], [1.0]), r"two arrays of one length.*given shapes \(2,\) and \(1,\)"),
+        (([0.5], [1.0]), "indices float64"),
+        ((1.0, 2.0, 3.0), r"expected a sparse row as the tuple \(indices, values\)"),
+        ([([0], [1.0]), [1.0]], r"expected a sparse row as the tuple \(indices, values\)"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_with_both_numbers(x: Any, message: str) -> None:
+    """A broadcast once turned a row of the wrong length into a plausible number."""
+    with pytest.raises(ModelError, match=message):
+        LinearPredictor(np.ones(3))(x)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"centroids": np.ones((2, 2))}, "parameters 'centroids': expected 'weights'.*predict=f"),
+        (
+            {"weights": np.ones((2, 2))},
+            r"expected 'weights' as numbers of shape \(d,\), given shape \(2, 2\)",
+        ),
+        ({"weights": np.array(["a"])}, "expected 'weights' as numbers"),
+        ({"weights": np.ones(2), "intercept": np.ones(2)}, "expected 'intercept' as one number"),
+        ({"weights": np.ones(2), "intercept": "high"}, "expected 'intercept' as one number, given 'high'"),
+        (
+            {"weights": np.ones(2), "link": "probit"},
+            "expected 'link' as one of identity, logit, given 'probit'",
+        ),
+        ({"weights": np.ones(2), "link": np.ones(1)}, "expected 'link' as one of identity, logit"),
+    ],
+)
+def test_parameters_that_are_no_linear_model_are_refused(parameters: Any, message: str) -> None:
+    """A model of another kind must not be served as if it were linear."""
+    with pytest.raises(ModelError, match=message):
+        LinearPredictor(parameters)

@@ -1,0 +1,78 @@
+"""The fixtures that give tests a Kafka broker; ``tests/conftest.py`` makes them known to all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from support.kafka_server import KafkaServer, running_kafka, what_is_missing
+
+__all__ = ["GivenKafka", "kafka_broker", "kafka_broker_factory", "topic_prefix"]
+
+BrokerFactory = Callable[..., KafkaServer]
+
+
+@dataclass(frozen=True)
+class GivenKafka:
+    """A broker that runs already and is not ours to stop."""
+
+    bootstrap: str
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Iterator[KafkaServer | GivenKafka]:
+    """The broker that all tests share; they keep apart by the names of their topics.
+
+    ``STREAMITER_TEST_KAFKA=host:port`` names one that runs already.
+    """
+    given = os.environ.get("STREAMITER_TEST_KAFKA")
+    if given:
+        _check_answers(given)
+        yield GivenKafka(given)
+        return
+    _skip_without_java()
+    with running_kafka() as server:
+        yield server
+
+
+@pytest.fixture
+def kafka_broker_factory() -> Iterator[BrokerFactory]:
+    """Starts brokers of the test's own, which it may stop, kill and freeze; the arguments are those of
+    ``running_kafka``.
+    """
+    _skip_without_java()
+    with contextlib.ExitStack() as brokers:
+
+        def start(**arguments: Any) -> KafkaServer:
+            return brokers.enter_context(running_kafka(**arguments))
+
+        yield start
+
+
+@pytest.fixture
+def topic_prefix() -> str:
+    """Keeps the topics of one test apart from those of all others on a shared broker."""
+    return f"test-{uuid.uuid4().hex[:12]}-"
+
+
+def _skip_without_java() -> None:
+    """Tests that need a broker are skipped where none can be started, but never where changes are judged."""
+    reason = what_is_missing()
+    if reason and os.environ.get("CI"):
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
+
+
+def _check_answers(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        pytest.fail(f"STREAMITER_TEST_KAFKA={address}: no broker there ({error})")
