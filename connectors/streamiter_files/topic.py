@@ -26,9 +26,10 @@ class FilesTopic(Topic):
     """Lines of a file; of several files where the path is a folder or a pattern, file i being partition i.
 
     **Reading is bounded**: it ends at the end that each file had when the reader was opened, also with
-    ``stop=None``; what is appended later is for the next reader. The offset of a record is its number in
-    its file, from 0; blank lines, comments and a CSV header do not count. So positions stay right as long
-    as files are only appended to, and new files sort behind the old ones (digits in names sort as numbers).
+    ``stop=None`` or an offset behind it; what is appended later is for the next reader. The offset of a
+    record is its number in its file, from 0; blank lines, comments and a CSV header do not count. So
+    positions stay right as long as files are only appended to, and new files sort behind the old ones
+    (digits in names sort as numbers).
     To go on at an offset, the lines before it are read and skipped. All records of a file have the time it
     was last changed as their time stamp: a ``start`` given as a time takes or leaves whole files.
 

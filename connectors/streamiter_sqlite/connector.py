@@ -8,7 +8,7 @@ from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.topics.topic import Connector
 from streamiter_sqlite.database import Database
 from streamiter_sqlite.log import topic_names
-from streamiter_sqlite.options import parse_options, parse_url
+from streamiter_sqlite.options import absolute, parse_options, parse_url
 from streamiter_sqlite.topic import SqliteTopic
 
 __all__ = ["SqliteConnector"]
@@ -27,9 +27,9 @@ class SqliteConnector(Connector):
         return SqliteTopic(parsed, parsed.topic, parse_options(url, options))
 
     async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
-        parse_options(url, options)
+        path, parsed = absolute(parse_url(url).path), parse_options(url, options)
         try:
-            database = await Database.open(parse_url(url).path)
+            database = await Database.open(path, parsed)
         except TopicNotFound:  # no file, no topics
             return []
         try:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from streamiter_sqlite.failures import translated
-from streamiter_sqlite.schema import Synchronous, connect
+from streamiter_sqlite.options import SqliteOptions
+from streamiter_sqlite.schema import connect
 
 __all__ = ["Database", "uninterrupted"]
 
@@ -35,17 +36,17 @@ class Database:
     A call whose waiter is cancelled still runs to its end; only its result is lost.
     """
 
-    def __init__(self, path: Path, synchronous: Synchronous) -> None:
+    def __init__(self, path: Path, options: SqliteOptions) -> None:
         self._path = path
-        self._synchronous = synchronous
+        self._options = options
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sqlite {path.name}")
         self._connection: sqlite3.Connection | None = None
         self._is_closed = False
 
     @classmethod
-    async def open(cls, path: Path, *, create: bool = False, synchronous: Synchronous = "FULL") -> Database:
+    async def open(cls, path: Path, options: SqliteOptions, *, create: bool = False) -> Database:
         """Connect; errors as in `schema.connect`, those of SQLite as ``TopicError``."""
-        database = cls(path, synchronous)
+        database = cls(path, options)
         try:
             await database._in_thread(functools.partial(database._connect, create=create))
         except BaseException:
@@ -80,7 +81,12 @@ class Database:
             raise translated(error, self._path) from error
 
     def _connect(self, *, create: bool) -> None:
-        self._connection = connect(self._path, create=create, synchronous=self._synchronous)
+        self._connection = connect(
+            self._path,
+            create=create,
+            synchronous=self._options.synchronous_mode,
+            lock_timeout_s=self._options.lock_timeout_s,
+        )
 
     def _disconnect(self) -> None:
         if self._connection is not None:

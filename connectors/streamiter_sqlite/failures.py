@@ -57,8 +57,8 @@ def _free_bytes(path: Path) -> int:
 
 def _busy(error: sqlite3.Error, path: Path) -> TopicError:
     return TopicUnavailable(
-        f"{path}: another process has kept the file locked ({_name(error)}); find it (for example with "
-        f"`fuser {path}`) and end it"
+        f"{path}: another writer has kept the file locked for longer than lock_timeout_s ({_name(error)}); "
+        f"find it, for example with `fuser {path}`, and end it"
     )
 
 

@@ -29,4 +29,5 @@ def read_transaction(connection: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        connection.execute("COMMIT")
+        if connection.in_transaction:  # some errors have ended it already
+            connection.execute("COMMIT")

@@ -37,12 +37,15 @@ class SqliteOptions:
     less often, down to once in ``poll_interval_max_s``.
     ``synchronous``: "full", a flush or commit survives a power cut; "normal", it survives the end of the
     process, and a power cut may take the last ones.
+    ``lock_timeout_s``: how long a commit waits for other writers of the file. They hold the lock for as long
+    as it takes to write some megabytes: a minute means that one of them hangs.
     """
 
     clock: Clock = field(default_factory=SystemClock)
     poll_interval_s: float = 0.02
     poll_interval_max_s: float = 0.2
     synchronous: str = "full"
+    lock_timeout_s: float = 60.0
 
     @property
     def synchronous_mode(self) -> Synchronous:
@@ -65,7 +68,8 @@ a relative path and four before an absolute one, as in sqlite:///relative.db?top
     """
     parts = urlsplit(url)
     path = unquote(parts.path).removeprefix("/")
-    if parts.netloc or not path or path.endswith("/"):
+    has_slashes = url.partition(":")[2].startswith("///")
+    if not has_slashes or not path or path.endswith("/"):
         raise ConfigurationError(
             f"topic {url!r}: expected three slashes before a relative path and four before an absolute one, "
             "as in sqlite:///relative.db?topic=clicks"
@@ -84,7 +88,7 @@ def parse_options(url: str, options: Mapping[str, object]) -> SqliteOptions:
     Traceback (most recent call last):
     ...
     streamiter.errors.ConfigurationError: topic 'sqlite:///a.db': expected options out of clock, \
-poll_interval_s, poll_interval_max_s, synchronous, given 'poll'
+poll_interval_s, poll_interval_max_s, synchronous, lock_timeout_s, given 'poll'
     """
     known = [option.name for option in fields(SqliteOptions)]
     for name in options:

@@ -33,10 +33,6 @@ Synchronous = Literal["FULL", "NORMAL"]
 _APPLICATION_ID: Final = 0x53746974
 _FORMAT_VERSION: Final = 1
 
-# How long a commit waits for other writers of the file. They hold the lock for as long as it takes to write
-# some megabytes; a minute means that one of them hangs.
-_LOCK_TIMEOUT_S: Final = 60.0
-
 # The WAL is copied into the file each time it has this many pages (of 4 KiB): 16 MiB, so that bulk writing
 # is not slowed down by a copy and two fsyncs for each block of 1 MiB or so.
 _CHECKPOINT_PAGES: Final = 4096
@@ -65,7 +61,9 @@ _TABLES: Final = (
 )
 
 
-def connect(path: Path, *, create: bool, synchronous: Synchronous) -> sqlite3.Connection:
+def connect(
+    path: Path, *, create: bool, synchronous: Synchronous, lock_timeout_s: float
+) -> sqlite3.Connection:
     """A connection to the file, for use by the calling thread only.
 
     Without ``create`` a file that is not there, or is empty, is ``TopicNotFound``.
@@ -75,7 +73,7 @@ def connect(path: Path, *, create: bool, synchronous: Synchronous) -> sqlite3.Co
     connection = sqlite3.connect(
         f"file:{quote(str(path))}?mode={'rwc' if create else 'rw'}",
         uri=True,
-        timeout=_LOCK_TIMEOUT_S,
+        timeout=lock_timeout_s,
         isolation_level=None,  # transactions begin where we say so
     )
     try:

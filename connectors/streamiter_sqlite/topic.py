@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.topics.positions import check_request
 from streamiter.topics.topic import Decoder, ReadRequest, Topic, TopicDescription
 from streamiter_sqlite.database import Database
@@ -84,7 +84,10 @@ class SqliteTopic(Topic):
             await database.run(_delete, self._name)
 
     async def _connect(self, *, create: bool = False) -> Database:
-        return await Database.open(self._path, create=create, synchronous=self._options.synchronous_mode)
+        try:
+            return await Database.open(self._path, self._options, create=create)
+        except TopicNotFound as error:
+            raise TopicNotFound(f"no topic {self._name!r}: {error}") from None
 
     @contextlib.asynccontextmanager
     async def _connected(self, *, create: bool = False) -> AsyncIterator[Database]:

@@ -41,7 +41,7 @@ _LAST_BUILTIN: Final = 23
 
 def dtype_refusal(dtype: Dtype) -> str | None:
     """Why arrays of this dtype are not plain data and what to do instead; None where they are."""
-    if dtype.hasobject and dtype.kind == "O":
+    if dtype.kind == "O":
         return "which holds arbitrary objects; give the array a numeric or text dtype, or make it a list"
     if dtype.num > _LAST_BUILTIN:
         return "which is no fixed-size type of numpy's own; convert it, for example with .astype('U')"
@@ -74,9 +74,9 @@ def unpack_dtype(data: bytes) -> Dtype:
     # Text is ASCII; a msgpack list begins with a byte from 0x90 up.
     is_text = data[:1] < b"\x80"
     dtype = _from_plain(data.decode("ascii") if is_text else unpack(data, _no_extension))
-    # Checked twice, since each text is checked, too: objects made of foreign bytes crash the interpreter.
-    if dtype.hasobject:
-        raise ValueError(f"{dtype} has objects")
+    # Texts are checked one by one, too; but objects made of foreign bytes crash the interpreter.
+    if dtype.hasobject or dtype_refusal(dtype):
+        raise ValueError(f"{dtype} is none of plain data")
     return dtype
 
 

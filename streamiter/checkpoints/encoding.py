@@ -40,8 +40,16 @@ class NotPlain(Exception):
 
 def encode_frame(value: Any, structs: StructRegistry) -> bytes:
     """The frame of ``value``; raises :class:`NotPlain`, or what msgpack raises for what it cannot hold."""
+    try:
+        return _encode_frame(value, structs, "strict")
+    except UnicodeEncodeError:
+        # From the beginning: the encoder has collected arrays by now.
+        return _encode_frame(value, structs, UNICODE_ERRORS)
+
+
+def _encode_frame(value: Any, structs: StructRegistry, unicode_errors: str) -> bytes:
     encoder = _Encoder(structs)
-    packed = pack(value, encoder.default)
+    packed = pack(value, encoder.default, unicode_errors=unicode_errors)
     # After packing, which has made sure that the value ends somewhere.
     if holds_foreign(value, structs.openings):
         raise NotPlain

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,6 +25,7 @@ from streamiter.records import Columns
 from streamiter.runtime.graph import Step
 from streamiter.runtime.job import Job, JobOptions
 from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.running import run_in_own_loop, stopping_on_signals
 from streamiter.runtime.statistics import JobStatistics
 from streamiter.runtime.watchdog import STALL_AFTER_S
 from streamiter.topics.formats import Json
@@ -209,8 +209,7 @@ class Flow:
                 f"flow {self.name!r}: run() expected no running event loop, given one; "
                 "write: job = await flow.start(); await job.wait()"
             )
-        with asyncio.Runner(loop_factory=_fast_event_loop) as runner:
-            return runner.run(self._run(**options))
+        return run_in_own_loop(self._run(**options))
 
     async def start(
         self,
@@ -238,7 +237,7 @@ class Flow:
 
     async def _run(self, **options: Any) -> JobStatistics:
         job = await self.start(**options)
-        with _stopping_on_signals(job):
+        with stopping_on_signals(job):
             return await job.wait()
 
     def _check_complete(self) -> None:
@@ -254,36 +253,3 @@ class Flow:
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, {len(self.steps)} steps)"
-
-
-def _fast_event_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # Windows has none.
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
-@contextlib.contextmanager
-def _stopping_on_signals(job: Job) -> Any:
-    """While the job runs, SIGTERM and Ctrl-C suspend it; a second signal aborts it."""
-    loop = asyncio.get_running_loop()
-    stopping: list[asyncio.Task[Any]] = []
-
-    async def stop(mode: Any) -> None:
-        with contextlib.suppress(Exception):  # job.wait() raises it where it is handled.
-            await job.stop(mode)
-
-    def on_signal() -> None:
-        stopping.append(loop.create_task(stop("abort" if stopping else "suspend")))
-
-    handled: Sequence[signal.Signals] = ()
-    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # Not in the main thread.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal)
-            handled = (*handled, number)
-    try:
-        yield
-    finally:
-        for number in handled:
-            loop.remove_signal_handler(number)

@@ -108,9 +108,9 @@ class ChunkAssembler:
         self._drop([one for one in self._pending if one.rank <= rank])
 
     @property
-    def chunks_awaited(self) -> int:
-        """How many chunks are missing of updates whose last chunk is there already."""
-        return sum(partial.missing for partial in self._pending.values() if partial.is_closed)
+    def closed_chunks(self) -> int:
+        """How many chunks there are, here or missing, of updates whose last chunk is here already."""
+        return sum(partial.count for partial in self._pending.values() if partial.is_closed)
 
     def _drop_oldest_above_limit(self) -> None:
         while self._is_above_limit():

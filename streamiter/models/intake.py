@@ -89,9 +89,9 @@ class UpdateIntake:
         self._assembler.dropped = 0
 
     @property
-    def chunks_awaited(self) -> int:
-        """How many chunks are missing of updates whose last one has come."""
-        return self._assembler.chunks_awaited
+    def closed_chunks(self) -> int:
+        """How many chunks there are of updates whose last one has come and another has not."""
+        return self._assembler.closed_chunks
 
     @property
     def statistics(self) -> UpdateStatistics:

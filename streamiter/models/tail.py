@@ -4,7 +4,7 @@ The end of a log is not always its newest update: a superseded writer may have w
 took over, chunks may lie across windows, other models between, and a partition may be silent. So the
 search does not stop at the first update it meets but goes back in each partition until
 
-* it has read a good stretch (``_RECORDS`` records or ``_BYTES`` bytes) and no chunk is awaited, and
+* it has read a good stretch (``_RECORDS`` records or ``_BYTES`` bytes) and awaits no chunk, and
 * what it reads is older than the update found,
 
 or the partition's beginning is reached. Each record is read once, a small batch at a time.
@@ -38,6 +38,9 @@ _WINDOW_RECORDS_MAX: Final = 4096
 # in under a second.
 _RECORDS: Final = 1024
 _BYTES: Final = 64 * 1024 * 1024
+
+# Writers whose records may lie between the chunks of an update, it included. Chunks are written at once.
+_INTERLEAVED_WRITERS: Final = 4
 
 # Updates remembered for the chunks that a new run is to delete: the last one, and those of crashes before
 # it. Beyond that some stay in the topic, which costs its space and nothing else.
@@ -151,9 +154,9 @@ class TailSearch:
         return partition.oldest_ms < self._update[0][0] and self._is_far_enough(partition)
 
     def _is_far_enough(self, partition: _PartitionTail) -> bool:
-        awaited = self.intake.chunks_awaited
-        if awaited:  # they lie before the last one, at most with those of another writer between
-            return partition.records >= _RECORDS + 2 * awaited
+        chunks = self.intake.closed_chunks
+        if chunks:  # all lie before the last one, with records of a few other writers between them
+            return partition.records >= _RECORDS + _INTERLEAVED_WRITERS * chunks
         return partition.records >= _RECORDS or partition.size_bytes >= _BYTES
 
     async def _read_window(self, partition: _PartitionTail, partitions: int) -> None:

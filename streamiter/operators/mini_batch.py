@@ -117,6 +117,8 @@ class MiniBatch(Operator, IterationListener):
         for epoch, batches in state["left_over"]:
             self._left_over[epoch] = HeldInput()
             self._left_over[epoch].restore(batches)
+            if self._timeouts is not None:
+                self._timeouts.begin_if_new(epoch)
 
 
 def _cut(held: HeldInput, batch: Batch, n: int) -> tuple[list[Batch], Batch]:
@@ -149,9 +151,13 @@ class _Timeouts:
 
     def begin(self, epoch: Epoch) -> None:
         """The first left-over record of ``epoch`` has arrived."""
-        has_timer = epoch in self._deadlines_s
+        self.begin_if_new(epoch)
         self._deadlines_s[epoch] = self._opened.clock.monotonic_s() + self._timeout_s
-        if not has_timer:
+
+    def begin_if_new(self, epoch: Epoch) -> None:
+        """The same, unless the epoch has a timer (a step that was restored may have had no timeout before)."""
+        if epoch not in self._deadlines_s:
+            self._deadlines_s[epoch] = self._opened.clock.monotonic_s() + self._timeout_s
             self._opened.set_timer(self._timeout_s, epoch)
 
     def are_due(self, epoch: Epoch, *, waiting: bool) -> bool:

@@ -30,7 +30,10 @@ PLAIN = PlainData([Click, Point])
 @given(PLAIN_VALUES)
 def test_any_plain_value_survives_with_its_exact_types(value):
     """A restored state that differs in one type trains on differently, and nobody sees why."""
-    assert same(PLAIN.decode(PLAIN.encode(value)), value)
+    encoded = PLAIN.encode(value)
+    decoded = PLAIN.decode(encoded)
+    assert same(decoded, value)
+    assert PLAIN.encode(decoded) == encoded
 
 
 @given(ARRAYS)
@@ -119,6 +122,14 @@ def test_the_order_of_several_arrays_in_one_value_survives():
         "z": np.zeros((0, 7)),
     }
     assert same(PLAIN.decode(PLAIN.encode(value)), value)
+
+
+def test_arrays_before_a_lone_surrogate_are_stored_once():
+    """Such a string is met halfway and makes the packing begin anew."""
+    value = [np.arange(1000.0), Columns({"x": [1, 2]}), "\ud800", np.ones(3)]
+    encoded = PLAIN.encode(value)
+    assert same(PLAIN.decode(encoded), value)
+    assert len(encoded) == len(PLAIN.encode([*value[:2], "abc", value[3]]))
 
 
 def test_columns_keep_the_order_of_their_names():

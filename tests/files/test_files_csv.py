@@ -171,6 +171,15 @@ def test_a_field_of_another_type_is_a_failure_of_its_record_alone(
     assert len(decoder.decode(batch.take([0, 2]))) == 2
 
 
+def test_quotes_of_two_values_do_not_make_one_record() -> None:
+    """Values of a Kafka topic are records each: an open quote in one must not swallow the next."""
+    decoder = Csv(columns=["x"])
+    with pytest.raises(DecodeError) as caught:
+        decoder.decode(TopicBatch(values=[b'"a', b'b"', b"c"]))
+    assert caught.value.failures == {0: "unexpected end of data"}
+    assert decoder.decode(TopicBatch(values=[b'b"', b"c"])) == [{"x": 'b"'}, {"x": "c"}]
+
+
 def test_types_of_columns_that_are_not_there_are_refused() -> None:
     """A mistyped name would leave its column as text, and the model fails much later."""
     with pytest.raises(ConfigurationError, match="types names a column 'ag', but the columns are age, x"):

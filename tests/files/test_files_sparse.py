@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from files.files_support import batches_of, data_file, records_of, topic_at
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError
@@ -53,6 +53,20 @@ async def test_real_data_sets_are_read_exactly(name: str, rows: int, plainly: An
     assert records == [plainly(line) for line in path.read_bytes().splitlines()]
 
 
+async def test_regular_lines_are_all_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Line by line gives the same records twenty times as slowly: only irregular lines may need it."""
+
+    def refuse(_self: object, line: bytes) -> None:
+        raise AssertionError(f"decoded alone: {line!r}")
+
+    monkeypatch.setattr(Libsvm, "_one_line", refuse)
+    monkeypatch.setattr(Dummy, "_one_line", refuse)
+    for name in ("a9a/a9a_123d_train.libsvm", "a9a/a9a_123d_test.dummy"):
+        assert await records_of(topic_at(data_file(name)))
+    mixed = [b"1 qid:3 1:0.25\t 2:-3e-7 # note", b"+2.5", b"-1 7:123456789012345678"]
+    assert len(Libsvm().decode(TopicBatch(values=mixed))) == 3
+
+
 async def test_dense_features_are_the_same_as_sparse_ones() -> None:
     """Learners take either: a feature off by one column would only show as a worse model."""
     path = data_file("a9a/a9a_123d_test.dummy")
@@ -86,6 +100,9 @@ def finite_or_none(text: str) -> float | None:
 
 @settings(max_examples=300, deadline=None)
 @given(texts=st.lists(_number, min_size=1, max_size=12))
+@example(
+    texts=["9.548659716638049", "9.921269018413419", "9.512243180921393", "9.649702243319893"]
+)  # 16 digits are one too many to be exact
 def test_numbers_are_parsed_exactly_as_python_parses_them(texts: list[str]) -> None:
     """A value that is one bit off makes two runs differ; a half-read one is a wrong feature."""
     block = np.frombuffer(" ".join(texts).encode() + b" ", dtype=np.uint8)

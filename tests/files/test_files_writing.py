@@ -98,6 +98,20 @@ async def test_subtasks_that_write_one_file_keep_their_lines_whole(tmp_path: Pat
         assert numbers == [number for number in range(40) for _ in range(3)]
 
 
+async def test_a_writer_may_be_opened_while_another_writes(tmp_path: Path) -> None:
+    """Half of an append that is under way looks like a torn line: it must not be cut off as one."""
+    topic = topic_at(tmp_path / "a.txt")
+    line = b"x" * 2_000_000
+
+    async def write() -> None:
+        for _ in range(12):
+            await append(topic, [line, line])
+
+    await asyncio.gather(*(write() for _ in range(3)))
+    assert await values_of(topic) == [line] * 72
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
 async def test_a_key_always_goes_to_the_same_file(tmp_path: Path) -> None:
     """Records of a key keep their order only within one partition."""
     topic = topic_at(tmp_path / "part-*.txt")

@@ -63,12 +63,12 @@ def test_chunks_that_contradict_each_other_are_refused() -> None:
         assembler.add(headers(1, Chunk(1, 4, "00")), b"b")
 
 
-def test_awaited_are_the_missing_chunks_of_closed_updates_only() -> None:
+def test_closed_chunks_are_those_of_updates_whose_last_chunk_is_there() -> None:
     """An update that is still being written is nothing to search the past for."""
     assembler = ChunkAssembler()
     add(assembler, 1, bytes(35), 0, 1)
-    assert assembler.chunks_awaited == 0
+    assert assembler.closed_chunks == 0
     add(assembler, 2, bytes([2] * 35), 3)
-    assert assembler.chunks_awaited == 3
+    assert assembler.closed_chunks == 4
     assembler.drop_up_to((1, 2))
-    assert assembler.chunks_awaited == 0
+    assert assembler.closed_chunks == 0

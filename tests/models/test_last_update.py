@@ -180,6 +180,21 @@ async def test_an_update_of_many_chunks_is_found_between_those_of_others() -> No
     assert np.array_equal(update.parameters, np.arange(20_000.0))  # type: ignore[arg-type]
 
 
+async def test_the_search_goes_on_for_the_chunks_of_a_newer_update() -> None:
+    """A superseded writer's small update at the end must not end the search in the middle of a large one."""
+    topic = await memory_topic()
+    many = encoder(2, 1, record_bytes_max=460).encode([np.arange(40_000.0)], epoch=1)
+    other = encoder(model="busy").encode([np.zeros(1)] * len(many))
+    assert len(many) + len(other) > 1024 + 64
+    await write(
+        topic,
+        timed(update_of((1, 1)), 0),
+        timed(interleaved(many, other), 1),
+        timed(update_of((1, 2)), 10_000),
+    )
+    assert await last_rank(topic) == (2, 1)
+
+
 @pytest.mark.parametrize("lost", range(4))
 async def test_a_torn_update_is_not_the_last_one_but_its_generation_counts(
     make_topic: MakeTopic, lost: int

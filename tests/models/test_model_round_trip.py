@@ -166,6 +166,13 @@ def test_a_bare_number_is_an_array_without_axes(value: Any) -> None:
     assert update.parameters == value
 
 
+def test_arrays_whose_paths_read_the_same_do_not_overwrite_each_other() -> None:
+    """Layer 'a.b' and layer 'b' of block 'a' are two tensors."""
+    published = {"a.b": np.zeros(1), "a": {"b": np.ones(1)}, "__metadata__": np.full(1, 2.0)}
+    [update] = decoded(encoder(format="safetensors").encode([published]))
+    assert same(update.parameters, published)
+
+
 @pytest.mark.parametrize("form", ["json", "safetensors"])
 def test_arrays_of_text_come_back(form: Any) -> None:
     """Class names travel with the model that predicts them."""

@@ -26,7 +26,7 @@ class LifecycleContract:
 
     async def test_a_missing_topic_is_an_error_that_names_it(self, case: TopicCase) -> None:
         """Creating it silently hides a typing mistake; waiting for it is a hang."""
-        missing = case.topic("missing")
+        missing = case.topic("nowhere")
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: missing.open_reader(ReadRequest()),
             missing.open_writer,
@@ -34,7 +34,7 @@ class LifecycleContract:
             missing.delete,
         ]
         for call in calls:
-            with pytest.raises(TopicNotFound, match="missing"):
+            with pytest.raises(TopicNotFound, match="nowhere"):
                 await patiently(call())
 
     async def test_writing_to_a_missing_topic_in_a_transaction_is_an_error(self, case: TopicCase) -> None:
@@ -42,8 +42,8 @@ class LifecycleContract:
         topic = await case.make_topic()
         transactions = await topic.open_transactions(case.prefix + "t")
         await patiently(transactions.begin())
-        with pytest.raises(TopicNotFound, match="missing"):
-            await write_and_commit(transactions, case.topic("missing"), [b"a"])
+        with pytest.raises(TopicNotFound, match="nowhere"):
+            await write_and_commit(transactions, case.topic("nowhere"), [b"a"])
         await patiently(transactions.close())
 
     async def test_a_reader_of_a_topic_that_is_deleted_is_told_so(self, case: TopicCase) -> None:

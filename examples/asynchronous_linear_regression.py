@@ -1,0 +1,129 @@
+"""Asynchronous online linear regression, after FLIP-176: workers never wait.
+
+Each worker sends the gradient of every mini-batch to the parameters, which take it in at once and send
+the new parameters back to that worker; meanwhile it goes on with those it has.
+
+    python examples/asynchronous_linear_regression.py
+    python examples/asynchronous_linear_regression.py sqlite:///lr.db?topic=events sqlite:///lr.db?topic=updates
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streamiter import (
+    Columns,
+    Flow,
+    IterationBodyResult,
+    Operator,
+    OutputTag,
+    Stream,
+    connect,
+    iterate_unbounded_streams,
+    topic,
+)
+from streamiter.topics import JsonColumns
+
+FEATURES = 10
+WORKERS = 2
+MINI_BATCH = 50
+LEARNING_RATE = 0.1
+MODEL_UPDATES = OutputTag("model updates")
+
+
+class Parameters(Operator):
+    """Holds the model; answers each worker's step with the new parameters."""
+
+    def __init__(self) -> None:
+        self.parameters = np.zeros(FEATURES)
+
+    def process(self, step: dict[str, Any], out: Any) -> None:
+        self.parameters = self.parameters - LEARNING_RATE * step["step"]
+        out.emit({"worker": step["worker"], "parameters": self.parameters})
+        out.emit(self.parameters, tag=MODEL_UPDATES)
+
+    def snapshot(self) -> Any:
+        return self.parameters
+
+    def restore(self, state: Any) -> None:
+        self.parameters = state
+
+
+class Train(Operator):
+    """Makes the gradient of each mini-batch with the parameters it has."""
+
+    def __init__(self) -> None:
+        self.parameters = np.zeros(FEATURES)
+
+    def open(self, context: Any) -> None:
+        self.worker = context.subtask_index
+
+    def process_parameters(self, answer: dict[str, Any], out: Any) -> None:
+        self.parameters = answer["parameters"]
+
+    def process_examples(self, examples: Columns, out: Any) -> None:
+        features, targets = examples["x"], examples["y"]
+        gradient = features.T @ (features @ self.parameters - targets)
+        out.emit({"worker": self.worker, "step": gradient / len(targets)})
+
+    def snapshot(self) -> Any:
+        return self.parameters
+
+    def restore(self, state: Any) -> None:
+        self.parameters = state
+
+
+def regression(flow: Flow, examples: Stream) -> Stream:
+    """The stream of models learned from ``examples`` (fields x: 10 numbers, y: a number)."""
+    start = flow.from_items(
+        [{"worker": worker, "step": np.zeros(FEATURES)} for worker in range(WORKERS)],
+        name="start",
+        parallelism=1,
+    )
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        [steps], [examples] = variables, data
+        parameters = steps.process(Parameters, name="parameters", parallelism=1)
+        training = connect(
+            parameters=parameters.partition_by(lambda answer: answer["worker"]),
+            examples=examples.batch(MINI_BATCH, parallelism=WORKERS),
+        )
+        new_steps = training.process(Train, name="train", parallelism=WORKERS)
+        return IterationBodyResult(
+            feedback_variable_streams=[new_steps.rebalance()],
+            output_streams=[parameters.side_output(MODEL_UPDATES)],
+        )
+
+    [updates] = iterate_unbounded_streams([start], [examples], body)
+    return updates
+
+
+def made_up_examples(count: int = 20_000) -> Columns:
+    """y is 1·x₀ + 2·x₁ + … + 10·x₉, and a little noise."""
+    generator = np.random.default_rng(seed=1)
+    features = generator.normal(size=(count, FEATURES))
+    noise = 0.1 * generator.normal(size=count)
+    return Columns({"x": features, "y": features @ np.arange(1.0, FEATURES + 1) + noise})
+
+
+def main(urls: Sequence[str]) -> None:
+    flow = Flow("asynchronous linear regression")
+    if not urls:
+        models = regression(flow, flow.from_items(made_up_examples())).collect()
+        flow.run()
+        print(f"{len(models.items)} models, the last one: {np.round(models.items[-1], 2)}")
+        return
+    events, updates = urls
+    decode = JsonColumns({"x": ("float64", FEATURES), "y": "float64"})
+    regression(flow, flow.source(topic(events), decode=decode)).publish_model(
+        topic(updates), model="regression"
+    )
+    flow.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

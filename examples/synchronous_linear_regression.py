@@ -1,0 +1,148 @@
+"""Synchronous online linear regression, after FLIP-176: workers wait for the new model after each round.
+
+The workers fill a mini-batch each, send the sum of its gradients to the parameters, and read no further
+example until the parameters, having heard of all workers, come back. Two seconds of made-up data unless
+topics are given:
+
+    python examples/synchronous_linear_regression.py
+    python examples/synchronous_linear_regression.py sqlite:///lr.db?topic=events sqlite:///lr.db?topic=updates
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streamiter import (
+    Columns,
+    Flow,
+    IterationBodyResult,
+    Operator,
+    OutputTag,
+    Stream,
+    connect,
+    iterate_unbounded_streams,
+    topic,
+)
+from streamiter.topics import JsonColumns
+
+FEATURES = 10
+WORKERS = 2
+MINI_BATCH = 50
+LEARNING_RATE = 0.1
+MODEL_UPDATES = OutputTag("model updates")
+
+
+class Parameters(Operator):
+    """Holds the model; sends it out when all workers have reported."""
+
+    def __init__(self) -> None:
+        self.parameters = np.zeros(FEATURES)
+        self.reports = 0
+        self.examples = 0
+
+    def process(self, report: dict[str, Any], out: Any) -> None:
+        self.parameters = self.parameters - LEARNING_RATE * report["step"]
+        self.reports += 1
+        if report["is start"]:
+            self.reports = WORKERS
+        if self.reports == WORKERS:
+            self.reports = 0
+            out.emit(self.parameters)
+            out.emit(self.parameters, tag=MODEL_UPDATES)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"parameters": self.parameters, "reports": self.reports}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.parameters, self.reports = state["parameters"], state["reports"]
+
+
+class Train(Operator):
+    """Fills a mini-batch, makes its gradient, then waits for the parameters."""
+
+    def __init__(self) -> None:
+        self.parameters: np.ndarray[Any, Any] | None = None
+        self.features: list[Any] = []
+        self.targets: list[Any] = []
+
+    def wanted_inputs(self) -> Sequence[str]:
+        return ("parameters",) if self.parameters is None else ("examples",)
+
+    def process_parameters(self, parameters: np.ndarray[Any, Any], out: Any) -> None:
+        self.parameters = parameters
+
+    def process_examples(self, example: dict[str, Any], out: Any) -> None:
+        self.features.append(example["x"])
+        self.targets.append(example["y"])
+        if len(self.targets) == MINI_BATCH:
+            self.report(out)
+
+    def input_ended(self, name: str, out: Any) -> None:
+        if name == "examples" and self.parameters is not None and self.targets:
+            self.report(out)
+
+    def report(self, out: Any) -> None:
+        assert self.parameters is not None
+        features, targets = np.array(self.features), np.array(self.targets)
+        gradient = features.T @ (features @ self.parameters - targets)
+        out.emit({"step": gradient / (WORKERS * len(targets)), "is start": False})
+        self.features, self.targets, self.parameters = [], [], None
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"parameters": self.parameters, "features": self.features, "targets": self.targets}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.parameters, self.features, self.targets = (
+            state["parameters"],
+            state["features"],
+            state["targets"],
+        )
+
+
+def regression(flow: Flow, examples: Stream) -> Stream:
+    """The stream of models learned from ``examples`` (fields x: 10 numbers, y: a number)."""
+    start = flow.from_items([{"step": np.zeros(FEATURES), "is start": True}], name="start", parallelism=1)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        [reports], [examples] = variables, data
+        parameters = reports.process(Parameters, name="parameters", parallelism=1)
+        training = connect(parameters=parameters.broadcast(), examples=examples.rebalance())
+        steps = training.process(Train, name="train", parallelism=WORKERS)
+        return IterationBodyResult(
+            feedback_variable_streams=[steps.rebalance()],
+            output_streams=[parameters.side_output(MODEL_UPDATES)],
+        )
+
+    [updates] = iterate_unbounded_streams([start], [examples], body)
+    return updates
+
+
+def made_up_examples(count: int = 20_000) -> Columns:
+    """y is 1·x₀ + 2·x₁ + … + 10·x₉, and a little noise."""
+    generator = np.random.default_rng(seed=1)
+    features = generator.normal(size=(count, FEATURES))
+    noise = 0.1 * generator.normal(size=count)
+    return Columns({"x": features, "y": features @ np.arange(1.0, FEATURES + 1) + noise})
+
+
+def main(urls: Sequence[str]) -> None:
+    flow = Flow("synchronous linear regression")
+    if not urls:
+        models = regression(flow, flow.from_items(made_up_examples())).collect()
+        flow.run()
+        print(f"{len(models.items)} models, the last one: {np.round(models.items[-1], 2)}")
+        return
+    events, updates = urls
+    decode = JsonColumns({"x": ("float64", FEATURES), "y": "float64"})
+    regression(flow, flow.source(topic(events), decode=decode)).publish_model(
+        topic(updates), model="regression"
+    )
+    flow.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

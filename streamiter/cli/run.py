@@ -1,0 +1,32 @@
+"""``streamiter run``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from streamiter.cli.figures import print_statistics, watched
+from streamiter.cli.loading import load_flow
+from streamiter.flow.flow import Flow
+from streamiter.runtime.running import run_in_own_loop, stopping_on_signals
+from streamiter.runtime.statistics import JobStatistics
+
+__all__ = ["run", "run_flow"]
+
+
+def run(
+    target: Annotated[str, typer.Argument(metavar="MODULE:FLOW", help="A Flow, or a function that makes one.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the final statistics as JSON.")] = False,
+) -> None:
+    """Run a flow until its inputs end; Ctrl-C and SIGTERM suspend it."""
+    statistics = run_in_own_loop(run_flow(load_flow(target)))
+    print_statistics(statistics, as_json=as_json)
+
+
+async def run_flow(flow: Flow) -> JobStatistics:
+    """Run with live figures on a terminal, quietly elsewhere."""
+    job = await flow.start()
+    with stopping_on_signals(job):
+        async with watched(job):
+            return await job.wait()

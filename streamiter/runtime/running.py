@@ -1,0 +1,56 @@
+"""Running a job in an event loop of its own, until it ends or a signal stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+from streamiter.runtime.job import Job, StopMode
+
+__all__ = ["run_in_own_loop", "stopping_on_signals"]
+
+T = TypeVar("T")
+
+
+def run_in_own_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Run ``main`` to its end on uvloop (on asyncio's own loop where there is none, as on Windows)."""
+    with asyncio.Runner(loop_factory=_fast_event_loop) as runner:
+        return runner.run(main)
+
+
+def _fast_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+@contextlib.contextmanager
+def stopping_on_signals(job: Job) -> Iterator[None]:
+    """While the job runs, SIGTERM and Ctrl-C suspend it; a second signal aborts it."""
+    loop = asyncio.get_running_loop()
+    stopping: list[asyncio.Task[None]] = []
+
+    async def stop(mode: StopMode) -> None:
+        with contextlib.suppress(Exception):  # job.wait() raises it where it is handled.
+            await job.stop(mode)
+
+    def on_signal() -> None:
+        stopping.append(loop.create_task(stop("abort" if stopping else "suspend")))
+
+    handled: list[signal.Signals] = []
+    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # Not in the main thread.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+            handled.append(number)
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+        for task in stopping:
+            task.cancel()

@@ -1,0 +1,54 @@
+"""Blocking calls that are waited for by tasks that may be cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from streamiter_files.threads import OneAtATime
+
+
+async def test_a_call_waits_for_the_one_whose_waiter_was_cancelled() -> None:
+    """Two appends at once would mix their lines: cancelling the task does not stop the thread."""
+    calls = OneAtATime()
+    may_end, order = threading.Event(), []
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow() -> None:
+        loop.call_soon_threadsafe(began.set)
+        may_end.wait()
+        order.append("slow")
+
+    waiting = asyncio.ensure_future(calls.run(slow))
+    await began.wait()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    second = asyncio.ensure_future(calls.run(lambda: order.append("second")))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    may_end.set()
+    await second
+    assert waiting.cancelled()
+    assert order == ["slow", "second"]
+
+
+async def test_what_an_abandoned_call_raised_is_told_by_the_next_once() -> None:
+    """An append that failed after its flush was cancelled must not pass for stored."""
+    calls = OneAtATime()
+    may_end = threading.Event()
+
+    def failing() -> None:
+        may_end.wait()
+        raise OSError("disk")
+
+    waiting = asyncio.ensure_future(calls.run(failing))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    may_end.set()
+    with pytest.raises(OSError, match="disk"):
+        await calls.run(int)
+    assert await calls.run(int) == 0

@@ -1,0 +1,411 @@
+"""Brokers that stop, freeze and come back; topics that are deleted. Nothing hangs, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from support.kafka_server import KafkaServer, free_ports
+from topics.topic_case import (
+    PATIENCE_S,
+    numbered,
+    numbers_of,
+    patiently,
+    read_count,
+    read_to_end,
+    values_of,
+    write,
+)
+
+from streamiter.errors import TopicError, TopicNotFound, TopicUnavailable
+from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader, topic
+
+# Small limits, so that giving up takes a second; and a wide one for what must come through a restart.
+QUICK = {"give_up_after_s": 1.0, "request_timeout_s": 0.5}
+PATIENT = {"give_up_after_s": PATIENCE_S, "request_timeout_s": 2.0}
+
+
+@pytest.fixture
+def handle(breakable_broker: KafkaServer, topic_prefix: str) -> Callable[..., Topic]:
+    """Makes a handle of a topic on the broker that is going to break."""
+
+    def make(name: str = "clicks", **options: object) -> Topic:
+        return topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}{name}", **options)
+
+    return make
+
+
+async def stop(broker: KafkaServer) -> None:
+    await asyncio.to_thread(broker.stop)
+
+
+async def restart(broker: KafkaServer, *, killed: bool = False) -> None:
+    await asyncio.to_thread(broker.kill if killed else broker.stop)
+    await asyncio.to_thread(broker.start)
+
+
+# -- Nobody there
+
+
+@pytest.fixture
+async def silent_server() -> AsyncIterator[str]:
+    """Takes connections and never says a word."""
+    connections: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _reader, writer: connections.append(writer), "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    yield f"{host}:{port}"
+    server.close()
+    for writer in connections:
+        writer.close()
+
+
+def openings(of: Topic) -> list[Callable[[], Awaitable[object]]]:
+    return [
+        lambda: of.open_reader(ReadRequest()),
+        of.open_writer,
+        lambda: of.open_transactions("t"),
+        of.create,
+        of.describe,
+        of.delete,
+    ]
+
+
+@pytest.mark.parametrize("number", range(6))
+async def test_without_a_broker_opening_is_an_error_with_the_address(number: int) -> None:
+    """The first run of a newcomer: a hang, or a message without the address, and they leave."""
+    [port] = free_ports(1)
+    call = openings(topic(f"kafka://127.0.0.1:{port}/clicks", **QUICK))[number]
+    with pytest.raises(TopicUnavailable, match=rf"clicks|'t'.*127\.0\.0\.1:{port}"):
+        await patiently(call())
+
+
+@pytest.mark.parametrize("number", range(6))
+async def test_a_server_that_never_answers_is_an_error_with_the_address(
+    silent_server: str, number: int
+) -> None:
+    """A firewall, or another service at this port."""
+    call = openings(topic(f"kafka://{silent_server}/clicks", **QUICK))[number]
+    started_s = time.monotonic()
+    with pytest.raises(TopicUnavailable, match=silent_server):
+        await patiently(call())
+    assert time.monotonic() - started_s < 5
+
+
+async def test_a_patient_option_does_not_make_opening_slow() -> None:
+    """A job that starts should say within seconds that its broker is not there."""
+    from streamiter_kafka.cluster import OPEN_TIMEOUT_S
+
+    assert OPEN_TIMEOUT_S < 10
+    [port] = free_ports(1)
+    started_s = time.monotonic()
+    with pytest.raises(TopicUnavailable):
+        await patiently(topic(f"kafka://127.0.0.1:{port}/clicks", give_up_after_s=600).describe())
+    assert time.monotonic() - started_s < 10
+
+
+async def test_one_live_server_of_several_is_enough(breakable_broker: KafkaServer, topic_prefix: str) -> None:
+    """The address of a cluster outlives each of its brokers."""
+    [port] = free_ports(1)
+    made = topic(f"kafka://127.0.0.1:{port},{breakable_broker.bootstrap}/{topic_prefix}clicks", **QUICK)
+    await made.create()
+    await write(made, [b"a"])
+    assert values_of(await read_to_end(made)) == [b"a"]
+
+
+# -- Gone while reading
+
+
+@pytest.mark.parametrize("how", ["stop", "pause"])
+async def test_a_reader_whose_broker_is_gone_says_so(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic], how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The most reported trouble: a consumer that stood still for days without an error."""
+    made = handle(**QUICK)
+    await made.create()
+    await write(made, numbered(range(3)))
+    reader = await made.open_reader(ReadRequest())
+    assert numbers_of(await read_count(reader, 3)) == [0, 1, 2]
+    with caplog.at_level(logging.WARNING, "streamiter.kafka"):
+        await asyncio.to_thread(getattr(breakable_broker, how))
+        with pytest.raises(TopicUnavailable, match=breakable_broker.bootstrap):
+            await patiently(reader.read())
+    assert any("trying again" in record.message for record in caplog.records)
+    await patiently(reader.close())
+
+
+async def test_a_reader_without_partitions_finds_out_too(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic]
+) -> None:
+    """It fetches nothing, so only its look for new partitions can tell."""
+    made = handle(**QUICK)
+    await made.create(partitions=1)
+    reader = await made.open_reader(ReadRequest(subtask=1, subtasks=2, refresh_s=0.05))
+    await stop(breakable_broker)
+    with pytest.raises(TopicUnavailable, match=breakable_broker.bootstrap):
+        await patiently(reader.read())
+    await reader.close()
+
+
+async def test_what_was_fetched_before_the_broker_went_is_still_read(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic]
+) -> None:
+    """Records that are already here are not lost with the broker."""
+    made = handle(**QUICK)
+    await made.create()
+    await write(made, numbered(range(50)))
+    reader = await made.open_reader(ReadRequest(max_records=10))
+    assert numbers_of(await read_count(reader, 10)) == list(range(10))
+    await stop(breakable_broker)
+    assert numbers_of(await read_count(reader, 40)) == list(range(10, 50))
+    with pytest.raises(TopicUnavailable):
+        await patiently(reader.read())
+    await reader.close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_reading_goes_on_when_the_broker_comes_back(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic], killed: bool
+) -> None:
+    """A restarted broker ended consumers for good, or made them read twice."""
+    made = handle(**PATIENT)
+    await made.create(partitions=2)
+    for partition in range(2):
+        await write(made, OutgoingBatch(numbered(range(10)), partition=partition))
+    reader = await made.open_reader(ReadRequest())
+    before = await read_count(reader, 20)
+    waiting = asyncio.ensure_future(reader.read())
+    await restart(breakable_broker, killed=killed)
+    for partition in range(2):
+        await write(made, OutgoingBatch(numbered(range(10, 20)), partition=partition))
+    batch = await patiently(waiting)
+    assert batch is not None
+    after = [*batch.records(), *await read_count(reader, 20 - len(batch))]
+    for partition in range(2):
+        seen = [record for record in [*before, *after] if record.partition == partition]
+        assert numbers_of(seen) == list(range(20))
+    await reader.close()
+
+
+async def test_reading_goes_on_after_a_freeze(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic]
+) -> None:
+    """A long garbage collection: the answers of before come late, on connections given up long ago."""
+    made = handle(**{**PATIENT, "request_timeout_s": 0.3})
+    await made.create()
+    reader = await made.open_reader(ReadRequest())
+    waiting = asyncio.ensure_future(reader.read())
+    await write(made, numbered(range(3)))
+    batch = await patiently(waiting)
+    breakable_broker.pause()
+    waiting = asyncio.ensure_future(reader.read())
+    done, _ = await asyncio.wait({waiting}, timeout=2)  # several requests give up meanwhile
+    assert not done
+    breakable_broker.resume()
+    await write(made, numbered(range(3, 6)))
+    assert batch is not None
+    records = batch.records()
+    batch = await patiently(waiting)
+    assert batch is not None
+    records += batch.records()
+    assert numbers_of(records + await read_count(reader, 6 - len(records))) == list(range(6))
+    await reader.close()
+
+
+# -- Gone while writing
+
+
+@pytest.mark.parametrize("how", ["stop", "pause"])
+async def test_a_writer_whose_broker_is_gone_says_so(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic], how: str
+) -> None:
+    """A flush that waits for ever is a checkpoint that never completes."""
+    made = handle(**QUICK)
+    await made.create()
+    writer = await made.open_writer()
+    await writer.write(OutgoingBatch([b"a"]))
+    await writer.flush()
+    await asyncio.to_thread(getattr(breakable_broker, how))
+    await patiently(writer.write(OutgoingBatch([b"b"])))
+    with pytest.raises(TopicUnavailable, match=breakable_broker.bootstrap):
+        await patiently(writer.flush())
+    with pytest.raises(TopicUnavailable):
+        await patiently(writer.write(OutgoingBatch([b"c"])))
+    await patiently(writer.close())
+
+
+async def test_closing_a_writer_tells_what_was_not_stored(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic]
+) -> None:
+    """Closing is the last chance to hear of it."""
+    made = handle(**QUICK)
+    await made.create()
+    writer = await made.open_writer()
+    await stop(breakable_broker)
+    await writer.write(OutgoingBatch([b"lost"]))
+    with pytest.raises(TopicUnavailable):
+        await patiently(writer.close())
+    await writer.close()
+
+
+async def test_too_much_under_way_makes_a_write_wait(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic]
+) -> None:
+    """Without a bound, a slow broker is answered by an ever larger process."""
+    made = handle(**PATIENT, max_unacked_bytes=100_000)
+    await made.create()
+    writer = await made.open_writer()
+    breakable_broker.pause()
+    handed_over = 0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            while True:
+                await writer.write(OutgoingBatch([b"x" * 1000] * 10))
+                handed_over += 10
+    assert 80 <= handed_over <= 120
+    breakable_broker.resume()
+    await patiently(writer.flush())
+    await writer.close()
+    assert len(await read_to_end(made)) == handed_over
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_writing_through_a_restart_loses_and_doubles_nothing(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic], killed: bool
+) -> None:
+    """A request whose answer was lost is sent again: the broker has to recognize it."""
+    made = handle(**PATIENT)
+    await made.create(partitions=2)
+    writer = await made.open_writer()
+    restarting = asyncio.ensure_future(restart(breakable_broker, killed=killed))
+    written = 0
+    while not restarting.done() or written < 2000:
+        numbers = range(written, written + 20)
+        await patiently(writer.write(OutgoingBatch(numbered(numbers), partition=written // 20 % 2)))
+        written += 20
+        await asyncio.sleep(0.005)
+    await restarting
+    await patiently(writer.flush())
+    await writer.close()
+    records = await read_to_end(made)
+    for partition in range(2):
+        seen = numbers_of(record for record in records if record.partition == partition)
+        assert seen == [number for number in range(written) if number // 20 % 2 == partition]
+
+
+async def test_a_transaction_comes_through_a_restart(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic]
+) -> None:
+    """A checkpoint that falls into a restart completes late, but once."""
+    made = handle(**PATIENT)
+    await made.create()
+    transactions = await made.open_transactions(f"{made.name}-t")
+    await transactions.begin()
+    await transactions.write(made, OutgoingBatch(numbered(range(5))))
+    await restart(breakable_broker)
+    await patiently(transactions.write(made, OutgoingBatch(numbered(range(5, 10)))))
+    restarting = asyncio.ensure_future(restart(breakable_broker))
+    await patiently(transactions.commit())
+    await restarting
+    await transactions.close()
+    assert numbers_of(await read_to_end(made)) == list(range(10))
+
+
+async def test_transactions_whose_broker_is_gone_say_so_and_close(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic]
+) -> None:
+    """Neither the commit nor the clean-up after it may hang."""
+    made = handle(**QUICK)
+    await made.create()
+    transactions = await made.open_transactions(f"{made.name}-t")
+    await transactions.begin()
+    await transactions.write(made, OutgoingBatch([b"a"]))
+    await stop(breakable_broker)
+    with pytest.raises(TopicUnavailable, match=breakable_broker.bootstrap):
+        await patiently(transactions.commit())
+    await patiently(transactions.close())
+
+
+async def test_after_an_abort_without_answers_the_transactions_must_be_opened_anew(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic]
+) -> None:
+    """Nobody knows which numbers the broker expects next: going on could lose or refuse records."""
+    made = handle(**PATIENT)
+    await made.create()
+    transactions = await made.open_transactions(f"{made.name}-t")
+    await transactions.begin()
+    await stop(breakable_broker)
+    await transactions.write(made, OutgoingBatch([b"never seen"]))
+    await asyncio.sleep(0.1)  # the first attempt fails
+    aborting = asyncio.ensure_future(transactions.abort())
+    await asyncio.to_thread(breakable_broker.start)
+    await patiently(aborting)
+    try:
+        await patiently(transactions.begin())
+    except TopicError as error:
+        assert "anew" in str(error)
+        await transactions.close()
+        transactions = await made.open_transactions(f"{made.name}-t")
+        await transactions.begin()
+    await transactions.write(made, OutgoingBatch([b"seen"]))
+    await patiently(transactions.commit())
+    await transactions.close()
+    assert values_of(await read_to_end(made)) == [b"seen"]
+
+
+# -- Deleted
+
+
+async def test_a_reader_of_a_deleted_topic_is_told_so_at_once(handle: Callable[..., Topic]) -> None:
+    """Whatever the patience with a broker: the topic does not come back."""
+    made = handle(give_up_after_s=600)
+    await made.create(partitions=2)
+    readers: list[TopicReader] = [
+        await made.open_reader(ReadRequest(subtask=subtask, subtasks=3, refresh_s=0.05))
+        for subtask in range(3)
+    ]
+    reading = [asyncio.ensure_future(reader.read()) for reader in readers]
+    await made.delete()
+    for each, reader in zip(reading, readers, strict=True):
+        with pytest.raises(TopicNotFound, match=made.name):
+            await patiently(each)
+        await reader.close()
+
+
+async def test_a_writer_to_a_deleted_topic_is_told_so_at_once(handle: Callable[..., Topic]) -> None:
+    """Kafka's own clients retry this for minutes."""
+    made = handle(give_up_after_s=600)
+    await made.create()
+    writer = await made.open_writer()
+    await made.delete()
+    await writer.write(OutgoingBatch([b"a"]))
+    with pytest.raises(TopicNotFound, match=made.name):
+        await patiently(writer.flush())
+    await writer.close()
+
+
+async def test_a_transaction_on_a_deleted_topic_is_told_so_and_the_next_one_works(
+    handle: Callable[..., Topic],
+) -> None:
+    """One wrong sink must not take the others with it."""
+    gone, kept = handle("gone", give_up_after_s=600), handle("kept")
+    await gone.create()
+    await kept.create()
+    transactions = await kept.open_transactions(f"{kept.name}-t")
+    await transactions.begin()
+    await transactions.write(gone, OutgoingBatch([b"a"]))
+    await transactions.commit()
+    await gone.delete()
+    await transactions.begin()
+    await transactions.write(gone, OutgoingBatch([b"b"]))
+    await transactions.write(kept, OutgoingBatch([b"with b"]))
+    with pytest.raises(TopicNotFound, match=gone.name):
+        await patiently(transactions.commit())
+    await patiently(transactions.abort())
+    await patiently(transactions.begin())
+    await transactions.write(kept, OutgoingBatch([b"after b"]))
+    await patiently(transactions.commit())
+    await transactions.close()
+    assert values_of(await read_to_end(kept)) == [b"after b"]

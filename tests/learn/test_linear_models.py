@@ -1,0 +1,557 @@
+"""Online linear models, against the same learning written out in plain Python."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn import (
+    FTRL,
+    SGD,
+    BadRows,
+    Gradient,
+    InverseSquareRoot,
+    LinearRegression,
+    LogisticRegression,
+    SparseRows,
+)
+
+OPTIMIZERS = [SGD(0.1), SGD(InverseSquareRoot(0.3), l1=0.01, l2=0.1), FTRL(), FTRL(0.3, 0.1, l1=0.05, l2=0.2)]
+MODELS = [LinearRegression, LogisticRegression]
+
+ROWS = [(0.1, 2), (0.2, 2), (0.3, 2), (0.4, 2), (0.5, 2), (11, 12), (12, 11), (13, 12), (14, 12), (15, 12)]
+LABELS = [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
+START = (0.41233679404769874, -0.18088118293232122)
+
+
+def sigmoid(margin):
+    return 1.0 / (1.0 + math.exp(-margin))
+
+
+def batches(seed, count, *, rows=20, width=6, model=LogisticRegression):
+    random = np.random.default_rng(seed)
+    truth = random.normal(size=width)
+    for _ in range(count):
+        features = random.normal(size=(rows, width))
+        margins = features @ truth
+        targets = (margins > 0).astype(float) if model is LogisticRegression else margins
+        yield features, targets, random.integers(0, 4, rows).astype(float)
+
+
+def bits(model):
+    state = model.state()
+    arrays = [
+        state["weights"],
+        state["intercept"],
+        *state["slots"].values(),
+        *state["intercept_slots"].values(),
+    ]
+    return [array.tobytes() for array in arrays], state["version"], state["step"], state["records"]
+
+
+def test_the_first_version_of_the_known_case():
+    """The reference's own numbers: z and n start at 0, the given start counts in the gradient and in δ·w."""
+    model = LogisticRegression(
+        2, optimizer=FTRL(0.1, 0.1, l1=0.1, l2=0.1), intercept=False, initial_weights=START
+    )
+    model.learn(ROWS, LABELS)
+    assert model.version == 1
+    assert model.weights == pytest.approx((0.2994527071464283, -0.1412541067743284), rel=1e-14)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ftrl_steps_are_those_written_out_in_plain_python(weighted):
+    """Mean over the weights, slots over many steps, an intercept that is not regularized."""
+    model = LogisticRegression(6, optimizer=FTRL(0.2, 0.5, l1=0.05, l2=0.3))
+    weights, z, n = [0.0] * 7, [0.0] * 7, [0.0] * 7
+    for features, targets, row_weights in batches(1, 10):
+        if not weighted:
+            row_weights = np.ones(len(targets))
+        model.learn(features, targets, row_weights if weighted else None)
+        gradient = [0.0] * 7
+        for row, target, row_weight in zip(features.tolist(), targets, row_weights, strict=True):
+            row = [*row, 1.0]
+            error = sigmoid(sum(w * x for w, x in zip(weights, row, strict=True))) - target
+            gradient = [g + row_weight * error * x for g, x in zip(gradient, row, strict=True)]
+        for i, g in enumerate(gradient):
+            g /= row_weights.sum()
+            l1, l2 = (0.0, 0.0) if i == 6 else (0.05, 0.3)
+            delta = (math.sqrt(n[i] + g * g) - math.sqrt(n[i])) / 0.2
+            n[i] += g * g
+            z[i] += g - delta * weights[i]
+            shrunk = z[i] - math.copysign(l1, z[i]) if abs(z[i]) > l1 else 0.0
+            weights[i] = -shrunk / (l2 + (0.5 + math.sqrt(n[i])) / 0.2)
+    assert model.weights == pytest.approx(weights[:6], rel=1e-10)
+    assert model.intercept_weight == pytest.approx(weights[6], rel=1e-10)
+
+
+def test_linear_regression_finds_the_plane():
+    """A wrong sign or factor in the gradient still learns something; only the plane itself tells."""
+    model = LinearRegression(3, optimizer=SGD(0.1))
+    features = np.random.default_rng(0).normal(size=(50, 3))
+    targets = features @ [1.5, -2.0, 0.5] + 3.0
+    for _ in range(500):
+        model.learn(features, targets)
+    assert model.weights == pytest.approx([1.5, -2.0, 0.5], abs=1e-9)
+    assert model.intercept_weight == pytest.approx(3.0, abs=1e-9)
+    assert model.predict(features) == pytest.approx(targets, abs=1e-8)
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_gradients_are_the_slopes_of_the_loss(model_type):
+    """Against central differences, for each weight and the intercept, with sample weights."""
+    features, targets, weights = next(batches(2, 1, model=model_type))
+    start, bias = np.linspace(-0.5, 0.5, 6), 0.3
+
+    def total_loss(shifted, shifted_bias):
+        model = model_type(6, initial_weights=shifted, initial_intercept=shifted_bias)
+        return float(model.loss.values(model.predict(features), targets) @ weights)
+
+    model = model_type(6, initial_weights=start, initial_intercept=bias)
+    gradient = model.gradient(features, targets, weights)
+    step = 1e-6
+    for i in range(6):
+        shift = np.eye(6)[i] * step
+        slope = (total_loss(start + shift, bias) - total_loss(start - shift, bias)) / (2 * step)
+        assert gradient.total[i] == pytest.approx(slope, rel=1e-6, abs=1e-6)
+    slope = (total_loss(start, bias + step) - total_loss(start, bias - step)) / (2 * step)
+    assert gradient.intercept == pytest.approx(slope, rel=1e-6, abs=1e-6)
+    assert gradient.weight == weights.sum()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_row_of_weight_2_is_two_rows_and_one_of_weight_0_is_none(optimizer, sparse):
+    """Sample weights that are accepted and then ignored on one of the paths."""
+    as_features = SparseRows.from_dense if sparse else np.asarray
+    weighted, repeated = (LogisticRegression(6, optimizer=optimizer) for _ in range(2))
+    for features, targets, weights in batches(3, 10):
+        times = weights.astype(int)
+        weighted.learn(as_features(features), targets, weights)
+        repeated.learn(as_features(features.repeat(times, axis=0)), targets.repeat(times))
+    assert weighted.weights == pytest.approx(repeated.weights, rel=1e-11, abs=1e-14)
+    assert weighted.version == repeated.version == 10
+
+
+def test_weights_count_in_proportion_not_in_size():
+    """The step is a mean: doubling all weights changes nothing."""
+    one, two = (LogisticRegression(6, optimizer=FTRL()) for _ in range(2))
+    for features, targets, weights in batches(4, 5):
+        one.learn(features, targets, weights)
+        two.learn(features, targets, weights * 2.0)
+    assert one.weights.tobytes() == two.weights.tobytes()
+
+
+def test_without_weight_there_is_no_step():
+    """A mean over nothing would be NaN; a version without learning would mislead its readers."""
+    model = LogisticRegression(2)
+    model.learn(ROWS, LABELS, np.zeros(10))
+    model.learn(np.zeros((0, 2)), [])
+    model.learn([ROWS[0]], [1], [0.0])
+    model.learn_each(np.zeros((0, 2)), [])
+    assert model.learn_each(ROWS[:2], [1, 1], [0.0, 0.0]).tolist() == [0.5, 0.5]
+    assert (model.version, model.records, model.weights.tolist()) == (0, 0, [0.0, 0.0])
+    model.learn(ROWS, LABELS, [1, 0, 0, 2, 0, 0, 0, 0, 0, 0.5])
+    assert (model.version, model.records) == (1, 3)
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("form", ["dense", "sparse", "each", "sparse each"])
+def test_training_goes_on_after_a_restore_as_if_nothing_had_happened(model_type, optimizer, form):
+    """State that is saved but never read back: version, step, accumulators. To the last bit, weighted."""
+
+    def train(model, data):
+        for features, targets, weights in data:
+            rows = SparseRows.from_dense(features) if "sparse" in form else features
+            (model.learn_each if "each" in form else model.learn)(rows, targets, weights)
+
+    data = list(batches(5, 12, model=model_type))
+    through, before, after = (
+        model_type(6, optimizer=optimizer, initial_weights=np.ones(6)) for _ in range(3)
+    )
+    train(through, data)
+    train(before, data[:7])
+    saved = before.state()
+    frozen = copy.deepcopy(saved)
+    train(before, data[7:9])  # what was saved must not move with the model it came from
+    after.restore(saved)
+    train(after, data[7:])
+    assert bits(after) == bits(through)
+    assert bits(before) != bits(through)
+    fresh = model_type(6, optimizer=optimizer)
+    fresh.restore(saved)
+    assert bits(fresh) == bits(rebuilt(model_type, optimizer, frozen))
+
+
+def rebuilt(model_type, optimizer, state):
+    model = model_type(6, optimizer=optimizer)
+    model.restore(state)
+    return model
+
+
+def test_state_and_parameters_are_plain_data_of_their_own():
+    """They are encoded, sent and stored while the model goes on."""
+    model = LogisticRegression(2, optimizer=FTRL())
+    model.learn(ROWS, LABELS)
+    parameters, state = model.parameters(), model.state()
+    assert set(parameters) == {"weights", "intercept", "link"}
+    assert parameters["link"] == "logit"
+    assert type(parameters["intercept"]) is float
+    kept = parameters["weights"].copy(), state["slots"]["z"].copy()
+    model.learn(ROWS, LABELS)
+    assert np.array_equal(parameters["weights"], kept[0])
+    assert np.array_equal(state["slots"]["z"], kept[1])
+    predicted = 1.0 / (1.0 + np.exp(-(np.array(ROWS) @ kept[0] + parameters["intercept"])))
+    restored = LogisticRegression(2, optimizer=FTRL())
+    restored.restore(state)
+    assert restored.predict(ROWS) == pytest.approx(predicted, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        LogisticRegression(3, optimizer=FTRL()),
+        LogisticRegression(2, optimizer=SGD()),
+        LogisticRegression(2, optimizer=FTRL(), intercept=False),
+        LinearRegression(2, optimizer=FTRL()),
+    ],
+    ids=["width", "optimizer", "intercept", "link"],
+)
+def test_the_state_of_another_kind_of_model_is_refused(other):
+    """A changed program must not go on from slots that mean something else."""
+    model = LogisticRegression(2, optimizer=FTRL())
+    model.learn(ROWS, LABELS)
+    before = bits(model)
+    with pytest.raises(ModelError, match=r"LogisticRegression.restore: expected the state of a model like"):
+        model.restore(other.state())
+    assert bits(model) == before
+
+
+@pytest.mark.parametrize("optimizer", [FTRL(), FTRL(0.3, 0.1, l1=0.01, l2=0.2), SGD(0.1)], ids=str)
+def test_dense_and_sparse_learn_the_same(optimizer):
+    """Also where features are missing: a gradient of 0 changes nothing in these optimizers."""
+    random = np.random.default_rng(6)
+    start = random.normal(size=40)
+    dense, sparse = (LogisticRegression(40, optimizer=optimizer, initial_weights=start) for _ in range(2))
+    for size in (1, 5, 50, 1, 200):
+        features = random.normal(size=(size, 40)) * (random.random((size, 40)) < 0.2)
+        targets = random.integers(0, 2, size)
+        weights = random.random(size) + 0.1
+        dense.learn(features, targets, weights)
+        sparse.learn(SparseRows.from_dense(features), targets, weights)
+    assert sparse.weights == pytest.approx(dense.weights, rel=1e-12, abs=1e-14)
+    assert sparse.intercept_weight == pytest.approx(dense.intercept_weight, rel=1e-12)
+    features = random.normal(size=(9, 40))
+    assert sparse.predict(SparseRows.from_dense(features)) == pytest.approx(
+        dense.predict(features), rel=1e-12
+    )
+
+
+def test_sparse_sgd_shrinks_only_what_the_mini_batch_names():
+    """The documented difference: regularization costs nothing for features that are not there."""
+    optimizer = SGD(0.1, l2=1.0)
+    models = [LogisticRegression(3, optimizer=optimizer, initial_weights=[1.0, 1.0, 1.0]) for _ in range(3)]
+    features = np.array([[0.0, 2.0, 0.0], [0.0, 1.0, 0.0]])
+    for model, keep_zeros in zip(models[1:], (False, True), strict=True):
+        model.learn(SparseRows.from_dense(features, keep_zeros=keep_zeros), [0, 1])
+    models[0].learn(features, [0, 1])
+    dense, active, all_named = (model.weights.tolist() for model in models)
+    assert all_named == pytest.approx(dense, rel=1e-14)
+    assert active == pytest.approx([1.0, dense[1], 1.0], rel=1e-14)
+    assert dense[0] == 0.9
+
+
+def test_a_sparse_step_touches_only_active_features():
+    """A step that costs the width of 2**18 is a hundred times too slow; NaN would spread from untouched places."""
+    model = LogisticRegression(2**18, optimizer=FTRL())
+    state = model.state()
+    for array in (state["weights"], *state["slots"].values()):
+        array[:] = np.nan
+        array[[3, 70_000, 200_000]] = 0.0
+    model.restore(state)
+    rows = SparseRows.from_rows([([3, 70_000], [1.0, 2.0]), ([200_000, 3], [1.0, 1.0])] * 20, 2**18)
+    model.learn(rows, [0, 1] * 20)
+    model.learn_each(rows, [0, 1] * 20)
+    assert np.isfinite(model.weights[[3, 70_000, 200_000]]).all()
+    assert np.isnan(model.weights).sum() == 2**18 - 3
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("features_in_a_row", [5, 45], ids=["few", "many"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_learning_each_row_is_predicting_and_learning_row_by_row(optimizer, features_in_a_row, sparse):
+    """The quick path of per-row training, with rows that are long, short, empty or of weight 0."""
+    random = np.random.default_rng(7)
+    features = random.normal(size=(30, features_in_a_row)) * (random.random((30, features_in_a_row)) < 0.8)
+    features[4] = 0.0
+    features[9, 3:] = 0.0
+    targets = random.integers(0, 2, 30)
+    weights = random.integers(0, 3, 30).astype(float)
+    rows = SparseRows.from_dense(features) if sparse else features
+    each, one_by_one = (LogisticRegression(features_in_a_row, optimizer=optimizer) for _ in range(2))
+    together = each.learn_each(rows, targets, weights)
+    alone = []
+    for row in range(30):
+        alone.append(one_by_one.predict(rows[row : row + 1])[0])
+        one_by_one.learn(rows[row : row + 1], targets[row : row + 1], weights[row : row + 1])
+    assert bits(each) == bits(one_by_one)
+    assert together == pytest.approx(alone, rel=1e-12)
+    assert not sparse or together.tobytes() == np.array(alone).tobytes()
+    assert each.version == np.count_nonzero(weights)
+
+
+def test_learning_each_row_does_not_depend_on_the_cut():
+    """Where a transport batch is cut carries no meaning, also among rows of very different lengths."""
+    random = np.random.default_rng(8)
+    lengths = random.integers(0, 60, 40)
+    rows = SparseRows.from_rows(
+        [(random.choice(80, n, replace=False).tolist(), random.normal(size=n).tolist()) for n in lengths], 80
+    )
+    targets = random.integers(0, 2, 40)
+    whole, cut = (LogisticRegression(80) for _ in range(2))
+    predictions = whole.learn_each(rows, targets)
+    parts = [cut.learn_each(rows[start : start + 7], targets[start : start + 7]) for start in range(0, 40, 7)]
+    assert bits(whole) == bits(cut)
+    assert predictions.tobytes() == np.concatenate(parts).tobytes()
+
+
+@pytest.mark.parametrize("width", [3, 10, 33])
+def test_a_prediction_does_not_depend_on_the_rows_beside_it(width):
+    """A matrix product gives another last bit for another cut of the batch, and a restarted run differs."""
+    features = np.random.default_rng(9).normal(size=(100, width))
+    model = LogisticRegression(width, initial_weights=np.linspace(-1, 1, width))
+    whole = model.predict(features)
+    for size in (1, 2, 3, 7, 99):
+        parts = [model.predict(features[start : start + size]) for start in range(0, 100, size)]
+        assert np.concatenate(parts).tobytes() == whole.tobytes()
+    columns_first = np.asfortranarray(features)
+    assert model.predict(columns_first).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_of_workers_add_up_to_one_step(sparse):
+    """Synchronous training on two workers must be training on all their rows."""
+    as_features = SparseRows.from_dense if sparse else np.asarray
+    together, apart = (LogisticRegression(6, optimizer=FTRL()) for _ in range(2))
+    for features, targets, weights in batches(10, 8):
+        features = features * (np.abs(features) > 0.8)
+        together.learn(as_features(features), targets, weights)
+        gradients = [
+            apart.gradient(as_features(features[part]), targets[part], weights[part])
+            for part in (slice(0, 3), slice(3, 20))
+        ]
+        sent = [Gradient.from_record(gradient.to_record()) for gradient in gradients]
+        apart.apply(sent[0] + sent[1])
+    assert apart.weights == pytest.approx(together.weights, rel=1e-11)
+    assert (apart.version, apart.records) == (together.version, together.records)
+
+
+def test_dense_and_sparse_gradients_add():
+    """One worker's rows may be dense where another's are not."""
+    features, targets, _ = next(batches(11, 1))
+    features = features * (np.abs(features) > 1.0)
+    model = LogisticRegression(6)
+    dense = model.gradient(features[:8], targets[:8])
+    sparse = model.gradient(SparseRows.from_dense(features[8:]), targets[8:])
+    whole = model.gradient(features, targets)
+    for both in (dense + sparse, sparse + dense):
+        assert both.to_dense() == pytest.approx(whole.total, rel=1e-12)
+        assert both.intercept == pytest.approx(whole.intercept, rel=1e-12)
+        assert (both.weight, both.records) == (20.0, 20)
+    with pytest.raises(ModelError, match="expected one of 6 features to add, given one of 5"):
+        dense + LogisticRegression(5).gradient(np.zeros((1, 5)), [1])
+
+
+def test_a_gradient_does_not_change_the_model():
+    """Asynchronous workers make gradients of parameters they only borrow."""
+    model = LogisticRegression(2, initial_weights=START)
+    before = bits(model)
+    model.gradient(ROWS, LABELS)
+    model.predict(ROWS)
+    assert bits(model) == before
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_learning_does_not_change_its_inputs(sparse):
+    """Batches are shared between the consumers of a stream."""
+    features, targets, weights = next(batches(12, 1))
+    rows = SparseRows.from_dense(features) if sparse else features
+    copies = copy.deepcopy((features, targets, weights))
+    start = np.ones(6)
+    model = LogisticRegression(6, optimizer=SGD(0.1, l1=0.1, l2=0.1), initial_weights=start)
+    for array in (features, targets, weights, start):
+        array.flags.writeable = False
+    model.learn(rows, targets, weights)
+    model.learn_each(rows, targets, weights)
+    assert np.array_equal(features, copies[0])
+    assert start.tolist() == [1.0] * 6
+    assert not sparse or rows == SparseRows.from_dense(copies[0])
+
+
+def test_labels_of_minus_1_and_1_are_the_same_labels():
+    """Half of the public data sets write them so."""
+    zero_one, signed = LogisticRegression(2), LogisticRegression(2, labels="-1/1")
+    zero_one.learn(ROWS, LABELS)
+    signed.learn(ROWS, [2 * label - 1 for label in LABELS])
+    assert bits(zero_one) == bits(signed)
+    with pytest.raises(BadRows, match=r"expected targets −1 or 1, given 0.0 \(row 1 of the batch\)"):
+        signed.learn(ROWS[:3], [1, 0, -1])
+    with pytest.raises(ConfigurationError, match=r'labels=\): expected "0/1" or "-1/1", given \'yes/no\''):
+        LogisticRegression(2, labels="yes/no")
+
+
+def test_extreme_margins_give_plain_probabilities():
+    """exp overflows at 710: no warning, no NaN, no exception."""
+    model = LogisticRegression(1, optimizer=SGD(0.1), initial_weights=[1.0])
+    features = [[5000.0], [-5000.0], [0.0]]
+    assert model.predict(features).tolist() == pytest.approx([1.0, 0.0, 0.5], abs=1e-300)
+    assert model.learn_each(features, [1, 0, 1]).tolist() == pytest.approx([1.0, 0.0, 0.5], abs=1e-300)
+
+
+BAD_CALLS = [
+    (
+        lambda m: m.learn([[1.0, 2.0, 3.0]], [1]),
+        r"expected rows of 2 features .*given an array of shape \(1, 3\)",
+    ),
+    (lambda m: m.learn([1.0, 2.0], [1]), r"given an array of shape \(2,\); change the features or"),
+    (lambda m: m.predict(SparseRows([0], [], [], 4)), "given sparse rows of width 4"),
+    (lambda m: m.learn([["a", "b"]], [1]), "expected features as numbers, given list"),
+    (lambda m: m.learn(ROWS, LABELS[:9]), r"expected 10 targets, one for each row, given shape \(9,\)"),
+    (
+        lambda m: m.learn(ROWS, LABELS, [1.0]),
+        r"expected 10 sample weights, one for each row, given shape \(1,\)",
+    ),
+    (lambda m: m.learn([ROWS[0]], [[1]]), r"expected 1 targets, one for each row, given shape \(1, 1\)"),
+]
+
+BAD_ROWS = [
+    (lambda m, f: m.learn(f(ROWS), [*LABELS[:9], 2]), (9,), "expected targets 0 or 1, given 2.0"),
+    (
+        lambda m, f: m.learn(f(ROWS), [math.nan, *LABELS[1:9], -1]),
+        (0, 9),
+        "expected targets 0 or 1, given nan",
+    ),
+    (
+        lambda m, f: m.learn(f(ROWS), LABELS, [-1.0] + [1.0] * 9),
+        (0,),
+        "sample weights of 0 or more, given -1.0",
+    ),
+    (
+        lambda m, f: m.learn(f(ROWS), LABELS, [1.0] * 9 + [math.inf]),
+        (9,),
+        "sample weights of 0 or more, given inf",
+    ),
+    (
+        lambda m, f: m.learn(f([*ROWS[:9], (1.0, math.nan)]), LABELS),
+        (9,),
+        "finite features, given nan for feature 1",
+    ),
+    (
+        lambda m, f: m.learn(f([(math.inf, 1.0), *ROWS[1:]]), LABELS),
+        (0,),
+        "finite features, given inf for feature 0",
+    ),
+    (lambda m, f: m.learn(f([(math.inf, 1.0)]), [1]), (0,), "finite features, given inf for feature 0"),
+    (lambda m, f: m.learn(f([(math.nan, 1.0)] * 2), [1, 1], [0, 1]), (0, 1), "given nan for feature 0"),
+    (lambda m, f: m.predict(f([ROWS[0], (math.nan, 1.0)])), (1,), "finite features, given nan for feature 0"),
+    (lambda m, f: m.predict(f([(math.inf, -math.inf)])), (0,), "finite features, given inf for feature 0"),
+    (lambda m, f: m.learn_each(f([*ROWS[:3], (1.0, math.inf)]), [0] * 4), (3,), "given inf for feature 1"),
+    (lambda m, f: m.learn_each(f(ROWS), [*LABELS[:9], 0.5]), (9,), "expected targets 0 or 1, given 0.5"),
+    (lambda m, f: m.gradient(f([(1.0, -math.inf)] * 2), [0, 1]), (0, 1), "given -inf for feature 1"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD_CALLS)
+def test_what_does_not_fit_is_refused_with_both_numbers(call, message):
+    """ "Shapes not aligned" from the depth of numpy does not say what to change."""
+    model = LogisticRegression(2)
+    with pytest.raises(ModelError, match=f"LogisticRegression: {message}|LogisticRegression: .*{message}"):
+        call(model)
+    assert model.version == 0
+
+
+@pytest.mark.parametrize(("call", "rows", "message"), BAD_ROWS)
+@pytest.mark.parametrize("form", [np.array, SparseRows.from_dense], ids=["dense", "sparse"])
+@pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL()], ids=str)
+def test_bad_rows_are_named_and_the_model_stays_as_it_was(call, rows, message, form, optimizer):
+    """One NaN in one row of a thousand made all weights NaN, and nobody noticed for days."""
+    model = LogisticRegression(2, optimizer=optimizer, initial_weights=START)
+    model.learn(ROWS, LABELS)
+    before = bits(model)
+    with pytest.raises(BadRows, match=message) as caught:
+        call(model, form)
+    assert caught.value.rows == rows
+    assert str(caught.value).startswith("LogisticRegression: ")
+    assert bits(model) == before
+
+
+def test_many_bad_rows_are_counted_not_listed():
+    """A message of a thousand numbers hides its reason."""
+    with pytest.raises(BadRows, match=r"given 5.0 \(rows 0, 1, 2, 3, 4 and 5 more of the batch\)") as caught:
+        LogisticRegression(2).learn(ROWS, [5.0] * 10)
+    assert caught.value.rows == tuple(range(10))
+    assert caught.value.reason == "LogisticRegression: expected targets 0 or 1, given 5.0"
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_weights_that_run_away_are_an_error_before_they_are_infinite(rows):
+    """Too high a rate on unscaled features: the last finite model is kept and the cause is said."""
+    model = LinearRegression(1, optimizer=SGD(10.0))
+    features, targets = np.full((rows, 1), 100.0), np.ones(rows)
+    with pytest.raises(
+        ModelError, match="too large to compute with.*scale the features or lower the learning rate"
+    ):
+        for _ in range(1000):
+            before = bits(model)
+            model.learn(features, targets)
+    assert bits(model) == before
+    assert np.isfinite(model.weights).all()
+
+
+def test_a_gradient_from_elsewhere_is_checked():
+    """It may come from another process with another model."""
+    model = LogisticRegression(2)
+    with pytest.raises(
+        ModelError, match="LogisticRegression.apply: expected a gradient of 2 features, given 3"
+    ):
+        model.apply(LogisticRegression(3).gradient(np.ones((1, 3)), [1]))
+    bad = Gradient(np.array([1.0, np.nan]), 0.0, 1.0, 1, 2)
+    with pytest.raises(ModelError, match=r"expected a finite gradient below 1e\+150"):
+        model.apply(bad)
+    assert model.version == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LogisticRegression(0), r"LogisticRegression\(width=\): expected 1 feature or more, given 0"),
+        (
+            lambda: LogisticRegression(2, initial_weights=[1.0]),
+            "expected 2 finite numbers, one for each feature",
+        ),
+        (lambda: LogisticRegression(1, initial_weights=[math.nan]), "expected 1 finite numbers"),
+        (
+            lambda: LogisticRegression(1, intercept=False, initial_intercept=1.0),
+            "0 without an intercept, given 1.0",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(make, message):
+    """At the start, not at the first record hours later."""
+    with pytest.raises((ModelError, ConfigurationError), match=message):
+        make()
+
+
+def test_the_intercept_is_learned_but_not_shrunk():
+    """With heavy regularization the mean must still be right."""
+    model = LogisticRegression(1, optimizer=FTRL(1.0, 0.1, l1=100.0, l2=100.0))
+    for _ in range(300):
+        model.learn([[1.0], [1.0], [0.0], [0.0]], [1, 1, 1, 0])
+    assert model.weights.tolist() == [0.0]
+    assert sigmoid(model.intercept_weight) == pytest.approx(0.75, abs=0.01)
+    without = LogisticRegression(1, intercept=False)
+    without.learn(ROWS[:4] and [[1.0], [0.0]], [1, 1])
+    assert without.parameters()["intercept"] == 0.0

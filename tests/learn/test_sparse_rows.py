@@ -1,0 +1,119 @@
+"""Sparse rows, against the dense matrices they stand for."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter.errors import ModelError
+from streamiter.learn.sparse import SparseRows
+
+WIDTH = 7
+
+values = st.integers(-8, 8).map(float)
+sparse_rows = st.lists(st.lists(st.tuples(st.integers(0, WIDTH - 1), values), max_size=9), max_size=6)
+
+
+def built(rows):
+    return SparseRows.from_rows([([i for i, _ in row], [v for _, v in row]) for row in rows], WIDTH)
+
+
+def dense(rows):
+    matrix = np.zeros((len(rows), WIDTH))
+    for number, row in enumerate(rows):
+        for index, value in row:
+            matrix[number, index] += value
+    return matrix
+
+
+@given(sparse_rows)
+def test_rows_mean_what_was_given_in_whatever_order(rows):
+    """Hashed features come unordered, and two of one row may fall on one place."""
+    built_rows = built(rows)
+    assert len(built_rows) == len(rows)
+    assert built_rows.to_dense().tolist() == dense(rows).tolist()
+    for indices, _ in built_rows.rows():
+        assert indices == sorted(set(indices))
+
+
+@given(sparse_rows, st.data())
+def test_parts_are_parts(rows, data):
+    """A batch is cut anywhere, and bad rows are taken out of it."""
+    built_rows, matrix = built(rows), dense(rows)
+    start, stop = data.draw(st.integers(0, 7)), data.draw(st.integers(0, 7))
+    assert built_rows[start:stop].to_dense().tolist() == matrix[start:stop].tolist()
+    assert built_rows[::2].to_dense().tolist() == matrix[::2].tolist()
+    if rows:
+        some = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1))
+        assert built_rows[some].to_dense().tolist() == matrix[some].tolist()
+        mask = np.array([number % 2 == 0 for number in range(len(rows))])
+        assert built_rows[mask].to_dense().tolist() == matrix[mask].tolist()
+        parts = [built_rows[:start], built_rows[start:]]
+        assert SparseRows.concatenate(parts) == built_rows
+
+
+@given(sparse_rows)
+def test_products_are_those_of_the_matrix(rows):
+    """Whole numbers: the sums are exact, so equality is."""
+    built_rows, matrix = built(rows), dense(rows)
+    assert built_rows.dot(np.arange(WIDTH) - 3.0).tolist() == (matrix @ (np.arange(WIDTH) - 3.0)).tolist()
+    by_row = np.arange(len(rows)) - 2.0
+    columns, sums = built_rows.transposed_dot(by_row)
+    named = sorted({index for row in rows for index, _ in row})
+    assert columns.tolist() == named
+    assert sums.tolist() == (by_row @ matrix)[named].tolist()
+
+
+def test_a_row_gives_the_same_in_any_batch():
+    """Where a transport batch is cut must not show, not even in the last bit."""
+    random = np.random.default_rng(5)
+    rows = SparseRows.from_dense(random.normal(size=(50, 40)) * (random.random((50, 40)) < 0.3))
+    weights = random.normal(size=40)
+    whole = rows.dot(weights)
+    alone = np.concatenate([rows[number : number + 1].dot(weights) for number in range(50)])
+    assert whole.tobytes() == alone.tobytes()
+
+
+def test_wide_rows_take_the_slower_sort_and_give_the_same():
+    """Beyond 63 bits index and position do not fit into one number."""
+    narrow = SparseRows.from_rows([([5, 3], [1.0, 2.0]), ([3], [4.0])], width=8)
+    wide = SparseRows([0, 2, 3], [3, 5, 3], [2.0, 1.0, 4.0], width=2**62)
+    for rows in (narrow, wide):
+        columns, sums = rows.transposed_dot(np.array([1.0, 10.0]))
+        assert (columns.tolist(), sums.tolist()) == ([3, 5], [42.0, 1.0])
+
+
+def test_dense_rows_keep_zeros_only_when_asked():
+    """Dense SGD with l2 shrinks what is 0 too; to compare with it the zeros must be named."""
+    matrix = [[0.0, 1.0], [0.0, 0.0]]
+    assert list(SparseRows.from_dense(matrix).rows()) == [([1], [1.0]), ([], [])]
+    assert list(SparseRows.from_dense(matrix, keep_zeros=True).rows())[1] == ([0, 1], [0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: SparseRows([0, 1], [8], [1.0], 8),
+            r"indices from 0 to 7 \(width 8\), given 8 in row 0; give a",
+        ),
+        (lambda: SparseRows([0, 0, 0, 2], [1, -1], [1.0, 1.0], 8), "given -1 in row 2"),
+        (lambda: SparseRows([0, 2], [1, 2], [1.0], 8), r"given 2 indices but values of shape \(1,\)"),
+        (lambda: SparseRows([0, 1], [1, 2], [1.0, 1.0], 8), "ascend from 0 to the number of values, 2"),
+        (lambda: SparseRows([0, 2, 1, 2], [1, 2], [1.0, 1.0], 8), "expected indptr to ascend"),
+        (lambda: SparseRows([0, 1], [1.5], [1.0], 8), "expected indices as a list of integers"),
+        (lambda: SparseRows.from_rows([([1], [1.0]), ([1, 2], [1.0])], 8), "row 1, given 1 for 2"),
+        (
+            lambda: SparseRows.from_dense([1.0, 2.0]),
+            r"expected a matrix \(rows, features\), given shape \(2,\)",
+        ),
+        (
+            lambda: SparseRows.concatenate([SparseRows([0], [], [], 4), SparseRows([0], [], [], 8)]),
+            r"expected parts of one width, given \[4, 8\]",
+        ),
+    ],
+)
+def test_what_cannot_be_rows_is_refused(make, message):
+    """An index beyond the width would read another model's memory, or wrap around."""
+    with pytest.raises(ModelError, match=message):
+        make()

@@ -1,0 +1,105 @@
+"""Models through a real broker: its record limit, its transactions, its order over partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from models.model_case import PATIENCE_S, encoder, selected, update_of, write
+
+from streamiter.clock import SystemClock
+from streamiter.errors import TopicNotFound
+from streamiter.models import (
+    ModelUpdateEncoder,
+    ServedModel,
+    last_update,
+    model_updates,
+    next_generation,
+    record_limit,
+)
+from streamiter.topics.lookup import topic
+from streamiter.topics.topic import Topic
+
+
+@pytest.fixture
+def models(kafka_broker: Any, topic_prefix: str) -> Topic:
+    """A handle of a topic that is not there yet."""
+    return topic(f"kafka://{kafka_broker.bootstrap}/{topic_prefix}models")
+
+
+async def test_a_model_above_the_limits_of_broker_and_client_arrives_whole(models: Topic) -> None:
+    """5 MB of weights, in a compacted topic with the limits as they come."""
+    await models.create(settings={"cleanup.policy": "compact"})
+    weights = np.random.default_rng(7).normal(size=600_000)
+    limit = record_limit(await models.describe())
+    large = ModelUpdateEncoder("ctr", 1, clock=SystemClock(), record_bytes_max=limit)
+    async with model_updates(models, "ctr", start="latest_model") as updates:
+        first = asyncio.create_task(asyncio.wait_for(anext(updates), PATIENCE_S))
+        await write(models, large.encode([weights]), large.encode([{"weights": weights, "link": "logit"}]))
+        assert np.array_equal((await first).parameters, weights)  # type: ignore[arg-type]
+        assert (await asyncio.wait_for(anext(updates), PATIENCE_S)).rank == (1, 2)
+    last = await last_update(models, "ctr")
+    assert last is not None
+    assert last.rank == (1, 2)
+    assert np.array_equal(last.parameters["weights"], weights)  # type: ignore[call-overload]
+    assert await next_generation(models, "ctr") == 2
+
+
+async def test_a_smaller_limit_of_the_topic_is_kept(models: Topic) -> None:
+    """The limit that a topic's description tells is one that its broker takes."""
+    await models.create(settings={"max.message.bytes": "20000"})
+    limit = record_limit(await models.describe())
+    assert limit == 20_000
+    small = ModelUpdateEncoder("ctr", 1, clock=SystemClock(), record_bytes_max=limit)
+    await write(models, small.encode([np.random.default_rng(7).normal(size=20_000)]))
+    assert (await last_update(models, "ctr")) is not None
+
+
+async def test_the_last_update_lies_before_open_and_aborted_transactions(models: Topic) -> None:
+    """A publisher with checkpoints has a transaction open nearly always."""
+    await models.create(partitions=3)
+    await write(models, update_of((1, 1), partition=2), update_of((1, 2), partition=2))
+    transactions = await models.open_transactions(f"{models.name}-job")
+    try:
+        for decide in (transactions.abort, transactions.commit):
+            await transactions.begin()
+            await transactions.write(models, encoder(1, 3, partition=2).encode([np.zeros(1)] * 100))
+            last = await asyncio.wait_for(last_update(models, "ctr"), PATIENCE_S)
+            assert last is not None
+            assert last.rank == (1, 2)
+            await decide()
+    finally:
+        await transactions.close()
+    last = await last_update(models, "ctr")
+    assert last is not None
+    assert last.rank == (1, 102)
+
+
+async def test_a_served_model_follows_through_transactions(models: Topic) -> None:
+    """Chunks of one transaction come all at once, those of an aborted one never."""
+    await models.create()
+    chunked = encoder(1, 1, record_bytes_max=1000, clock=SystemClock())
+    transactions = await models.open_transactions(f"{models.name}-job")
+    try:
+        async with ServedModel(models, "ctr") as served:
+            waiting = asyncio.create_task(served.predict_when_ready(np.ones(500), timeout_s=PATIENCE_S))
+            await transactions.begin()
+            await transactions.write(models, encoder(9, 9).encode([np.zeros(500)]))
+            await transactions.abort()
+            first = chunked.encode([np.ones(500)])
+            await transactions.begin()
+            await transactions.write(models, selected(first, 0, 1))
+            await transactions.write(models, selected(first, *range(2, len(first))))
+            await transactions.commit()
+            prediction = await waiting
+            assert (prediction.generation, prediction.version, prediction.value) == (1, 1, 500.0)
+    finally:
+        await transactions.close()
+
+
+async def test_a_missing_topic_is_an_error(models: Topic) -> None:
+    """A mistyped topic must not look like a model that was never published."""
+    with pytest.raises(TopicNotFound):
+        await next_generation(models, "ctr")

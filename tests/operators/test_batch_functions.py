@@ -1,0 +1,95 @@
+"""MapBatch and FilterBatch: functions of whole batches, and what they may return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from operators.operator_harness import Driven, frozen
+
+from streamiter.errors import RejectRecords, StreamiterError
+from streamiter.operators import FilterBatch, FunctionResultError, Identity, MapBatch
+from streamiter.records import Columns
+
+COLUMNS = Columns({"x": np.arange(4), "y": np.array(["a", "b", "c", "d"])})
+
+
+@pytest.mark.parametrize("result", [[1, 2], np.zeros((3, 2)), COLUMNS, []])
+def test_map_batch_passes_on_what_the_function_returns(result: Any) -> None:
+    """Of any length and kind, and without a copy."""
+    driven = Driven(MapBatch(lambda batch: result)).feed([1])
+    assert all(batch is result for batch in driven.batches)
+    assert len(driven.batches) == (1 if len(result) else 0)
+
+
+@pytest.mark.parametrize(
+    ("result", "given"),
+    [
+        (None, "NoneType: None"),
+        (7, "int: 7"),
+        ((1, 2), "tuple: (1, 2)"),
+        ({"x": [1]}, "dict: {'x': [1]}"),
+        (np.array(3), "an array without axes: array(3)"),
+    ],
+)
+def test_map_batch_names_what_is_no_batch(result: Any, given: str) -> None:
+    """A sum instead of a batch failed far away, as "object has no len"."""
+    with pytest.raises(FunctionResultError) as error:
+        Driven(MapBatch(lambda batch: result)).feed([1])
+    assert given in str(error.value)
+    assert isinstance(error.value, TypeError)
+    assert isinstance(error.value, StreamiterError)
+
+
+@pytest.mark.parametrize("operator", [MapBatch, FilterBatch])
+def test_the_function_may_refuse_records(operator: Any) -> None:
+    """The engine takes the indices and calls again with the other records: nothing may have gone out."""
+
+    def refuse(batch: Any) -> Any:
+        raise RejectRecords([1], "bad")
+
+    driven = Driven(operator(refuse))
+    with pytest.raises(RejectRecords):
+        driven.feed([1, 2])
+    assert driven.batches == []
+
+
+@pytest.mark.parametrize("batch", [[5, 6, 7, 8], np.arange(4), COLUMNS])
+@pytest.mark.parametrize("as_mask", [list, np.array])
+def test_filter_batch_keeps_the_kind(batch: Any, as_mask: Any) -> None:
+    """Whatever comes in: a list, an array or columns."""
+    driven = Driven(FilterBatch(lambda batch: as_mask([True, False, False, True])))
+    expected = [batch[0], batch[3]] if isinstance(batch, list) else batch[np.array([0, 3])]
+    assert frozen(driven.feed(batch).batches) == frozen([expected])
+
+
+def test_filter_batch_passes_on_the_same_batch_when_all_is_kept() -> None:
+    """Copying what did not change costs more than the mask."""
+    assert Driven(FilterBatch(lambda batch: batch["x"] >= 0)).feed(COLUMNS).batches[0] is COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("mask", "given"),
+    [
+        (np.array([1, 0, 0, 1]), "int64 of shape (4,)"),
+        (np.array([True, False]), "bool of shape (2,)"),
+        (np.ones((4, 1), dtype=bool), "bool of shape (4, 1)"),
+        ([1, 0, 0, 1], "int64 of shape (4,)"),
+        (True, "bool: True"),
+        (None, "NoneType: None"),
+    ],
+)
+def test_filter_batch_names_what_is_no_mask(mask: Any, given: str) -> None:
+    """Indices taken for a mask, or a mask too short, dropped records without a word."""
+    with pytest.raises(FunctionResultError) as error:
+        Driven(FilterBatch(lambda batch: mask)).feed(COLUMNS)
+    assert given in str(error.value)
+
+
+def test_identity_passes_on_the_same_batches() -> None:
+    """It stands for a step that only names or re-partitions a stream."""
+    array = np.arange(3)
+    driven = Driven(Identity()).feed(array, [1])
+    assert driven.batches[0] is array
+    assert driven.batches[1] == [1]

@@ -1,0 +1,173 @@
+"""ReduceAll, Sort and Join: results at the end of the input."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from operators.operator_harness import KINDS, Driven, as_kind, cuts, frozen, number_in, pieces_of, thorough
+
+from streamiter.errors import ConfigurationError
+from streamiter.operators import Join, Operator, RecordFailure, ReduceAll, Sort
+from streamiter.records import Columns
+
+NUMBERS = st.lists(st.integers(-5, 5), max_size=40)
+
+
+@thorough
+@given(words=st.lists(st.text("ab", max_size=2)), places=cuts(20))
+def test_reduce_all_gives_one_record_of_all_or_none_of_none(words: list[str], places: list[int]) -> None:
+    """In order, since the function need not be commutative."""
+    driven = Driven(ReduceAll(lambda joined, word: joined + "," + word)).feed(*pieces_of(words, places))
+    assert driven.records == []
+    assert driven.finish().records == ([",".join(words)] if words else [])
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_reduce_all_refuses_a_record_and_keeps_the_value(policy: str) -> None:
+    """The value so far must survive the record that cannot be added to it."""
+    driven = Driven(ReduceAll(lambda total, x: total + 6 // x), policy=policy)
+    if policy == "fail":
+        with pytest.raises(RecordFailure) as failure:
+            driven.feed([1], [2, 0, 3])
+        assert failure.value.record == 0
+    else:
+        assert driven.feed([1], [2, 0, 3]).finish().records == [reduce(lambda t, x: t + 6 // x, [1, 2, 3])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reverse", [False, True])
+@thorough
+@given(numbers=NUMBERS, places=cuts(40))
+def test_sort_is_stable_and_keeps_the_kind(
+    kind: str, reverse: bool, numbers: list[int], places: list[int]
+) -> None:
+    """Records of one key keep their order, also when sorted the other way round."""
+    batch = as_kind(kind, numbers)
+    driven = Driven(Sort(lambda record: abs(number_in(record)), reverse=reverse))
+    driven.feed(*pieces_of(batch, places))
+    assert driven.batches == []
+    expected = sorted(batch, key=lambda record: abs(number_in(record)), reverse=reverse)
+    assert frozen(driven.finish().records) == frozen(expected)
+    assert {type(emitted) for emitted in driven.batches} <= {type(batch)}
+
+
+def test_sort_without_a_key_compares_the_records() -> None:
+    """Lists and arrays that meet in one sort become a list."""
+    driven = Driven(Sort()).feed([3, 1], np.array([2])).finish()
+    assert frozen(driven.batches) == frozen([[1, np.int64(2), 3]])
+
+
+def test_sort_takes_the_name_of_a_field() -> None:
+    """Of columns, dicts and objects alike."""
+
+    class Point:
+        def __init__(self, x: int) -> None:
+            self.x = x
+
+    columns = Columns({"x": [2, 1], "name": ["b", "a"]})
+    assert Driven(Sort("x")).feed(columns).finish().records[0]["name"] == "a"
+    assert [point.x for point in Driven(Sort("x")).feed([Point(2), Point(1)]).finish().records] == [1, 2]
+    rows = np.array([(2, "b"), (1, "a")], dtype=[("x", int), ("name", "U1")])
+    assert Driven(Sort("x")).feed(rows).finish().records[0]["name"] == "a"
+
+
+def test_sort_lets_go_of_its_records_in_pieces() -> None:
+    """One batch of everything would fill whatever comes after it."""
+    driven = Driven(Sort()).feed(np.arange(20_000)[::-1]).finish()
+    assert [len(batch) for batch in driven.batches] == [8192, 8192, 3616]
+    assert driven.operator.snapshot() == []
+
+
+def test_sort_refuses_a_record_without_a_key() -> None:
+    """By name, or as a dead letter."""
+    with pytest.raises(RecordFailure) as failure:
+        Driven(Sort("x")).feed([{"x": 1}, {"y": 2}]).finish()
+    assert failure.value.record == {"y": 2}
+    driven = Driven(Sort("x"), policy="dead_letter").feed([{"x": 2}, {"y": 2}, {"x": 1}]).finish()
+    assert driven.records == [{"x": 1}, {"x": 2}]
+    assert [letter.record for letter in driven.dead_letters] == [{"y": 2}]
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 4), st.integers()), max_size=15)
+
+
+@thorough
+@given(
+    left=ROWS,
+    right=ROWS,
+    places=cuts(15),
+    order=st.randoms(use_true_random=False),
+    restart_at=st.integers(0, 9),
+)
+def test_join_gives_every_pair_in_the_order_of_left_then_right(
+    left: Any, right: Any, places: list[int], order: Any, restart_at: int
+) -> None:
+    """However the inputs are cut, whichever comes first, and across a restart."""
+    pieces = [
+        *(("left", piece) for piece in pieces_of(left, places)),
+        *(("right", piece) for piece in pieces_of(right, places)),
+    ]
+    turns = [side for side, _ in pieces]
+    order.shuffle(turns)
+    queues = {side: [piece for of, piece in pieces if of == side] for side in ("left", "right")}
+    driven = Driven(Join(lambda row: row[0]))
+    for turn, side in enumerate(turns):
+        if turn == restart_at:
+            driven = driven.restarted(Join(lambda row: row[0]))
+        driven.feed(queues[side].pop(0), to=side)
+    assert driven.records == []
+    assert driven.finish().records == [(a, b) for a in left for b in right if a[0] == b[0]]
+
+
+def test_join_takes_a_field_or_a_pair_for_left_and_right() -> None:
+    """Columns on one side, dicts on the other."""
+    users = Columns({"id": [7, 8], "name": ["ann", "bob"]})
+    clicks = [{"user": 8, "page": "/"}, {"user": 9, "page": "/"}]
+    driven = Driven(Join(on=("user", lambda row: row["id"])))
+    driven.feed(clicks, to="left").feed(users, to="right").finish()
+    assert [(click["page"], user["name"]) for click, user in driven.records] == [("/", "bob")]
+    both = Driven(Join("id")).feed(users, to="left").feed(users, to="right").finish()
+    assert [left["name"] for left, _ in both.records] == ["ann", "bob"]
+
+
+def test_join_pairs_none_with_none_and_nan_with_nothing() -> None:
+    """NaN is found by identity in a dict: it matched before a restart and not after."""
+    nan = math.nan
+    driven = Driven(Join(lambda record: record)).feed([nan, None], to="left").feed([nan, None], to="right")
+    assert driven.finish().records == [(None, None)]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("bad", [{"y": 1}, {"x": [1]}])
+def test_join_refuses_a_record_whose_key_is_missing_or_cannot_be_hashed(side: str, bad: Any) -> None:
+    """By name, or as a dead letter, on either side."""
+
+    def fed(driven: Driven) -> Driven:
+        other = "right" if side == "left" else "left"
+        return driven.feed([{"x": 1}, bad], to=side).feed([{"x": 1}], to=other)
+
+    with pytest.raises(RecordFailure) as failure:
+        fed(Driven(Join("x"))).finish()
+    assert failure.value.record == bad
+    driven = fed(Driven(Join("x"), policy="dead_letter")).finish()
+    assert driven.records == [({"x": 1}, {"x": 1})]
+    assert [letter.record for letter in driven.dead_letters] == [bad]
+
+
+@pytest.mark.parametrize("on", [3, ("a",), ("a", "b", "c"), ("a", 3), None])
+def test_join_says_what_on_may_be(on: Any) -> None:
+    """The names of two fields of one record look like a pair for left and right."""
+    with pytest.raises(ConfigurationError, match=r"Join\(on\)"):
+        Join(on)
+
+
+@pytest.mark.parametrize("operator", [ReduceAll(max), Sort(), Join("x")])
+def test_without_input_nothing_comes_out(operator: Operator) -> None:
+    """An empty table is a table."""
+    assert Driven(operator).finish().records == []

@@ -1,0 +1,61 @@
+"""Collect: results in memory, once each, also when a job starts again."""
+
+from __future__ import annotations
+
+import numpy as np
+from operators.operator_harness import Driven
+
+from streamiter.operators import Collect, Collected
+from streamiter.records import Columns
+
+
+def test_items_are_empty_before_the_run_and_then_hold_the_records() -> None:
+    """Of every kind of batch, record by record."""
+    collected = Collected()
+    assert (collected.items, len(collected), repr(collected)) == ([], 0, "Collected(0 items)")
+    Driven(Collect(collected)).feed([1], np.array([2]), Columns({"x": [3]}))
+    assert collected.items == list(collected) == [1, 2, {"x": 3}]
+    assert repr(collected) == "Collected(3 items)"
+
+
+def test_a_second_run_begins_anew() -> None:
+    """Running a flow twice gave every result twice."""
+    collected = Collected()
+    Driven(Collect(collected)).feed([1, 2])
+    Driven(Collect(collected)).feed([3])
+    assert collected.items == [3]
+
+
+def test_a_restored_run_goes_on_with_the_items_of_its_checkpoint() -> None:
+    """Items after the checkpoint come again: those of the run that failed must not stay."""
+    collected = Collected()
+    first = Driven(Collect(collected)).feed([1, 2])
+    snapshot = first.operator.snapshot()
+    first.feed([3])
+    second = Driven(Collect(collected))
+    second.operator.restore(snapshot)
+    second.feed([3, 4])
+    assert collected.items == [1, 2, 3, 4]
+
+
+def test_subtasks_share_the_result_and_keep_states_of_their_own() -> None:
+    """With one list for all, each of two subtasks would restore the items of both."""
+    collected = Collected()
+    subtasks = [Driven(Collect(collected), subtask=index, parallelism=2) for index in (0, 1)]
+    subtasks[1].feed(["b"])
+    subtasks[0].feed(["a"])
+    assert collected.items == ["a", "b"]
+    snapshots = [subtask.operator.snapshot() for subtask in subtasks]
+    for index in (0, 1):
+        Driven(Collect(collected), subtask=index, parallelism=2).operator.restore(snapshots[index])
+    assert collected.items == ["a", "b"]
+    Driven(Collect(collected), subtask=0, parallelism=1).feed(["c"])
+    assert collected.items == ["c"]
+
+
+def test_the_list_given_out_is_the_callers_own() -> None:
+    """Sorting it in place must not change what the next checkpoint stores."""
+    collected = Collected()
+    driven = Driven(Collect(collected)).feed([2, 1])
+    collected.items.sort()
+    assert driven.operator.snapshot() == [2, 1]

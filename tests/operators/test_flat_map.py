@@ -1,0 +1,124 @@
+"""FlatMap: iterables of any length, consumed piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from operators.operator_harness import Driven, quick
+
+from streamiter.operators import FlatMap, Output, RecordFailure
+
+LENGTHS = st.lists(st.sampled_from([0, 1, 2, 1023, 1024, 1025, 3000]), max_size=6)
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+@pytest.mark.parametrize("iterable", [list, tuple, iter])
+@quick
+@given(lengths=LENGTHS)
+def test_all_items_come_in_order(policy: str, iterable: Any, lengths: list[int]) -> None:
+    """Lengths about the size of a piece are where an item would be lost or doubled."""
+    driven = Driven(FlatMap(lambda length: iterable(range(length))), policy=policy).feed(lengths)
+    assert driven.records == [item for length in lengths for item in range(length)]
+    assert max(map(len, driven.batches), default=0) <= 1024 + 3000
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_huge_iterable_flows_out_in_pieces(policy: Any) -> None:
+    """Gathered at once, the items of one record filled the memory."""
+    made = 0
+    ahead = []
+
+    def endless(record: int) -> Iterator[int]:
+        nonlocal made
+        while True:
+            made += 1
+            yield made
+
+    class EnoughError(Exception):
+        pass
+
+    def receive(batch: Any) -> None:
+        ahead.append(made - batch[0] + 1)
+        if made > 100_000:
+            raise EnoughError
+
+    out = Output("the step", policy)
+    out.connect(receive, None)
+    with pytest.raises(EnoughError):
+        FlatMap(endless).process_batch([1, 2], out)
+    assert max(ahead) <= 1024
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_failure_further_down_is_not_blamed_on_the_record(policy: Any) -> None:
+    """Pieces go out while the function's iterable is open: its error handling must not catch theirs."""
+
+    def broken(batch: Any) -> None:
+        raise ConnectionError("the sink")
+
+    out = Output("the step", policy)
+    out.connect(broken, None)
+    with pytest.raises(ConnectionError, match="the sink"):
+        FlatMap(lambda record: range(5000)).process_batch([1], out)
+    assert out.rejected == 0
+
+
+def halting(record: int) -> Iterator[int]:
+    yield record
+    if record == 2:
+        raise ValueError("two")
+    yield record
+
+
+@pytest.mark.parametrize("f", [halting, lambda record: 5 // (record - 2) and (), lambda record: None])
+def test_a_failure_names_the_record(f: Any) -> None:
+    """Whether the function, its iterable or what it returned was at fault."""
+    good: Any = (lambda record: ()) if f(1) is None else f
+    with pytest.raises(RecordFailure) as failure:
+        Driven(FlatMap(lambda record: f(record) if record == 2 else good(record))).feed([1, 2, 3])
+    assert failure.value.record == 2
+
+
+def test_of_a_refused_record_no_item_goes_out() -> None:
+    """Half of a record's items beside its dead letter would be counted twice when it is sent again."""
+    driven = Driven(FlatMap(halting), policy="dead_letter").feed([1, 2, 3])
+    assert driven.records == [1, 1, 3, 3]
+    assert [letter.record for letter in driven.dead_letters] == [2]
+
+
+def test_what_a_refused_record_emits_does_not_depend_on_the_records_before_it() -> None:
+    """Pieces begin anew with each record, so that cuts carry no meaning here either."""
+
+    def fails_late(record: int) -> Iterator[int]:
+        yield from range(1500)
+        raise ValueError
+
+    emitted = [
+        Driven(FlatMap(lambda r: range(r) if r else fails_late(r)), policy="skip").feed(*batches).records
+        for batches in ([[1000, 0]], [[1000], [0]], [[0]])
+    ]
+    assert emitted[0] == emitted[1]
+    assert emitted[0][1000:] == emitted[2] == list(range(1024))
+
+
+@pytest.mark.parametrize("bad", [1, 2, 3])
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_function_that_raises_stop_iteration_loses_no_records(bad: int, policy: str) -> None:
+    """Under map() it looks like the end of the batch: all records behind it were gone, without an error."""
+
+    def first_two(record: int) -> Any:
+        return next(iter(())) if record == bad else islice([record, record, record], 2)
+
+    driven = Driven(FlatMap(first_two), policy=policy)
+    if policy == "fail":
+        with pytest.raises(RecordFailure) as failure:
+            driven.feed([1, 2, 3])
+        assert failure.value.record == bad
+    else:
+        driven.feed([1, 2, 3])
+        assert driven.records == [record for record in (1, 1, 2, 2, 3, 3) if record != bad]

@@ -1,0 +1,180 @@
+"""What holds for every built-in operator: cuts carry no meaning, state is all there is, inputs stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from operators.operator_harness import KINDS, Driven, as_kind, cuts, frozen, number_in, pieces_of, quick
+
+from streamiter.operators import (
+    Collect,
+    Collected,
+    Filter,
+    FilterBatch,
+    FlatMap,
+    Identity,
+    KeyedReduce,
+    KeyedReduceBatch,
+    Map,
+    MapBatch,
+    MiniBatch,
+    Operator,
+    ReduceAll,
+    Sort,
+    StatefulMap,
+)
+from streamiter.records import Batch, Columns
+
+
+def key(record: Any) -> int:
+    return int(number_in(record)) % 5
+
+
+def larger(first: Any, second: Any) -> Any:
+    return first if number_in(first) >= number_in(second) else second
+
+
+def remember(seen: list[int], record: Any) -> tuple[list[int], tuple[int, ...]]:
+    seen.append(int(number_in(record)))
+    return seen, tuple(seen)
+
+
+def batch_numbers(batch: Batch) -> Any:
+    return batch["x"] if isinstance(batch, Columns) else np.asarray(batch, dtype=np.int64)
+
+
+def doubled(batch: Batch) -> Batch:
+    if isinstance(batch, Columns):
+        return Columns({"x": batch["x"] * 2})
+    return batch * 2 if isinstance(batch, np.ndarray) else [2 * number for number in batch]
+
+
+OPERATORS: dict[str, Callable[[], Operator]] = {
+    "Identity": Identity,
+    "Map": lambda: Map(lambda record: (number_in(record), "seen")),
+    "Filter": lambda: Filter(lambda record: number_in(record) % 3),
+    "FlatMap": lambda: FlatMap(lambda record: range(abs(number_in(record)) % 4)),
+    "MapBatch": lambda: MapBatch(doubled),
+    "FilterBatch": lambda: FilterBatch(lambda batch: batch_numbers(batch) > 0),
+    "MiniBatch": lambda: MiniBatch(7),
+    "KeyedReduce": lambda: KeyedReduce(key, larger),
+    "KeyedReduceBatch": lambda: KeyedReduceBatch(lambda batch: batch_numbers(batch) % 5, np.add),
+    "StatefulMap": lambda: StatefulMap(key, remember, list),
+    "ReduceAll": lambda: ReduceAll(larger),
+    "Sort": lambda: Sort(number_in),
+    "Collect": lambda: Collect(Collected()),
+}
+WITHOUT_COLUMNS = {"KeyedReduceBatch"}  # a ufunc has no rows
+OPERATOR_ON_KIND = [
+    pytest.param(make, kind, id=f"{name}-{kind}")
+    for name, make in OPERATORS.items()
+    for kind in KINDS
+    if kind != "columns" or name not in WITHOUT_COLUMNS
+]
+NUMBERS = st.lists(st.integers(-1000, 1000), max_size=60)
+
+every_operator = pytest.mark.parametrize(("make", "kind"), OPERATOR_ON_KIND)
+
+
+def results(driven: Driven) -> Any:
+    """All that came out, a collector's items included."""
+    collected = driven.operator._into.items if isinstance(driven.operator, Collect) else []
+    return frozen(driven.records), frozen(collected)
+
+
+@every_operator
+@quick
+@given(numbers=NUMBERS, places=cuts())
+def test_results_do_not_depend_on_where_batches_are_cut(
+    make: Callable[[], Operator], kind: str, numbers: list[int], places: list[int]
+) -> None:
+    """Under load batches grow: a result that grew with them would differ from run to run."""
+    batch = as_kind(kind, numbers)
+    whole = Driven(make()).feed(batch).finish()
+    in_pieces = Driven(make()).feed(*pieces_of(batch, places)).finish()
+    assert results(in_pieces) == results(whole)
+
+
+@every_operator
+@quick
+@given(numbers=NUMBERS, places=cuts(), restart_at=st.integers(0, 12), twice=st.booleans())
+def test_a_restored_instance_goes_on_as_if_nothing_had_happened(
+    make: Callable[[], Operator],
+    kind: str,
+    numbers: list[int],
+    places: list[int],
+    restart_at: int,
+    twice: bool,
+) -> None:
+    """A crash between two batches must neither lose nor repeat a record's effect on state."""
+    pieces = pieces_of(as_kind(kind, numbers), places)
+    uninterrupted = Driven(make()).feed(*pieces).finish()
+    first = Driven(make()).feed(*pieces[:restart_at])
+    second = first.restarted(make())
+    if twice:
+        second = second.restarted(make())
+    second.feed(*pieces[restart_at:]).finish()
+    before = [] if isinstance(first.operator, Collect) else first.records
+    assert frozen(before + second.records) == frozen(uninterrupted.records)
+    assert results(second)[1] == results(uninterrupted)[1]
+
+
+@every_operator
+@quick
+@given(before=NUMBERS, after=NUMBERS)
+def test_a_snapshot_stays_as_it_was_taken(
+    make: Callable[[], Operator], kind: str, before: list[int], after: list[int]
+) -> None:
+    """A snapshot is written while the operator goes on; what it does then belongs to the next one."""
+    driven = Driven(make()).feed(as_kind(kind, before))
+    snapshot = driven.operator.snapshot()
+    taken = frozen(snapshot)
+    driven.feed(as_kind(kind, after)).finish()
+    assert frozen(snapshot) == taken
+
+
+@every_operator
+@quick
+@given(before=NUMBERS, after=NUMBERS)
+def test_a_snapshot_can_be_restored_more_than_once(
+    make: Callable[[], Operator], kind: str, before: list[int], after: list[int]
+) -> None:
+    """A job that fails again and again restores the same snapshot each time."""
+    snapshot = Driven(make()).feed(as_kind(kind, before)).operator.snapshot()
+    runs = []
+    for _ in range(2):
+        driven = Driven(make())
+        driven.operator.restore(snapshot)
+        runs.append(results(driven.feed(as_kind(kind, after)).finish()))
+    assert runs[0] == runs[1]
+
+
+@every_operator
+@quick
+@given(numbers=NUMBERS)
+def test_input_batches_are_not_changed(make: Callable[[], Operator], kind: str, numbers: list[int]) -> None:
+    """A batch is shared by all who read a stream."""
+    batches = [as_kind(kind, numbers), as_kind(kind, numbers)]
+    before = frozen(batches)
+    Driven(make()).feed(*batches).finish()
+    assert frozen(batches) == before
+
+
+@every_operator
+def test_an_empty_batch_gives_nothing(make: Callable[[], Operator], kind: str) -> None:
+    """Of a batch whose records were all refused an empty one is left."""
+    driven = Driven(make()).feed(as_kind(kind, []))
+    assert driven.records == []
+
+
+@pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
+def test_any_sequence_is_taken_as_a_batch(make: Callable[[], Operator]) -> None:
+    """Sources may hand over tuples and ranges."""
+    assert results(Driven(make()).feed(range(1, 20)).finish()) == results(
+        Driven(make()).feed(list(range(1, 20))).finish()
+    )

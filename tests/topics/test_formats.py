@@ -1,0 +1,305 @@
+"""Decoders and encoders: what comes out, and that every bad value is named."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter import errors
+from streamiter.records import Columns
+from streamiter.topics import Decoder, Encoder, Json, JsonColumns, Raw, Text, TopicBatch, Typed, WithMetadata
+
+
+class Click(msgspec.Struct):
+    id: int
+    x: list[float]
+    name: str = ""
+
+
+POINTS = JsonColumns({"id": "int64", "x": ("float64", 2), "name": "str"})
+GOOD = b'{"id": 1, "x": [1, 2.5], "name": "n"}'
+
+# Bad for each decoder below, whatever lies beside it in the batch.
+BAD = [
+    b"",
+    b"{",
+    b"}",
+    b'{"id": 1, "x": [1, 2], "name": "n"',
+    b'{"id": 1, "x": [1, 2], "name": "n"} trailing',
+    b'{"id": 1, "x": [1, 2], "name": "n"}{"id": 1, "x": [1, 2], "name": "n"}',
+    b'{"id": 1, "x": [1, 2], "name": "n\n"}',
+    b'{"id": 1, "x": [1, 2], "name": "\xff"}',
+    b"\x00",
+]
+# Bad by their types only, so not for Json.
+WRONG = [
+    b"null",
+    b"[]",
+    b"{}",
+    b'{"id": "1", "x": [1, 2], "name": "n"}',
+    b'{"id": 1.5, "x": [1, 2], "name": "n"}',
+    b'{"id": true, "x": [1, 2], "name": "n"}',
+    b'{"id": null, "x": [1, 2], "name": "n"}',
+    b'{"id": 1, "x": ["1", 2], "name": "n"}',
+    b'{"id": 1, "x": [null, 2], "name": "n"}',
+    b'{"id": 1, "x": 1, "name": "n"}',
+    b'{"id": 1, "x": [1, 2], "name": 7}',
+]
+# Bad for columns only.
+UNFIT = [
+    b'{"id": 1, "x": [1], "name": "n"}',
+    b'{"id": 1, "x": [1, 2, 3], "name": "n"}',
+    b'{"id": 9223372036854775808, "x": [1, 2], "name": "n"}',
+    b'{"id": 1, "x": [1, 2], "name": "ends with NUL \\u0000"}',
+    b'{"id": 1, "x": [1, 2]}',
+]
+
+DECODERS = [(Json(), BAD), (Typed(Click), BAD + WRONG + [None]), (POINTS, BAD + WRONG + UNFIT + [None])]
+
+
+def decode(decoder: Decoder, *values: bytes | None) -> Any:
+    return decoder.decode(TopicBatch(values=list(values)))
+
+
+def encode(encoder: Encoder, records: Any) -> list[bytes | None]:
+    return list(encoder.encode(records).values)
+
+
+@pytest.mark.parametrize(("decoder", "bad"), DECODERS, ids=["json", "typed", "columns"])
+@given(data=st.data())
+def test_exactly_the_bad_values_of_a_batch_are_named(
+    decoder: Decoder, bad: list[bytes | None], data: st.DataObject
+) -> None:
+    """One bad record must not take the good ones of its batch with it, nor pass for one of them."""
+    values = data.draw(st.lists(st.sampled_from([GOOD, *bad]), min_size=1, max_size=12))
+    bad_indices = [index for index, value in enumerate(values) if value != GOOD]
+    if not bad_indices:
+        assert len(decode(decoder, *values)) == len(values)
+        return
+    with pytest.raises(errors.DecodeError) as caught:
+        decode(decoder, *values)
+    assert list(caught.value.failures) == bad_indices
+    assert all(0 < len(reason) <= 200 for reason in caught.value.failures.values())
+
+
+@pytest.mark.parametrize(("decoder", "bad"), DECODERS, ids=["json", "typed", "columns"])
+def test_each_bad_value_is_bad_on_its_own(decoder: Decoder, bad: list[bytes | None]) -> None:
+    """The lists above say what they claim."""
+    for value in bad:
+        with pytest.raises(errors.DecodeError):
+            decode(decoder, value)
+
+
+@pytest.mark.parametrize("decoder", [Json(), Typed(Click), POINTS], ids=["json", "typed", "columns"])
+def test_an_empty_batch_decodes_to_an_empty_batch(decoder: Decoder) -> None:
+    """A read can end with nothing left after filtering."""
+    assert len(decode(decoder)) == 0
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.lists(json_values, max_size=6))
+def test_json_survives_the_round_trip(records: list[Any]) -> None:
+    """What a sink writes, a source must read."""
+    assert decode(Json(), *encode(Json(), records)) == records
+
+
+rows = st.fixed_dictionaries(
+    {
+        "id": st.integers(-(2**63), 2**63 - 1),
+        "x": st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=2),
+        "name": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+    }
+)
+
+
+@given(st.lists(rows, min_size=1, max_size=8))
+def test_columns_hold_what_the_json_says(records: list[dict[str, Any]]) -> None:
+    """Packing must not change a bit of any number."""
+    columns = decode(POINTS, *map(orjson.dumps, records))
+    assert columns["id"].tolist() == [record["id"] for record in records]
+    assert columns["x"].tolist() == [record["x"] for record in records]
+    assert columns["name"].tolist() == [record["name"] for record in records]
+    assert columns["x"].shape == (len(records), 2)
+
+
+@given(st.lists(rows, min_size=1, max_size=8))
+def test_columns_written_as_json_read_back_as_they_were(records: list[dict[str, Any]]) -> None:
+    """The fast path for columns must agree with the schema that reads them."""
+    columns = decode(POINTS, *map(orjson.dumps, records))
+    assert decode(POINTS, *encode(Json(), columns)) == columns
+
+
+@pytest.mark.parametrize(
+    ("dtype", "smallest", "largest"),
+    [
+        (f"{sign}int{bits}", low, high)
+        for bits in (8, 16, 32, 64)
+        for sign, low, high in (("", -(2 ** (bits - 1)), 2 ** (bits - 1) - 1), ("u", 0, 2**bits - 1))
+    ],
+)
+def test_integers_are_taken_up_to_the_limits_of_their_type(dtype: str, smallest: int, largest: int) -> None:
+    """Wrapping around turns an id into another one."""
+    decoder = JsonColumns({"n": dtype})
+    columns = decode(decoder, b'{"n": %d}' % smallest, b'{"n": %d}' % largest)
+    assert columns["n"].dtype == np.dtype(dtype)
+    assert columns["n"].tolist() == [smallest, largest]
+    with pytest.raises(errors.DecodeError, match=r"out of range for .* at `\$\.n`") as caught:
+        decode(decoder, b'{"n": %d}' % (smallest - 1), b'{"n": 0}', b'{"n": %d}' % (largest + 1))
+    assert list(caught.value.failures) == [0, 2]
+
+
+def test_columns_of_every_supported_type() -> None:
+    """Each type has its own packing code."""
+    decoder = JsonColumns({"b": "bool", "f": np.float32, "h": "float16", "t": ("str", 2), "w": ("int8", 3)})
+    value = b'{"b": true, "f": 0.5, "h": 2, "t": ["a", "bcd"], "w": [1, 2, 3]}'
+    columns = decode(decoder, value, value)
+    assert {name: (array.dtype.str[1:], array.shape) for name, array in columns.arrays.items()} == {
+        "b": ("b1", (2,)),
+        "f": ("f4", (2,)),
+        "h": ("f2", (2,)),
+        "t": ("U3", (2, 2)),
+        "w": ("i1", (2, 3)),
+    }
+    assert columns[1]["t"].tolist() == ["a", "bcd"]
+    with pytest.raises(errors.DecodeError, match="float32"):
+        decode(decoder, value.replace(b"0.5", b"1e300"))
+
+
+def test_column_names_may_be_any_text() -> None:
+    """Fields of other people's JSON are not Python identifiers."""
+    columns = decode(
+        JsonColumns({"a-b": "int64", "class": "str", "ü x": "bool"}),
+        b'{"a-b":1,"class":"c","\xc3\xbc x":true}',
+    )
+    assert columns.names == ("a-b", "class", "ü x")
+    assert encode(Json(), columns) == ['{"a-b":1,"class":"c","ü x":true}'.encode()]
+
+
+def test_pretty_printed_json_is_json() -> None:
+    """Values with line feeds inside come from other producers."""
+    pretty = orjson.dumps({"id": 1, "x": [1.0, 2.0], "name": "n"}, option=orjson.OPT_INDENT_2)
+    assert decode(POINTS, pretty, pretty)["x"].tolist() == [[1.0, 2.0]] * 2
+    assert decode(Typed(Click), pretty) == [Click(1, [1.0, 2.0], "n")]
+
+
+def test_decoded_columns_can_be_written_to() -> None:
+    """Read-only arrays make warnings or errors in libraries that take them over without a copy."""
+    columns = decode(POINTS, GOOD)
+    assert all(array.flags.writeable and array.flags.c_contiguous for array in columns.arrays.values())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"a": "complex128"},
+        {"a": "object"},
+        {"a": "datetime64[s]"},
+        {"a": "nonsense"},
+        {"a": ("int64", 0)},
+        {"a": "U3"},
+    ],
+)
+def test_a_schema_that_cannot_be_is_refused_where_it_is_written(fields: dict[str, Any]) -> None:
+    """Otherwise the first record, hours later, tells."""
+    with pytest.raises(errors.ConfigurationError, match="JsonColumns"):
+        JsonColumns(fields)
+
+
+@pytest.mark.parametrize(
+    "kind", ["int32", "uint64", "float32", "float64", "bool", "str", "datetime64[s]", "object"]
+)
+def test_arrays_are_written_as_their_rows(kind: str) -> None:
+    """The fast path and the one for odd types must give the same text."""
+    array = np.array([[1, 0], [1, 1]]).astype(kind)
+    expected = [orjson.loads(orjson.dumps(row.tolist())) for row in array]
+    assert decode(Json(), *encode(Json(), array)) == expected
+    assert decode(Json(), *encode(Json(), array[:, 0])) == [row[0] for row in expected]
+    columns = Columns({"a": array, "b": array[:, 1]})
+    assert decode(Json(), *encode(Json(), columns)) == [{"a": row, "b": row[1]} for row in expected]
+
+
+def test_json_writes_what_models_hold() -> None:
+    """Numpy scalars and structs turn up inside dicts; JSON has no NaN."""
+    record = {"x": np.arange(2), "s": np.float32(0.5), "c": Click(1, [2.0]), "nan": math.nan, "none": None}
+    assert decode(Json(), *encode(Json(), [record, None])) == [
+        {"x": [0, 1], "s": 0.5, "c": {"id": 1, "x": [2.0], "name": ""}, "nan": None, "none": None},
+        None,
+    ]
+    not_contiguous = np.arange(6).reshape(3, 2).T
+    assert encode(Json(), [{"x": not_contiguous}]) == [b'{"x":[[0,2,4],[1,3,5]]}']
+
+
+@pytest.mark.parametrize(
+    ("encoder", "records", "bad"),
+    [
+        (Json(), [1, {"a": {1, 2}}, "x", b"bytes", {1: 2}], [1, 3, 4]),
+        (Typed(Click), [Click(1, []), {"id": 1}, None, Click(2, [])], [1, 2]),
+        (Text("ascii"), ["a", "ü", 1, None], [1, 2]),
+        (Raw(), [b"a", "a", None, 1], [1, 3]),
+    ],
+    ids=["json", "typed", "text", "raw"],
+)
+def test_exactly_the_records_that_cannot_be_written_are_named(
+    encoder: Encoder, records: list[Any], bad: list[int]
+) -> None:
+    """The step's policy applies to them alone."""
+    with pytest.raises(errors.EncodeError) as caught:
+        encoder.encode(records)
+    assert list(caught.value.failures) == bad
+
+
+def test_the_type_that_json_has_no_form_for_is_named() -> None:
+    """'Type is not JSON serializable' without the type helps nobody."""
+    with pytest.raises(errors.EncodeError, match="set"):
+        encode(Json(), [{"a": {1}}])
+    with pytest.raises(errors.EncodeError, match="bytes"):
+        encode(Json(), np.array([b"a"]))
+
+
+def test_a_union_of_tagged_structs_is_read_and_written() -> None:
+    """Several kinds of event in one topic."""
+
+    class Start(msgspec.Struct, tag=True):
+        at: int
+
+    class Stop(msgspec.Struct, tag=True):
+        at: int
+
+    events = [Start(1), Stop(2)]
+    assert decode(Typed(Start | Stop), *encode(Typed(Start | Stop), events)) == events
+
+
+def test_text_names_bytes_of_another_encoding() -> None:
+    """Replacement characters would be a silent change."""
+    with pytest.raises(errors.DecodeError) as caught:
+        decode(Text(), b"ok", b"\xff", None)
+    assert list(caught.value.failures) == [1]
+
+
+def test_metadata_goes_with_columns_too() -> None:
+    """Any decoder can be inside."""
+    batch = TopicBatch(partition=2, offsets=[5], keys=[None], values=[GOOD], headers=[(("h", b"1"),)])
+    [record] = WithMetadata(POINTS).decode(batch)
+    assert (record["partition"], record["offset"], record["headers"]) == (2, 5, (("h", b"1"),))
+    assert record["value"]["id"] == 1

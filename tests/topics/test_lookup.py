@@ -1,0 +1,145 @@
+"""From a URL to a connector."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamiter.errors import ConfigurationError
+from streamiter.topics import MemoryConnector, connector_for, topic
+from streamiter.topics.lookup import known_schemes
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path in which a test can install a distribution with entry points."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def install(folder: Path, name: str, entry_point: str, code: str = "") -> None:
+    """A distribution as pip leaves it: metadata, an entry point and a module."""
+    metadata = folder / f"{name}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[streamiter.topics]\n{entry_point}\n")
+    (folder / f"{name}.py").write_text(code)
+
+
+def test_our_own_connectors_are_registered() -> None:
+    """A scheme missing in the packaging is found here, not by the first user."""
+    assert known_schemes() == ["file", "kafka", "memory", "sqlite"]
+    assert isinstance(connector_for("memory://a"), MemoryConnector)
+    assert isinstance(connector_for("MEMORY://a"), MemoryConnector)
+
+
+def test_a_third_party_can_add_a_scheme(installed: Path) -> None:
+    """Entry points are the only registry."""
+    install(
+        installed,
+        "pigeons",
+        "pigeon = pigeons:Pigeons",
+        "from streamiter.topics import MemoryConnector\nclass Pigeons(MemoryConnector): pass\n",
+    )
+    assert topic("pigeon://roof").name == "roof"
+    assert "pigeon" in known_schemes()
+
+
+@pytest.mark.parametrize("url", ["nonsense://a", "nonsense://", "kafkaa://h/t"])
+def test_an_unknown_scheme_names_the_known_ones(url: str) -> None:
+    """A typing mistake should be seen at a glance."""
+    with pytest.raises(ConfigurationError, match=r"file://, kafka://, memory://, sqlite://"):
+        topic(url)
+
+
+@pytest.mark.parametrize("url", ["clicks", "", "://clicks", "other:clicks"])
+def test_what_is_no_url_is_refused_with_an_example(url: str) -> None:
+    """A bare name is what people try first."""
+    with pytest.raises(ConfigurationError, match="expected a URL such as kafka://"):
+        topic(url)
+
+
+def test_a_missing_extra_is_an_error_with_the_install_command(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """'No module named aiokafka' does not say what to do."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("aiokafka", "streamiter_kafka")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "aiokafka", None)  # what an import finds that is not installed
+    with pytest.raises(ConfigurationError, match=r"pip install 'streamiter\[kafka\]'"):
+        topic("kafka://127.0.0.1:9092/clicks")
+
+
+def test_a_broken_connector_is_named(installed: Path) -> None:
+    """Somebody else's package should not look like our mistake."""
+    install(installed, "broken", "broken = broken:Connector", "import a_module_that_is_not_there\n")
+    install(installed, "wrong", "wrong = wrong:Connector", "class Connector: pass\n")
+    with pytest.raises(ConfigurationError, match=r"broken:Connector cannot be imported .*not_there"):
+        topic("broken://a")
+    with pytest.raises(ConfigurationError, match="wrong:Connector to be a subclass"):
+        topic("wrong://a")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "memory://",
+        "memory:clicks",
+        "sqlite:relative.db?topic=a",
+        "sqlite:/absolute.db?topic=a",
+        "sqlite://relative.db?topic=a",
+        "sqlite:///relative.db",
+        "sqlite:///?topic=a",
+        "sqlite:///relative.db?topic=",
+        "sqlite:///relative.db?name=a",
+        "sqlite:///relative.db?topic=a#b",
+        "sqlite:///folder/?topic=a",
+    ],
+)
+def test_a_malformed_url_is_refused(url: str) -> None:
+    """The error comes from the line that is wrong, not from the first read."""
+    with pytest.raises(ConfigurationError, match="expected"):
+        topic(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("memory://a", {"poll": 1}),
+        ("sqlite:///a.db?topic=a", {"poll": 1}),
+        ("sqlite:///a.db?topic=a", {"synchronous": "off"}),
+        ("sqlite:///a.db?topic=a", {"poll_interval_s": 0.0}),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(url: str, options: dict[str, object]) -> None:
+    """A misspelt option would silently be the default."""
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        topic(url, **options)
+
+
+def test_a_file_has_one_commit_domain_however_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs in one file must not be taken for two domains, nor change with the working directory."""
+    (tmp_path / "link.db").symlink_to(tmp_path / "a.db")
+    monkeypatch.chdir(tmp_path)
+    relative = topic("sqlite:///a.db?topic=x")
+    monkeypatch.chdir("/")
+    names = [
+        relative,
+        topic(f"sqlite:///{tmp_path}/a.db?topic=y"),
+        topic(f"sqlite:///{tmp_path}/link.db?topic=x"),
+        topic(f"sqlite:///{tmp_path}/../{tmp_path.name}/a.db?topic=x"),
+    ]
+    assert len({found.commit_domain for found in names}) == 1
+
+
+def test_the_url_of_a_topic_leads_back_to_it(tmp_path: Path) -> None:
+    """Names and paths may need quoting."""
+    for url in ("memory://a b", f"sqlite:///{tmp_path}/my%20log.db?topic=a%26b%2Fü"):
+        found = topic(url)
+        again = topic(found.url)
+        assert (again.url, again.name, again.commit_domain) == (found.url, found.name, found.commit_domain)
+    assert found.name == "a&b/ü"
