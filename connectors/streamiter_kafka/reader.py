@@ -170,6 +170,7 @@ class KafkaReader(TopicReader):
                 self._taken.clear()
                 await self._taken.wait()
                 continue
+            begun_s = self._patience.now_s()
             try:
                 response = await self._fetch(node, wanted)
                 ailing = await self._take_in(response)
@@ -178,7 +179,7 @@ class KafkaReader(TopicReader):
             self._patience.succeeded(each.number for each in wanted if each.number not in ailing)
             self._arrived.set()
             if ailing:
-                await self._recover(ailing)
+                await self._recover(ailing, begun_s)
 
     async def _fetch(self, node: int, wanted: list[ReadPartition]) -> Response:
         asked = [(each.number, each.fetch_offset, _PARTITION_BYTES) for each in wanted]
@@ -211,14 +212,14 @@ class KafkaReader(TopicReader):
         message = out_of_range_message(self._topic, partition.number, partition.fetch_offset, ends)
         return OffsetOutOfRange(message)
 
-    async def _recover(self, ailing: Mapping[int, BrokerTrouble]) -> None:
+    async def _recover(self, ailing: Mapping[int, BrokerTrouble], begun_s: float) -> None:
         """Wait a moment, and find out whether another broker leads now or the topic is gone."""
         trouble = next(iter(ailing.values()))
         try:
             await self._cluster.refresh(self._topic)
         except BrokerTrouble as worse:
             trouble = worse
-        await self._patience.failed(trouble, ailing)
+        await self._patience.failed(trouble, ailing, begun_s=begun_s)
         self._fetch_from_leaders()
 
     # -- New partitions

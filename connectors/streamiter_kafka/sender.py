@@ -216,12 +216,13 @@ class Sender:
 
     async def _send(self, node: int, queues: list[PartitionQueue]) -> None:
         """One request, its answer, and the wait before the next attempt where one is needed."""
+        begun_s = self._patience.now_s()
         try:
             ailing = await self._produce(node, queues)
             self._patience.succeeded(queue.key for queue in queues if queue.key not in ailing)
             self._progress.set()
             if ailing:
-                await self._recover(ailing)
+                await self._recover(ailing, begun_s)
         except StreamiterError as failure:
             self._fail(failure)
         except Exception as error:  # our own mistake must not become a silent stall
@@ -311,7 +312,7 @@ class Sender:
             )
         return failure_of(code, subject)
 
-    async def _recover(self, ailing: Mapping[Key, BrokerTrouble]) -> None:
+    async def _recover(self, ailing: Mapping[Key, BrokerTrouble], begun_s: float) -> None:
         """Wait a moment, and find out whether other brokers lead now or a topic is gone."""
         trouble = next(iter(ailing.values()))
         try:
@@ -319,7 +320,7 @@ class Sender:
                 await self._cluster.refresh(topic)
         except BrokerTrouble as worse:
             trouble = worse
-        await self._patience.failed(trouble, ailing)
+        await self._patience.failed(trouble, ailing, begun_s=begun_s)
 
     # -- Waiting
 

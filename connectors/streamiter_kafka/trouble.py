@@ -116,15 +116,26 @@ class Patience:
             self._logged_s = float("-inf")
             self._backoff_s = _FIRST_BACKOFF_S
 
-    async def failed(self, trouble: BrokerTrouble, ailing: Iterable[object] = ("",)) -> None:
-        """Wait a moment before the next attempt, or raise ``TopicUnavailable`` if it has lasted too long."""
+    def now_s(self) -> float:
+        """The time that ``failed`` takes as the begin of an attempt."""
+        return self._clock.monotonic_s()
+
+    async def failed(
+        self, trouble: BrokerTrouble, ailing: Iterable[object] = ("",), *, begun_s: float | None = None
+    ) -> None:
+        """Wait a moment before the next attempt, or raise ``TopicUnavailable`` if it has lasted too long.
+
+        ``begun_s`` is when the attempt began: an answer that never came was missing from then on.
+        """
         self._ailing.update(ailing)
         self._last = trouble
         now_s = self._clock.monotonic_s()
-        left_s = self._left_s(trouble, now_s)
+        if self._since_s is None:
+            self._since_s = begun_s if begun_s is not None else now_s
+        left_s = self._left_s(trouble, self._since_s, now_s)
         if left_s <= 0:
             raise self.given_up() from None
-        self._log(trouble, now_s, left_s)
+        self._log(trouble, now_s - self._since_s, now_s, left_s)
         await self._clock.sleep(min(self._backoff_s, left_s))
         self._backoff_s = min(2 * self._backoff_s, _LONGEST_BACKOFF_S)
 
@@ -141,10 +152,8 @@ class Patience:
         said = str(trouble)
         return said if said.startswith(self.subject) else f"{self.subject}: {said}"
 
-    def _left_s(self, trouble: BrokerTrouble, now_s: float) -> float:
-        if self._since_s is None:
-            self._since_s = now_s
-        left_s = self._since_s + self.limit_s - now_s
+    def _left_s(self, trouble: BrokerTrouble, since_s: float, now_s: float) -> float:
+        left_s = since_s + self.limit_s - now_s
         if not isinstance(trouble, TopicMissing):
             self._missing_since_s = None
             return left_s
@@ -152,8 +161,7 @@ class Patience:
             self._missing_since_s = now_s
         return min(left_s, self._missing_since_s + _MISSING_S - now_s)
 
-    def _log(self, trouble: BrokerTrouble, now_s: float, left_s: float) -> None:
-        lasts_s = now_s - (self._since_s if self._since_s is not None else now_s)
+    def _log(self, trouble: BrokerTrouble, lasts_s: float, now_s: float, left_s: float) -> None:
         if lasts_s >= _LOG_AFTER_S and now_s - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now_s
             log.warning("%s; trying again for up to %.1f s", self._about(trouble), left_s)
@@ -162,10 +170,11 @@ class Patience:
 async def persist(patience: Patience, attempt: Callable[[], Awaitable[T]]) -> T:
     """The result of ``attempt``, repeated while it meets what may pass and ``patience`` lasts."""
     while True:
+        begun_s = patience.now_s()
         try:
             result = await attempt()
         except BrokerTrouble as trouble:
-            await patience.failed(trouble)
+            await patience.failed(trouble, begun_s=begun_s)
         else:
             patience.succeeded()
             return result

@@ -61,7 +61,11 @@ class Target:
 
 
 class SqliteTransactions(Transactions):
-    """Transactions under one id. A commit that fails for want of room can be tried again, or aborted."""
+    """Transactions under one id.
+
+    Where there is no room left on the disk, the transaction stays open with all that was handed over, the
+    batch of the failing ``write`` included: ``commit`` can be tried again, or the transaction aborted.
+    """
 
     def __init__(
         self, database: Database, domain: str, owner: Owner, timeout_s: float, options: SqliteOptions

@@ -37,6 +37,7 @@ _HINTS: Final = {
     "fractions.Fraction": "convert it, for example to a tuple of two ints",
     "uuid.UUID": "convert it, for example to str",
     "pathlib.PurePath": "convert it to str",
+    "pathlib._local.PurePath": "convert it to str",  # its name in Python 3.13
     "enum.Enum": "give its .value",
     "set": "convert it, for example to a sorted list",
     "frozenset": "convert it, for example to a sorted tuple",

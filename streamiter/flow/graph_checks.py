@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import streamiter
 from streamiter.errors import GraphError
 from streamiter.operators.operator import Operator
 from streamiter.runtime.entries import handler_of
@@ -16,7 +15,7 @@ __all__ = ["check_factory", "check_parallelism", "user_line"]
 
 def user_line() -> str:
     """``file:line`` of the innermost frame outside streamiter: the user's own line."""
-    ours = str(Path(streamiter.__file__).parent)
+    ours = str(Path(__file__).parents[1])
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         frame = frame.f_back

@@ -80,16 +80,14 @@ class Head(Boundary):
             self._held.close()
 
     def snapshot(self) -> dict[str, Any]:
-        held = [] if self._held is None else self._held.entries()
         return {
             "released": self._released,
             "counts": self._counts.snapshot(),
-            "held": [(batch.epoch, batch.records) for _, batch in held],
+            "held": [] if self._held is None else self._held.snapshot(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._released = state["released"]
         self._counts.restore(state["counts"])
-        for epoch, records in state["held"]:
-            assert self._held is not None
-            self._held.put(0, DataBatch(records, epoch))
+        if self._held is not None:
+            self._held.restore(state["held"])

@@ -160,6 +160,7 @@ class LinearModel:
         """One step on a mini-batch. Without rows, or all of weight 0, there is no step."""
         rows = checked_rows(self._name, features, self.width)
         if len(rows) == 1:
+            refuse_not_finite(self._name, rows)
             self._learn_rows(rows, targets, sample_weights)
         else:
             self._take_step(self._gradient(rows, targets, sample_weights))
@@ -317,7 +318,6 @@ class LinearModel:
         slope = prediction - target
         gradient = [slope * value for value in values]
         if not abs(slope) + sum(map(abs, gradient)) < _GRADIENT_LIMIT:
-            refuse_not_finite(self._name, np.array([values]))
             raise self._runaway("a gradient")
         if learns:
             self.optimizer.update_few(indices, weights, gradient, self._slot_views, self._step + 1)

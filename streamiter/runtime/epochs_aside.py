@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from streamiter.checkpoints.spill import SpillQueue
 from streamiter.records import DataBatch
@@ -44,15 +45,19 @@ class EpochsAside:
         """All that was set aside, in epoch order."""
         return self.take(max(self._queues, default=0))
 
-    def entries(self) -> list[tuple[int, DataBatch]]:
-        """All that is set aside, in epoch order, left where it is."""
-        entries = []
-        for epoch in sorted(self._queues):
-            for port, queue in self._queues[epoch].items():
-                for item in queue.snapshot():
-                    assert isinstance(item, DataBatch)
-                    entries.append((port, item))
-        return entries
+    def snapshot(self) -> list[tuple[int, int, list[Any]]]:
+        """All that is set aside, left where it is, as plain data: epoch, port and what waits there."""
+        return [
+            (epoch, port, queue.snapshot())
+            for epoch in sorted(self._queues)
+            for port, queue in self._queues[epoch].items()
+        ]
+
+    def restore(self, state: Iterable[tuple[int, int, list[Any]]]) -> None:
+        """Take over what ``snapshot`` gave."""
+        for epoch, port, entries in state:
+            queue = self._queues.setdefault(epoch, {})[port] = self._make_queue()
+            queue.refill(entries)
 
     def close(self) -> None:
         """Let go of files."""

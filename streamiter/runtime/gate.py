@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol, final
 
+from streamiter.errors import ConfigurationError
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
     Batch,
@@ -46,7 +47,7 @@ class InputEnded(Control):
 
 @final
 class BarrierTrigger(Control):
-    """Posted by the coordinator to where barriers start: sources, and tasks whose inputs have ended."""
+    """Posted by the coordinator to where barriers start, and to tasks that may keep one waiting."""
 
     __slots__ = ("barrier",)
 
@@ -95,6 +96,7 @@ class Port:
         "channel",
         "data_ended",
         "deferred",
+        "end_held",
         "ended",
         "held",
         "index",
@@ -119,15 +121,14 @@ class Port:
         """Has something, but its input is not wanted now."""
         self.data_ended = False
         self.ended = False
+        self.end_held = False
+        """Its end is among what is held: it brings no barrier any more."""
         self.deferred: float | None = None
         """The watermark it has brought (infinity: the end of its data) while records of epochs up to it
         still wait to be handled; it counts once they are."""
 
     def peek(self) -> DataBatch | SourceBatch | Control | None:
         return self.held[0] if self.held else self.channel.peek()
-
-    def take(self) -> DataBatch | SourceBatch | Control:
-        return self.held.popleft() if self.held else self.channel.take()
 
 
 class Gate:
@@ -149,6 +150,7 @@ class Gate:
         self._aside = epochs_aside
         self._waiter: asyncio.Future[None] | None = None
         self._barrier: CheckpointBarrier | None = None
+        self._announced: CheckpointBarrier | None = None
         self._triggered: CheckpointBarrier | None = None
         self._logging: CheckpointBarrier | None = None
         self._log: list[tuple[int, DataBatch | Control]] = []
@@ -156,8 +158,8 @@ class Gate:
         self._feedback_only = False
         self._served: Port | None = None
         """The port that the last data came from, if its watermark waits for it to be handled."""
-        self._last: deque[tuple[Port, DataBatch | Control]] = deque()
-        """What is handled when nothing else is left: records set aside, in epoch order, then the end."""
+        self._ending: tuple[Port, EndOfInput] | None = None
+        """The end of all inputs, kept back until what was set aside has been handled."""
         self._returned_early: dict[int, set[int]] = {}
         for port in self.ports:
             port.channel.attach(lambda port=port: self._list(port))
@@ -173,6 +175,8 @@ class Gate:
             self._posted.extend(self._settle(served))
         if self._posted:
             return None, self._posted.popleft()
+        if self._ending is not None:
+            return self._poll_rest(*self._ending)
         ready = self._ready
         while ready:
             port = ready.popleft()
@@ -182,45 +186,37 @@ class Gate:
                 continue
             if self._feedback_only:
                 if port.is_feedback:
-                    port.take()
+                    self._take(port)
                     self._list(port)
                     if isinstance(message, CheckpointBarrier):
                         return port, message
-                    assert not isinstance(message, SourceBatch)
-                    self._note_feedback(port, message)
                 continue
             if isinstance(message, Control):
-                port.take()
+                self._take(port)
                 self._list(port)
                 return port, message
             if self._aside is not None and self._is_early(message):
-                port.take()
+                self._take(port)
                 assert isinstance(message, DataBatch)
-                self._note_feedback(port, message)
                 self._aside.put(port.index, message)
                 self._list(port)
                 continue
-            if self._wanted is not None and port.input_name not in self._wanted:
-                if self._barrier is None or port.is_feedback or not self._hold_up_to_barrier(port):
+            if not self.is_wanted(port.input_name):
+                if port.is_feedback or not self._barrier_is_due or not self._hold_up_to_barrier(port):
                     self._park(port)
+                if self._posted:  # That completed the alignment: nothing that lies behind may come first.
+                    return None, self._posted.popleft()
                 continue
             if type(message) is SourceBatch:
-                port.take()
+                self._take(port)
                 self._list(port)
                 return port, message
-            self._served = port if port.deferred is not None else None
-            batch = self._take_joined(port)
-            self._note_feedback(port, batch)
-            self._list(port)
-            return port, batch
-        if self._last:
-            return self._last.popleft()
-        # Holding an unwanted input up to its barrier may have completed the alignment.
-        return (None, self._posted.popleft()) if self._posted else None
+            return port, self._take_data(port)
+        return None
 
     async def wait(self) -> None:
         """Return when ``poll`` may have something."""
-        if self._posted or self._ready or self._last:
+        if self._posted or self._ready or self._ending is not None:
             return
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -239,10 +235,14 @@ class Gate:
         self._wake()
 
     def want(self, input_names: Iterable[str] | None) -> None:
-        """Read only these inputs from now on, None for all; if all of them have ended, read all."""
+        """Read only these inputs from now on, None for all; if all of them have ended, read all.
+
+        Raises ConfigurationError for a name that no input has.
+        """
         asked_for = None if input_names is None else tuple(input_names)
         if asked_for == self._asked_for:
             return
+        self._check_names(asked_for or ())
         self._asked_for = asked_for
         self._apply_wanted()
 
@@ -260,7 +260,6 @@ class Gate:
     def accept(self, port: Port, control: Control) -> list[Control]:
         """What a control record taken from a port means for the task, in order."""
         if isinstance(control, EpochWatermark):
-            self._note_feedback(port, control)
             if self._lowest_pending(port) is not None:
                 port.deferred = control.epoch
                 return self._settle(port)
@@ -268,21 +267,27 @@ class Gate:
         if isinstance(control, CheckpointBarrier):
             return self._barrier_returned(port, control) if port.is_feedback else self._align(port, control)
         if isinstance(control, EndOfData):
-            self._note_feedback(port, control)
             return self._data_ended_in_turn(port)
         if isinstance(control, EndOfInput):
             return self._input_ended(port, control)
         if isinstance(control, _End):
             ended = [event for other in self.ports for event in self._data_ended(other)]
-            return [*(event for event in ended if not isinstance(event, EndOfData)), control.end]
+            return [*(event for event in ended if isinstance(event, InputEnded)), control.end]
         raise TypeError(f"no control record of a channel: {control!r}")
 
     def accept_trigger(self, barrier: CheckpointBarrier) -> list[Control]:
-        """A barrier given to this task itself: it counts where no channel is left that could bring it."""
+        """A barrier given to a boundary itself: it counts where no channel is left that could bring it."""
         if self._all_ended():
             return [barrier]
         self._triggered = barrier
+        self.announce(barrier)
         return []
+
+    def announce(self, barrier: CheckpointBarrier) -> None:
+        """This barrier is on its way: inputs that are not wanted must not keep it waiting."""
+        if not self._all_ended():
+            self._announced = barrier
+            self._unpark()
 
     def only_feedback(self) -> None:
         """From now on take feedback only, and only to log it: the job stops at this barrier."""
@@ -315,26 +320,26 @@ class Gate:
         return {
             "watermarks": self.tracker.snapshot(),
             "held": [_plain(port.index, item) for port in self.ports for item in port.held],
-            "aside": [] if self._aside is None else [_plain(*entry) for entry in self._aside.entries()],
+            "aside": [] if self._aside is None else self._aside.snapshot(),
             "data_ended": [int(port.data_ended) for port in self.ports],
+            "ended": [int(port.ended) for port in self.ports],
             "deferred": [port.deferred for port in self.ports],
         }
 
     def restore(self, state: dict[str, Any], logged: Sequence[tuple[Any, ...]] = ()) -> None:
         """Take over what ``snapshot`` gave, and feedback that was logged after it."""
         self.tracker.restore(state["watermarks"])
-        for port, ended in zip(self.ports, state["data_ended"], strict=True):
-            port.data_ended = bool(ended)
+        for port, data_ended, ended in zip(self.ports, state["data_ended"], state["ended"], strict=True):
+            port.data_ended, port.ended = bool(data_ended), bool(ended)
         for port, deferred in zip(self.ports, state["deferred"], strict=True):
             port.deferred = deferred
         for index, kind, payload, epoch in [*state["held"], *logged]:
-            self.ports[index].held.append(
-                DataBatch(payload, epoch) if kind == "data" else _control(kind, epoch)
-            )
+            item = DataBatch(payload, epoch) if kind == "data" else _control(kind, epoch)
+            self.ports[index].held.append(item)
+            self.ports[index].end_held |= isinstance(item, EndOfInput)
             self._list(self.ports[index])
         if self._aside is not None:
-            for index, _, payload, epoch in state["aside"]:
-                self._aside.put(index, DataBatch(payload, epoch))
+            self._aside.restore(state["aside"])
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -353,6 +358,15 @@ class Gate:
             port.parked = True
             self._parked.append(port)
 
+    def _check_names(self, asked_for: Sequence[str]) -> None:
+        known = dict.fromkeys(port.input_name for port in self.ports)
+        unknown = [name for name in asked_for if name not in known]
+        if unknown:
+            raise ConfigurationError(
+                f"wanted_inputs(): expected names of inputs ({', '.join(known)}), given {unknown[0]!r}; "
+                "return a tuple of them, or None for all"
+            )
+
     def _apply_wanted(self) -> None:
         asked_for = self._asked_for
         if asked_for:
@@ -370,8 +384,24 @@ class Gate:
             port.parked = False
             self._list(port)
 
+    def _take(self, port: Port) -> DataBatch | SourceBatch | Control:
+        """Take what comes first on a port; feedback is logged when it leaves the channel, so only once."""
+        if port.held:
+            return port.held.popleft()
+        item = port.channel.take()
+        if port.is_feedback and port.index in self._log_open and not isinstance(item, CheckpointBarrier):
+            assert not isinstance(item, SourceBatch)
+            self._log.append((port.index, item))
+        return item
+
+    def _take_data(self, port: Port) -> DataBatch:
+        self._served = port if port.deferred is not None else None
+        batch = self._take_joined(port)
+        self._list(port)
+        return batch
+
     def _take_joined(self, port: Port) -> DataBatch:
-        first = port.take()
+        first = self._take(port)
         assert isinstance(first, DataBatch)
         length = len(first.records)
         following = port.peek()
@@ -384,7 +414,7 @@ class Gate:
             and length + len(following.records) <= _JOINED_RECORDS
             and can_concatenate(first.records, following.records)
         ):
-            port.take()
+            self._take(port)
             joined.append(following.records)
             length += len(following.records)
             following = port.peek()
@@ -396,24 +426,26 @@ class Gate:
         An input that is not wanted would otherwise keep its barrier back for ever, while the wanted one
         is blocked by having brought its own.
         """
-        while (message := port.channel.peek()) is not None:
-            if isinstance(message, CheckpointBarrier):
-                port.channel.take()
-                self._posted_from(port, message)
-                return True
+        while port.channel.peek() is not None:
             taken = port.channel.take()
             assert not isinstance(taken, SourceBatch)
+            if isinstance(taken, CheckpointBarrier):
+                self._posted.extend(self._align(port, taken))
+                return True
             port.held.append(taken)
+            if isinstance(taken, EndOfInput):
+                port.end_held = True
+                self._posted.extend(self._aligned())
         return False
 
-    def _posted_from(self, port: Port, barrier: CheckpointBarrier) -> None:
-        for event in self._align(port, barrier):
-            self._posted.append(event)
+    @property
+    def _barrier_is_due(self) -> bool:
+        return self._barrier is not None or self._announced is not None
 
     def _align(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
         if self._barrier is None:
             self._barrier = barrier
-            self._triggered = None
+            self._announced = self._triggered = None
             self._unpark()
         port.blocked = True
         return self._aligned()
@@ -421,7 +453,9 @@ class Gate:
     def _aligned(self) -> list[Control]:
         barrier = self._barrier
         if barrier is None or any(
-            not port.blocked and not port.ended for port in self.ports if not port.is_feedback
+            not port.blocked and not port.ended and not port.end_held
+            for port in self.ports
+            if not port.is_feedback
         ):
             return []
         self._barrier = None
@@ -446,10 +480,6 @@ class Gate:
         self._logging = None
         self._log = []
         return [returned]
-
-    def _note_feedback(self, port: Port, item: DataBatch | Control) -> None:
-        if port.is_feedback and self._logging is not None and port.index in self._log_open:
-            self._log.append((port.index, item))
 
     def _is_early(self, message: DataBatch | SourceBatch) -> bool:
         return isinstance(message, DataBatch) and message.epoch > self.tracker.watermark + 1
@@ -506,18 +536,32 @@ class Gate:
 
     def _input_ended(self, port: Port, end: EndOfInput) -> list[Control]:
         port.ended = True
-        events = [event for event in self._data_ended_in_turn(port) if not isinstance(event, EndOfData)]
+        events: list[Control] = []
+        # Where an iteration ends, epochs from there on have no callback: what is left waits for the end.
+        if end.epoch is None or self._lowest_pending(port) is None:
+            events = [event for event in self._data_ended_in_turn(port) if not isinstance(event, EndOfData)]
         if self._all_ended():
             if self._triggered is not None:
                 events.append(self._triggered)
-                self._triggered = None
-            if self._aside is not None and (aside := self._aside.take_all()):
-                self._last.extend((self.ports[index], batch) for index, batch in aside)
-                self._last.append((port, _End(end)))
-                self._wake()
+            self._announced = self._triggered = None
+            if any(self._lowest_pending(other) is not None for other in self.ports):
+                self._ending = port, end
             else:
                 events.append(end)
         return events + self._aligned()
+
+    def _poll_rest(self, port: Port, end: EndOfInput) -> tuple[Port, DataBatch | Control]:
+        """All inputs have ended: what was set aside, in epoch order, what is wanted first; then the end."""
+        assert self._aside is not None
+        for index, batch in self._aside.take_all():
+            self.ports[index].held.append(batch)
+        waiting = [other for other in self.ports if self._lowest_pending(other) is not None]
+        if not waiting:
+            self._ending = None
+            return port, _End(end)
+        preferred = [other for other in waiting if self.is_wanted(other.input_name)] or waiting
+        following = min(preferred, key=lambda other: self._lowest_pending(other) or 0)
+        return following, self._take_data(following)
 
     def _all_ended(self) -> bool:
         return all(port.ended for port in self.ports if not port.is_feedback)
@@ -528,13 +572,18 @@ def plain_log(logged: Iterable[tuple[int, DataBatch | Control]]) -> list[tuple[A
     return [_plain(index, item) for index, item in logged]
 
 
-def _plain(index: int, item: DataBatch | Control) -> tuple[int, str, Any, int]:
+def _plain(index: int, item: DataBatch | Control) -> tuple[int, str, Any, int | None]:
     if isinstance(item, DataBatch):
         return index, "data", item.records, item.epoch
     if isinstance(item, EpochWatermark):
         return index, "watermark", None, item.epoch
-    return index, "end of data", None, 0
+    if isinstance(item, EndOfInput):
+        return index, "end of input", None, item.epoch
+    assert isinstance(item, EndOfData), item
+    return index, "end of data", None, None
 
 
 def _control(kind: str, epoch: int) -> Control:
-    return EpochWatermark(epoch) if kind == "watermark" else EndOfData()
+    if kind == "watermark":
+        return EpochWatermark(epoch)
+    return EndOfData() if kind == "end of data" else EndOfInput(epoch)

@@ -11,6 +11,7 @@ import numpy as np
 
 from streamiter.checkpoints.keys import key_groups
 from streamiter.errors import ConfigurationError
+from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, slice_batch, take
 
 __all__ = [
@@ -93,6 +94,11 @@ class ByKey:
 
         def split(batch: Batch) -> Iterable[tuple[int, Batch]]:
             keys = key_of(batch) if whole_batches else [key_of(record) for record in batch]
+            if len(keys) != len(batch):
+                raise ConfigurationError(
+                    f"key_by_batch: expected the function to give a key for each of {len(batch)} records, "
+                    f"given {len(keys)}; return an array as long as the batch"
+                )
             owners = key_groups(keys) * subtasks_downstream // KEY_GROUPS
             return _parts(batch, owners, subtasks_downstream)
 
@@ -109,22 +115,27 @@ class ByFunction:
         function = self.function
 
         def split(batch: Batch) -> Iterable[tuple[int, Batch]]:
-            try:
-                chosen = [operator.index(function(record)) for record in batch]
-            except TypeError as error:
-                raise ConfigurationError(
-                    f"partition_by: expected the function to give a whole number, {error}"
-                ) from error
-            return _parts(batch, np.array(chosen) % subtasks_downstream, subtasks_downstream)
+            chosen = [_whole_number(function(record)) % subtasks_downstream for record in batch]
+            return _parts(batch, np.array(chosen, np.int64), subtasks_downstream)
 
         return split
+
+
+def _whole_number(chosen: Any) -> int:
+    try:
+        return operator.index(chosen)
+    except TypeError:
+        raise ConfigurationError(
+            f"partition_by: expected the function to give a whole number, given {shortened(chosen)}; "
+            "use int(…), or key_by for keys of other types"
+        ) from None
 
 
 def _parts(batch: Batch, owners: np.ndarray[Any, Any], subtasks: int) -> Iterable[tuple[int, Batch]]:
     parts = []
     for subtask in range(subtasks):
         indices = np.flatnonzero(owners == subtask)
-        if len(indices) == len(batch):
+        if len(indices) == len(batch) > 0:
             parts.append((subtask, slice_batch(batch, 0, len(batch))))
         elif len(indices):
             parts.append((subtask, take(batch, indices.tolist() if isinstance(batch, list) else indices)))

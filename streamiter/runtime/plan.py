@@ -145,7 +145,7 @@ class Planner:
         input_names = head.input_names()
         if head.source is not None:
             source = _make_source(head)
-            source_channel = Channel(f"{name} ← source", limit_records=LIMIT_RECORDS)
+            source_channel = self._make_channel(f"{name} ← source", None)
             ports = [Port(0, SINGLE_INPUT, source_channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
         gate = Gate(ports, epochs_aside=self._epochs_aside(head, name))
@@ -214,17 +214,17 @@ class Planner:
                 if self._chained_to.get(reader) is edge:
                     instance.out.connect(instances[reader].entry(SINGLE_INPUT), edge.tag)
                 else:
-                    writer = self._writer(edge, subtask, progress)
+                    writer = self._writer(edge, subtask, progress, reader.name)
                     writers.append(writer)
                     instance.out.connect(writer, edge.tag)
         return writers
 
-    def _writer(self, edge: Edge, subtask: int, progress: Progress) -> Writer:
+    def _writer(self, edge: Edge, subtask: int, progress: Progress, reader: str) -> Writer:
         channels = [channel for channel in self._channels[edge][subtask] if channel is not None]
         split = None if len(channels) == 1 else edge.partitioning.splitter(subtask, len(channels))
         if edge.feedback is not None:
-            return FeedbackWriter(split, channels, progress)
-        return EdgeWriter(split, [Lane(channel) for channel in channels], progress)
+            return FeedbackWriter(split, channels, progress, reader)
+        return EdgeWriter(split, [Lane(channel) for channel in channels], progress, reader)
 
 
 def _instantiate(step: Step) -> list[Operator]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, final
 
 from streamiter.channels import Channel
 from streamiter.clock import Clock
+from streamiter.errors import StreamiterError
 from streamiter.operators.context import Progress
-from streamiter.records import Batch, Control, DataBatch, EndOfInput, EpochWatermark
+from streamiter.operators.rejection import RecordFailure
+from streamiter.records import Batch, Control, DataBatch, EndOfInput, EpochWatermark, slice_batch
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.partitioning import Splitter
 
@@ -71,20 +73,21 @@ class Writer(Protocol):
 class EdgeWriter:
     """Distributes batches over the channels of an edge, stamped with the epoch of the task."""
 
-    __slots__ = ("_progress", "_split", "lanes")
+    __slots__ = ("_progress", "_split", "_step", "lanes")
 
-    def __init__(self, split: Splitter | None, lanes: Sequence[Lane], progress: Progress) -> None:
-        """``split`` is None where there is but one channel."""
+    def __init__(self, split: Splitter | None, lanes: Sequence[Lane], progress: Progress, step: str) -> None:
+        """``split`` is None where there is but one channel; ``step`` is the one that reads."""
         self._split = split
         self.lanes = lanes
         self._progress = progress
+        self._step = step
 
     def __call__(self, batch: Batch) -> None:
         epoch = self._progress.epoch
         if self._split is None:
             self.lanes[0].put(DataBatch(batch, epoch))
             return
-        for subtask, part in self._split(batch):
+        for subtask, part in _parts(self._split, batch, self._step):
             self.lanes[subtask].put(DataBatch(part, epoch))
 
     def control(self, control: Control) -> None:
@@ -97,23 +100,25 @@ class EdgeWriter:
 class FeedbackWriter:
     """The same on the edge that closes a loop: epochs grow by one, and nothing ever blocks."""
 
-    __slots__ = ("_channels", "_progress", "_split", "lanes")
+    __slots__ = ("_channels", "_progress", "_split", "_step", "lanes")
 
     def __init__(
-        self, split: Splitter | None, channels: Sequence[FeedbackChannel], progress: Progress
+        self, split: Splitter | None, channels: Sequence[FeedbackChannel], progress: Progress, step: str
     ) -> None:
         self._split = split
         self._channels = channels
         self._progress = progress
+        self._step = step
         self.lanes: Sequence[Lane] = ()
 
     def __call__(self, batch: Batch) -> None:
         epoch = self._progress.epoch + 1
-        if self._split is None:
-            self._channels[0].put(DataBatch(batch, epoch))
-            return
-        for subtask, part in self._split(batch):
-            self._channels[subtask].put(DataBatch(part, epoch))
+        parts = ((0, batch),) if self._split is None else _parts(self._split, batch, self._step)
+        try:
+            for subtask, part in parts:
+                self._channels[subtask].put(DataBatch(part, epoch))
+        except StreamiterError as error:  # Past its disk limit, or not plain data.
+            raise RecordFailure(self._step) from error
 
     def control(self, control: Control) -> None:
         if isinstance(control, EndOfInput):
@@ -122,3 +127,16 @@ class FeedbackWriter:
             control = EpochWatermark(control.epoch + 1)
         for channel in self._channels:
             channel.put_control(control)
+
+
+def _parts(split: Splitter, batch: Batch, step: str) -> Iterable[tuple[int, Batch]]:
+    """The parts of a batch; a failure names the step that reads them and the record."""
+    try:
+        return split(batch)
+    except Exception as error:
+        for index in range(len(batch)):
+            try:
+                split(slice_batch(batch, index, index + 1))
+            except Exception as single:
+                raise RecordFailure(step, batch[index], has_record=True) from single
+        raise RecordFailure(step) from error

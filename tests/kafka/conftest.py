@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.kafka_server import KafkaServer, running_kafka, what_is_missing
+from support.kafka_fixtures import skip_without_java
+from support.kafka_server import KafkaServer, running_kafka
 
 from streamiter.topics import Topic, topic
 
@@ -24,10 +25,9 @@ def kafka_topic(kafka_broker, topic_prefix) -> Callable[..., Topic]:
 
 
 @pytest.fixture(scope="module")
-def broker_to_break(kafka_broker) -> Iterator[KafkaServer]:
+def broker_to_break() -> Iterator[KafkaServer]:
     """A broker that the tests of one module stop and freeze, one after the other."""
-    if what_is_missing():
-        pytest.skip("a broker to break must be our own, which needs java and mvn")
+    skip_without_java()
     with running_kafka() as server:
         yield server
 

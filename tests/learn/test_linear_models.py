@@ -404,7 +404,7 @@ def test_labels_of_minus_1_and_1_are_the_same_labels():
 
 
 def test_extreme_margins_give_plain_probabilities():
-    """exp overflows at 710: no warning, no NaN, no exception."""
+    """The exponential overflows at 710: no warning, no NaN, no exception."""
     model = LogisticRegression(1, optimizer=SGD(0.1), initial_weights=[1.0])
     features = [[5000.0], [-5000.0], [0.0]]
     assert model.predict(features).tolist() == pytest.approx([1.0, 0.0, 0.5], abs=1e-300)
@@ -466,7 +466,7 @@ BAD_ROWS = [
 
 @pytest.mark.parametrize(("call", "message"), BAD_CALLS)
 def test_what_does_not_fit_is_refused_with_both_numbers(call, message):
-    """ "Shapes not aligned" from the depth of numpy does not say what to change."""
+    """What numpy says of shapes that are not aligned does not tell what to change."""
     model = LogisticRegression(2)
     with pytest.raises(ModelError, match=f"LogisticRegression: {message}|LogisticRegression: .*{message}"):
         call(model)
@@ -488,6 +488,15 @@ def test_bad_rows_are_named_and_the_model_stays_as_it_was(call, rows, message, f
     assert bits(model) == before
 
 
+def test_a_bad_feature_of_a_sparse_row_is_named_by_its_place_in_the_model():
+    """Its place in the row says nothing to someone who looks it up in the hasher."""
+    model = LogisticRegression(1000)
+    rows = SparseRows.from_rows([([700, 900], [1.0, math.nan])], 1000)
+    for call in (model.learn, model.learn_each, model.gradient):
+        with pytest.raises(BadRows, match=r"given nan for feature 900 \(row 0 of the batch\)"):
+            call(rows, [1])
+
+
 def test_many_bad_rows_are_counted_not_listed():
     """A message of a thousand numbers hides its reason."""
     with pytest.raises(BadRows, match=r"given 5.0 \(rows 0, 1, 2, 3, 4 and 5 more of the batch\)") as caught:
@@ -501,12 +510,17 @@ def test_weights_that_run_away_are_an_error_before_they_are_infinite(rows):
     """Too high a rate on unscaled features: the last finite model is kept and the cause is said."""
     model = LinearRegression(1, optimizer=SGD(10.0))
     features, targets = np.full((rows, 1), 100.0), np.ones(rows)
-    with pytest.raises(
-        ModelError, match="too large to compute with.*scale the features or lower the learning rate"
-    ):
-        for _ in range(1000):
-            before = bits(model)
+    message = None
+    for _ in range(1000):
+        before = bits(model)
+        try:
             model.learn(features, targets)
+        except ModelError as error:
+            message = str(error)
+            break
+    assert message is not None
+    assert "too large to compute with" in message
+    assert "scale the features or lower the learning rate" in message
     assert bits(model) == before
     assert np.isfinite(model.weights).all()
 
@@ -515,7 +529,7 @@ def test_a_gradient_from_elsewhere_is_checked():
     """It may come from another process with another model."""
     model = LogisticRegression(2)
     with pytest.raises(
-        ModelError, match="LogisticRegression.apply: expected a gradient of 2 features, given 3"
+        ModelError, match=r"LogisticRegression\.apply: expected a gradient of 2 features, given 3"
     ):
         model.apply(LogisticRegression(3).gradient(np.ones((1, 3)), [1]))
     bad = Gradient(np.array([1.0, np.nan]), 0.0, 1.0, 1, 2)
@@ -553,5 +567,5 @@ def test_the_intercept_is_learned_but_not_shrunk():
     assert model.weights.tolist() == [0.0]
     assert sigmoid(model.intercept_weight) == pytest.approx(0.75, abs=0.01)
     without = LogisticRegression(1, intercept=False)
-    without.learn(ROWS[:4] and [[1.0], [0.0]], [1, 1])
+    without.learn([[1.0], [0.0]], [1, 1])
     assert without.parameters()["intercept"] == 0.0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.kafka_server import KafkaServer, running_kafka, what_is_missing
 
-__all__ = ["GivenKafka", "kafka_broker", "kafka_broker_factory", "topic_prefix"]
+__all__ = ["GivenKafka", "kafka_broker", "kafka_broker_factory", "skip_without_java", "topic_prefix"]
 
 BrokerFactory = Callable[..., KafkaServer]
 
@@ -36,7 +36,7 @@ def kafka_broker() -> Iterator[KafkaServer | GivenKafka]:
         _check_answers(given)
         yield GivenKafka(given)
         return
-    _skip_without_java()
+    skip_without_java()
     with running_kafka() as server:
         yield server
 
@@ -46,7 +46,7 @@ def kafka_broker_factory() -> Iterator[BrokerFactory]:
     """Starts brokers of the test's own, which it may stop, kill and freeze; the arguments are those of
     ``running_kafka``.
     """
-    _skip_without_java()
+    skip_without_java()
     with contextlib.ExitStack() as brokers:
 
         def start(**arguments: Any) -> KafkaServer:
@@ -61,7 +61,7 @@ def topic_prefix() -> str:
     return f"test-{uuid.uuid4().hex[:12]}-"
 
 
-def _skip_without_java() -> None:
+def skip_without_java() -> None:
     """Tests that need a broker are skipped where none can be started, but never where changes are judged."""
     reason = what_is_missing()
     if reason and os.environ.get("CI"):

@@ -1,0 +1,212 @@
+"""Feature hashing: the same features from dicts and columns, always at the same places."""
+
+import math
+import subprocess
+import sys
+from datetime import date
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn import BadRows, FeatureHasher
+from streamiter.records import Columns
+
+RECORDS = [
+    {"city": "Zürich", "hour": 7, "price": 12.5, "rush": True},
+    {"city": "Bern", "hour": 7, "price": 3.0, "rush": False},
+    {"city": "", "hour": 23, "price": 0.0, "rush": True},
+]
+
+
+def hasher(**options):
+    return FeatureHasher(["city", "hour", "rush"], numeric=["price"], crosses=[("city", "hour")], **options)
+
+
+def features(rows):
+    return [dict(zip(indices, values, strict=True)) for indices, values in rows.rows()]
+
+
+def test_each_field_gives_its_feature():
+    """Built by hand from the places that ``index`` names."""
+    made = hasher()
+    [first, second, _] = features(made.rows(RECORDS))
+    for found, record in ((first, RECORDS[0]), (second, RECORDS[1])):
+        assert found == {
+            made.index("city", record["city"]): 1.0,
+            made.index("hour", record["hour"]): 1.0,
+            made.index("rush", record["rush"]): 1.0,
+            made.index(("city", "hour"), (record["city"], record["hour"])): 1.0,
+            made.index("price"): record["price"],
+        }
+    assert len(first) == 5
+    assert set(first) & set(second) == {made.index("hour", 7), made.index("price")}
+
+
+def test_places_never_change():
+    """A restored model would read other features' weights, silently: these numbers are part of the format."""
+    made = FeatureHasher(["a"], numeric=["n"], crosses=[("a", "b")], bits=18)
+    assert [
+        made.index("a", "x"),
+        made.index("a", 5),
+        made.index("n"),
+        made.index(("a", "b"), ("x", "y")),
+    ] == PLACES
+    assert FeatureHasher(["a"], bits=18, seed=1).index("a", "x") != PLACES[0]
+
+
+PLACES = [0, 0, 0, 0]
+
+
+def test_places_are_the_same_in_another_process():
+    """Python's own hash of a text differs from process to process."""
+    program = "from streamiter.learn import FeatureHasher; print(FeatureHasher(['a']).index('a', 'text'))"
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+    ).stdout
+    assert int(printed) == FeatureHasher(["a"]).index("a", "text")
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "city": st.text(max_size=3),
+                "hour": st.integers(-3, 3),
+                "rush": st.booleans(),
+                "price": st.floats(-1e6, 1e6),
+            }
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_columns_and_dicts_give_the_same_rows(records):
+    """Online they come as one, in a backfill as the other."""
+    columns = Columns({name: np.array([record[name] for record in records]) for name in records[0]})
+    made = hasher(bits=6)
+    assert made.rows(records) == made.rows(columns) == made.rows(list(columns))
+    one_by_one = [features(made.rows([record]))[0] for record in records]
+    assert features(made.rows(records)) == one_by_one
+
+
+def test_equal_values_are_one_feature_whichever_came_first():
+    """1, 1.0 and True are one key of a dict: a cache must not make the place depend on the order."""
+    values = [1, 1.0, True, "1", np.int64(1), np.float32(1.0), np.bool_(True), np.str_("1")]
+    for first in values:
+        made = FeatureHasher(["a"])
+        made.rows([{"a": first}])
+        assert {
+            index for row, _ in made.rows([{"a": value} for value in values]).rows() for index in row
+        } == {made.index("a", "1")}
+    assert FeatureHasher(["a"]).index("a", 1.5) == FeatureHasher(["a"]).index("a", "1.5")
+    assert FeatureHasher(["a"]).index("a", b"x") == FeatureHasher(["a"]).index("a", "x")
+
+
+def test_the_same_text_in_two_fields_is_two_features():
+    """Origin JFK and destination JFK are different things; so are ("a", "bc") and ("ab", "c")."""
+    made = FeatureHasher(["from", "to"], crosses=[("from", "to")], bits=30)
+    assert made.index("from", "JFK") != made.index("to", "JFK")
+    assert made.index(("from", "to"), ("a", "bc")) != made.index(("from", "to"), ("ab", "c"))
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_a_missing_value_leaves_its_feature_out(missing):
+    """None from JSON, NaN from tables; neither is a value of its own, nor a 0 that hides it."""
+    made = FeatureHasher(["city", "hour"], numeric=["price"], crosses=[("city", "hour")])
+    [row] = features(made.rows([{"city": missing, "hour": 7, "price": missing}]))
+    assert row == {made.index("hour", 7): 1.0}
+    column = Columns({"city": np.array([missing]), "hour": np.array([7]), "price": np.array([math.nan])})
+    assert features(made.rows(column)) == [row]
+
+
+def test_numeric_fields_are_scaled():
+    """Unscaled thousands beside ones make any learning rate wrong for one of them."""
+    made = FeatureHasher(numeric={"miles": 0.001, "speed": 2.0})
+    [row] = features(made.rows([{"miles": 2500, "speed": 1.5}]))
+    assert row == {made.index("miles"): 2.5, made.index("speed"): 3.0}
+
+
+def test_features_on_one_place_are_added():
+    """With few places they collide; the row stays a proper row."""
+    made = FeatureHasher([f"f{i}" for i in range(40)], bits=3)
+    [row] = features(made.rows([{f"f{i}": "x" for i in range(40)}]))
+    assert len(row) <= 8
+    assert sum(row.values()) == 40.0
+
+
+def test_collisions_are_as_rare_as_the_documentation_says():
+    """About f²/2**(b+1) pairs of f features at 2**b places: 8 for 2,000 at 18 bits."""
+    made = FeatureHasher(["a"])
+    places = {made.index("a", value) for value in range(2000)}
+    assert 0 < 2000 - len(places) < 20
+
+
+def test_the_cache_is_bounded_and_changes_nothing():
+    """A field of user names would otherwise grow for ever."""
+    small, large = FeatureHasher(["a"], cached=10), FeatureHasher(["a"])
+    records = [{"a": number % 37} for number in range(500)]
+    assert small.rows(records) == large.rows(records)
+    assert max(len(places) for places in small._places.values()) <= 10
+
+
+def test_no_records_give_no_rows():
+    """Empty batches happen where a filter stands before."""
+    assert len(hasher().rows([])) == 0
+    assert len(hasher().rows(Columns({"city": np.array([])}))) == 0
+
+
+@pytest.mark.parametrize(
+    ("records", "rows", "message"),
+    [
+        ([RECORDS[0], {"city": "x", "hour": 1, "rush": 0}], (1,), "field 'price' .* given city, hour, rush"),
+        ([{**RECORDS[0], "city": ["x"]}], (0,), "categorical field 'city', given list"),
+        (
+            [RECORDS[0], {**RECORDS[0], "hour": date(2013, 1, 1)}],
+            (1,),
+            "categorical field 'hour', given date",
+        ),
+        ([{**RECORDS[0], "price": "much"}, RECORDS[1]], (0,), "numeric field 'price', given 'much'"),
+        ([RECORDS[1], {**RECORDS[0], "price": math.inf}], (1,), "numeric field 'price', given inf"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_row_and_field(records, rows, message):
+    """One odd record must cost one record, not the job."""
+    with pytest.raises(BadRows, match=message) as caught:
+        hasher().rows(records)
+    assert caught.value.rows == rows
+
+
+def test_a_value_that_only_a_cross_uses_is_refused_too():
+    """The error names the field, not the cross."""
+    with pytest.raises(BadRows, match="categorical field 'b', given dict"):
+        FeatureHasher(crosses=[("a", "b")]).rows([{"a": 1, "b": {}}])
+
+
+def test_a_missing_column_is_an_error_of_the_whole_batch():
+    """No row is at fault, the schema is."""
+    with pytest.raises(ModelError, match="expected a field 'hour', given city") as caught:
+        hasher().rows(Columns({"city": np.array(["x"])}))
+    assert not isinstance(caught.value, BadRows)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FeatureHasher(["a"], bits=0), r"FeatureHasher\(bits=\): expected 1 to 32, given 0"),
+        (lambda: FeatureHasher("city"), "expected a list of fields, given 'city'"),
+        (lambda: FeatureHasher(), "expected a list of fields"),
+        (lambda: FeatureHasher(["a"], numeric=["a"]), "expected each field once"),
+        (lambda: FeatureHasher(["a"], crosses=[("a",)]), r"crosses=\): expected two fields or more in each"),
+        (
+            lambda: FeatureHasher(numeric={"a": math.nan}),
+            r"numeric=\): expected finite scales, given nan for 'a'",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(make, message):
+    """A string is a sequence of one-letter fields, and nobody means that."""
+    with pytest.raises(ConfigurationError, match=message):
+        make()

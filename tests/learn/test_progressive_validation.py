@@ -1,0 +1,233 @@
+"""Metrics of predictions made before learning, against definitions written out."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn import BadRows, ProgressiveValidation
+from streamiter.learn.auc import area_under_curve
+
+rows = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), st.integers(0, 1), st.integers(0, 3)),
+    min_size=1,
+    max_size=30,
+)
+
+
+def auc_by_pairs(predictions, targets, weights):
+    """Every pair of one row of each target."""
+    pairs = higher = 0.0
+    for p, y, w in zip(predictions, targets, weights, strict=True):
+        for q, z, v in zip(predictions, targets, weights, strict=True):
+            if y == 1 and z == 0:
+                pairs += w * v
+                higher += w * v * (1.0 if p > q else 0.5 if p == q else 0.0)
+    return higher / pairs if pairs else None
+
+
+def defined(predictions, targets, weights):
+    """The metrics of these rows by their definitions."""
+    total = sum(weights)
+    loss = squares = correct = 0.0
+    for p, y, w in zip(predictions, targets, weights, strict=True):
+        clipped = min(max(p, 1e-15), 1.0 - 1e-15)
+        loss -= w * (math.log(clipped) if y == 1 else math.log1p(-clipped))
+        squares += w * (p - y) ** 2
+        correct += w * ((p >= 0.5) == (y == 1))
+    metrics = {
+        "count": sum(w > 0 for w in weights),
+        "weight": total,
+        "loss": loss / total,
+        "squared_error": squares / total,
+        "rmse": math.sqrt(squares / total),
+        "accuracy": correct / total,
+    }
+    area = auc_by_pairs(predictions, targets, weights)
+    return metrics if area is None else metrics | {"auc": area}
+
+
+def stream(seed, count, *, spread=1.0):
+    random = np.random.default_rng(seed)
+    log_odds = random.normal(-1.0, spread, count)
+    predictions = 1.0 / (1.0 + np.exp(-log_odds))
+    targets = (random.random(count) < predictions).astype(float)
+    return predictions, targets, random.integers(0, 4, count).astype(float)
+
+
+@given(rows)
+def test_metrics_are_what_they_are_defined_to_be(rows):
+    """Weighted, with ties and with predictions of certainty; the window here holds everything."""
+    predictions, targets, weights = zip(*rows, strict=True)
+    validation = ProgressiveValidation(window=100)
+    validation.update(predictions, targets, weights)
+    metrics = validation.metrics()
+    if not sum(weights):
+        assert metrics == {"count": 0, "weight": 0.0, "window_count": 0, "window_weight": 0.0}
+        return
+    expected = defined(predictions, targets, weights)
+    assert metrics == pytest.approx(
+        expected | {f"window_{name}": value for name, value in expected.items()}, abs=1e-9
+    )
+
+
+@pytest.mark.parametrize("cut", [1, 7, 100, 400, 1000])
+def test_the_window_holds_exactly_the_last_rows(cut):
+    """Off by one at the seam of the ring, and batches larger than the window."""
+    predictions, targets, weights = stream(1, 1000)
+    validation = ProgressiveValidation(window=128)
+    for start in range(0, 1000, cut):
+        validation.update(*(column[start : start + cut] for column in (predictions, targets, weights)))
+    kept = np.flatnonzero(weights > 0)[-128:]
+    expected = defined(predictions[kept], targets[kept], weights[kept])
+    metrics = validation.metrics()
+    assert {name: metrics[f"window_{name}"] for name in expected} == pytest.approx(expected, rel=1e-12)
+    whole = defined(predictions, targets, weights)
+    assert {name: metrics[name] for name in whole if name != "auc"} == pytest.approx(
+        {name: value for name, value in whole.items() if name != "auc"}, rel=1e-12
+    )
+
+
+def test_metrics_do_not_depend_on_the_cut_not_even_in_the_last_bit():
+    """The same stream through other transport batches must give the same record."""
+    columns = stream(2, 1000)
+    results = set()
+    for cut in (1, 3, 64, 1000):
+        validation = ProgressiveValidation(window=300)
+        for start in range(0, 1000, cut):
+            validation.update(*(column[start : start + cut] for column in columns))
+        results.add(json.dumps(validation.metrics()))
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("spread", [0.1, 0.3, 1.0, 3.0, 10.0])
+def test_auc_of_everything_is_close_to_the_exact_one(seed, spread):
+    """Scores close together, as of a young model, and extreme ones, as of a model that is too sure."""
+    predictions, targets, weights = stream(seed, 20_000, spread=spread)
+    validation = ProgressiveValidation(window=1)
+    validation.update(predictions, targets, weights)
+    exact = area_under_curve(predictions, targets, weights)
+    error = abs(validation.metrics()["auc"] - exact)
+    assert error < 1e-3
+    assert error <= validation.auc_error_bound() + 1e-12
+    assert validation.auc_error_bound() < (2e-4 if spread in (1.0, 3.0) else 3e-3)
+
+
+@given(rows)
+def test_exact_auc_counts_pairs(rows):
+    """Ties count half, whatever the order of the rows."""
+    columns = [np.array(column, dtype=float) for column in zip(*rows, strict=True)]
+    expected = auc_by_pairs(*columns)
+    found = area_under_curve(*columns)
+    assert found == (None if expected is None else pytest.approx(expected, abs=1e-12))
+
+
+def test_auc_is_left_out_until_both_targets_came():
+    """NaN is not JSON, and 0 or ½ would be a claim."""
+    validation = ProgressiveValidation()
+    assert validation.metrics() == {"count": 0, "weight": 0.0, "window_count": 0, "window_weight": 0.0}
+    validation.update([0.3, 0.4], [0, 0])
+    assert "auc" not in validation.metrics()
+    validation.update([0.9], [1])
+    assert validation.metrics()["auc"] == validation.metrics()["window_auc"] == 1.0
+
+
+def test_regression_has_its_own_metrics():
+    """The loss is the one that is minimized, half the squared error."""
+    validation = ProgressiveValidation(window=2, kind="regression")
+    validation.update([1.0, 5.0, 3.0], [2.0, 2.0, 3.0], [1.0, 2.0, 1.0])
+    assert validation.metrics() == pytest.approx(
+        {
+            "count": 3,
+            "weight": 4.0,
+            "loss": 19 / 8,
+            "squared_error": 19 / 4,
+            "rmse": math.sqrt(19 / 4),
+            "window_count": 2,
+            "window_weight": 3.0,
+            "window_loss": 3.0,
+            "window_squared_error": 6.0,
+            "window_rmse": math.sqrt(6.0),
+        }
+    )
+    assert validation.auc_error_bound() == 0.0
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_counting_goes_on_after_a_restore_as_if_nothing_had_happened(kind):
+    """To the last bit, weighted, with a window that is full and one that is not yet."""
+    columns = stream(3, 900)
+    for at, window in ((300, 256), (100, 256), (700, 1)):
+        through, before, after = (ProgressiveValidation(window=window, kind=kind) for _ in range(3))
+        for start in range(0, 900, 50):
+            through.update(*(column[start : start + 50] for column in columns))
+        before.update(*(column[:at] for column in columns))
+        saved = before.state()
+        frozen = copy.deepcopy(saved)
+        before.update(*(column[at : at + 99] for column in columns))
+        after.update([0.5], [1])  # what the object held before does not shine through
+        after.restore(saved)
+        assert after.metrics() == restored(window, kind, frozen).metrics()
+        after.update(*(column[at:] for column in columns))
+        assert json.dumps(after.metrics()) == json.dumps(through.metrics())
+        assert after.auc_error_bound() == through.auc_error_bound()
+
+
+def restored(window, kind, state):
+    validation = ProgressiveValidation(window=window, kind=kind)
+    validation.restore(state)
+    return validation
+
+
+def test_a_restored_window_may_be_smaller():
+    """A setting may change between two runs; the last rows are kept."""
+    columns = stream(4, 500)
+    large, small = ProgressiveValidation(window=400), ProgressiveValidation(window=100)
+    large.update(*columns)
+    small.update(*columns)
+    assert restored(100, "classification", large.state()).metrics() == small.metrics()
+
+
+def test_state_holds_only_bins_in_use():
+    """A checkpoint of a young validation is small."""
+    validation = ProgressiveValidation()
+    validation.update([0.2, 0.2, 0.7], [0, 1, 1])
+    assert len(validation.state()["scores"]["bins"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("predictions", "targets", "weights", "rows", "message"),
+    [
+        ([0.5, 1.5], [0, 1], None, (1,), "expected probabilities from 0 to 1, given 1.5"),
+        ([math.nan, 0.5], [0, 1], None, (0,), "expected probabilities from 0 to 1, given nan"),
+        ([0.5, 0.5], [0, 2], None, (1,), "expected targets 0 or 1, given 2.0"),
+        ([0.5, 0.5], [0, 1], [1.0, -1.0], (1,), "sample weights of 0 or more, given -1.0"),
+        ([0.5], [0, 1], None, None, r"expected 2 predictions, one for each row, given shape \(1,\)"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_counted(predictions, targets, weights, rows, message):
+    """One NaN would make every later total NaN."""
+    validation = ProgressiveValidation()
+    validation.update([0.5], [1])
+    before = validation.metrics()
+    with pytest.raises(ModelError, match=f"ProgressiveValidation: .*{message}") as caught:
+        validation.update(predictions, targets, weights)
+    assert getattr(caught.value, "rows", None) == rows
+    assert isinstance(caught.value, BadRows) == (rows is not None)
+    assert validation.metrics() == before
+
+
+def test_settings_and_states_that_cannot_be_are_refused():
+    """A state of the other kind has other sums at the same names."""
+    with pytest.raises(ConfigurationError, match=r"window=\): expected 1 row or more, given 0"):
+        ProgressiveValidation(window=0)
+    with pytest.raises(ConfigurationError, match=r'kind=\): expected "classification" or "regression"'):
+        ProgressiveValidation(kind="ranking")
+    with pytest.raises(ModelError, match="restore: expected a state of classification, given 'regression'"):
+        ProgressiveValidation().restore(ProgressiveValidation(kind="regression").state())

@@ -1,0 +1,57 @@
+"""Writes to a topic until it is killed, and says on stdout what was acknowledged.
+
+Run by `test_sqlite_crash.py` as a process of its own: ``sqlite_crash_child.py <url> <way of writing>``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+
+from streamiter.topics import OutgoingBatch, topic
+
+# Batches of uneven size, some of them larger than a block.
+SIZES = (1, 7, 300, 2, 9000, 40)
+
+
+def batches() -> itertools.chain[OutgoingBatch]:
+    """Numbered records without end; keys spread them over the partitions."""
+    count = itertools.count()
+    for size in itertools.cycle(SIZES):
+        numbers = [next(count) for _ in range(size)]
+        yield OutgoingBatch(
+            [b"%d" % number + b" " * 100 for number in numbers],
+            keys=[b"%d" % (number % 5) for number in numbers],
+        )
+
+
+async def write_and_flush(url: str) -> None:
+    """Acknowledged is what was flushed."""
+    writer = await topic(url).open_writer()
+    acknowledged = 0
+    for batch in batches():
+        await writer.write(batch)
+        await writer.flush()
+        acknowledged += len(batch)
+        print(acknowledged, flush=True)
+
+
+async def commit_transactions(url: str) -> None:
+    """Acknowledged is what was committed; each transaction is staged, as it is larger than a block."""
+    clicks = topic(url)
+    transactions = await clicks.open_transactions("crash")
+    acknowledged = 0
+    for batch in batches():
+        await transactions.begin()
+        for start in range(0, len(batch), 3000):
+            part = slice(start, start + 3000)
+            await transactions.write(clicks, OutgoingBatch(batch.values[part], keys=batch.keys[part]))
+        await transactions.commit()
+        acknowledged += len(batch)
+        print(acknowledged, flush=True)
+
+
+if __name__ == "__main__":
+    ways = {"flush": write_and_flush, "transactions": commit_transactions}
+    asyncio.run(ways[sys.argv[2]](sys.argv[1]))

@@ -1,0 +1,217 @@
+"""What is particular to topics in memory: gaps in offsets, time, threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from topics.topic_case import ManualClock, numbered, numbers_of, patiently, read_to_end, values_of, write
+
+from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, TopicError
+from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, connector_for, topic
+
+
+async def test_the_end_of_a_transaction_takes_an_offset() -> None:
+    """Offsets have gaps in Kafka; code that counts on none must fail in tests too."""
+    clicks = MemoryBroker().topic("clicks")
+    await clicks.create()
+    transactions = await clicks.open_transactions("t")
+    for values in ([b"a", b"b"], [b"c"]):
+        await transactions.begin()
+        await transactions.write(clicks, OutgoingBatch(values))
+        await transactions.commit()
+    assert [record.offset for record in await read_to_end(clicks)] == [0, 1, 3]
+    assert (await clicks.describe()).offsets == {0: (0, 5)}
+
+
+async def test_a_reader_stops_before_an_open_transaction() -> None:
+    """The last stable offset, as in Kafka: records behind it wait, although they are committed."""
+    clicks = MemoryBroker().topic("clicks")
+    await clicks.create()
+    transactions = await clicks.open_transactions("t")
+    await write(clicks, [b"before"])
+    await transactions.begin()
+    await transactions.write(clicks, OutgoingBatch([b"inside"]))
+    await write(clicks, [b"behind"])
+    assert values_of(await read_to_end(clicks)) == [b"before"]
+    await transactions.abort()
+    assert values_of(await read_to_end(clicks)) == [b"before", b"behind"]
+
+
+async def test_time_stamps_come_from_the_clock() -> None:
+    """A simulated run must not see the real time."""
+    clock = ManualClock(5.0)
+    clicks = MemoryBroker(clock=clock).topic("clicks")
+    await clicks.create()
+    await write(clicks, [b"a"])
+    clock.advance(1.5)
+    await write(clicks, [b"b"])
+    assert [record.timestamp_ms for record in await read_to_end(clicks)] == [5000, 6500]
+
+
+async def test_a_transaction_left_open_is_aborted_in_time() -> None:
+    """A run that hangs between two checkpoints would hold every reader for ever."""
+    clock = ManualClock()
+    clicks = MemoryBroker(clock=clock).topic("clicks")
+    await clicks.create()
+    transactions = await clicks.open_transactions("t", timeout_s=60.0)
+    await transactions.begin()
+    await transactions.write(clicks, OutgoingBatch([b"late"]))
+    await write(clicks, [b"behind"])
+    reader = await clicks.open_reader(ReadRequest(clock=clock))
+    reading = asyncio.ensure_future(reader.read())
+    clock.advance(59.0)
+    await asyncio.sleep(0)
+    assert not reading.done()
+    clock.advance(2.0)
+    batch = await patiently(reading)
+    assert batch is not None
+    assert batch.values == [b"behind"]
+    with pytest.raises(ProducerFenced, match="60 s"):
+        await transactions.commit()
+
+
+async def test_a_transaction_that_ended_in_time_is_left_alone_by_the_timer() -> None:
+    """The timer of the first transaction must not end the second."""
+    clock = ManualClock()
+    clicks = MemoryBroker(clock=clock).topic("clicks")
+    await clicks.create()
+    transactions = await clicks.open_transactions("t", timeout_s=60.0)
+    for number in range(3):
+        await transactions.begin()
+        await transactions.write(clicks, OutgoingBatch(numbered([number])))
+        clock.advance(50.0)
+        await transactions.commit()
+    assert numbers_of(await read_to_end(clicks)) == [0, 1, 2]
+
+
+async def test_retention_by_count_is_exact_and_spares_open_transactions() -> None:
+    """What is not decided yet cannot be dropped: it would be neither seen nor aborted."""
+    clicks = MemoryBroker().topic("clicks")
+    await clicks.create(settings={"retention_records": "3"})
+    await write(clicks, numbered(range(10)))
+    assert (await clicks.describe()).offsets == {0: (7, 10)}
+    assert numbers_of(await read_to_end(clicks)) == [7, 8, 9]
+    transactions = await clicks.open_transactions("t")
+    await transactions.begin()
+    await transactions.write(clicks, OutgoingBatch(numbered([10])))
+    await write(clicks, numbered(range(11, 20)))
+    assert (await clicks.describe()).offsets == {0: (10, 20)}
+    await transactions.commit()
+    assert numbers_of(await read_to_end(clicks)) == [18, 19]  # the commit has the offset 20
+
+
+async def test_a_reader_that_fell_behind_retention_is_told() -> None:
+    """Going on at the earliest record would be a silent loss."""
+    clicks = MemoryBroker().topic("clicks")
+    await clicks.create(settings={"retention_records": "3"})
+    reader = await clicks.open_reader(ReadRequest())
+    await write(clicks, numbered(range(10)))
+    with pytest.raises(OffsetOutOfRange, match=r"offset 0 fell out of retention; expected 7 to 10"):
+        await reader.read()
+
+
+async def test_positions_of_a_partition_that_is_not_there_are_refused() -> None:
+    """They belong to another topic of the same name."""
+    clicks = MemoryBroker().topic("clicks")
+    await clicks.create(partitions=2)
+    with pytest.raises(OffsetOutOfRange, match="created anew"):
+        await clicks.open_reader(ReadRequest(positions={0: 0, 2: 5}))
+
+
+async def test_what_was_written_stays_as_it_was() -> None:
+    """Batches are handed over, but a caller may fill its list again."""
+    clicks = MemoryBroker().topic("clicks")
+    await clicks.create()
+    values: list[bytes | None] = [b"a"]
+    await write(clicks, values)
+    values[0] = b"b"
+    assert values_of(await read_to_end(clicks)) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        OutgoingBatch(["text"]),  # type: ignore[list-item]
+        OutgoingBatch([b"a"], keys=["text"]),  # type: ignore[list-item]
+        OutgoingBatch([b"a"], keys=[b"a", b"b"]),
+        OutgoingBatch([b"a"], headers=[]),
+        OutgoingBatch([b"a"], timestamps_ms=[1, 2]),
+        OutgoingBatch([b"a"], partition=-1),
+    ],
+)
+async def test_a_batch_that_does_not_fit_together_is_refused_whole(batch: OutgoingBatch) -> None:
+    """A column too short would shift every record behind it."""
+    clicks = MemoryBroker().topic("clicks")
+    await clicks.create()
+    with pytest.raises(TopicError, match="expected"):
+        await write(clicks, batch)
+    assert await read_to_end(clicks) == []
+
+
+async def test_brokers_are_apart_but_a_url_always_leads_to_the_same() -> None:
+    """Tests want their own; a URL means the process's."""
+    mine, processes = MemoryBroker().topic("apart"), topic("memory://apart")
+    await mine.create()
+    assert mine.commit_domain != processes.commit_domain
+    assert processes.commit_domain == topic("memory://other").commit_domain
+    await processes.create()
+    assert await connector_for("memory://").list_topics("memory://", {}) == ["apart"]
+    transactions = await processes.open_transactions("t")
+    await transactions.begin()
+    with pytest.raises(TopicError, match="commit domain"):
+        await transactions.write(mine, OutgoingBatch([b"a"]))
+    await transactions.close()
+    await processes.delete()
+
+
+async def test_a_reader_is_woken_by_a_writer_in_another_thread_and_loop() -> None:
+    """A flow may run in a thread of a service that writes from its own loop."""
+    clicks = MemoryBroker().topic("clicks")
+    await clicks.create()
+    reader = await clicks.open_reader(ReadRequest())
+    reading = asyncio.ensure_future(reader.read())
+    await asyncio.sleep(0)
+    thread = threading.Thread(target=lambda: asyncio.run(write(clicks, [b"a"])))
+    thread.start()
+    batch = await patiently(reading)
+    thread.join()
+    assert batch is not None
+    assert batch.values == [b"a"]
+
+
+async def test_closing_a_reader_ends_a_read_that_waits() -> None:
+    """A task that waits in read must not outlive its reader."""
+    clicks = MemoryBroker().topic("clicks")
+    await clicks.create()
+    reader = await clicks.open_reader(ReadRequest())
+    reading = asyncio.ensure_future(reader.read())
+    await asyncio.sleep(0)
+    await reader.close()
+    with pytest.raises(TopicError, match="closed"):
+        await patiently(reading)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ReadRequest(subtask=2, subtasks=2),
+        ReadRequest(max_records=0),
+        ReadRequest(start="beginning"),  # type: ignore[arg-type]
+    ],
+)
+async def test_a_request_that_nobody_can_serve_is_refused(request_: ReadRequest) -> None:
+    """A share beyond the last one would read nothing for ever."""
+    clicks = MemoryBroker().topic("clicks")
+    await clicks.create()
+    with pytest.raises(ConfigurationError, match="expected"):
+        await clicks.open_reader(request_)
+
+
+@pytest.mark.parametrize("settings", [{"retention": "3"}, {"retention_records": "many"}])
+async def test_a_setting_that_cannot_be_is_refused(settings: dict[str, str]) -> None:
+    """Misspelt retention keeps everything until memory is gone."""
+    clicks = MemoryBroker().topic("clicks")
+    with pytest.raises(ConfigurationError, match="expected"):
+        await clicks.create(settings=settings)

@@ -1,0 +1,78 @@
+"""kill -9 while topics in a file are written: what was acknowledged is there, and nothing is torn."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+from topics.sqlite_crash_child import SIZES
+from topics.topic_case import by_partition, numbers_of, patiently, read_to_end, write_transaction
+
+from streamiter.topics import OutgoingBatch, topic
+
+CHILD = Path(__file__).with_name("sqlite_crash_child.py")
+
+
+async def killed_after(acknowledgements: int, url: str, way: str, more_lines: random.Random) -> int:
+    """Run the child, kill it some microseconds after an acknowledgement, and say how much it acknowledged."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, str(CHILD), url, way, stdout=asyncio.subprocess.PIPE
+    )
+    assert child.stdout is not None
+    acknowledged = 0
+    for _ in range(acknowledgements):
+        acknowledged = int(await patiently(child.stdout.readline()))
+    for _ in range(more_lines.randrange(2000)):  # so that the kill falls at any point of the next commit
+        await asyncio.sleep(0)
+    child.kill()
+    for line in (await patiently(child.stdout.read())).splitlines():
+        acknowledged = int(line)
+    assert await child.wait() == -9
+    return acknowledged
+
+
+@pytest.mark.parametrize("way", ["flush", "transactions"])
+@pytest.mark.parametrize("acknowledgements", [1, 2, 5, 17, 40])
+async def test_a_killed_writer_leaves_all_that_was_acknowledged_and_nothing_torn(
+    tmp_path: Path, way: str, acknowledgements: int
+) -> None:
+    """The engine tells upstream that records are safe on the strength of an acknowledgement."""
+    clicks = topic(f"sqlite:///{tmp_path}/topics.db?topic=clicks")
+    await clicks.create(partitions=3)
+    acknowledged = await killed_after(acknowledgements, clicks.url, way, random.Random(acknowledgements))
+    records = await read_to_end(clicks)
+    # Each batch is there as a whole or not at all, and no batch is missing before one that is there.
+    assert sorted(numbers_of(records)) == list(range(len(records)))
+    assert len(records) >= acknowledged
+    assert len(records) in itertools.takewhile(
+        lambda total: total <= len(records), itertools.accumulate(itertools.cycle(SIZES), initial=0)
+    )
+    for part in by_partition(records).values():
+        assert [record.offset for record in part] == list(range(len(part)))
+    await writing_goes_on(tmp_path, len(records), way)
+
+
+async def writing_goes_on(folder: Path, count: int, way: str) -> None:
+    """The next run writes behind what there is, and has cleaned up."""
+    clicks = topic(f"sqlite:///{folder}/topics.db?topic=clicks")
+    if way == "transactions":
+        transactions = await clicks.open_transactions("crash")
+        await write_transaction(transactions, clicks, [b"%d" % count], commit=True)
+        await transactions.close()
+    else:
+        writer = await clicks.open_writer()
+        await writer.write(OutgoingBatch([b"%d" % count]))
+        await writer.close()
+    assert sorted(numbers_of(await read_to_end(clicks))) == list(range(count + 1))
+    connection = sqlite3.connect(folder / "topics.db")
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    orphans = connection.execute(
+        "SELECT count(*) FROM blocks WHERE id NOT IN (SELECT block_id FROM entries)"
+    ).fetchone()
+    assert orphans == (0,)
+    connection.close()

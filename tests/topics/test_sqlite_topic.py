@@ -1,0 +1,535 @@
+"""What is particular to topics in an SQLite file: the file itself, staging, looking for news, retention."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from topics.topic_case import (
+    ManualClock,
+    numbered,
+    numbers_of,
+    patiently,
+    read_count,
+    read_to_end,
+    values_of,
+    write,
+)
+
+from streamiter.errors import (
+    OffsetOutOfRange,
+    ProducerFenced,
+    TopicDenied,
+    TopicError,
+    TopicNotFound,
+    TopicUnavailable,
+)
+from streamiter.topics import OutgoingBatch, ReadRequest, Topic, connector_for, topic
+
+MiB = 1 << 20
+
+
+def sqlite_topic(folder: Path, name: str = "clicks", **options: object) -> Topic:
+    return topic(f"sqlite:///{folder}/topics.db?topic={name}", **options)
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[sqlite3.Connection]:
+    """The file as any SQLite tool sees it."""
+    connection = sqlite3.connect(folder / "topics.db", isolation_level=None)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def stored_blocks(folder: Path) -> tuple[int, int]:
+    """How many blocks there are, and how many of them are staged."""
+    with opened(folder) as connection:
+        [blocks] = connection.execute("SELECT count(*) FROM blocks").fetchone()
+        [staged] = connection.execute("SELECT count(*) FROM staged").fetchone()
+        return blocks, staged
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# -- the file ----------------------------------------------------------------------------------------------
+
+
+async def test_a_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
+    """Opening must not leave an empty file behind either: the next error would be another one."""
+    clicks = sqlite_topic(tmp_path)
+    for call in (clicks.describe, clicks.open_writer, clicks.delete):
+        with pytest.raises(TopicNotFound, match=r"'clicks'.*topics\.db: no topics there; create one"):
+            await call()
+    assert files_in(tmp_path) == []
+    assert await connector_for(clicks.url).list_topics(clicks.url, {}) == []
+
+
+async def test_a_missing_topic_names_those_that_are_there(tmp_path: Path) -> None:
+    """Most often it is a typing mistake."""
+    await sqlite_topic(tmp_path, "clicks").create()
+    await sqlite_topic(tmp_path, "views").create()
+    with pytest.raises(TopicNotFound, match=r"'click' .*there are: clicks, views\. Create it with"):
+        await sqlite_topic(tmp_path, "click").describe()
+
+
+async def test_what_is_no_topic_file_is_left_alone(tmp_path: Path) -> None:
+    """A mistyped path must not turn somebody's data into a log."""
+    text = b"not a database, but long enough to be looked at: " + b"x" * 5000
+    (tmp_path / "topics.db").write_bytes(text)
+    with pytest.raises(TopicError, match="expected a file of topics"):
+        await sqlite_topic(tmp_path).create()
+    assert (tmp_path / "topics.db").read_bytes() == text
+    (tmp_path / "topics.db").unlink()
+    with opened(tmp_path) as connection:
+        connection.execute("CREATE TABLE customers (name)")
+    with pytest.raises(TopicError, match="SQLite database of something else"):
+        await sqlite_topic(tmp_path).create()
+    with opened(tmp_path) as connection:
+        assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == [("customers",)]
+
+
+async def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+    """Reading a later format by guesswork gives wrong records."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create()
+    with opened(tmp_path) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    with pytest.raises(TopicError, match="expected format 1, given format 2"):
+        await clicks.describe()
+
+
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    """'unable to open database file' does not say what is missing."""
+    with pytest.raises(TopicError, match=r"the folder .*/absent is not there"):
+        await sqlite_topic(tmp_path / "absent").create()
+
+
+async def test_a_file_that_cannot_be_written_is_denied(tmp_path: Path) -> None:
+    """A directory in place of the file stands for it: it cannot be opened whoever we are."""
+    (tmp_path / "topics.db").mkdir()
+    with pytest.raises(TopicDenied, match=r"topics\.db: not allowed to open"):
+        await sqlite_topic(tmp_path).describe()
+
+
+async def test_a_file_is_created_once_however_many_try(tmp_path: Path) -> None:
+    """Found by racing: one of them saw the tables of another before its mark."""
+    for attempt in range(5):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        clicks = sqlite_topic(folder)
+        await asyncio.gather(*(clicks.create(partitions=count + 1) for count in range(10)))
+        assert (await clicks.describe()).partitions == 10
+
+
+async def test_a_lock_that_is_not_released_is_an_error(tmp_path: Path) -> None:
+    """A hanging process must not hang all others without a word; readers go on meanwhile."""
+    clicks = sqlite_topic(tmp_path, lock_timeout_s=0.05)
+    await clicks.create()
+    await write(clicks, [b"before"])
+    writer = await clicks.open_writer()
+    with opened(tmp_path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        await patiently(writer.write(OutgoingBatch([b"during"])))
+        with pytest.raises(TopicUnavailable, match="locked for longer than lock_timeout_s"):
+            await patiently(writer.flush())
+        assert values_of(await read_to_end(clicks)) == [b"before"]
+        connection.execute("ROLLBACK")
+    await patiently(writer.close())
+    assert values_of(await read_to_end(clicks)) == [b"before", b"during"]
+
+
+# -- writing -----------------------------------------------------------------------------------------------
+
+
+async def test_the_event_loop_goes_on_while_a_commit_waits(tmp_path: Path) -> None:
+    """All heartbeats of a job live in the loop."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create()
+    writer = await clicks.open_writer()
+    with opened(tmp_path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        await writer.write(OutgoingBatch([b"a"]))
+        flushing = asyncio.ensure_future(writer.flush())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not flushing.done()
+        connection.execute("ROLLBACK")
+    await patiently(flushing)
+    await writer.close()
+    assert values_of(await read_to_end(clicks)) == [b"a"]
+
+
+async def test_what_is_handed_over_during_a_commit_goes_into_the_next_one(tmp_path: Path) -> None:
+    """A commit for each record would write some thousand records a second instead of millions."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create()
+    writer = await clicks.open_writer()
+    with opened(tmp_path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        for number in range(500):
+            await writer.write(OutgoingBatch(numbered([number])))
+            await asyncio.sleep(0)
+        connection.execute("ROLLBACK")
+    await writer.close()
+    assert numbers_of(await read_to_end(clicks)) == list(range(500))
+    assert stored_blocks(tmp_path)[0] <= 3
+
+
+async def test_write_waits_where_too_much_is_under_way(tmp_path: Path) -> None:
+    """A slow disk must slow the flow down, not fill the memory."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create()
+    writer = await clicks.open_writer()
+    with opened(tmp_path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        handed_over = 0
+
+        async def write_much() -> None:
+            nonlocal handed_over
+            for _ in range(64):
+                await writer.write(OutgoingBatch([b"x" * MiB]))
+                handed_over += 1
+                await asyncio.sleep(0)
+
+        writing = asyncio.ensure_future(write_much())
+        for _ in range(300):
+            await asyncio.sleep(0)
+        assert not writing.done()
+        assert handed_over < 40  # one commit's worth, stuck in the thread, and as much again behind it
+        connection.execute("ROLLBACK")
+    await patiently(writing)
+    await writer.close()
+    assert len(await read_to_end(clicks)) == 64
+
+
+async def test_a_cancelled_flush_does_not_cancel_the_commit(tmp_path: Path) -> None:
+    """Somebody else's timeout is no reason to lose or double records."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create()
+    writer = await clicks.open_writer()
+    for number in range(20):
+        await writer.write(OutgoingBatch(numbered([number])))
+        flushing = asyncio.ensure_future(writer.flush())
+        for _ in range(number % 4):
+            await asyncio.sleep(0)
+        flushing.cancel()
+        await asyncio.gather(flushing, return_exceptions=True)
+    await writer.close()
+    assert numbers_of(await read_to_end(clicks)) == list(range(20))
+
+
+async def test_a_writer_finds_partitions_that_were_added(tmp_path: Path) -> None:
+    """An explicit partition of a grown topic must not be refused."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create(partitions=1)
+    writer = await clicks.open_writer()
+    await clicks.create(partitions=3)
+    await writer.write(OutgoingBatch([b"a"], partition=2))
+    await writer.close()
+    assert (await clicks.describe()).offsets == {0: (0, 0), 1: (0, 0), 2: (0, 1)}
+
+
+WRITER = """
+import asyncio, sys
+from streamiter.topics import OutgoingBatch, topic
+
+async def main(url, name):
+    writer = await topic(url).open_writer()
+    for number in range(100):
+        await writer.write(OutgoingBatch([b"%d" % (name * 1000 + number)]))
+        await writer.flush()
+    await writer.close()
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+async def test_several_processes_write_while_another_reads(tmp_path: Path) -> None:
+    """One file is all that they share."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create()
+    reader = await clicks.open_reader(ReadRequest())
+    processes = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, clicks.url, str(name))
+        for name in range(3)
+    ]
+    records = await patiently(read_count(reader, 300))
+    assert [await process.wait() for process in processes] == [0, 0, 0]
+    assert [record.offset for record in records] == list(range(300))
+    for name in range(3):
+        of_writer = [number for number in numbers_of(records) if number // 1000 == name]
+        assert of_writer == list(range(name * 1000, name * 1000 + 100))
+    await reader.close()
+
+
+# -- reading -----------------------------------------------------------------------------------------------
+
+
+class CountingClock(ManualClock):
+    """Counts how often and for how long somebody slept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses_s: list[float] = []
+
+    async def sleep(self, delay_s: float) -> None:
+        self.pauses_s.append(delay_s)
+        await super().sleep(delay_s)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop and the threads go on until something has happened that sets no event."""
+    async with asyncio.timeout(30.0):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_an_idle_reader_looks_less_and_less_often(tmp_path: Path) -> None:
+    """Fifty looks a second, for each reader, are a noticeable load on an idle machine."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create()
+    clock = CountingClock()
+    reader = await clicks.open_reader(ReadRequest(clock=clock))
+    reading = asyncio.ensure_future(reader.read())
+    for looks in range(1, 30):
+        await until(lambda looks=looks: len(clock.pauses_s) == looks)
+        clock.advance(clock.pauses_s[-1])
+    assert clock.pauses_s[0] == 0.02
+    assert clock.pauses_s == sorted(clock.pauses_s)
+    assert clock.pauses_s[-1] == 0.2
+    await write(clicks, [b"a"])
+    await until(lambda: clock.advance(0.2) or reading.done())
+    reading = asyncio.ensure_future(reader.read())
+    clock.pauses_s.clear()
+    await until(lambda: len(clock.pauses_s) == 1)
+    assert clock.pauses_s == [0.02]
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await reader.close()
+
+
+async def test_a_small_max_records_reads_a_large_block_once(tmp_path: Path) -> None:
+    """Unpacking a block of 8192 records for every ten of them costs a hundred times the work."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create()
+    await write(clicks, numbered(range(8000)))
+    assert stored_blocks(tmp_path)[0] == 1
+    reader = await clicks.open_reader(ReadRequest(max_records=10))
+    await read_count(reader, 10)
+    with opened(tmp_path) as connection:
+        connection.execute("UPDATE blocks SET payload = x'00'")  # who looks again fails
+    assert numbers_of(await read_count(reader, 7990)) == list(range(10, 8000))
+    await reader.close()
+
+
+async def test_a_recreated_topic_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    """Its offsets begin anew and mean other records."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create()
+    await write(clicks, numbered(range(3)))
+    reader, writer = await clicks.open_reader(ReadRequest()), await clicks.open_writer()
+    await read_count(reader, 3)
+    await clicks.delete()
+    await clicks.create()
+    await write(clicks, numbered(range(9)))
+    with pytest.raises(TopicNotFound, match="deleted"):
+        await patiently(reader.read())
+    await writer.write(OutgoingBatch([b"lost"]))
+    with pytest.raises(TopicNotFound, match="deleted"):
+        await patiently(writer.flush())
+    await reader.close()
+    with pytest.raises(TopicNotFound, match="deleted"):
+        await patiently(writer.close())
+    assert numbers_of(await read_to_end(clicks)) == list(range(9))
+
+
+# -- retention ---------------------------------------------------------------------------------------------
+
+
+async def test_retention_by_bytes_keeps_the_newest_blocks(tmp_path: Path) -> None:
+    """The file must stop growing."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create(partitions=2, settings={"retention_bytes": str(50_000)})
+    writer = await clicks.open_writer()
+    for number in range(100):
+        await writer.write(OutgoingBatch([b"%d" % number + b" " * 10_000], partition=0))
+        await writer.flush()
+    await writer.write(OutgoingBatch([b"x" * 100_000], partition=1))
+    await writer.close()
+    offsets = (await clicks.describe()).offsets
+    assert offsets == {0: (96, 100), 1: (0, 1)}
+    assert stored_blocks(tmp_path) == (5, 0)
+    assert [int(value or b"") for value in values_of(await read_to_end(clicks))[:4]] == [96, 97, 98, 99]
+
+
+async def test_retention_by_time_goes_by_the_records_own_time(tmp_path: Path) -> None:
+    """Kept is what has not aged, whenever it was written."""
+    clock = ManualClock(1_000.0)
+    clicks = sqlite_topic(tmp_path, clock=clock)
+    await clicks.create(settings={"retention_ms": "10000"})
+    for number in range(6):
+        await write(clicks, numbered([number]))
+        clock.advance(4.0)
+    assert numbers_of(await read_to_end(clicks)) == [3, 4, 5]
+    with pytest.raises(OffsetOutOfRange, match="expected 3 to 6"):
+        await clicks.open_reader(ReadRequest(positions={0: 2}))
+
+
+async def test_retention_by_count_is_exact_though_blocks_are_not_cut(tmp_path: Path) -> None:
+    """Offsets before the start are refused even where their block is still there."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create(settings={"retention_records": "5"})
+    for start in range(0, 12, 4):
+        await write(clicks, numbered(range(start, start + 4)))
+    assert (await clicks.describe()).offsets == {0: (7, 12)}
+    assert numbers_of(await read_to_end(clicks)) == [7, 8, 9, 10, 11]
+    assert stored_blocks(tmp_path)[0] == 2
+
+
+# -- transactions ------------------------------------------------------------------------------------------
+
+
+async def test_large_transactions_are_staged_and_do_not_hold_each_other_up(tmp_path: Path) -> None:
+    """Ten seconds of output do not fit in memory, and another flow in the same file must not wait for it."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create()
+    first, second = [await clicks.open_transactions(name) for name in ("first", "second")]
+    await first.begin()
+    await second.begin()
+    for number in range(5):
+        for name, transactions in enumerate((first, second)):
+            values = [b"%d" % (10 * name + number) + b" " * MiB]
+            await patiently(transactions.write(clicks, OutgoingBatch(values)))
+        await patiently(write(clicks, numbered([100 + number])))
+    assert stored_blocks(tmp_path) == (15, 10)
+    assert numbers_of(await read_to_end(clicks)) == [100, 101, 102, 103, 104]
+    await second.commit()
+    await first.abort()
+    assert stored_blocks(tmp_path) == (10, 0)
+    records = await read_to_end(clicks)
+    assert numbers_of(records)[5:] == [10, 11, 12, 13, 14]
+    assert [record.offset for record in records] == list(range(10))
+    await first.close()
+    await second.close()
+
+
+async def test_a_small_transaction_is_one_block(tmp_path: Path) -> None:
+    """Many small writes between two checkpoints should not make many small rows."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create()
+    transactions = await clicks.open_transactions("t")
+    await transactions.begin()
+    for number in range(100):
+        await transactions.write(clicks, OutgoingBatch(numbered([number])))
+    await transactions.commit()
+    await transactions.close()
+    assert numbers_of(await read_to_end(clicks)) == list(range(100))
+    assert stored_blocks(tmp_path) == (1, 0)
+
+
+async def test_what_a_dead_owner_staged_is_thrown_away(tmp_path: Path) -> None:
+    """Killed runs would fill the disk: by the next owner of the id at once, by anybody after its time."""
+    clock = ManualClock()
+    clicks = sqlite_topic(tmp_path, clock=clock)
+    await clicks.create()
+    dead = []
+    for name in ("same", "other"):
+        transactions = await clicks.open_transactions(name, timeout_s=60.0)
+        await transactions.begin()
+        await transactions.write(clicks, OutgoingBatch([b"x" * MiB]))
+        dead.append(transactions)
+    assert stored_blocks(tmp_path) == (2, 2)
+    await (await clicks.open_transactions("same")).close()
+    assert stored_blocks(tmp_path) == (1, 1)
+    clock.advance(59.0)
+    await (await clicks.open_transactions("third")).close()
+    assert stored_blocks(tmp_path) == (1, 1)
+    clock.advance(2.0)
+    await (await clicks.open_transactions("fourth")).close()
+    assert stored_blocks(tmp_path) == (0, 0)
+    for transactions in dead:
+        with pytest.raises(ProducerFenced):
+            await transactions.commit()
+        await transactions.close()
+    assert await read_to_end(clicks) == []
+
+
+async def test_a_transaction_open_for_too_long_is_aborted(tmp_path: Path) -> None:
+    """Its owner must restart from the checkpoint, not commit what others may have thrown away."""
+    clock = ManualClock()
+    clicks = sqlite_topic(tmp_path, clock=clock)
+    await clicks.create()
+    transactions = await clicks.open_transactions("t", timeout_s=60.0)
+    await transactions.begin()
+    await transactions.write(clicks, OutgoingBatch([b"late" + b" " * MiB]))
+    clock.advance(61.0)
+    for call in (transactions.commit, transactions.begin):
+        with pytest.raises(ProducerFenced, match="open for over 60 s"):
+            await call()
+    await transactions.close()
+    assert stored_blocks(tmp_path) == (0, 0)
+    assert await read_to_end(clicks) == []
+
+
+async def test_a_topic_deleted_under_a_transaction_fails_the_commit_whole(tmp_path: Path) -> None:
+    """Half a transaction would be visible otherwise: the part of the other topic."""
+    clicks, views = sqlite_topic(tmp_path, "clicks"), sqlite_topic(tmp_path, "views")
+    await clicks.create()
+    await views.create()
+    transactions = await clicks.open_transactions("t")
+    await transactions.begin()
+    await transactions.write(clicks, OutgoingBatch([b"x" * MiB]))
+    await transactions.write(views, OutgoingBatch([b"a"]))
+    await clicks.delete()
+    await clicks.create()
+    with pytest.raises(TopicNotFound, match="'clicks' was deleted"):
+        await transactions.commit()
+    await transactions.abort()
+    assert await read_to_end(views) == []
+    assert await read_to_end(clicks) == []
+    await transactions.begin()
+    await transactions.write(clicks, OutgoingBatch([b"b"]))
+    await transactions.commit()
+    assert values_of(await read_to_end(clicks)) == [b"b"]
+    await transactions.close()
+
+
+async def test_a_cancelled_commit_is_done_or_not_but_never_twice(tmp_path: Path) -> None:
+    """The waiter's end is not the commit's; trying again must not write the records again."""
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create()
+    transactions = await clicks.open_transactions("t")
+    for number in range(20):
+        await transactions.begin()
+        await transactions.write(clicks, OutgoingBatch(numbered([number])))
+        committing = asyncio.ensure_future(transactions.commit())
+        for _ in range(number % 5):
+            await asyncio.sleep(0)
+        committing.cancel()
+        await asyncio.gather(committing, return_exceptions=True)
+        with contextlib.suppress(TopicError):  # "none is open": the cancelled one has gone through
+            await transactions.commit()
+    await transactions.close()
+    assert numbers_of(await read_to_end(clicks)) == list(range(20))
+
+
+async def test_another_file_is_another_commit_domain(tmp_path: Path) -> None:
+    """Records of one transaction in two files could not be committed at once."""
+    other = topic(f"sqlite:///{tmp_path}/other.db?topic=clicks")
+    clicks = sqlite_topic(tmp_path)
+    await clicks.create()
+    await other.create()
+    transactions = await clicks.open_transactions("t")
+    await transactions.begin()
+    with pytest.raises(TopicError, match="commit domain"):
+        await transactions.write(other, OutgoingBatch([b"a"]))
+    await transactions.close()
