@@ -131,5 +131,6 @@ class SqliteWriter(TopicWriter):
             try:
                 self._partitions = await self._database.run(_store, self._topic, taken, self._clock.now_ms())
             except Exception as error:  # whatever it is, the next write or flush raises it
+                self._pending.put_back(taken)
                 self._failure = error
                 return

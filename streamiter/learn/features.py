@@ -62,6 +62,10 @@ class FeatureHasher:
     ) -> None:
         if not 1 <= bits <= _BITS_MAX:
             raise ConfigurationError(f"FeatureHasher(bits=): expected 1 to {_BITS_MAX}, given {bits}")
+        if isinstance(categorical, str) or isinstance(numeric, str):
+            raise ConfigurationError(
+                f"FeatureHasher: expected lists of fields, given {categorical!r} and {numeric!r}"
+            )
         self.width = 1 << bits
         self.categorical = tuple(categorical)
         self.crosses = tuple(tuple(cross) for cross in crosses)
@@ -257,8 +261,8 @@ def _sorted_rows(indices: Indices, values: Floats, width: int) -> SparseRows:
 def _check_fields(
     categorical: Sequence[str], numeric: Mapping[str, float], crosses: Sequence[Sequence[str]]
 ) -> None:
-    if isinstance(categorical, str) or not (categorical or numeric or crosses):
-        raise ConfigurationError(f"FeatureHasher: expected a list of fields, given {categorical!r}")
+    if not (categorical or numeric or crosses):
+        raise ConfigurationError("FeatureHasher: expected one field or more, given none")
     twice = [field for field in categorical if field in numeric]
     if twice or len(set(categorical)) != len(categorical):
         raise ConfigurationError(

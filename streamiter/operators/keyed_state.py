@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamiter.clock import Clock
+from streamiter.operators.keyed import independent_copy
 
 __all__ = ["KeyedState"]
 
@@ -74,12 +75,15 @@ class KeyedState:
         """Key, state and idle seconds of every key."""
         now_s = self._clock.monotonic_s()
         used_at_s = self._used_at_s
-        return [(key, state, now_s - used_at_s.get(key, now_s)) for key, state in self._states.items()]
+        return [
+            (key, independent_copy(state), now_s - used_at_s.get(key, now_s))
+            for key, state in self._states.items()
+        ]
 
     def restore(self, entries: list[tuple[Any, Any, float]]) -> None:
         """Take over what ``snapshot`` gave."""
         now_s = self._clock.monotonic_s()
         for key, state, idle_s in entries:
-            self._states[key] = state
+            self._states[key] = independent_copy(state)
             if self._time_to_live_s is not None:
                 self._used_at_s[key] = now_s - idle_s

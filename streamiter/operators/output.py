@@ -57,19 +57,27 @@ class Output:
         else:
             self._tagged_receivers.setdefault(tag, []).append(receiver)
 
-    def detach(self) -> list[tuple[Receiver, Batch]]:
-        """For the engine: gather what is emitted, with its receivers, in the list given back."""
+    def detach(self) -> Callable[[], None]:
+        """For the engine: gather what is emitted, until the function given back is called: it sends that on.
+
+        So an operator may be called in another thread than those who receive what it emits.
+        """
+        receivers, tagged_receivers = self._receivers, self._tagged_receivers
         gathered: list[tuple[Receiver, Batch]] = []
 
         def gathering(receiver: Receiver) -> Receiver:
             return lambda batch: gathered.append((receiver, batch))
 
-        self._receivers = [gathering(receiver) for receiver in self._receivers]
+        def attach() -> None:
+            self._receivers, self._tagged_receivers = receivers, tagged_receivers
+            for receiver, batch in gathered:
+                receiver(batch)
+
+        self._receivers = [gathering(receiver) for receiver in receivers]
         self._tagged_receivers = {
-            tag: [gathering(receiver) for receiver in receivers]
-            for tag, receivers in self._tagged_receivers.items()
+            tag: [gathering(receiver) for receiver in several] for tag, several in tagged_receivers.items()
         }
-        return gathered
+        return attach
 
     def emit(self, record: Any, tag: OutputTag | None = None) -> None:
         """Emit one record."""
@@ -92,6 +100,11 @@ class Output:
         if len(batch):
             for receiver in self._receivers:
                 receiver(batch)
+
+    @property
+    def step(self) -> str:
+        """The name of the step."""
+        return self._step
 
     @property
     def tolerates_rejections(self) -> bool:

@@ -12,45 +12,73 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from streamiter.checkpoints.keys import check_keys
-from streamiter.errors import GraphError, RejectRecords
+from streamiter.errors import ConfigurationError, GraphError, RejectRecords
 from streamiter.operators.context import Context
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
+from streamiter.operators.record_loop import refuse
 from streamiter.operators.rejection import RecordFailure
 from streamiter.records import Batch, take
 from streamiter.runtime.graph import SINGLE_INPUT
 
-__all__ = ["AsyncEntry", "Entry", "handler_of", "is_awaited", "make_async_entry", "make_entry"]
+__all__ = ["AsyncEntry", "Entry", "check_handlers", "handler_of", "is_awaited", "make_async_entry", "make_entry"]
 
 Entry = Callable[[Batch], None]
 AsyncEntry = Callable[[Batch], Awaitable[None]]
 KeyOf = Callable[[Any], Any]
 
 
-def handler_of(operator: Operator | type[Operator], input_name: str, *, step: str) -> tuple[str, bool]:
+def handler_of(
+    operator: Operator | type[Operator], input_name: str, *, step: str, keyed: bool = False
+) -> tuple[str, bool]:
     """Name of the method that handles an input, and whether it takes whole batches.
 
+    Where there are both, that for batches; where the input is keyed, that for records.
     Raises GraphError when there is none.
     """
-    if input_name == SINGLE_INPUT:
-        choices = (("process_batch", True), ("process", False))
-    else:
-        choices = ((f"process_{input_name}_batch", True), (f"process_{input_name}", False))
-    for method, whole_batches in choices:
+    suffix = "" if input_name == SINGLE_INPUT else f"_{input_name}"
+    by_record, by_batch = (f"process{suffix}", False), (f"process{suffix}_batch", True)
+    for method, whole_batches in (by_record, by_batch) if keyed else (by_batch, by_record):
         if callable(getattr(operator, method, None)):
             return method, whole_batches
-    kind = operator if isinstance(operator, type) else type(operator)
     raise GraphError(
-        f"step {step!r}: expected {kind.__name__} to define {choices[1][0]}(record, out) or "
-        f"{choices[0][0]}(batch, out), given neither; define one of them"
+        f"step {step!r}: expected {_class_of(operator)} to define {by_record[0]}(record, out) or "
+        f"{by_batch[0]}(batch, out), given neither; define one of them"
     )
 
 
-def is_awaited(operator: Operator, input_names: Sequence[str], *, step: str) -> bool:
+def check_handlers(
+    operator: Operator | type[Operator], input_names: Sequence[str], *, step: str, keyed: bool
+) -> None:
+    """Raise GraphError for an operator that cannot be run as it is written."""
+    for input_name in input_names:
+        method, whole_batches = handler_of(operator, input_name, step=step, keyed=keyed)
+        if keyed and whole_batches:
+            raise GraphError(
+                f"step {step!r}: expected {_class_of(operator)} to define process(record, out), since a keyed step "
+                "works record by record, given a method for whole batches; define process, or leave out key_by"
+            )
+        if operator.runs_in_thread and inspect.iscoroutinefunction(getattr(operator, method)):
+            raise GraphError(
+                f"step {step!r}: expected {_class_of(operator)}.{method} to be a plain method, since it runs in a "
+                "thread, given a coroutine function; write def, or leave out runs_in_thread"
+            )
+    if inspect.iscoroutinefunction(getattr(operator, "wanted_inputs", None)):
+        raise GraphError(
+            f"step {step!r}: expected {_class_of(operator)}.wanted_inputs to be a plain method, since it is asked "
+            "after each record, given a coroutine function; write def"
+        )
+
+
+def _class_of(operator: Operator | type[Operator]) -> str:
+    return (operator if isinstance(operator, type) else type(operator)).__name__
+
+
+def is_awaited(operator: Operator, input_names: Sequence[str], *, step: str, keyed: bool = False) -> bool:
     """Whether handling records is a coroutine, or done in a thread: then the task has to await it."""
     if operator.runs_in_thread:
         return True
-    methods = [getattr(operator, handler_of(operator, name, step=step)[0]) for name in input_names]
+    methods = [getattr(operator, handler_of(operator, name, step=step, keyed=keyed)[0]) for name in input_names]
     return any(inspect.iscoroutinefunction(method) for method in methods)
 
 
@@ -58,62 +86,79 @@ def make_entry(
     operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None
 ) -> Entry:
     """The entry of an operator that is called directly."""
-    method, whole_batches = handler_of(operator, input_name, step=context.name)
+    method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
     handle = getattr(operator, method)
     if key_of is not None:
-        _refuse_batches_by_key(operator, whole_batches, step=context.name)
         return _keyed(handle, out, context, key_of)
-    return _by_batch(handle, out, context) if whole_batches else _by_record(handle, out, context)
+    return _by_batch(handle, out, context) if whole_batches else _by_record(handle, out)
 
 
 def make_async_entry(
     operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None
 ) -> AsyncEntry:
     """The entry of an operator whose handling of records is a coroutine."""
-    method, whole_batches = handler_of(operator, input_name, step=context.name)
-    handle = getattr(operator, method)
-    if key_of is not None:
-        _refuse_batches_by_key(operator, whole_batches, step=context.name)
+    method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
+    handle = _awaitable(getattr(operator, method))
     if whole_batches:
         return _awaited_by_batch(handle, out, context)
     return _awaited_by_record(handle, out, context, key_of)
 
 
-def _refuse_batches_by_key(operator: Operator, whole_batches: bool, *, step: str) -> None:
-    if whole_batches:
-        raise GraphError(
-            f"step {step!r}: expected {type(operator).__name__} to define process(record, out), since a keyed "
-            "step works record by record, given a method for whole batches; define process, or leave out key_by"
-        )
+def _check_result(result: Any) -> None:
+    """Records must not be lost in a coroutine that nobody awaits."""
+    if not inspect.isawaitable(result):
+        return
+    if inspect.iscoroutine(result):
+        result.close()
+    raise ConfigurationError(
+        "expected a method that handles records to return None, given something to await, though it is not "
+        "a coroutine function; write async def"
+    )
 
 
-def _by_batch(handle: Callable[[Batch, Output], None], out: Output, context: Context) -> Entry:
+def _awaitable(handle: Callable[[Any, Output], Any]) -> Callable[[Any, Output], Awaitable[None]]:
+    """The same as a coroutine function: of several inputs some may be handled directly."""
+
+    async def handle_awaited(argument: Any, out: Output) -> None:
+        result = handle(argument, out)
+        if inspect.isawaitable(result):
+            await result
+
+    return handle_awaited
+
+
+def _by_batch(handle: Callable[[Batch, Output], object], out: Output, context: Context) -> Entry:
     def entry(batch: Batch) -> None:
-        try:
-            handle(batch, out)
-        except RecordFailure:
-            raise
-        except RejectRecords as rejected:
-            entry(_without_rejected(batch, rejected, out))
-        except Exception as error:
-            raise RecordFailure(context.name) from error
+        while len(batch):
+            try:
+                if (result := handle(batch, out)) is not None:
+                    _check_result(result)
+            except RecordFailure:
+                raise
+            except RejectRecords as rejected:
+                batch = _without_rejected(batch, rejected, out)
+                continue
+            except Exception as error:
+                raise RecordFailure(context.name) from error
+            break
         out.flush()
 
     return entry
 
 
-def _by_record(handle: Callable[[Any, Output], None], out: Output, context: Context) -> Entry:
+def _by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
     def entry(batch: Batch) -> None:
         record: Any = None
         records = iter(batch)
         while True:
             try:
                 for record in records:
-                    handle(record, out)
+                    if (result := handle(record, out)) is not None:
+                        _check_result(result)
             except RecordFailure:
                 raise
             except RejectRecords as rejected:
-                out.reject(record, rejected)
+                refuse(out, record, rejected)
                 continue
             except Exception as error:
                 out.fail(error, record)
@@ -123,17 +168,18 @@ def _by_record(handle: Callable[[Any, Output], None], out: Output, context: Cont
     return entry
 
 
-def _keyed(handle: Callable[[Any, Output], None], out: Output, context: Context, key_of: KeyOf) -> Entry:
+def _keyed(handle: Callable[[Any, Output], object], out: Output, context: Context, key_of: KeyOf) -> Entry:
     def entry(batch: Batch) -> None:
-        keys = _keys(batch, key_of, out)
+        keys = _keys(batch, key_of, out, context)
         for key, record in zip(keys, batch, strict=True):
             context.key = key
             try:
-                handle(record, out)
+                if (result := handle(record, out)) is not None:
+                    _check_result(result)
             except RecordFailure:
                 raise
             except RejectRecords as rejected:
-                out.reject(record, rejected)
+                refuse(out, record, rejected)
             except Exception as error:
                 out.fail(error, record)
         out.flush()
@@ -145,14 +191,17 @@ def _awaited_by_batch(
     handle: Callable[[Batch, Output], Awaitable[None]], out: Output, context: Context
 ) -> AsyncEntry:
     async def entry(batch: Batch) -> None:
-        try:
-            await handle(batch, out)
-        except RecordFailure:
-            raise
-        except RejectRecords as rejected:
-            await entry(_without_rejected(batch, rejected, out))
-        except Exception as error:
-            raise RecordFailure(context.name) from error
+        while len(batch):
+            try:
+                await handle(batch, out)
+            except RecordFailure:
+                raise
+            except RejectRecords as rejected:
+                batch = _without_rejected(batch, rejected, out)
+                continue
+            except Exception as error:
+                raise RecordFailure(context.name) from error
+            break
         out.flush()
 
     return entry
@@ -162,7 +211,7 @@ def _awaited_by_record(
     handle: Callable[[Any, Output], Awaitable[None]], out: Output, context: Context, key_of: KeyOf | None
 ) -> AsyncEntry:
     async def entry(batch: Batch) -> None:
-        keys = _keys(batch, key_of, out) if key_of is not None else [None] * len(batch)
+        keys = _keys(batch, key_of, out, context) if key_of is not None else [None] * len(batch)
         for key, record in zip(keys, batch, strict=True):
             context.key = key
             try:
@@ -170,7 +219,7 @@ def _awaited_by_record(
             except RecordFailure:
                 raise
             except RejectRecords as rejected:
-                out.reject(record, rejected)
+                refuse(out, record, rejected)
             except Exception as error:
                 out.fail(error, record)
         out.flush()
@@ -178,7 +227,7 @@ def _awaited_by_record(
     return entry
 
 
-def _keys(batch: Batch, key_of: KeyOf, out: Output) -> list[Any]:
+def _keys(batch: Batch, key_of: KeyOf, out: Output, context: Context) -> list[Any]:
     try:
         return check_keys([key_of(record) for record in batch])
     except Exception as error:
@@ -187,18 +236,16 @@ def _keys(batch: Batch, key_of: KeyOf, out: Output) -> list[Any]:
                 check_keys([key_of(record)])
             except Exception as single:
                 out.fail(single, record)
-        raise RecordFailure("key_by") from error
+        raise RecordFailure(context.name) from error
 
 
 def _without_rejected(batch: Batch, rejected: RejectRecords, out: Output) -> Batch:
-    refused = sorted(set(rejected.indices))
-    if not refused or refused[0] < 0 or refused[-1] >= len(batch):
-        out.fail(
-            ValueError(
-                f"RejectRecords: expected indices of a batch of {len(batch)}, given {rejected.indices}"
-            ),
-            None,
+    refused = set(rejected.indices)
+    if not refused or min(refused) < 0 or max(refused) >= len(batch):
+        raise RecordFailure(out.step) from ConfigurationError(
+            f"RejectRecords: expected indices of a batch of {len(batch)}, given {rejected.indices}; "
+            f"what was to be said: {rejected.reason}"
         )
-    for index in refused:
-        out.reject(batch[index], rejected.reason)
-    return take(batch, [index for index in range(len(batch)) if index not in set(refused)])
+    for index in sorted(refused):
+        refuse(out, batch[index], rejected)
+    return take(batch, [index for index in range(len(batch)) if index not in refused])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from typing import Any, final
@@ -56,6 +57,7 @@ class OperatorInstance:
         self._timers: dict[int, tuple[int, Any, Any]] = {}
         self._timer_handles: dict[int, TimerHandle] = {}
         self._timers_set = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.records_in = 0
         self.batches_in = 0
         self.opened = False
@@ -123,15 +125,14 @@ class OperatorInstance:
     async def open(self) -> None:
         """Open the operator."""
         self.opened = True
+        self._loop = asyncio.get_running_loop()
         await self.call("open", self.context)
         if self.keyed is not None and self.keyed.time_to_live_s is not None:
             self._sweep_later()
 
     async def close(self) -> None:
         """Call timers off and close the operator."""
-        for handle in self._timer_handles.values():
-            handle.cancel()
-        self._timer_handles.clear()
+        self._call_timers_off()
         if self.opened:
             self.opened = False
             await self.call("close")
@@ -140,7 +141,17 @@ class OperatorInstance:
 
     def _set_timer(self, delay_s: float, key: Any, payload: Any) -> None:
         self._timers_set += 1
-        self._schedule(self._timers_set, delay_s, key, payload)
+        if _in_event_loop():
+            self._schedule(self._timers_set, delay_s, key, payload)
+        else:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._schedule, self._timers_set, delay_s, key, payload)
+
+    def _call_timers_off(self) -> None:
+        for handle in self._timer_handles.values():
+            handle.cancel()
+        self._timer_handles.clear()
+        self._timers.clear()
 
     def _schedule(self, number: int, delay_s: float, key: Any, payload: Any) -> None:
         self._timers[number] = (self._clock.now_ms() + round(delay_s * 1000), key, payload)
@@ -173,18 +184,28 @@ class OperatorInstance:
         return {
             "operator": await self.call("snapshot"),
             "keyed": None if self.keyed is None else self.keyed.snapshot(),
-            "timers": [(number, *timer) for number, timer in self._timers.items() if timer[2] is not _SWEEP],
+            "timers": [timer for timer in self._timers.values() if timer[2] is not _SWEEP],
         }
 
     async def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``snapshot`` gave."""
+        """Take over what ``snapshot`` gave; its timers take the place of those that were set in ``open``."""
+        self._call_timers_off()
         await self.call("restore", state["operator"])
         if self.keyed is not None and state["keyed"] is not None:
             self.keyed.restore(state["keyed"])
+            if self.keyed.time_to_live_s is not None:
+                self._sweep_later()
         now_ms = self._clock.now_ms()
-        for number, due_ms, key, payload in state["timers"]:
-            self._timers_set = max(self._timers_set, number)
-            self._schedule(number, (due_ms - now_ms) / 1000, key, payload)
+        for due_ms, key, payload in state["timers"]:
+            self._set_timer((due_ms - now_ms) / 1000, key, payload)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Sweep:

@@ -7,7 +7,7 @@ from datetime import date
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamiter.errors import ConfigurationError, ModelError
@@ -57,7 +57,7 @@ def test_places_never_change():
     assert FeatureHasher(["a"], bits=18, seed=1).index("a", "x") != PLACES[0]
 
 
-PLACES = [0, 0, 0, 0]
+PLACES = [48082, 62726, 86443, 136113]
 
 
 def test_places_are_the_same_in_another_process():
@@ -69,6 +69,7 @@ def test_places_are_the_same_in_another_process():
     assert int(printed) == FeatureHasher(["a"]).index("a", "text")
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.fixed_dictionaries(
@@ -196,8 +197,8 @@ def test_a_missing_column_is_an_error_of_the_whole_batch():
     ("make", "message"),
     [
         (lambda: FeatureHasher(["a"], bits=0), r"FeatureHasher\(bits=\): expected 1 to 32, given 0"),
-        (lambda: FeatureHasher("city"), "expected a list of fields, given 'city'"),
-        (lambda: FeatureHasher(), "expected a list of fields"),
+        (lambda: FeatureHasher("city"), "expected lists of fields, given 'city' and"),
+        (lambda: FeatureHasher(), "expected one field or more, given none"),
         (lambda: FeatureHasher(["a"], numeric=["a"]), "expected each field once"),
         (lambda: FeatureHasher(["a"], crosses=[("a",)]), r"crosses=\): expected two fields or more in each"),
         (

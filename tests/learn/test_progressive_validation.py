@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamiter.errors import ConfigurationError, ModelError
@@ -60,6 +60,7 @@ def stream(seed, count, *, spread=1.0):
     return predictions, targets, random.integers(0, 4, count).astype(float)
 
 
+@settings(deadline=None)
 @given(rows)
 def test_metrics_are_what_they_are_defined_to_be(rows):
     """Weighted, with ties and with predictions of certainty; the window here holds everything."""
@@ -119,6 +120,7 @@ def test_auc_of_everything_is_close_to_the_exact_one(seed, spread):
     assert validation.auc_error_bound() < (2e-4 if spread in (1.0, 3.0) else 3e-3)
 
 
+@settings(deadline=None)
 @given(rows)
 def test_exact_auc_counts_pairs(rows):
     """Ties count half, whatever the order of the rows."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamiter.errors import ModelError
@@ -26,6 +26,7 @@ def dense(rows):
     return matrix
 
 
+@settings(deadline=None)
 @given(sparse_rows)
 def test_rows_mean_what_was_given_in_whatever_order(rows):
     """Hashed features come unordered, and two of one row may fall on one place."""
@@ -36,6 +37,7 @@ def test_rows_mean_what_was_given_in_whatever_order(rows):
         assert indices == sorted(set(indices))
 
 
+@settings(deadline=None)
 @given(sparse_rows, st.data())
 def test_parts_are_parts(rows, data):
     """A batch is cut anywhere, and bad rows are taken out of it."""
@@ -52,6 +54,7 @@ def test_parts_are_parts(rows, data):
         assert SparseRows.concatenate(parts) == built_rows
 
 
+@settings(deadline=None)
 @given(sparse_rows)
 def test_products_are_those_of_the_matrix(rows):
     """Whole numbers: the sums are exact, so equality is."""

@@ -20,7 +20,7 @@ from streamiter.topics import (
 )
 
 # Far above what any check needs: a wait that lasts longer is a hang, and names the check instead of the run.
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 Result = TypeVar("Result")
 

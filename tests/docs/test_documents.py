@@ -1,0 +1,76 @@
+"""What the documents show is run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[object]:
+    """The code blocks of a language in all documents, each with a name that says where it stands."""
+    found = []
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        for match in BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            if match[1] == language:
+                found.append(pytest.param(match[2], id=f"{document.relative_to(ROOT)}:{line}"))
+    return found
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_of_a_document_runs(code: str, tmp_path: Path) -> None:
+    """A reader pastes the example of the README, and it fails on a name that has changed since."""
+    program = tmp_path / "example.py"
+    program.write_text(code, encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "-W", "error", str(program)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_readme_says_what_its_first_example_prints(tmp_path: Path) -> None:
+    """The example prints something else than the text under it claims."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = next(match[2] for match in BLOCK.finditer(text) if match[1] == "python")
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    claimed = re.search(r"It prints `(.*?)`", text)
+    assert claimed is not None
+    assert run.stdout.strip() == claimed[1]
+
+
+@pytest.mark.parametrize("code", blocks("sh"))
+def test_commands_of_a_document_exist(code: str) -> None:
+    """A document names a make target or a command that is not there."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for line in code.splitlines():
+        words = line.split("#", maxsplit=1)[0].split()
+        if words[:1] == ["make"]:
+            assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), line
+        elif words[:1] == ["streamiter"]:
+            command = [word for word in words[1:3] if not word.startswith(("-", "'"))]
+            run = subprocess.run(
+                [sys.executable, "-m", "streamiter", *command, "--help"], capture_output=True, text=True
+            )
+            assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    """A page was renamed and a link to it left behind."""
+    for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
+        assert (document.parent / target).exists(), target

@@ -1,0 +1,201 @@
+"""Passwords, certificates and rights, on a broker that asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.certificates import Authority, key_store, need_openssl
+from support.kafka_fixtures import skip_without_java
+from support.kafka_server import KafkaServer, running_kafka
+from topics.topic_case import patiently, read_to_end, values_of, write
+
+from streamiter.errors import ConfigurationError, TopicDenied, TopicUnavailable
+from streamiter.topics import OutgoingBatch, ReadRequest, Topic, topic
+
+PASSWORD = "right-horse"
+QUICK = {"give_up_after_s": 2.0, "request_timeout_s": 1.0}
+# Checked at the broker once a second at most, and each refusal costs it a moment on purpose.
+PATIENT = {"give_up_after_s": 20.0}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority, a broker's and a client's certificate, and an authority that signed none."""
+    need_openssl()
+    directory = tmp_path_factory.mktemp("certificates")
+    authority = Authority(directory, "authority")
+    key_store(directory, *authority.sign("broker", "IP:127.0.0.1"))
+    authority.sign("client", "DNS:client")
+    Authority(directory, "stranger")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def guarded_broker(certificates: Path) -> Iterator[KafkaServer]:
+    """A broker with passwords, with certificates, with both; alice may all, bob nothing."""
+    skip_without_java()
+    plain = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    users = f'user_alice="{PASSWORD}" user_bob="{PASSWORD}";'
+    store = {"keystore": certificates / "broker-store.pem", "truststore": certificates / "authority.pem"}
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:alice;User:CN=client",
+        **{f"ssl.{name}.type": "PEM" for name in store},
+        **{f"ssl.{name}.location": str(file) for name, file in store.items()},
+        "listener.name.mutual.ssl.client.auth": "required",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+    }
+    for listener in ("password", "both"):
+        settings[f"listener.name.{listener}.plain.sasl.jaas.config"] = f"{plain} {users}"
+        settings[f"listener.name.{listener}.scram-sha-256.sasl.jaas.config"] = scram
+        settings[f"listener.name.{listener}.scram-sha-512.sasl.jaas.config"] = scram
+    listeners = {"PASSWORD": "SASL_PLAINTEXT", "TLS": "SSL", "MUTUAL": "SSL", "BOTH": "SASL_SSL"}
+    user = f"[name=alice,password={PASSWORD}]"
+    format_options = ("--add-scram", f"SCRAM-SHA-256={user}", "--add-scram", f"SCRAM-SHA-512={user}")
+    with running_kafka(settings=settings, listeners=listeners, format_options=format_options) as server:
+        yield server
+
+
+def url(broker: KafkaServer, listener: str, name: str) -> str:
+    return f"kafka://{broker.address(listener)}/{name}"
+
+
+def as_user(name: str, password: str = PASSWORD, **options: object) -> dict[str, object]:
+    return {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_username": name,
+        "sasl_password": password,
+        **PATIENT,
+        **options,
+    }
+
+
+async def check_round_trip(made: Topic) -> None:
+    """Create, write, write in a transaction, read."""
+    await made.create()
+    await write(made, [b"a"])
+    transactions = await made.open_transactions(f"{made.name}-t")
+    await transactions.begin()
+    await transactions.write(made, OutgoingBatch([b"b"]))
+    await patiently(transactions.commit())
+    await transactions.close()
+    assert values_of(await read_to_end(made)) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+async def test_the_right_password_is_let_in(
+    guarded_broker: KafkaServer, topic_prefix: str, mechanism: str
+) -> None:
+    """Every hosted Kafka asks for one."""
+    made = topic(
+        url(guarded_broker, "PASSWORD", topic_prefix + "clicks"), **as_user("alice", sasl_mechanism=mechanism)
+    )
+    await check_round_trip(made)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+async def test_a_wrong_password_is_an_error_that_does_not_repeat_it(
+    guarded_broker: KafkaServer, mechanism: str
+) -> None:
+    """Some clients go on trying without a word, which locks the account."""
+    made = topic(
+        url(guarded_broker, "PASSWORD", "clicks"),
+        **as_user("alice", "wrong-horse", sasl_mechanism=mechanism),
+    )
+    for call in (made.describe, made.open_writer, lambda: made.open_reader(ReadRequest())):
+        with pytest.raises(TopicDenied, match="sasl_password") as caught:
+            await patiently(call())
+        assert guarded_broker.address("PASSWORD") in str(caught.value)
+        assert "wrong-horse" not in str(caught.value)
+
+
+async def test_a_user_without_rights_is_told_what_is_missing(
+    guarded_broker: KafkaServer, topic_prefix: str
+) -> None:
+    """Read as "there is no such topic", a missing right costs an afternoon."""
+    name = topic_prefix + "clicks"
+    await topic(url(guarded_broker, "PLAINTEXT", name)).create()
+    made = topic(url(guarded_broker, "PASSWORD", name), **as_user("bob"))
+    for call in (made.describe, made.open_writer, lambda: made.open_reader(ReadRequest())):
+        with pytest.raises(TopicDenied, match="TOPIC_AUTHORIZATION_FAILED"):
+            await patiently(call())
+    with pytest.raises(TopicDenied, match="AUTHORIZATION_FAILED"):
+        await patiently(made.open_transactions("t"))
+
+
+async def test_encrypted_connections_work(
+    guarded_broker: KafkaServer, certificates: Path, topic_prefix: str
+) -> None:
+    """With the broker's authority in a file."""
+    made = topic(
+        url(guarded_broker, "BOTH", topic_prefix + "clicks"),
+        **as_user("alice", security_protocol="SASL_SSL", ssl_cafile=str(certificates / "authority.pem")),
+    )
+    await check_round_trip(made)
+
+
+async def test_a_client_shows_its_own_certificate(
+    guarded_broker: KafkaServer, certificates: Path, topic_prefix: str
+) -> None:
+    """Instead of a password."""
+    made = topic(
+        url(guarded_broker, "MUTUAL", topic_prefix + "clicks"),
+        security_protocol="SSL",
+        ssl_cafile=str(certificates / "authority.pem"),
+        ssl_certfile=str(certificates / "client.pem"),
+        ssl_keyfile=str(certificates / "client.key"),
+        **PATIENT,
+    )
+    await check_round_trip(made)
+
+
+@pytest.mark.parametrize("options", [{}, {"ssl_cafile": "stranger.pem"}])
+async def test_a_broker_that_cannot_prove_who_it_is_is_refused_with_the_option_to_set(
+    guarded_broker: KafkaServer, certificates: Path, options: dict[str, str]
+) -> None:
+    """Going on would hand the password to whoever answers at this address."""
+    files = {name: str(certificates / file) for name, file in options.items()}
+    made = topic(url(guarded_broker, "TLS", "clicks"), security_protocol="SSL", **files, **PATIENT)
+    with pytest.raises(TopicDenied, match=r"certificate does not verify.*ssl_cafile"):
+        await patiently(made.describe())
+
+
+async def test_a_broker_of_another_name_is_refused_unless_that_is_allowed(
+    guarded_broker: KafkaServer, certificates: Path, topic_prefix: str
+) -> None:
+    """Its certificate is for 127.0.0.1 alone."""
+    port = guarded_broker.address("TLS").rpartition(":")[2]
+    by_name = f"kafka://localhost:{port}/{topic_prefix}clicks"
+    options = {"security_protocol": "SSL", "ssl_cafile": str(certificates / "authority.pem"), **PATIENT}
+    with pytest.raises(TopicDenied, match="localhost"):
+        await patiently(topic(by_name, **options).describe())
+    await check_round_trip(topic(by_name, ssl_check_hostname=False, **options))
+
+
+async def test_the_wrong_protocol_is_an_error_with_a_hint(
+    guarded_broker: KafkaServer, certificates: Path
+) -> None:
+    """Brokers drop such connections without a word."""
+    plain_to_tls = topic(url(guarded_broker, "TLS", "clicks"), **QUICK)
+    with pytest.raises(TopicUnavailable, match=r"security_protocol|no answer|no connection"):
+        await patiently(plain_to_tls.describe())
+    tls = {"security_protocol": "SSL", "ssl_cafile": str(certificates / "authority.pem")}
+    tls_to_plain = topic(url(guarded_broker, "PLAINTEXT", "clicks"), **tls, **QUICK)
+    with pytest.raises((TopicUnavailable, TopicDenied), match=guarded_broker.bootstrap):
+        await patiently(tls_to_plain.describe())
+
+
+async def test_files_that_do_not_fit_are_named(guarded_broker: KafkaServer, certificates: Path) -> None:
+    """The library says KEY_VALUES_MISMATCH, and nothing about which files."""
+    made = topic(
+        url(guarded_broker, "MUTUAL", "clicks"),
+        security_protocol="SSL",
+        ssl_cafile=str(certificates / "authority.pem"),
+        ssl_certfile=str(certificates / "client.pem"),
+        ssl_keyfile=str(certificates / "broker.key"),
+    )
+    with pytest.raises(ConfigurationError, match=r"client\.pem.*broker\.key"):
+        await patiently(made.describe())

@@ -1,0 +1,58 @@
+"""Certificates made on the spot with openssl: an authority, a server, a client."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+__all__ = ["Authority", "key_store", "need_openssl"]
+
+
+def need_openssl() -> None:
+    """Skip where openssl is missing; fail where changes are judged."""
+    if shutil.which("openssl") is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("openssl is not installed")
+
+
+class Authority:
+    """Signs certificates for one day."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory = directory
+        self.certificate = directory / f"{name}.pem"
+        self._key = directory / f"{name}.key"
+        self._openssl(
+            *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", f"/CN={name}"),
+            *("-keyout", str(self._key), "-out", str(self.certificate)),
+        )
+
+    def sign(self, name: str, alternative_names: str) -> tuple[Path, Path]:
+        """Files with the certificate and the private key of ``name``."""
+        request, key, certificate, extensions = (
+            self._directory / f"{name}.{suffix}" for suffix in ("csr", "key", "pem", "ext")
+        )
+        self._openssl(
+            *("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"),
+            *("-keyout", str(key), "-out", str(request)),
+        )
+        extensions.write_text(f"subjectAltName={alternative_names}\n")
+        self._openssl(
+            *("x509", "-req", "-days", "1", "-in", str(request), "-out", str(certificate)),
+            *("-CA", str(self.certificate), "-CAkey", str(self._key), "-CAcreateserial"),
+            *("-extfile", str(extensions)),
+        )
+        return certificate, key
+
+    def _openssl(self, *arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=self._directory)
+
+
+def key_store(directory: Path, certificate: Path, key: Path) -> Path:
+    """Both in one file, as a Kafka broker takes them."""
+    store = directory / f"{certificate.stem}-store.pem"
+    store.write_text(key.read_text() + certificate.read_text())
+    return store
