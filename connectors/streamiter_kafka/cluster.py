@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError
 from streamiter_kafka.address import Server, shown
 from streamiter_kafka.codes import Code
@@ -24,6 +26,9 @@ OPEN_TIMEOUT_S: Final = 8.0
 """How long opening waits for a broker: one that has just been started is there by then."""
 
 NO_LEADER: Final = -1
+
+# How soon a writer finds partitions that were added: as Kafka's own clients do (metadata.max.age.ms).
+_STALE_S: Final = 300.0
 
 
 class Lane(enum.Enum):
@@ -42,14 +47,23 @@ class Cluster:
     Every request has a deadline; what may pass is a ``BrokerTrouble`` for the caller to bear.
     """
 
-    def __init__(self, servers: tuple[Server, ...], options: KafkaOptions, subject: str) -> None:
+    def __init__(
+        self,
+        servers: tuple[Server, ...],
+        options: KafkaOptions,
+        subject: str,
+        clock: Clock | None = None,
+    ) -> None:
         self.options = options
+        # The machine's own time, whatever a job runs on: the brokers have no other.
+        self.clock: Clock = clock if clock is not None else SystemClock()
         self._servers = servers
         self._subject = subject
         self._tls = options.ssl_context(subject)
         self._brokers: dict[int, Server] = {}
         self._controller = NO_LEADER
         self._leaders: dict[str, dict[int, int]] = {}
+        self._refreshed_s: dict[str, float] = {}
         self._connections: dict[tuple[Server, Lane], Connection] = {}
         self._locks: dict[tuple[Server, Lane], asyncio.Lock] = {}
 
@@ -64,7 +78,7 @@ class Cluster:
 
     def patience(self, subject: str | None = None) -> Patience:
         """Patience for as long as the options say."""
-        return Patience(subject or self._subject, self.options.give_up_after_s)
+        return Patience(subject or self._subject, self.options.give_up_after_s, self.clock)
 
     async def persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """``attempt`` with the patience for what a user waits for: opening, creating, describing."""
@@ -107,9 +121,18 @@ class Cluster:
         request = MetadataRequest([topic], allow_auto_topic_creation=False)
         response = await self.request_any(request)
         self._take_in(response)
-        for code, name, *_, partitions in response.topics:
-            if name == topic:
-                self._leaders[topic] = self._leaders_of(code, topic, partitions)
+        [(code, _name, *_, partitions)] = response.topics
+        self._leaders[topic] = self._leaders_of(code, topic, partitions)
+        self._refreshed_s[topic] = self.clock.monotonic_s()
+        return self._leaders[topic]
+
+    async def fresh_leaders(self, topic: str) -> Mapping[int, int]:
+        """As :meth:`leaders`, asked for again every few minutes so that new partitions are found."""
+        now_s = self.clock.monotonic_s()
+        if now_s - self._refreshed_s[topic] > _STALE_S:
+            self._refreshed_s[topic] = now_s
+            with contextlib.suppress(BrokerTrouble):  # what it means is found out where records are sent
+                await self.refresh(topic)
         return self._leaders[topic]
 
     async def require(self, topic: str) -> Mapping[int, int]:
@@ -164,7 +187,6 @@ class Cluster:
 
     def _leaders_of(self, code: int, topic: str, partitions: list[tuple[int, ...]]) -> dict[int, int]:
         if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
-            self._leaders.pop(topic, None)
             raise TopicMissing(
                 f"there is no topic {topic!r} at {self.address} (any more). Create it with "
                 "`await topic.create(partitions=...)`"

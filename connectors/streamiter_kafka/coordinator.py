@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
-from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, ProducerFenced, TopicError
 from streamiter_kafka.cluster import Cluster
 from streamiter_kafka.codes import Code, code_name
@@ -47,10 +46,10 @@ class Coordinator:
     Raises ``BrokerTrouble`` for what may pass and ``ProducerFenced`` when the id belongs to another.
     """
 
-    def __init__(self, cluster: Cluster, transactional_id: str, clock: Clock) -> None:
+    def __init__(self, cluster: Cluster, transactional_id: str) -> None:
         self._cluster = cluster
         self._id = transactional_id
-        self._clock = clock
+        self._clock = cluster.clock
         self._node: int | None = None
         self.subject = f"transactions {transactional_id!r} at {cluster.address}"
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, Final
 
-from streamiter.clock import Clock, TimerHandle
+from streamiter.clock import TimerHandle
 from streamiter.errors import (
     InternalError,
     ProducerFenced,
@@ -97,13 +97,12 @@ class Sender:
         cluster: Cluster,
         subject: str,
         producer: ProducerIdentity,
-        clock: Clock,
         enlist: Enlist | None = None,
     ) -> None:
         self._cluster = cluster
         self._subject = subject
         self._producer = producer
-        self._clock = clock
+        self._clock = cluster.clock
         self._enlist = enlist
         self._patience = cluster.patience(subject)
         self._queues: dict[Key, PartitionQueue] = {}

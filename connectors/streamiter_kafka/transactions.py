@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator
 
-from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, ProducerFenced, StreamiterError, TopicError
 from streamiter.topics.topic import OutgoingBatch, Topic, Transactions
 from streamiter_kafka.cluster import OPEN_TIMEOUT_S, Cluster
@@ -25,10 +24,9 @@ async def open_transactions(
     """Take over the id; what is returned owns ``cluster`` and closes it."""
     if not transactional_id:
         raise ConfigurationError("transactions: expected a transactional id, given an empty one")
-    clock = SystemClock()
-    coordinator = Coordinator(cluster, transactional_id, clock)
+    coordinator = Coordinator(cluster, transactional_id)
     producer = await cluster.persist(lambda: coordinator.take_over(timeout_s))
-    return KafkaTransactions(cluster, commit_domain, coordinator, producer, clock)
+    return KafkaTransactions(cluster, commit_domain, coordinator, producer)
 
 
 class KafkaTransactions(Transactions):
@@ -40,7 +38,6 @@ class KafkaTransactions(Transactions):
         commit_domain: str,
         coordinator: Coordinator,
         producer: ProducerIdentity,
-        clock: Clock,
     ) -> None:
         self._cluster = cluster
         self._commit_domain = commit_domain
@@ -49,7 +46,7 @@ class KafkaTransactions(Transactions):
         self._subject = coordinator.subject
         self._packings: dict[str, Packing] = {}
         self._enlisted: dict[Key, None] = {}
-        self._sender = Sender(cluster, self._subject, producer, clock, self._enlist)
+        self._sender = Sender(cluster, self._subject, producer, self._enlist)
         self._is_open = False
         self._is_closed = False
         self._dead_because: StreamiterError | None = None
@@ -69,7 +66,8 @@ class KafkaTransactions(Transactions):
         await asyncio.sleep(0)
         with self._noting_fences():
             await self._sender.room()
-        for number, part in packing.spread(batch, self._cluster.leaders(topic.name)):
+        leaders = await self._cluster.fresh_leaders(topic.name)
+        for number, part in packing.spread(batch, leaders):
             self._sender.put(packing, number, part)
 
     async def commit(self) -> None:
@@ -77,7 +75,6 @@ class KafkaTransactions(Transactions):
         with self._noting_fences():
             await self._sender.flush()
         await self._end(commit=True)
-        self._is_open = False
 
     async def abort(self) -> None:
         self._check_open()
@@ -99,7 +96,6 @@ class KafkaTransactions(Transactions):
     async def _abort(self) -> None:
         was_sent = await self._sender.discard()
         await self._end(commit=False)
-        self._is_open = False
         if was_sent:
             # Its records are aborted, but the numbers of the next ones are not known any more.
             self._dead_because = TopicError(
@@ -114,6 +110,8 @@ class KafkaTransactions(Transactions):
         end, wait = self._coordinator.end, self._coordinator.wait_until_visible
         with self._noting_fences():
             await persist(patience, lambda: end(self._producer, commit=commit, is_empty=is_empty))
+        # Decided: whatever happens to the wait, an abort must not seem possible any more.
+        self._is_open = False
         self._enlisted.clear()
         if not is_empty:
             await persist(patience, lambda: wait(self._producer, commit=commit))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from streamiter.clock import Clock, SystemClock
 from streamiter.errors import StreamiterError, TopicDenied, TopicError
 from streamiter.topics.topic import OutgoingBatch, TopicWriter
 from streamiter_kafka.admin import settings_of
@@ -15,13 +14,11 @@ from streamiter_kafka.cluster import Cluster
 from streamiter_kafka.options import KafkaOptions
 from streamiter_kafka.packing import DEFAULT_LIMIT_BYTES, Packing, ProducerIdentity
 from streamiter_kafka.sender import Sender
-from streamiter_kafka.trouble import BrokerTrouble, check
+from streamiter_kafka.trouble import check
 from streamiter_kafka.wire import InitProducerIdRequest
 
 __all__ = ["KafkaWriter", "open_packing", "open_writer"]
 
-# How soon a writer finds partitions that were added: as Kafka's own clients do (metadata.max.age.ms).
-_REFRESH_S: Final = 300.0
 _NO_TRANSACTION_TIMEOUT_MS: Final = 2**31 - 1
 
 
@@ -30,7 +27,7 @@ async def open_writer(cluster: Cluster, topic: str) -> KafkaWriter:
     await cluster.require(topic)
     packing = await open_packing(cluster, topic, cluster.options, transactional=False)
     producer = await cluster.persist(lambda: _new_producer(cluster, topic))
-    return KafkaWriter(cluster, packing, producer, SystemClock())
+    return KafkaWriter(cluster, packing, producer)
 
 
 async def open_packing(
@@ -66,14 +63,10 @@ async def _new_producer(cluster: Cluster, topic: str) -> ProducerIdentity:
 class KafkaWriter(TopicWriter):
     """Writes to one topic. An error that is raised once is raised by every later call too."""
 
-    def __init__(self, cluster: Cluster, packing: Packing, producer: ProducerIdentity, clock: Clock) -> None:
+    def __init__(self, cluster: Cluster, packing: Packing, producer: ProducerIdentity) -> None:
         self._cluster = cluster
         self._packing = packing
-        self._clock = clock
-        self._sender = Sender(
-            cluster, f"writer to topic {packing.topic!r} at {cluster.address}", producer, clock
-        )
-        self._refreshed_s = clock.monotonic_s()
+        self._sender = Sender(cluster, f"writer to topic {packing.topic!r} at {cluster.address}", producer)
         self._has_reported = False
         self._is_closed = False
 
@@ -81,9 +74,9 @@ class KafkaWriter(TopicWriter):
         self._check_open()
         if not len(batch):
             return
-        await self._prepare()
+        leaders = await self._prepare()
         # From here on nothing waits: a batch is taken as a whole or, where a wait is cancelled, not at all.
-        for number, part in self._packing.spread(batch, self._cluster.leaders(self._packing.topic)):
+        for number, part in self._packing.spread(batch, leaders):
             self._sender.put(self._packing, number, part)
 
     async def flush(self) -> None:
@@ -102,15 +95,12 @@ class KafkaWriter(TopicWriter):
             await self._sender.stop()
             await self._cluster.close()
 
-    async def _prepare(self) -> None:
+    async def _prepare(self) -> Mapping[int, int]:
         # A turn for the tasks that send: a caller that never waits would never let them run.
         await asyncio.sleep(0)
         with self._reporting():
             await self._sender.room()
-        if self._clock.monotonic_s() - self._refreshed_s > _REFRESH_S:
-            self._refreshed_s = self._clock.monotonic_s()
-            with contextlib.suppress(BrokerTrouble):  # the sender finds out what it means
-                await self._cluster.refresh(self._packing.topic)
+        return await self._cluster.fresh_leaders(self._packing.topic)
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:

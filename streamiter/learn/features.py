@@ -173,9 +173,12 @@ class _Places(dict[Hashable, int]):
 
 
 def _text(value: Any) -> str | None:
-    """What is hashed for a value, or None for no value. Values that are equal have the same text."""
+    """What is hashed for a value, or None for no value. Values that are equal have the same text.
+
+    NULs at a text's end do not count: columns of numpy cannot hold them, and dicts must give the same.
+    """
     if isinstance(value, str):
-        return value
+        return value.rstrip("\0")
     if isinstance(value, (int, np.integer, np.bool_)):
         return str(int(value))
     if isinstance(value, (float, np.floating)):
@@ -186,7 +189,7 @@ def _text(value: Any) -> str | None:
     if value is None:
         return None
     if isinstance(value, bytes):
-        return value.decode("utf-8", "surrogateescape")
+        return value.decode("utf-8", "surrogateescape").rstrip("\0")
     raise TypeError
 
 

@@ -62,8 +62,8 @@ class RecordFailure(Exception):
         self.record = record
         self.has_record = has_record
         self.origin = origin
-        self.positions: dict[Any, Any] | None = None
-        """Where reading would go on after the batch that failed, where it came straight from a source."""
+        self.place: str | None = None
+        """The batch that failed, where it came straight from a source."""
         super().__init__(step)
 
 

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
 
 from streamiter.errors import JobFailed, StreamiterError
 from streamiter.operators.rejection import RecordFailure, shortened
 
-__all__ = ["first_failure", "job_failed"]
+__all__ = ["first_failure", "job_failed", "unless_cancelled"]
+
+T = TypeVar("T")
+
+
+async def unless_cancelled(awaitable: Awaitable[T], step: str) -> T:
+    """Await it. A cancellation that nobody asked for is a failure: asyncio would drop the task without a word."""
+    try:
+        return await awaitable
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        cancelled = RuntimeError("what it waited for was cancelled, though nobody stopped the job")
+        cancelled.__cause__ = error
+        raise RecordFailure(step) from cancelled
 
 
 def first_failure(error: BaseException) -> BaseException:
@@ -34,7 +51,4 @@ def _place(failure: RecordFailure) -> str:
         return f" at {failure.origin}"
     if failure.has_record:
         return f" on record {shortened(failure.record)}"
-    if failure.positions:
-        before = ", ".join(f"{partition}: {offset}" for partition, offset in failure.positions.items())
-        return f" in the batch that ends before offset (by partition) {before}"
-    return ""
+    return f" in {failure.place}" if failure.place else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from streamiter.clock import Clock, TimerHandle
@@ -15,7 +15,7 @@ from streamiter.operators.output import Output
 from streamiter.operators.rejection import RecordFailure
 from streamiter.operators.statistics import OperatorStatistics
 from streamiter.records import Batch, Control
-from streamiter.runtime.entries import Entry, make_async_entry, make_entry
+from streamiter.runtime.entries import Entry, is_awaited, make_async_entry, make_entry
 from streamiter.runtime.graph import Step
 
 __all__ = ["OperatorInstance", "TimerDue"]
@@ -86,6 +86,10 @@ class OperatorInstance:
         """The same for an operator that is awaited."""
         handle = make_async_entry(self.operator, input_name, self.out, self.context, self._key_of)
         return self._counted(handle)
+
+    def is_awaited(self, input_names: Sequence[str]) -> bool:
+        """Whether handling records is a coroutine, or done in a thread."""
+        return is_awaited(self.operator, input_names, step=self.step.name, keyed=self.keyed is not None)
 
     def count(self, batch: Batch) -> None:
         """Note that a batch was given to it."""

@@ -16,9 +16,10 @@ from streamiter.errors import GraphError
 from streamiter.operators.context import JobScope, Progress
 from streamiter.operators.operator import Boundary, Operator
 from streamiter.operators.source import Source
-from streamiter.runtime.entries import handler_of, is_awaited
+from streamiter.runtime.entries import check_handlers, is_awaited
 from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.feedback import FeedbackChannel
+from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate, Port
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step
 from streamiter.runtime.instance import OperatorInstance
@@ -96,7 +97,7 @@ class Planner:
             isinstance(operator, Boundary)
             or operator.epochs_in_order
             or hasattr(operator, "wanted_inputs")
-            or is_awaited(operator, step.input_names(), step=step.name)
+            or is_awaited(operator, step.input_names(), step=step.name, keyed=step.keys is not None)
         )
 
     def _chain(self, head: Step) -> list[Step]:
@@ -141,12 +142,14 @@ class Planner:
 
     def _make_task(self, head: Step, subtask: int) -> Task:
         name = f"{head.name}[{subtask}]"
-        source, source_channel, ports = None, None, self._ports(head, subtask)
+        feeder, ports = None, self._ports(head, subtask)
         input_names = head.input_names()
         if head.source is not None:
-            source = _make_source(head)
-            source_channel = self._make_channel(f"{name} ← source", None)
-            ports = [Port(0, SINGLE_INPUT, source_channel, is_feedback=False)]
+            channel = Channel(
+                f"{name} ← source", limit_records=self.limits.records, limit_bytes=self.limits.size_bytes
+            )
+            feeder = Feeder(_make_source(head), channel, head.name)
+            ports = [Port(0, SINGLE_INPUT, channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
         gate = Gate(ports, epochs_aside=self._epochs_aside(head, name))
         feedback = [port.channel for port in ports if isinstance(port.channel, FeedbackChannel)]
@@ -164,8 +167,7 @@ class Planner:
             clock=self.clock,
             acknowledge=self.acknowledge,
             executor=self.executor,
-            source=source,
-            source_channel=source_channel,
+            feeder=feeder,
             feedback_channels=feedback,
         )
 

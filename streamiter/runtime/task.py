@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol, final
 
 import numpy as np
 
-from streamiter.channels import Channel
 from streamiter.clock import Clock
 from streamiter.operators.context import Progress
 from streamiter.operators.operator import Boundary, BoundaryOutput
 from streamiter.operators.rejection import RecordFailure
-from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.operators.source import Positions, SourceBatch
 from streamiter.records import (
     Batch,
     CheckpointBarrier,
@@ -27,9 +25,10 @@ from streamiter.records import (
     EpochWatermark,
     slice_batch,
 )
-from streamiter.runtime.entries import is_awaited
 from streamiter.runtime.feedback import FeedbackChannel
+from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import BarrierReturned, BarrierTrigger, Gate, InputEnded, Port, plain_log
+from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.runtime.instance import OperatorInstance, TimerDue
 from streamiter.runtime.writers import Writer
 
@@ -40,7 +39,9 @@ __all__ = ["Acknowledge", "DrainInput", "Task"]
 # fed back is back, the fresher is what it is used with.
 _BATCHES_IN_A_ROW: Final = 16
 
-# Offset ranges are looked for in batches straight from a topic only.
+# Records handled in a row before other tasks get a turn: a topic reader's largest batch.
+_RECORDS_IN_A_ROW: Final = 8192
+
 _State = dict[str, Any]
 
 
@@ -76,8 +77,7 @@ class Task:
         clock: Clock,
         acknowledge: Acknowledge,
         executor: Executor | None = None,
-        source: Source | None = None,
-        source_channel: Channel | None = None,
+        feeder: Feeder | None = None,
         feedback_channels: Sequence[FeedbackChannel] = (),
     ) -> None:
         self.name = name
@@ -86,10 +86,13 @@ class Task:
         self.head = self.instances[0]
         self.writers = list(writers)
         self.progress = progress
-        self.source = source
-        self.source_channel = source_channel
+        self.feeder = feeder
+        """Where it is a source: what brings the input."""
         self.positions: Positions = {}
         self.ended = False
+        self.suspended = False
+        """Has ended at a barrier, not at the end of its input."""
+        self.is_handling = False
         self.handled = 0
         """Batches and control records handled, for the watchdog."""
         self.busy_with: str | None = None
@@ -102,9 +105,22 @@ class Task:
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
         self._interior_input_ended = False
         self._suspending = False
-        self._origin: SourceBatch | None = None
-        self._boundary_out: _TaskBoundaryOutput | None = None
-        self._feeder: asyncio.Task[None] | None = None
+        self._pending_state: _State = {}
+        """State taken at a barrier, while feedback is logged that belongs to it."""
+        self._batches_in_a_row = self._records_in_a_row = 0
+        operator = self.head.operator
+        self._boundary = operator if isinstance(operator, Boundary) else None
+        self._boundary_out = _TaskBoundaryOutput(self)
+        self._wanted: Callable[[], Any] | None = getattr(operator, "wanted_inputs", None)
+        self._awaited = self._boundary is None and self.head.is_awaited(self._input_names)
+        self._entries = {} if self._boundary is not None else self._make_entries()
+
+    def _make_entries(self) -> dict[str, Callable[[Batch], Any]]:
+        head = self.head
+        if head.operator.runs_in_thread:
+            return {name: self._in_thread(head.entry(name)) for name in self._input_names}
+        make = head.async_entry if self._awaited else head.entry
+        return {name: make(name) for name in self._input_names}
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -118,54 +134,24 @@ class Task:
             self.progress.watermark = state["watermark"]
             self.positions = dict(state["positions"])
             self.gate.restore(state["gate"], state.get("logged", ()))
-        if self.source is not None:
-            await self._open_source(self.positions if state is not None else None)
-
-    async def _open_source(self, positions: Positions | None) -> None:
-        assert self.source is not None
-        try:
-            result = self.source.open(self.head.context, positions)
-            if inspect.isawaitable(result):
-                await result
-        except Exception as error:
-            raise RecordFailure(self.head.step.name) from error
+            self.ended = state["ended"]
+        if self.feeder is not None and not self.ended:
+            await self.feeder.open(self.head.context, self.positions if state is not None else None)
 
     async def run(self) -> None:
         """Handle input until it ends, or a barrier with ``suspend`` has passed."""
-        self._take_entries()
+        if not self.ended:
+            self._ask_what_is_wanted()
         while not self.ended:
             if not await self._turn():
                 await self.gate.wait()
-        if self._feeder is not None:
-            self._feeder.cancel()
-
-    async def feed(self) -> None:
-        """Bring what the source reads to the gate; runs as a task of its own beside ``run``."""
-        assert self.source is not None
-        assert self.source_channel is not None
-        self._feeder = asyncio.current_task()
-        channel, read = self.source_channel, self.source.read
-        awaited = inspect.iscoroutinefunction(read)
-        try:
-            while True:
-                batch = (await read()) if awaited else read()
-                if batch is None:
-                    channel.put_control(EndOfInput())
-                    return
-                while not channel.try_put(batch):
-                    await channel.wait_for_room()
-        except asyncio.CancelledError:
-            if not self.ended and not self._draining:
-                raise
-        except Exception as error:
-            raise RecordFailure(self.head.step.name) from error
 
     async def close(self) -> list[Exception]:
         """Close whatever was opened, every operator whatever the others do; gives what went wrong."""
         errors: list[Exception] = []
         closing: list[Callable[[], Awaitable[None]]] = [instance.close for instance in self.instances]
-        if self.source is not None:
-            closing.append(self._close_source)
+        if self.feeder is not None:
+            closing.append(self.feeder.close)
         for close in closing:
             try:
                 await close()
@@ -176,49 +162,21 @@ class Task:
         self.gate.close()
         return errors
 
-    async def _close_source(self) -> None:
-        assert self.source is not None
-        result = self.source.close()
-        if inspect.isawaitable(result):
-            await result
-
     def post(self, control: Control) -> None:
         """Have a control record handled next (from anywhere in the job)."""
         self.gate.post(control)
 
     # -- one turn --------------------------------------------------------------------------------------
 
-    _draining = False
-    _batches_in_a_row = 0
-
-    def _take_entries(self) -> None:
-        head = self.head
-        self._boundary = head.operator if isinstance(head.operator, Boundary) else None
-        wanted = getattr(head.operator, "wanted_inputs", None)
-        self._wanted: Callable[[], Any] | None = wanted
-        self._awaited = self._boundary is None and is_awaited(
-            head.operator, self._input_names, step=head.step.name
-        )
-        self._entries: dict[str, Callable[[Batch], Any]] = {}
-        if self._boundary is not None:
-            self._boundary_out = _TaskBoundaryOutput(self)
-        elif self._awaited and not head.operator.runs_in_thread:
-            self._entries = {name: head.async_entry(name) for name in self._input_names}
-        else:
-            self._entries = {name: head.entry(name) for name in self._input_names}
-        if head.operator.runs_in_thread:
-            self._entries = {name: self._in_thread(entry) for name, entry in self._entries.items()}
-        if wanted is not None:
-            self.gate.want(wanted())
-
     async def _turn(self) -> bool:
         """Handle one batch or control record; says whether there was one."""
         polled = self.gate.poll()
         if polled is None:
-            self._batches_in_a_row = 0
+            self._batches_in_a_row = self._records_in_a_row = 0
             return False
         port, message = polled
         self.handled += 1
+        self.is_handling = True
         try:
             if isinstance(message, Control):
                 await self._handle_control(port, message)
@@ -226,21 +184,36 @@ class Task:
                 assert port is not None
                 await self._handle_batch(port, message)
         except RecordFailure as failure:
-            self._name_offsets(failure, message)
+            if isinstance(message, SourceBatch) and failure.place is None:
+                failure.place = _place_of(message)
             raise
-        if self._wanted is not None and not self.ended:
-            self.gate.want(self._wanted())
+        if not self.ended:
+            self._ask_what_is_wanted()
+        await self._clear_lanes()
+        self.is_handling = False
+        self._batches_in_a_row += 1
+        if self._in_loop or (
+            self._batches_in_a_row >= _BATCHES_IN_A_ROW or self._records_in_a_row >= _RECORDS_IN_A_ROW
+        ):
+            self._batches_in_a_row = self._records_in_a_row = 0
+            await asyncio.sleep(0)
+        return True
+
+    async def _clear_lanes(self) -> None:
         for lane in self._lanes:
             if lane.waiting:
                 self.busy_with = lane.channel.name
                 await lane.clear(self._clock)
-                self._batches_in_a_row = 0
+                self._batches_in_a_row = self._records_in_a_row = 0
         self.busy_with = None
-        self._batches_in_a_row += 1
-        if self._in_loop or self._batches_in_a_row >= _BATCHES_IN_A_ROW:
-            self._batches_in_a_row = 0
-            await asyncio.sleep(0)
-        return True
+
+    def _ask_what_is_wanted(self) -> None:
+        if self._wanted is None:
+            return
+        try:
+            self.gate.want(self._wanted())
+        except Exception as error:
+            raise RecordFailure(self.head.step.name) from error
 
     async def _handle_batch(self, port: Port, message: DataBatch | SourceBatch) -> None:
         if isinstance(message, SourceBatch):
@@ -251,10 +224,10 @@ class Task:
 
     async def _handle_records(self, port: Port, records: Batch, epoch: int) -> None:
         self.progress.epoch = epoch
+        self._records_in_a_row += len(records)
         if self._boundary is not None:
-            assert self._boundary_out is not None
             self.head.count(records)
-            await self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
+            await self.head.call("on_batch", port.input_name, records, epoch, self._boundary_out)
             return
         entry = self._entries[port.input_name]
         if self._is_batch_of_batches(records):
@@ -285,32 +258,24 @@ class Task:
         self, port: Port, entry: Callable[[Batch], Any], records: Batch, epoch: int
     ) -> None:
         """Record by record, since what is wanted next may change with each."""
-        assert self._wanted is not None
         for index in range(len(records)):
             result = entry(slice_batch(records, index, index + 1))
             if self._awaited:
                 await result
-            self.gate.want(self._wanted())
+            self._ask_what_is_wanted()
             if index + 1 < len(records) and not self.gate.is_wanted(port.input_name):
                 self.gate.put_back(port, slice_batch(records, index + 1, len(records)), epoch)
                 return
 
     def _in_thread(self, entry: Callable[[Batch], Any]) -> Callable[[Batch], Awaitable[None]]:
         """Handle batches in a thread; what is emitted there goes on from the event loop."""
-        out = self.head.out
-        gathered = out.detach()
 
         async def handle(batch: Batch) -> None:
+            attach = self.head.out.detach()
             await asyncio.get_running_loop().run_in_executor(self._executor, entry, batch)
-            emitted, gathered[:] = list(gathered), []
-            for receiver, part in emitted:
-                receiver(part)
+            attach()
 
         return handle
-
-    def _name_offsets(self, failure: RecordFailure, message: object) -> None:
-        if isinstance(message, SourceBatch) and failure.positions is None:
-            failure.positions = dict(message.positions)
 
     # -- control records -------------------------------------------------------------------------------
 
@@ -318,15 +283,26 @@ class Task:
         if port is not None:
             events = self.gate.accept(port, control)
         elif isinstance(control, BarrierTrigger):
-            events = (
-                [control.barrier] if self.source is not None else self.gate.accept_trigger(control.barrier)
-            )
+            events = self._triggered(control.barrier)
         elif isinstance(control, DrainInput):
-            events = self._drain_input()
+            assert self.feeder is not None
+            self.feeder.stop(EndOfInput())
+            events = []
         else:
             events = [control]
         for event in events:
             await self._handle_event(event)
+
+    def _triggered(self, barrier: CheckpointBarrier) -> list[Control]:
+        if self.feeder is not None:
+            if not barrier.suspend:
+                return [barrier]
+            self.feeder.stop(barrier)
+            return []
+        if self._boundary is not None:
+            return self.gate.accept_trigger(barrier)
+        self.gate.announce(barrier)
+        return []
 
     async def _handle_event(self, event: Control) -> None:
         if isinstance(event, TimerDue):
@@ -337,8 +313,7 @@ class Task:
         elif isinstance(event, BarrierReturned):
             self._feedback_logged(event)
         elif self._boundary is not None:
-            assert self._boundary_out is not None
-            await self._boundary.on_control(event, self._boundary_out)
+            await self.head.call("on_control", event, self._boundary_out)
         elif isinstance(event, InputEnded):
             await self._input_ended(self.head, event.input_name)
         else:
@@ -369,11 +344,13 @@ class Task:
         self._write_control(control)
 
     async def _end(self, control: EndOfInput, instances: Sequence[OperatorInstance]) -> None:
-        await self._interior_inputs_ended()
+        told, self._interior_input_ended = self._interior_input_ended, True
         self.progress.is_ending = True
         if control.epoch is not None:
             self.progress.epoch = control.epoch
         for instance in instances:
+            if instance is not self.head and not told:
+                await self._input_ended(instance, SINGLE_INPUT)
             if instance.is_listener and instance.step.loop is not None:
                 await instance.call("on_iteration_terminated", instance.context, instance.out)
             await instance.call("finish", instance.out)
@@ -388,22 +365,11 @@ class Task:
         if not self._interior_input_ended:
             self._interior_input_ended = True
             for instance in self.instances[1:]:
-                await self._input_ended(instance, "input")
+                await self._input_ended(instance, SINGLE_INPUT)
 
     def _write_control(self, control: Control) -> None:
         for writer in self.writers:
             writer.control(control)
-
-    def _drain_input(self) -> list[Control]:
-        assert self.source_channel is not None
-        [port] = self.gate.ports
-        if port.ended:
-            return []
-        self._draining = True
-        if self._feeder is not None:
-            self._feeder.cancel()
-        self.source_channel.clear()
-        return self.gate.accept(port, EndOfInput())
 
     # -- barriers --------------------------------------------------------------------------------------
 
@@ -420,24 +386,30 @@ class Task:
                 self._feedback_logged(event)
             return
         self._acknowledge(self, barrier.checkpoint, state)
-        self.ended = barrier.suspend
+        self.ended = self.suspended = barrier.suspend
 
     def _feedback_logged(self, returned: BarrierReturned) -> None:
         self._pending_state["logged"] = plain_log(returned.logged)
         self._acknowledge(self, returned.checkpoint, self._pending_state)
         self._pending_state = {}
-        self.ended = self._suspending
-
-    _pending_state: _State = {}  # noqa: RUF012 - replaced, never changed
+        self.ended = self.suspended = self._suspending
 
     async def snapshot(self) -> _State:
         """The state of the whole task as plain data."""
         return {
             "operators": {instance.step.name: await instance.snapshot() for instance in self.instances},
             "watermark": self.progress.watermark,
+            "ended": self.ended,
             "positions": dict(self.positions),
             "gate": self.gate.snapshot(),
         }
+
+
+def _place_of(batch: SourceBatch) -> str:
+    offsets = getattr(batch.records, "offsets", None)
+    if offsets is not None and len(offsets):
+        return f"the batch of partition {batch.records.partition}, offsets {offsets[0]} to {offsets[-1]}"
+    return f"the batch after which its source goes on at {batch.positions}"
 
 
 @final

@@ -1,7 +1,7 @@
 """Topics: durable logs in partitions, and what their bytes mean.
 
 The protocol is in `topic.py`, the way from a URL to a connector in `lookup.py`, decoders and encoders in
-`formats/`, topics in memory in `memory.py`. Connectors to servers and files are packages of their own.
+`formats/`, topics in memory in `memory/`. Connectors to servers and files are packages of their own.
 """
 
 from streamiter.topics.formats import Json, JsonColumns, Raw, Text, Typed, WithMetadata

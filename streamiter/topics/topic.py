@@ -43,7 +43,7 @@ time or later (an aware datetime). A partition that a mapping does not name begi
 
 StopPosition = Literal["latest"] | Mapping[int, int] | None
 """Where reading ends: never (None), at the end the topic has when the reader is opened (its last stable
-offset), or before an offset for each partition."""
+offset), or before an offset for each partition. A partition that a mapping does not name is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +243,8 @@ class TopicWriter(abc.ABC):
 class Transactions(abc.ABC):
     """Writes to topics of one commit domain, made visible together.
 
-    Opening with an id fences whoever opened it before: their next call raises
-    :class:`~streamiter.errors.ProducerFenced`, and their open transaction is aborted.
+    Opening with an id fences whoever opened it before: their next call that reaches the server or file, at
+    the latest ``commit``, raises :class:`~streamiter.errors.ProducerFenced`; their open transaction is aborted.
     """
 
     @abc.abstractmethod

@@ -94,6 +94,13 @@ def test_keys_at_the_ends_of_a_byte_are_told_apart(spread: int, lowest: int) -> 
     check_against_loop(np.arange(5), keys, np.add, [2])
 
 
+@pytest.mark.parametrize("distinct", [200, 300, 70_000])
+def test_keys_far_apart_are_numbered_without_meeting(distinct: int) -> None:
+    """As many distinct keys as one byte has numbers, as two bytes have, and more."""
+    keys = np.random.default_rng(1).permutation(np.arange(distinct) * 1_000_003)
+    check_against_loop(np.arange(2 * distinct), np.concatenate([keys, keys[::-1]]), np.add, [distinct + 1])
+
+
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
 @pytest.mark.parametrize("distinct", [3, 129, 400, 3000])
 def test_few_large_groups_and_many_small_ones_give_the_same(dtype: Any, distinct: int) -> None:
@@ -102,6 +109,18 @@ def test_few_large_groups_and_many_small_ones_give_the_same(dtype: Any, distinct
     keys = (random.zipf(1.2, 6000) % distinct).astype(np.int64)
     values = (random.standard_normal(6000) * 1000).astype(dtype)
     check_against_loop(values, keys, np.add, [1000, 1001, 4000])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("ufunc", [np.fmax, np.fmin, np.maximum, np.minimum])
+@pytest.mark.parametrize("length", [2, 3, 9, 40])
+def test_zeros_of_both_signs_come_out_as_from_the_loop(dtype: Any, ufunc: Any, length: int) -> None:
+    """Either zero is a right result of fmax, and numpy's vector loops choose otherwise than its scalar ones."""
+    values = np.where(np.arange(length) % 2, 0.0, -0.0).astype(dtype)
+    for keys in (np.zeros(length, int), np.arange(length) // 2):
+        for places in ([], [1], [2], [length // 2]):
+            check_against_loop(values, keys, ufunc, places)
+            check_against_loop(-values, keys, ufunc, places)
 
 
 @thorough

@@ -172,6 +172,15 @@ def test_an_empty_batch_gives_nothing(make: Callable[[], Operator], kind: str) -
     assert driven.records == []
 
 
+@every_operator
+def test_what_goes_out_at_the_end_goes_out_once(make: Callable[[], Operator], kind: str) -> None:
+    """A checkpoint taken behind the end must not bring the results back."""
+    driven = Driven(make()).feed(as_kind(kind, [1, 2, 3])).finish()
+    emitted = len(driven.records)
+    assert len(driven.finish().records) == emitted
+    assert driven.restarted(make()).finish().records == []
+
+
 @pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
 def test_any_sequence_is_taken_as_a_batch(make: Callable[[], Operator]) -> None:
     """Sources may hand over tuples and ranges."""

@@ -305,7 +305,7 @@ def _main() -> None:
     reason = what_is_missing()
     if reason:
         raise SystemExit(reason)
-    with running_kafka(jvm_options=FULL_SPEED) as server, contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), running_kafka(jvm_options=FULL_SPEED) as server:
         print(
             f"Kafka at {server.bootstrap}, its log in {server.log_file}, process {os.getpid()}; Ctrl-C ends it"
         )

@@ -1,4 +1,4 @@
-"""The storage of memory topics: blocks of records in offset order, and the transactions they belong to.
+"""One partition in memory: records in offset order, and the transactions they belong to.
 
 Nothing here waits or does I/O. The broker's lock is held around every call.
 
@@ -15,10 +15,8 @@ Nothing here waits or does I/O. The broker's lock is held around every call.
 
 from __future__ import annotations
 
-import asyncio
 import bisect
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -26,7 +24,7 @@ from typing import Any
 from streamiter.topics.positions import PartitionEnds
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
-__all__ = ["Part", "PartitionLog", "TopicLog", "Transaction", "Waiters", "joined"]
+__all__ = ["Part", "PartitionLog", "Transaction", "joined"]
 
 
 class Transaction:
@@ -182,62 +180,3 @@ def _joined_column(
     for column, part in zip(columns, parts, strict=True):
         merged.extend([missing] * len(part.offsets) if column is None else column)
     return merged
-
-
-class Waiters:
-    """Readers that wait for something to change; woken from any thread and any event loop."""
-
-    def __init__(self) -> None:
-        self._futures: list[asyncio.Future[None]] = []
-
-    def add(self) -> asyncio.Future[None]:
-        """A future of the running loop that the next ``wake`` resolves."""
-        future = asyncio.get_running_loop().create_future()
-        self._futures.append(future)
-        return future
-
-    def discard(self, future: asyncio.Future[None]) -> None:
-        """Forget a future nobody waits for any more."""
-        with contextlib.suppress(ValueError):
-            self._futures.remove(future)
-
-    def wake(self) -> None:
-        """Resolve all futures, each in its own loop."""
-        futures, self._futures = self._futures, []
-        for future in futures:
-            with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits there any more
-                future.get_loop().call_soon_threadsafe(_resolve, future)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-class TopicLog:
-    """One topic: its partitions, its settings, and who waits for its records."""
-
-    def __init__(self, name: str, settings: Mapping[str, str]) -> None:
-        self.name = name
-        self.settings = dict(settings)
-        self.partitions: list[PartitionLog] = []
-        self.waiters = Waiters()
-        self.is_deleted = False
-
-    def add_partitions(self, partitions: int) -> None:
-        """Grow to that many partitions; never shrinks."""
-        while len(self.partitions) < partitions:
-            self.partitions.append(PartitionLog())
-        self.waiters.wake()
-
-    def delete(self) -> None:
-        """Drop the records and wake the readers, who find that it is gone."""
-        self.is_deleted = True
-        self.partitions.clear()
-        self.waiters.wake()
-
-    def retain(self) -> None:
-        """Apply the retention that the settings ask for."""
-        if "retention_records" in self.settings:
-            for partition in self.partitions:
-                partition.retain(int(self.settings["retention_records"]))

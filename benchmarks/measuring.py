@@ -1,0 +1,167 @@
+"""Measuring several ways of doing the same, in turn, so that a busy machine slows all of them alike.
+
+>>> series = alternate({"a": lambda: Trial({"records/s": 50.0}, result=7),
+...                     "b": lambda: Trial({"records/s": 100.0}, result=7)}, repeat=3)
+>>> figure = series.figure("a", "records/s", beside="b", target=Target("ratio", at_least=0.9))
+>>> figure.median, figure.ratio, figure.verdict
+(50.0, 0.5, 'missed')
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self
+
+__all__ = ["Contender", "DifferentResultsError", "Figure", "Series", "Stopwatch", "Target", "Trial", "alternate"]
+
+
+class DifferentResultsError(Exception):
+    """Two contenders that do the same came to different results: their speeds mean nothing."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one run of one contender gave."""
+
+    figures: Mapping[str, float]
+    """By unit: ``{"records/s": 5.2e6}``."""
+    result: Any = None
+    """What all contenders must agree on."""
+
+
+Contender = Callable[[], Trial]
+"""Does the work once. What it prepares outside its stopwatch does not count."""
+
+
+class Stopwatch:
+    """Measures a ``with`` block; ``seconds`` afterwards."""
+
+    seconds: float
+
+    def __enter__(self) -> Self:
+        self._began_s = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.seconds = time.perf_counter() - self._began_s
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is aimed at: a bound for the figure's median, or for the median of its ratios."""
+
+    of: Literal["figure", "ratio"]
+    at_least: float | None = None
+    below: float | None = None
+
+    def is_met(self, figure: Figure) -> bool:
+        """Whether a figure is within the bound."""
+        value = figure.median if self.of == "figure" else figure.ratio
+        assert value is not None
+        if self.at_least is not None:
+            return value >= self.at_least
+        assert self.below is not None
+        return value < self.below
+
+    def __str__(self) -> str:
+        sign, bound = ("≥", self.at_least) if self.at_least is not None else ("<", self.below)
+        return f"{sign} {bound:g} ×" if self.of == "ratio" else f"{sign} {bound:,g}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the report: a contender's figures in one unit, and how they compare."""
+
+    name: str
+    unit: str
+    values: tuple[float, ...]
+    beside: str = ""
+    ratios: tuple[float, ...] = field(default=())
+    """This contender's figure divided by the other's, round by round."""
+    target: Target | None = None
+    note: str = ""
+
+    @property
+    def median(self) -> float:
+        """The middle one of the values."""
+        return statistics.median(self.values)
+
+    @property
+    def ratio(self) -> float | None:
+        """The middle one of the ratios."""
+        return statistics.median(self.ratios) if self.ratios else None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the target is met; nothing where there is none."""
+        if self.target is None:
+            return ""
+        return "met" if self.target.is_met(self) else "missed"
+
+
+@dataclass(frozen=True)
+class Series:
+    """The trials of all contenders, round by round."""
+
+    trials: Mapping[str, list[Trial]]
+
+    def figure(
+        self, name: str, unit: str, *, beside: str = "", target: Target | None = None, note: str = ""
+    ) -> Figure:
+        """The line of one contender, compared with the one named ``beside``."""
+        values = self._values(name, unit)
+        others = self._values(beside, unit) if beside else ()
+        ratios = tuple(value / other for value, other in zip(values, others, strict=False))
+        return Figure(name, unit, values, beside, ratios, target, note)
+
+    def _values(self, name: str, unit: str) -> tuple[float, ...]:
+        return tuple(trial.figures[unit] for trial in self.trials[name])
+
+
+def alternate(
+    contenders: Mapping[str, Contender],
+    *,
+    repeat: int,
+    agree: Callable[[Any, Any], bool] = lambda first, other: bool(first == other),
+) -> Series:
+    """Run all contenders ``repeat`` times in turn, each round beginning with another one.
+
+    Raises DifferentResultsError unless every result agrees with that of the first contender.
+    """
+    names = list(contenders)
+    trials: dict[str, list[Trial]] = {name: [] for name in names}
+    for round_number in range(repeat):
+        first = round_number % len(names)
+        for name in names[first:] + names[:first]:
+            gc.collect()
+            trials[name].append(contenders[name]())
+            _say(f"  round {round_number + 1}/{repeat}  {name}: {_shown(trials[name][-1])}")
+        _check(names, trials, agree)
+    return Series(trials)
+
+
+def _check(names: list[str], trials: Mapping[str, list[Trial]], agree: Callable[[Any, Any], bool]) -> None:
+    reference = trials[names[0]][-1].result
+    for name in names[1:]:
+        result = trials[name][-1].result
+        if not agree(reference, result):
+            raise DifferentResultsError(f"{names[0]} came to {reference!r}, {name} to {result!r}")
+
+
+def _shown(trial: Trial) -> str:
+    return ", ".join(f"{value:,.5g} {unit}" for unit, value in trial.figures.items())
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,108 @@
+"""The feeder: brings what a source reads to the gate of its task, ahead of need."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping
+from typing import Any, final
+
+from streamiter.channels import Channel
+from streamiter.errors import ConfigurationError
+from streamiter.operators.context import Context
+from streamiter.operators.rejection import RecordFailure, shortened
+from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.records import Control, EndOfInput
+from streamiter.runtime.failure import unless_cancelled
+
+__all__ = ["Feeder"]
+
+
+@final
+class Feeder:
+    """Reads a source into a channel of its own; ``run`` is an asyncio task beside that of the operators.
+
+    All that was read is handled: whoever stops it says what comes behind in the channel.
+    """
+
+    def __init__(self, source: Source, channel: Channel, step: str) -> None:
+        self.channel = channel
+        self._source = source
+        self._step = step
+        self._opened = False
+        self._is_reading = False
+        self._stopped = False
+        self._then: Control = EndOfInput()
+        self._running: asyncio.Task[None] | None = None
+        self._last_lag: Mapping[int, int] = {}
+
+    async def open(self, context: Context, positions: Positions | None) -> None:
+        """Open the source."""
+        self._opened = True
+        try:
+            result = self._source.open(context, positions)
+            if inspect.isawaitable(result):
+                await result
+        except Exception as error:
+            raise RecordFailure(self._step) from error
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Begin to read, as a task of ``group``."""
+        reading = unless_cancelled(self._run(), self._step)
+        self._running = group.create_task(reading, name=f"feed {self.channel.name}")
+
+    def stop(self, then: Control) -> None:
+        """Read no more; ``then`` comes behind what was read."""
+        self._stopped = True
+        self._then = then
+        if self._is_reading:
+            assert self._running is not None
+            self._running.cancel()
+
+    async def _run(self) -> None:
+        while not self._stopped and (batch := await self._read()) is not None:
+            while not self.channel.try_put(batch):
+                await self.channel.wait_for_room()
+            # A source that always has something must leave others their turn.
+            await asyncio.sleep(0)
+        self.channel.put_control(self._then)
+
+    async def _read(self) -> SourceBatch | None:
+        """The next batch; None at the end, or where it was stopped while it waited."""
+        self._is_reading = True
+        try:
+            batch = self._source.read()
+            return self._checked((await batch) if inspect.isawaitable(batch) else batch)
+        except asyncio.CancelledError:
+            if self._stopped and self._running is not None and self._running.uncancel() == 0:
+                return None
+            raise
+        except Exception as error:
+            raise RecordFailure(self._step) from error
+        finally:
+            self._is_reading = False
+
+    def _checked(self, batch: Any) -> SourceBatch | None:
+        if batch is None or isinstance(batch, SourceBatch):
+            return batch
+        raise ConfigurationError(
+            f"{type(self._source).__name__}.read: expected a SourceBatch, or None at the end, given "
+            f"{shortened(batch)}; return SourceBatch(records, positions)"
+        )
+
+    async def close(self) -> None:
+        """Close the source, if it was opened."""
+        if not self._opened:
+            return
+        self._last_lag = self.lag()
+        self._opened = False
+        try:
+            result = self._source.close()
+            if inspect.isawaitable(result):
+                await result
+        except Exception as error:
+            raise RecordFailure(self._step) from error
+
+    def lag(self) -> Mapping[int, int]:
+        """What the source says, or said last before it was closed."""
+        return dict(self._source.lag()) if self._opened else self._last_lag
