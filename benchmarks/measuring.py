@@ -14,11 +14,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 __all__ = ["Contender", "DifferentResultsError", "Figure", "Series", "Stopwatch", "Target", "Trial", "alternate"]
+
+_CPU: Final = "CPU-s"
 
 
 class DifferentResultsError(Exception):
@@ -40,11 +42,20 @@ Contender = Callable[[], Trial]
 
 
 class Stopwatch:
-    """Measures a ``with`` block; ``seconds`` afterwards."""
+    """Measures a ``with`` block; afterwards there are ``seconds`` and ``cpu_seconds`` of this process."""
 
     seconds: float
+    cpu_seconds: float
+
+    def rates(self, count: int, noun: str) -> dict[str, float]:
+        """Figures for a trial: ``count`` things a second, and a second of this process's CPU time.
+
+        The second is what to look at where other processes take part of the machine.
+        """
+        return {f"{noun}/s": count / self.seconds, f"{noun}/{_CPU}": count / self.cpu_seconds}
 
     def __enter__(self) -> Self:
+        self._began_cpu_s = time.process_time()
         self._began_s = time.perf_counter()
         return self
 
@@ -55,6 +66,7 @@ class Stopwatch:
         traceback: TracebackType | None,
     ) -> None:
         self.seconds = time.perf_counter() - self._began_s
+        self.cpu_seconds = time.process_time() - self._began_cpu_s
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,8 @@ class Figure:
     """This contender's figure divided by the other's, round by round."""
     target: Target | None = None
     note: str = ""
+    cpu: Figure | None = None
+    """The same by CPU time instead of the clock, where it was measured."""
 
     @property
     def median(self) -> float:
@@ -120,10 +134,15 @@ class Series:
         self, name: str, unit: str, *, beside: str = "", target: Target | None = None, note: str = ""
     ) -> Figure:
         """The line of one contender, compared with the one named ``beside``."""
+        cpu_unit = unit.removesuffix("s") + _CPU
+        cpu = self._figure(name, cpu_unit, beside) if cpu_unit in self.trials[name][0].figures else None
+        return replace(self._figure(name, unit, beside), target=target, note=note, cpu=cpu)
+
+    def _figure(self, name: str, unit: str, beside: str) -> Figure:
         values = self._values(name, unit)
         others = self._values(beside, unit) if beside else ()
         ratios = tuple(value / other for value, other in zip(values, others, strict=False))
-        return Figure(name, unit, values, beside, ratios, target, note)
+        return Figure(name, unit, values, beside, ratios)
 
     def _values(self, name: str, unit: str) -> tuple[float, ...]:
         return tuple(trial.figures[unit] for trial in self.trials[name])

@@ -124,6 +124,11 @@ class FilePartition:
             delimiter=self._layout.delimiter,
         )
 
+    @property
+    def next_offset(self) -> int:
+        """Offset of the record that ``take`` gives next."""
+        return self._next_offset
+
     def lag(self) -> int | None:
         """Records still to come: estimated by the bytes left, None as long as no record was seen."""
         buffered = len(self._records) - self._taken

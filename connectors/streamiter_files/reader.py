@@ -53,6 +53,9 @@ class FilesReader(TopicReader):
             self._open.append(self._waiting.popleft())
         return self._open[0] if self._open else None
 
+    def positions(self) -> Mapping[int, int]:
+        return {partition.number: partition.next_offset for partition in self._partitions}
+
     def lag(self) -> Mapping[int, int]:
         """Estimated by the bytes left; a file of which nothing was read yet is missing."""
         lags = {partition.number: partition.lag() for partition in self._partitions}

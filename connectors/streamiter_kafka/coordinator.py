@@ -10,7 +10,8 @@ from streamiter.errors import ConfigurationError, ProducerFenced, TopicError
 from streamiter_kafka.cluster import Cluster
 from streamiter_kafka.codes import Code, code_name
 from streamiter_kafka.packing import ProducerIdentity
-from streamiter_kafka.sender import Key, fenced
+from streamiter_kafka.partition_queue import Key
+from streamiter_kafka.refusal import fenced
 from streamiter_kafka.trouble import BrokerTrouble, check
 from streamiter_kafka.wire import (
     AddPartitionsToTxnRequest,

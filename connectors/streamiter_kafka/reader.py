@@ -123,6 +123,9 @@ class KafkaReader(TopicReader):
             self._arrived.clear()
             await self._arrived.wait()
 
+    def positions(self) -> Mapping[int, int]:
+        return {number: self._partitions[number].next_offset for number in sorted(self._partitions)}
+
     def lag(self) -> Mapping[int, int]:
         return {number: self._partitions[number].lag for number in sorted(self._partitions)}
 

@@ -7,27 +7,21 @@ the load, and at low load a record leaves at once.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from itertools import chain
 from typing import Any, Final
 
 from streamiter.clock import TimerHandle
-from streamiter.errors import (
-    InternalError,
-    ProducerFenced,
-    RecordTooLarge,
-    StreamiterError,
-    TopicError,
-)
+from streamiter.errors import InternalError, StreamiterError
 from streamiter.topics.topic import OutgoingBatch
 from streamiter_kafka.cluster import NO_LEADER, Cluster, Lane
 from streamiter_kafka.codes import Code
-from streamiter_kafka.packing import Packing, PendingBatch, ProducerIdentity, rows
-from streamiter_kafka.trouble import BrokerTrouble, failure_of
+from streamiter_kafka.packing import Packing, PendingBatch, ProducerIdentity
+from streamiter_kafka.partition_queue import Key, PartitionQueue
+from streamiter_kafka.refusal import refusal
+from streamiter_kafka.trouble import BrokerTrouble
 from streamiter_kafka.wire import ProduceRequest, Response
 
-__all__ = ["Enlist", "PartitionQueue", "Sender"]
+__all__ = ["Enlist", "Sender"]
 
 # Brokers refuse requests above 100 MB (socket.request.max.bytes), and a smaller one is answered sooner.
 _REQUEST_BYTES: Final = 8_000_000
@@ -35,58 +29,9 @@ _REQUEST_BYTES: Final = 8_000_000
 _ANSWER_MARGIN_S: Final = 1.0
 
 _STORED: Final = frozenset({Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER})
-_TOO_LARGE: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE})
-_FENCED: Final = frozenset({Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED})
-
-Key = tuple[str, int]
-"""Topic and partition."""
 
 Enlist = Callable[[Iterable[Key]], Awaitable[None]]
 """Called with the partitions of a request before it is sent; transactions make themselves known with it."""
-
-
-class PartitionQueue:
-    """The batches of one partition that are not stored yet, in order."""
-
-    def __init__(self, packing: Packing, number: int) -> None:
-        self.packing = packing
-        self.key: Key = (packing.topic, number)
-        self.batches: deque[PendingBatch] = deque()
-        self.next_sequence = 0
-        self.is_sending = False
-        self.opened_s = 0.0
-
-    def put(self, batch: OutgoingBatch, now_ms: int) -> int:
-        """Append records; the bytes they add."""
-        remaining = iter(rows(batch, now_ms))
-        added_bytes = 0
-        while True:
-            pending = self._open_batch()
-            before_bytes = pending.size_bytes
-            left = pending.fill(remaining)
-            added_bytes += pending.size_bytes - before_bytes
-            if left is None:
-                return added_bytes
-            remaining = chain([left], remaining)
-
-    def seal(self, producer: ProducerIdentity) -> bytes:
-        """The bytes of the first batch; its numbers follow those of the batch before."""
-        head = self.batches[0]
-        if not head.is_sealed:
-            head.seal(producer, self.next_sequence)
-            self.next_sequence = head.next_sequence
-        return head.seal(producer, head.base_sequence)
-
-    def take_back(self) -> PendingBatch:
-        """Remove the first batch, which the broker has refused: its numbers are free again."""
-        head = self.batches.popleft()
-        self.next_sequence = head.base_sequence
-        return head
-
-    def _open_batch(self) -> PendingBatch:
-        if not self.batches or not self.batches[-1].is_open:
-            self.batches.append(self.packing.new_batch())
-        return self.batches[-1]
 
 
 class Sender:
@@ -275,7 +220,9 @@ class Sender:
         if code in _STORED:
             self._remove(queue, queue.batches.popleft())
             return None
-        failure = self._refusal(queue, code)
+        topic, number = queue.key
+        subject = f"topic {topic!r} at {self._cluster.address}, partition {number}"
+        failure = refusal(code, queue.batches[0], self._producer, subject)
         if not isinstance(failure, BrokerTrouble):
             self._remove(queue, queue.take_back())
         return failure
@@ -286,30 +233,6 @@ class Sender:
             queue.opened_s = self._clock.monotonic_s()
         else:
             del self._waiting[queue.key]
-
-    def _refusal(self, queue: PartitionQueue, code: int) -> BrokerTrouble | StreamiterError:
-        topic, number = queue.key
-        subject = f"topic {topic!r} at {self._cluster.address}, partition {number}"
-        batch = queue.batches[0]
-        if code in _TOO_LARGE:
-            what = "a record" if batch.count == 1 else f"a batch of {batch.count} records"
-            return RecordTooLarge(
-                f"{subject}: {what} of {batch.size_bytes} bytes is more than the broker takes; raise the "
-                "topic's max.message.bytes or lower the option max_batch_bytes"
-            )
-        if code in _FENCED:
-            return ProducerFenced(f"{subject}: {fenced(self._producer)}")
-        if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
-            return TopicError(
-                f"{subject}: the broker misses records that it had confirmed to this writer "
-                "(OUT_OF_ORDER_SEQUENCE_NUMBER); it lost some, perhaps by an unclean election of a leader"
-            )
-        if code == Code.INVALID_RECORD:
-            return TopicError(
-                f"{subject}: the broker refused a record as invalid; a compacted topic takes only records "
-                "with keys"
-            )
-        return failure_of(code, subject)
 
     async def _recover(self, ailing: Mapping[Key, BrokerTrouble], begun_s: float) -> None:
         """Wait a moment, and find out whether other brokers lead now or a topic is gone."""
@@ -336,11 +259,3 @@ class Sender:
         if self.failure is None:
             failure.__cause__ = cause if cause is not None else failure.__cause__
             self.failure = failure
-
-
-def fenced(producer: ProducerIdentity) -> str:
-    """Why a writer is fenced: the broker does not tell the two reasons apart."""
-    return (
-        f"the transactional id {producer.transactional_id!r} belongs to a newer writer, or the broker aborted "
-        "this one's transaction because it was open for longer than its timeout"
-    )

@@ -11,7 +11,8 @@ from streamiter.topics.topic import OutgoingBatch, Topic, Transactions
 from streamiter_kafka.cluster import OPEN_TIMEOUT_S, Cluster
 from streamiter_kafka.coordinator import Coordinator
 from streamiter_kafka.packing import Packing, ProducerIdentity
-from streamiter_kafka.sender import Key, Sender
+from streamiter_kafka.partition_queue import Key
+from streamiter_kafka.sender import Sender
 from streamiter_kafka.trouble import log, persist
 from streamiter_kafka.writer import open_packing
 

@@ -108,6 +108,9 @@ class SqliteReader(TopicReader):
                 await self._request.clock.sleep(self._pause_s)
                 self._pause_s = min(self._options.poll_interval_max_s, self._pause_s * _PAUSE_GROWTH)
 
+    def positions(self) -> Mapping[int, int]:
+        return {number: self._positions[number] for number in sorted(self._positions)}
+
     def lag(self) -> Mapping[int, int]:
         return {
             number: max(0, self._limit(number) - self._positions[number])

@@ -14,14 +14,14 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import GraphError
 from streamiter.flow.draw import mermaid
-from streamiter.flow.graph_checks import check_factory, check_parallelism, user_line
+from streamiter.flow.graph_checks import check_factory, check_parallelism, check_policy, user_line
 from streamiter.flow.stream import Stream
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.identity import Identity
 from streamiter.operators.items import ItemsSource
-from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy
+from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy, shortened
 from streamiter.operators.source import Source, SourceFactory
-from streamiter.records import Columns
+from streamiter.records import Batch, Columns
 from streamiter.runtime.graph import Step
 from streamiter.runtime.job import Job, JobOptions
 from streamiter.runtime.plan import ChannelLimits
@@ -96,7 +96,7 @@ class Flow:
             parallelism=parallelism,
             bounded=bounded,
             named=name is not None,
-            policy="dead_letter" if dead_letter is not None else on_error,
+            policy=check_policy(on_error, dead_letter, step=name or topic.name),
         )
         if dead_letter is not None:
             stream.side_output(DEAD_LETTERS).to_dead_letters(dead_letter)
@@ -109,7 +109,7 @@ class Flow:
 
         Arrays (first axis = record) and ``Columns`` stay what they are; other iterables are listed now.
         """
-        batch = items if isinstance(items, (list, np.ndarray, Columns)) else list(items)
+        batch = _listed(items)
         return self._add_source(
             name or "items",
             lambda: ItemsSource(batch),
@@ -152,7 +152,9 @@ class Flow:
             )
         step = Step(
             name=self.unique_name(label, named=named),
-            parallelism=check_parallelism(parallelism or self.parallelism, step=label),
+            parallelism=check_parallelism(
+                self.parallelism if parallelism is None else parallelism, step=label
+            ),
             where=user_line(),
             factory=operator,
             source=source,
@@ -253,3 +255,14 @@ class Flow:
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, {len(self.steps)} steps)"
+
+
+def _listed(items: Any) -> Batch:
+    if isinstance(items, (list, Columns)) or (isinstance(items, np.ndarray) and items.ndim):
+        return items
+    if not isinstance(items, Iterable) or isinstance(items, (str, bytes, np.ndarray)):
+        raise GraphError(
+            f"from_items: expected a list, an array whose first axis is the record, Columns or another "
+            f"iterable of records, given {shortened(items)}; for one record write [record]"
+        )
+    return list(items)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from streamiter.errors import GraphError
 from streamiter.operators.operator import Operator
-from streamiter.runtime.entries import handler_of
+from streamiter.operators.rejection import RejectionPolicy
+from streamiter.runtime.entries import check_handlers
+from streamiter.topics.topic import Topic
 
-__all__ = ["check_factory", "check_parallelism", "user_line"]
+__all__ = ["check_factory", "check_parallelism", "check_policy", "user_line"]
 
 
 def user_line() -> str:
     """``file:line`` of the innermost frame outside streamiter: the user's own line."""
-    ours = str(Path(__file__).parents[1])
+    ours = str(Path(__file__).parents[1]) + os.sep
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         frame = frame.f_back
@@ -31,7 +34,35 @@ def check_parallelism(parallelism: int, *, step: str) -> int:
     return parallelism
 
 
-def check_factory(factory: Any, input_names: list[str], *, step: str, base: type[Any] = Operator) -> None:
+def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: str) -> RejectionPolicy:
+    """What becomes of refused records; ``dead_letter`` alone says that they go there."""
+    if on_error not in ("fail", "skip", "dead_letter"):
+        raise GraphError(
+            f'step {step!r}: expected on_error "fail", "skip" or "dead_letter", given {on_error!r}; '
+            "choose one of these"
+        )
+    if dead_letter is None:
+        if on_error == "dead_letter":
+            raise GraphError(
+                f'step {step!r}: on_error="dead_letter" expected a topic for the dead letters, given none; '
+                'add dead_letter=topic("scheme://…")'
+            )
+        return on_error
+    if not isinstance(dead_letter, Topic):
+        raise GraphError(
+            f"step {step!r}: expected dead_letter to be a topic, given {dead_letter!r}; "
+            'write dead_letter=topic("scheme://…")'
+        )
+    if on_error == "skip":
+        raise GraphError(
+            f'step {step!r}: expected on_error="skip" or a dead_letter topic, given both; leave one of them out'
+        )
+    return "dead_letter"
+
+
+def check_factory(
+    factory: Any, input_names: list[str], *, step: str, base: type[Any] = Operator, keyed: bool = False
+) -> None:
     """An operator (or source) class or a callable without arguments; an instance would be shared."""
     kind = base.__name__
     if isinstance(factory, base):
@@ -51,5 +82,4 @@ def check_factory(factory: Any, input_names: list[str], *, step: str, base: type
                 f"step {step!r}: expected a class derived from streamiter.{kind}, given {factory.__name__}"
             )
         if base is Operator:
-            for input_name in input_names:
-                handler_of(factory, input_name, step=step)
+            check_handlers(factory, input_names, step=step, keyed=keyed)

@@ -10,7 +10,7 @@ import numpy as np
 
 from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import GraphError
-from streamiter.flow.graph_checks import check_factory, check_parallelism, user_line
+from streamiter.flow.graph_checks import check_factory, check_parallelism, check_policy, user_line
 from streamiter.models.formats import UpdateFormat
 from streamiter.models.publisher import ModelPublisher
 from streamiter.operators.collect import Collect, Collected
@@ -199,7 +199,10 @@ class Stream:
         first record.
         """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise GraphError(f"step 'batch': expected a number of records of at least 1, given {n!r}")
+            raise GraphError(
+                f"step {name or 'batch'!r}: expected a number of records of at least 1, given {n!r}; "
+                "use a whole number"
+            )
         return self._add("batch", lambda: MiniBatch(n, timeout_s), _Options(name, parallelism))
 
     def process(
@@ -252,7 +255,7 @@ class Stream:
         """Records of this stream and the others, in any order between them."""
         for other in others:
             if not isinstance(other, Stream):
-                raise GraphError(f"union: expected streams, given {other!r}")
+                raise GraphError(f"union: expected streams, given {other!r}; write a.union(b, c)")
             self._check_same_flow(other, "union")
         outlets = [outlet for stream in (self, *others) for outlet in stream._outlets]
         return Stream(self._flow, *outlets)
@@ -278,6 +281,8 @@ class Stream:
 
         ``on`` is a field's name, a key function, or a pair of these for left and right.
         """
+        if not isinstance(other, Stream):
+            raise GraphError(f"join: expected a stream, given {other!r}; write left.join(right, on=…)")
         self._check_bounded("join")
         other._check_bounded("join")
         return connect(left=self, right=other)._add("join", lambda: Join(on), _Options(name, 1))
@@ -449,7 +454,7 @@ class KeyedStream(Stream):
         A state that was not used for ``time_to_live_s`` seconds is forgotten.
         """
         label = name or getattr(factory, "__name__", "process").replace("<lambda>", "process")
-        check_factory(factory, [SINGLE_INPUT], step=label)
+        check_factory(factory, [SINGLE_INPUT], step=label, keyed=True)
         keys = KeySelector(self._record_key("process"), time_to_live_s)
         connected = ConnectedStreams({SINGLE_INPUT: self})
         return connected._add(label, factory, _Options(name, parallelism, on_error, dead_letter), keys)
@@ -491,10 +496,7 @@ class ConnectedStreams:
         parallelism = check_parallelism(
             self._default_parallelism() if options.parallelism is None else options.parallelism, step=label
         )
-        if options.on_error not in ("fail", "skip", "dead_letter"):
-            raise GraphError(
-                f'step {label!r}: expected on_error "fail" or "skip", given {options.on_error!r}'
-            )
+        policy = check_policy(options.on_error, options.dead_letter, step=label)
         self._check_loops(label)
         step = Step(
             name=self._flow.unique_name(label, named=named),
@@ -503,7 +505,7 @@ class ConnectedStreams:
             factory=factory,
             inputs=self._edges(parallelism),
             keys=keys,
-            policy="dead_letter" if options.dead_letter is not None else options.on_error,
+            policy=policy,
             named=named,
             loop=self._flow.loop,
             bounded=all(stream.is_bounded for stream in self._streams.values()),
@@ -567,11 +569,13 @@ def connect(**streams: Stream) -> ConnectedStreams:
     first = next(iter(streams.values()))
     for name, stream in streams.items():
         if not isinstance(stream, Stream):
-            raise GraphError(f"connect: expected streams, given {stream!r} for {name!r}")
+            raise GraphError(
+                f"connect: expected streams, given {stream!r} for {name!r}; write connect({name}=stream)"
+            )
         first._check_same_flow(stream, "connect")
     return ConnectedStreams(dict(streams))
 
 
 def _check_callable(f: Any, method: str) -> None:
     if not callable(f):
-        raise GraphError(f"{method}: expected a function, given {f!r}")
+        raise GraphError(f"{method}: expected a function, given {f!r}; write a function or a lambda")

@@ -43,6 +43,8 @@ class FilterBatch(Operator):
         self._f = plain_function("FilterBatch(f)", f)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
+        if not len(batch):
+            return
         mask = _checked_mask(self._f(batch), len(batch))
         if mask.all():
             out.emit_batch(batch)

@@ -17,7 +17,7 @@ class MapBatch(Operator):
 
     Where transport batches are cut carries no meaning, so ``f`` must give the same records however its
     input is cut: work on each record, or drop and add records, but do not sum over a batch. ``f`` must
-    not change its batch; it may raise ``RejectRecords`` to refuse single records.
+    not change its batch; it may raise ``RejectRecords`` to refuse single records. It is never given an empty batch.
 
     Raises ``FunctionResultError`` (a ``TypeError``) where ``f`` returns something else than a list, a
     numpy array or ``Columns``.
@@ -35,4 +35,5 @@ class MapBatch(Operator):
         self._f = plain_function("MapBatch(f)", f)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        out.emit_batch(checked_batch("MapBatch(f)", self._f(batch)))
+        if len(batch):
+            out.emit_batch(checked_batch("MapBatch(f)", self._f(batch)))

@@ -52,6 +52,13 @@ class Source:
         """The next :class:`SourceBatch`, or None at the end. May be ``async``."""
         raise NotImplementedError
 
+    def positions(self) -> Positions:
+        """Where reading begins, once it is open: what a snapshot names until the first batch is passed on.
+
+        Without it a source that begins anywhere but at its start would begin there after a restore.
+        """
+        return {}
+
     def lag(self) -> Mapping[int, int]:
         """Records not yet read, by partition, as far as known."""
         return {}

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamiter.operators.operator import Boundary
 from streamiter.records import CheckpointBarrier
 from streamiter.runtime.gate import BarrierTrigger
 from streamiter.runtime.task import Task
@@ -42,7 +41,10 @@ class Coordinator:
         self._tasks = tasks
 
     async def trigger(self, *, suspend: bool = False) -> JobSnapshot:
-        """Send a barrier through the job; gives the states of all tasks that had not ended by then."""
+        """Send a barrier through the job; gives the states of all tasks.
+
+        That of a task which ended before the barrier came is its state at its end.
+        """
         async with self._one_at_a_time:
             barrier = CheckpointBarrier(self._next, suspend=suspend)
             self._next += 1
@@ -50,13 +52,14 @@ class Coordinator:
             complete: asyncio.Future[JobSnapshot] = asyncio.get_running_loop().create_future()
             self._pending = _Pending(barrier.checkpoint, {task.name for task in running}, {}, complete)
             for task in running:
-                if task.source is not None or isinstance(task.head.operator, Boundary):
+                if task.feeder is not None or hasattr(task.head.operator, "wanted_inputs"):
                     task.post(BarrierTrigger(barrier))
             self._check()
             try:
-                return await complete
+                states = await complete
             finally:
                 self._pending = None
+            return {task.name: states.get(task.name) or await task.snapshot() for task in self._tasks}
 
     def acknowledge(self, task: Task, checkpoint: int, state: dict[str, Any]) -> None:
         """A task gives its state at a barrier."""

@@ -21,7 +21,15 @@ from streamiter.operators.rejection import RecordFailure
 from streamiter.records import Batch, take
 from streamiter.runtime.graph import SINGLE_INPUT
 
-__all__ = ["AsyncEntry", "Entry", "check_handlers", "handler_of", "is_awaited", "make_async_entry", "make_entry"]
+__all__ = [
+    "AsyncEntry",
+    "Entry",
+    "check_handlers",
+    "handler_of",
+    "is_awaited",
+    "make_async_entry",
+    "make_entry",
+]
 
 Entry = Callable[[Batch], None]
 AsyncEntry = Callable[[Batch], Awaitable[None]]
@@ -78,7 +86,9 @@ def is_awaited(operator: Operator, input_names: Sequence[str], *, step: str, key
     """Whether handling records is a coroutine, or done in a thread: then the task has to await it."""
     if operator.runs_in_thread:
         return True
-    methods = [getattr(operator, handler_of(operator, name, step=step, keyed=keyed)[0]) for name in input_names]
+    methods = [
+        getattr(operator, handler_of(operator, name, step=step, keyed=keyed)[0]) for name in input_names
+    ]
     return any(inspect.iscoroutinefunction(method) for method in methods)
 
 

@@ -36,13 +36,14 @@ class Feeder:
         self._running: asyncio.Task[None] | None = None
         self._last_lag: Mapping[int, int] = {}
 
-    async def open(self, context: Context, positions: Positions | None) -> None:
-        """Open the source."""
+    async def open(self, context: Context, positions: Positions | None) -> Positions:
+        """Open the source; gives where it begins."""
         self._opened = True
         try:
             result = self._source.open(context, positions)
             if inspect.isawaitable(result):
                 await result
+            return self._source.positions()
         except Exception as error:
             raise RecordFailure(self._step) from error
 
@@ -61,7 +62,8 @@ class Feeder:
 
     async def _run(self) -> None:
         while not self._stopped and (batch := await self._read()) is not None:
-            while not self.channel.try_put(batch):
+            # A channel looks at the records only, whatever carries them.
+            while not self.channel.try_put(batch):  # type: ignore[arg-type]
                 await self.channel.wait_for_room()
             # A source that always has something must leave others their turn.
             await asyncio.sleep(0)

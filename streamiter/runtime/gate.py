@@ -127,6 +127,11 @@ class Port:
         """The watermark it has brought (infinity: the end of its data) while records of epochs up to it
         still wait to be handled; it counts once they are."""
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether the barrier under way need not wait for it."""
+        return self.blocked or self.ended or self.end_held
+
     def peek(self) -> DataBatch | SourceBatch | Control | None:
         return self.held[0] if self.held else self.channel.peek()
 
@@ -255,6 +260,12 @@ class Gate:
         """Whether there is input that is not wanted now."""
         return any(port.parked for port in self.ports)
 
+    def awaited_barriers(self) -> list[str]:
+        """The channels whose barrier others wait for; empty while no barrier is on its way."""
+        if self._barrier is None:
+            return []
+        return [port.channel.name for port in self.ports if not port.is_feedback and not port.is_aligned]
+
     # -- control records -----------------------------------------------------------------------------
 
     def accept(self, port: Port, control: Control) -> list[Control]:
@@ -284,7 +295,7 @@ class Gate:
         return []
 
     def announce(self, barrier: CheckpointBarrier) -> None:
-        """This barrier is on its way: inputs that are not wanted must not keep it waiting."""
+        """Be told that this barrier is on its way: inputs that are not wanted must not keep it waiting."""
         if not self._all_ended():
             self._announced = barrier
             self._unpark()
@@ -452,11 +463,7 @@ class Gate:
 
     def _aligned(self) -> list[Control]:
         barrier = self._barrier
-        if barrier is None or any(
-            not port.blocked and not port.ended and not port.end_held
-            for port in self.ports
-            if not port.is_feedback
-        ):
+        if barrier is None or not all(port.is_aligned for port in self.ports if not port.is_feedback):
             return []
         self._barrier = None
         for port in self.ports:

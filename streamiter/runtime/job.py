@@ -11,11 +11,11 @@ from typing import Literal
 from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
-from streamiter.errors import ConfigurationError, InternalError, JobFailed
+from streamiter.errors import ConfigurationError, InternalError
 from streamiter.operators.context import JobScope
 from streamiter.operators.rejection import RecordFailure
 from streamiter.runtime.coordinator import Coordinator, JobSnapshot
-from streamiter.runtime.failure import first_failure, job_failed
+from streamiter.runtime.failure import first_failure, job_failed, unless_cancelled
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.graph import Step
 from streamiter.runtime.plan import ChannelLimits, Planner
@@ -54,7 +54,8 @@ class Job:
         self._clock = options.clock
         self._lines = {step.name: step.where for step in steps}
         self._coordinator = Coordinator()
-        self._executor: ThreadPoolExecutor | None = ThreadPoolExecutor(
+        # Its threads begin only when a step that runs in one has its first batch.
+        self._executor = ThreadPoolExecutor(
             max_workers=max(1, sum(step.parallelism for step in steps)), thread_name_prefix=f"{flow}-step"
         )
         planner = Planner(
@@ -70,7 +71,7 @@ class Job:
         self._coordinator.watch(self._tasks)
         self._watchdog = Watchdog(self._tasks, options.clock, options.stall_after_s)
         self._state: JobState = "running"
-        self._ends_as: JobState = "finished"
+        self._is_aborting = False
         self._started_at_s = options.clock.monotonic_s()
         self._elapsed_s: float | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -79,20 +80,36 @@ class Job:
 
     async def start(self, snapshot: JobSnapshot | None = None) -> None:
         """Open every step, then let the tasks run. Raises JobFailed if a step cannot be opened."""
+        if snapshot is not None:
+            self._check_same_tasks(snapshot)
         try:
             async with asyncio.TaskGroup() as group:
                 for task in self._tasks:
-                    state = None if snapshot is None else snapshot.get(task.name)
-                    group.create_task(task.open(state), name=f"open {task.name}")
-        except BaseExceptionGroup as errors:
-            await self._close()
-            self._ended("failed")
-            raise self._failed(first_failure(errors)) from None
+                    opening = task.open(None if snapshot is None else snapshot[task.name])
+                    opening = unless_cancelled(opening, task.head.step.name)
+                    group.create_task(opening, name=f"open {task.name}")
+        except ExceptionGroup as errors:
+            error = await self._end_failed(first_failure(errors))
+            raise error from error.__cause__
         except BaseException:
             await self._close()
             self._ended("aborted")
             raise
         self._supervisor = asyncio.create_task(self._supervise(), name=f"job {self.flow}")
+
+    def _check_same_tasks(self, snapshot: JobSnapshot) -> None:
+        names = {task.name: None for task in self._tasks}
+        for given, expected, kind in (
+            (snapshot, names, "only in the snapshot"),
+            (names, snapshot, "only in the flow"),
+        ):
+            different = [name for name in given if name not in expected]
+            if different:
+                raise ConfigurationError(
+                    f"flow {self.flow!r}: expected a snapshot of the same steps with the same parallelism, given "
+                    f"one of another flow: {different[0]!r} is {kind}; start without it, or restore the flow "
+                    "as it was"
+                )
 
     async def wait(self) -> JobStatistics:
         """Return the final statistics when the job has ended; raises JobFailed if a step failed.
@@ -104,10 +121,14 @@ class Job:
         return self.statistics()
 
     async def stop(self, mode: StopMode = "suspend") -> JobStatistics:
-        """End the job and return its final statistics.
+        """End the job and return its final statistics. In all modes but ``abort``, what was read is handled.
 
-        ``suspend``: every record already read is handled, sinks are flushed, nothing hears of an end of
-        input. ``drain``: the inputs end here, loops finish, the job ends as finished. ``abort``: now.
+        ``suspend``: nothing more is read, sinks are flushed, no step hears of an end of its input. What steps
+        keep as state (and records of inputs that an operator does not want now) goes into the snapshot; a
+        job that keeps none loses it. ``drain``: the inputs end here, loops finish, the job ends as
+        finished. ``abort``: now.
+
+        The job is ``finished`` even after ``suspend`` if all its inputs had ended before.
         """
         assert self._supervisor is not None
         if mode not in ("suspend", "drain", "abort"):
@@ -117,84 +138,112 @@ class Job:
         if self._supervisor.done():
             return await self.wait()
         if mode == "abort":
-            self._ends_as = "aborted"
-            self._supervisor.cancel()
+            self._abort()
         elif mode == "drain":
             for task in self._tasks:
-                if task.source is not None and not task.ended:
+                if task.feeder is not None and not task.ended:
                     task.post(DrainInput())
         else:
-            self._ends_as = "suspended"
-            suspending = asyncio.create_task(self._coordinator.trigger(suspend=True))
-            await asyncio.wait({suspending, self._supervisor}, return_when=asyncio.FIRST_COMPLETED)
-            suspending.cancel()
-        try:
-            return await self.wait()
-        except asyncio.CancelledError:
-            if self._state == "aborted":
-                return self.statistics()
-            raise
+            await self._trigger(suspend=True)
+        return await self.wait()
+
+    def _abort(self) -> None:
+        assert self._supervisor is not None
+        # Once only: a second cancellation would interrupt the closing of the steps.
+        if not self._is_aborting and self._state == "running":
+            self._is_aborting = True
+            self._supervisor.cancel()
 
     async def snapshot(self) -> JobSnapshot:
-        """Send a barrier through the running job and return the state of every task as plain data."""
+        """Send a barrier through the running job and return the state of every task as plain data.
+
+        Raises JobFailed if a step fails meanwhile, ConfigurationError if the job ends.
+        """
+        snapshot = await self._trigger()
+        if snapshot is None:
+            await self.wait()  # Raises what the job failed with.
+            raise ConfigurationError(
+                f"flow {self.flow!r}: expected a running job, given one that has ended; take its snapshot earlier"
+            )
+        return snapshot
+
+    async def _trigger(self, *, suspend: bool = False) -> JobSnapshot | None:
+        """The states at a barrier; None if the job ended before all had given theirs."""
         assert self._supervisor is not None
-        gathering = asyncio.create_task(self._coordinator.trigger())
-        await asyncio.wait({gathering, self._supervisor}, return_when=asyncio.FIRST_COMPLETED)
-        if gathering.done():
-            return await gathering
-        gathering.cancel()
-        raise ConfigurationError(f"flow {self.flow!r}: the job ended before its snapshot was complete")
+        if self._supervisor.done():
+            return None
+        gathering = asyncio.create_task(self._coordinator.trigger(suspend=suspend), name="barrier")
+        try:
+            await asyncio.wait({gathering, self._supervisor}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gathering.cancel()
+            [result] = await asyncio.gather(gathering, return_exceptions=True)
+        if isinstance(result, asyncio.CancelledError):
+            return None
+        if isinstance(result, BaseException):
+            raise self._failed(result)
+        return result
 
     async def _supervise(self) -> None:
         try:
             await self._run_tasks()
-        except* asyncio.CancelledError:
-            raise
-        except* Exception as errors:
-            failure = first_failure(errors)
+        except ExceptionGroup as errors:
+            error = await self._end_failed(first_failure(errors))
+            raise error from error.__cause__
+        except BaseException:
             await self._close()
+            self._ended("aborted")
+            if self._is_aborting:
+                return
+            raise
+        if also := await self._close():
             self._ended("failed")
-            raise self._failed(failure) from None
-        finally:
-            if self._state == "running":
-                closing = await self._close()
-                if closing and self._ends_as != "aborted":
-                    self._ended("failed")
-                    raise self._failed(closing[0]) from None
-                self._ended(self._ends_as)
+            error = self._failed(also[0], also[1:])
+            raise error from error.__cause__
+        self._ended("suspended" if any(task.suspended for task in self._tasks) else "finished")
+
+    async def _end_failed(self, failure: BaseException) -> BaseException:
+        """Close everything after a failure; gives the one error that tells of it."""
+        also = await self._close()
+        self._ended("failed")
+        return self._failed(failure, also)
 
     async def _run_tasks(self) -> None:
         async with asyncio.TaskGroup() as group:
             watchdog = group.create_task(self._watchdog.run(), name="watchdog")
             running = [group.create_task(self._run(task), name=task.name) for task in self._tasks]
             for task in self._tasks:
-                if task.source is not None:
-                    group.create_task(task.feed(), name=f"feed {task.name}")
+                if task.feeder is not None and not task.ended:
+                    task.feeder.start(group)
             await asyncio.wait(running)
             watchdog.cancel()
 
     async def _run(self, task: Task) -> None:
-        await task.run()
+        await unless_cancelled(task.run(), task.head.step.name)
         self._coordinator.ended(task)
 
     async def _close(self) -> list[Exception]:
+        # First what still runs in threads: an operator is used by one call at a time.
+        if any(task.head.operator.runs_in_thread for task in self._tasks):
+            await asyncio.to_thread(self._executor.shutdown)
         errors: list[Exception] = []
         for task in self._tasks:
             errors += await task.close()
-        if self._executor is not None:
-            executor, self._executor = self._executor, None
-            await asyncio.to_thread(executor.shutdown)
         return errors
 
     def _ended(self, state: JobState) -> None:
         self._state = state
         self._elapsed_s = self._clock.monotonic_s() - self._started_at_s
 
-    def _failed(self, failure: BaseException) -> BaseException:
+    def _failed(self, failure: BaseException, also: Sequence[BaseException] = ()) -> BaseException:
+        error = self._told(failure)
+        for other in also:
+            error.add_note(f"then, while closing: {self._told(other)}")
+        return error
+
+    def _told(self, failure: BaseException) -> BaseException:
         if isinstance(failure, RecordFailure):
             return job_failed(self.flow, failure, self._lines)
-        if isinstance(failure, JobFailed):
-            return failure
         error = InternalError(f"flow {self.flow!r}: {type(failure).__name__}: {failure}; please report this")
         error.__cause__ = failure
         return error
@@ -236,6 +285,6 @@ def _task_statistics(task: Task) -> TaskStatistics:
             if isinstance(channel, FeedbackChannel)
         ),
         blocked_s=sum(lane.blocked_s for writer in task.writers for lane in writer.lanes),
-        lag={} if task.source is None else dict(task.source.lag()),
+        lag={} if task.feeder is None else task.feeder.lag(),
         ended=task.ended,
     )

@@ -62,6 +62,7 @@ class Planner:
     def tasks(self) -> list[Task]:
         """All tasks, upstream first."""
         self._operators = {step: _instantiate(step) for step in self.steps}
+        _check_not_shared(self._operators)
         self._chained_to = {step: edge for step in self.steps if (edge := self._chain_edge(step)) is not None}
         self._channels: dict[Edge, list[list[Any]]] = {}
         self._readers: dict[Step, list[tuple[Step, Edge]]] = {step: [] for step in self.steps}
@@ -232,30 +233,45 @@ class Planner:
 def _instantiate(step: Step) -> list[Operator]:
     operators: list[Operator] = []
     for _ in range(step.parallelism):
-        operator = step.factory()
+        operator = _made(step, step.factory)
         if not isinstance(operator, Operator):
             raise GraphError(
                 f"step {step.name!r} ({step.where}): expected its factory to give an Operator, "
                 f"given {type(operator).__name__}; derive it from streamiter.Operator"
             )
-        if any(operator is other for other in operators):
-            raise GraphError(
-                f"step {step.name!r} ({step.where}): expected a new operator for each of {step.parallelism} "
-                "subtasks, given the same one twice; make it inside the factory"
-            )
         if step.source is None and not isinstance(operator, Boundary):
-            for input_name in step.input_names():
-                handler_of(operator, input_name, step=step.name)
+            check_handlers(operator, step.input_names(), step=step.name, keyed=step.keys is not None)
         if step.loop is not None:
             step.loop.check_operator(step, operator)
         operators.append(operator)
     return operators
 
 
+def _check_not_shared(operators: dict[Step, list[Operator]]) -> None:
+    owners: dict[int, Step] = {}
+    for step, instances in operators.items():
+        for operator in instances:
+            owner = owners.setdefault(id(operator), step)
+            if owner is not step or sum(operator is other for other in instances) > 1:
+                raise GraphError(
+                    f"step {step.name!r} ({step.where}): expected its factory to make a new operator for each "
+                    f"subtask, given one that step {owner.name!r} already has; make it inside the factory"
+                )
+
+
+def _made(step: Step, factory: Callable[[], Any]) -> Any:
+    try:
+        return factory()
+    except Exception as error:
+        raise GraphError(
+            f"step {step.name!r} ({step.where}): expected its factory to work without arguments, given "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
 def _make_source(step: Step) -> Source:
     assert step.source is not None
-    make: Callable[[], Any] = step.source
-    source = make()
+    source = _made(step, step.source)
     if not isinstance(source, Source):
         raise GraphError(
             f"step {step.name!r} ({step.where}): expected its factory to give a Source, "

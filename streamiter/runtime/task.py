@@ -136,7 +136,10 @@ class Task:
             self.gate.restore(state["gate"], state.get("logged", ()))
             self.ended = state["ended"]
         if self.feeder is not None and not self.ended:
-            await self.feeder.open(self.head.context, self.positions if state is not None else None)
+            begins_at = await self.feeder.open(
+                self.head.context, self.positions if state is not None else None
+            )
+            self.positions = {**begins_at, **self.positions}
 
     async def run(self) -> None:
         """Handle input until it ends, or a barrier with ``suspend`` has passed."""

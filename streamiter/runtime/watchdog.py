@@ -63,8 +63,12 @@ def blocked_tasks(tasks: Sequence[Task]) -> list[str]:
             continue
         if task.busy_with is not None:
             lines.append(f"{task.name} waits for room in {task.busy_with}")
+        elif task.is_handling:
+            lines.append(f"{task.name} is at work on a batch")
+        elif awaited := task.gate.awaited_barriers():
+            lines.append(f"{task.name} waits for the checkpoint barrier of {', '.join(awaited)}")
         elif task.gate.has_parked:
             lines.append(f"{task.name} is held: it has input that it does not want now")
         elif any(port.peek() is not None for port in task.gate.ports):
-            lines.append(f"{task.name} is at work on a batch")
+            lines.append(f"{task.name} has input that it does not take")
     return lines

@@ -212,6 +212,10 @@ class TopicReader(abc.ABC):
         """
 
     @abc.abstractmethod
+    def positions(self) -> Mapping[int, int]:
+        """Where reading goes on after what ``read`` has returned: an offset for each partition of the share."""
+
+    @abc.abstractmethod
     def lag(self) -> Mapping[int, int]:
         """Records not yet returned by ``read``, by partition, as far as known without asking again."""
 

@@ -49,6 +49,9 @@ class TopicSource(Source):
         batch = await self._reader.read()
         return None if batch is None else SourceBatch(batch, {batch.partition: batch.next_offset})
 
+    def positions(self) -> Positions:
+        return {} if self._reader is None else dict(self._reader.positions())
+
     def lag(self) -> Mapping[int, int]:
         return {} if self._reader is None else self._reader.lag()
 

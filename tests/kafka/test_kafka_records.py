@@ -23,6 +23,7 @@ from topics.topic_case import (
 
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, RecordTooLarge, TopicError
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader
+from streamiter_kafka import cluster
 
 MakeTopic = Callable[..., Topic]
 
@@ -107,6 +108,29 @@ async def test_unkeyed_batches_spread_over_all_partitions(kafka_topic: MakeTopic
     await writer.close()
     parts = by_partition(await read_to_end(topic))
     assert sorted(len(part) for part in parts.values()) == [3, 3, 3]
+
+
+async def test_a_writer_finds_partitions_that_were_added(
+    kafka_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic is widened because it is too narrow, and then the new partitions stay empty."""
+    topic = kafka_topic()
+    await topic.create(partitions=1)
+    writer = await topic.open_writer()
+    await topic.create(partitions=3)
+    monkeypatch.setattr(cluster, "_STALE_S", 0.0)
+    for number in range(3):
+        await writer.write(OutgoingBatch(numbered([number])))
+    await writer.close()
+    assert set(by_partition(await read_to_end(topic))) == {0, 1, 2}
+
+
+async def test_records_can_be_acknowledged_by_the_leader_alone(kafka_topic: MakeTopic) -> None:
+    """For those to whom speed is worth more than a replica."""
+    topic = kafka_topic(acks="1")
+    await topic.create(partitions=2)
+    await write(topic, OutgoingBatch(numbered(range(1000)), keys=numbered(range(1000))))
+    assert sorted(numbers_of(await read_to_end(topic))) == list(range(1000))
 
 
 async def test_small_writes_travel_together_under_load(kafka_topic: MakeTopic) -> None:
@@ -309,6 +333,40 @@ async def test_a_topic_can_be_used_as_soon_as_it_is_created(kafka_topic: MakeTop
         for partition in range(4):
             await write(topic, OutgoingBatch([b"a"], partition=partition))
         assert len(await read_to_end(topic)) == 4
+
+
+async def test_aborted_records_are_left_out_wherever_reading_begins(kafka_topic: MakeTopic) -> None:
+    """Which of several interleaved producers aborted is told for each fetch, from its position on."""
+    topic = kafka_topic()
+    await topic.create()
+    choice = random.Random(11)
+    producers = [await topic.open_transactions(f"{topic.name}-{number}") for number in range(3)]
+    open_now: dict[int, list[bytes]] = {}
+    committed: list[bytes] = []
+    for step in range(60):
+        number = choice.randrange(3)
+        if number not in open_now:
+            await producers[number].begin()
+            open_now[number] = []
+        elif open_now[number] and choice.random() < 0.5:
+            values = open_now.pop(number)
+            if choice.random() < 0.5:
+                await producers[number].commit()
+                committed += values
+            else:
+                await producers[number].abort()
+        else:
+            value = b"%d of %d" % (step, number)
+            await producers[number].write(topic, OutgoingBatch([value]))
+            open_now[number].append(value)
+    for producer in producers:
+        await producer.close()
+    records = await read_to_end(topic)
+    assert sorted(values_of(records)) == sorted(committed)
+    _, end = (await topic.describe()).offsets[0]
+    for start in range(0, end, 3):
+        rest = [record for record in records if record.offset >= start]
+        assert await read_to_end(topic, ReadRequest(start={0: start}, stop="latest")) == rest
 
 
 async def test_a_transaction_left_open_is_aborted_after_its_timeout(kafka_topic: MakeTopic) -> None:

@@ -157,6 +157,8 @@ def test_the_cache_is_bounded_and_changes_nothing():
     records = [{"a": number % 37} for number in range(500)]
     assert small.rows(records) == large.rows(records)
     assert max(len(places) for places in small._places.values()) <= 10
+    large.rows([{"a": float("nan")} for _ in range(100)])  # no NaN equals another
+    assert len(large._places["a"]) == 37
 
 
 def test_no_records_give_no_rows():

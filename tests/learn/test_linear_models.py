@@ -17,6 +17,7 @@ from streamiter.learn import (
     LogisticRegression,
     SparseRows,
 )
+from streamiter.learn.losses import LogLoss, SquaredLoss
 
 OPTIMIZERS = [SGD(0.1), SGD(InverseSquareRoot(0.3), l1=0.01, l2=0.1), FTRL(), FTRL(0.3, 0.1, l1=0.05, l2=0.2)]
 MODELS = [LinearRegression, LogisticRegression]
@@ -401,6 +402,17 @@ def test_labels_of_minus_1_and_1_are_the_same_labels():
         signed.learn(ROWS[:3], [1, 0, -1])
     with pytest.raises(ConfigurationError, match=r'labels=\): expected "0/1" or "-1/1", given \'yes/no\''):
         LogisticRegression(2, labels="yes/no")
+
+
+@pytest.mark.parametrize("loss", [LogLoss(), SquaredLoss()], ids=["log", "squared"])
+def test_one_prediction_is_the_same_as_one_of_many_to_the_last_bit(loss):
+    """The exponentials of numpy and math differ for one number of twenty; rows must equal batches."""
+    margins = np.random.default_rng(13).normal(size=2000) * 5.0
+    before = margins.copy()
+    many = loss.predict(margins)
+    assert many.tobytes() == np.array([loss.predict_one(margin) for margin in margins.tolist()]).tobytes()
+    many += 1.0  # a new array, which the caller may change
+    assert np.array_equal(margins, before)
 
 
 def test_extreme_margins_give_plain_probabilities():

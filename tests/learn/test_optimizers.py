@@ -158,6 +158,8 @@ def test_ftrl_changes_nothing_where_the_gradient_is_0(optimizer):
     slots = optimizer.new_slots(weights)
     before = {name: slot.copy() for name, slot in slots.items()}
     optimizer.update(weights, np.zeros(3), slots, 1)
+    views = [view_of(slots[name]) for name in optimizer.slot_names]
+    optimizer.update_few([0, 1, 2], view_of(weights), [0.0, 0.0, 0.0], views, 2)
     assert weights.tolist() == [0.5, -2.0, 0.0]
     assert all(np.array_equal(slots[name], before[name]) for name in before)
 

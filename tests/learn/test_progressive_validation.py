@@ -189,7 +189,7 @@ def restored(window, kind, state):
 
 def test_a_restored_window_may_be_smaller():
     """A setting may change between two runs; the last rows are kept."""
-    columns = stream(4, 500)
+    columns = stream(4, 1500)
     large, small = ProgressiveValidation(window=400), ProgressiveValidation(window=100)
     large.update(*columns)
     small.update(*columns)

@@ -68,6 +68,9 @@ class _WatchedReader(TopicReader):
             self._topic.largest_batch = max(self._topic.largest_batch, len(batch))
         return batch
 
+    def positions(self) -> Any:
+        return self._reader.positions()
+
     def lag(self) -> Any:
         return self._reader.lag()
 

@@ -328,6 +328,9 @@ class _CountedReader(TopicReader):
     async def read(self) -> TopicBatch | None:
         return await self._reader.read()
 
+    def positions(self) -> Any:
+        return self._reader.positions()
+
     def lag(self) -> Any:
         return self._reader.lag()
 

@@ -283,6 +283,9 @@ class _FlakyReader(TopicReader):
                 task.cancel()
             await asyncio.wait([reading, down])
 
+    def positions(self) -> Any:
+        return self._reader.positions()
+
     def lag(self) -> Any:
         return self._reader.lag()
 

@@ -55,6 +55,16 @@ def test_the_function_may_refuse_records(operator: Any) -> None:
     assert driven.batches == []
 
 
+@pytest.mark.parametrize("operator", [MapBatch, FilterBatch])
+def test_the_function_is_never_given_an_empty_batch(operator: Any) -> None:
+    """Of a batch all of whose records were refused an empty one is left, and np.stack([]) is an error."""
+
+    def unprepared(batch: Any) -> Any:
+        raise AssertionError
+
+    assert Driven(operator(unprepared)).feed([], np.zeros(0), COLUMNS[0:0]).batches == []
+
+
 @pytest.mark.parametrize("batch", [[5, 6, 7, 8], np.arange(4), COLUMNS])
 @pytest.mark.parametrize("as_mask", [list, np.array])
 def test_filter_batch_keeps_the_kind(batch: Any, as_mask: Any) -> None:

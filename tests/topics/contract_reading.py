@@ -34,6 +34,21 @@ class ReadingContract:
                 numbers = sorted(numbers_of(await read_to_end(topic, request)))
                 assert numbers == list(range(subtask, 5, subtasks))
 
+    async def test_a_reader_tells_where_reading_goes_on_before_and_after_its_first_record(
+        self, case: TopicCase
+    ) -> None:
+        """A job that began at the end and stopped before the first record came went on from the beginning."""
+        topic = await case.make_topic(partitions=2)
+        await write(topic, OutgoingBatch(numbered(range(3)), partition=1))
+        reader = await patiently(topic.open_reader(ReadRequest(start="latest")))
+        try:
+            assert dict(reader.positions()) == {0: 0, 1: 3}
+            await write(topic, OutgoingBatch(numbered(range(2)), partition=1))
+            await read_count(reader, 2)
+            assert dict(reader.positions()) == {0: 0, 1: 5}
+        finally:
+            await reader.close()
+
     async def test_a_subtask_without_partitions_ends_a_bounded_read(self, case: TopicCase) -> None:
         """More subtasks than partitions is common; the idle ones must not hold the job."""
         topic = await case.make_topic(partitions=1)

@@ -289,7 +289,7 @@ class CountingClock(ManualClock):
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop and the threads go on until something has happened that sets no event."""
     async with asyncio.timeout(30.0):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0)
 
 

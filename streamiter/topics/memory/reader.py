@@ -52,6 +52,10 @@ class MemoryReader(TopicReader):
                 with self._store.lock:
                     self._log.waiters.discard(waiting)
 
+    def positions(self) -> Mapping[int, int]:
+        with self._store.lock:
+            return {number: self._positions[number] for number in sorted(self._positions)}
+
     def lag(self) -> Mapping[int, int]:
         with self._store.lock:
             partitions = self._log.partitions

@@ -1,0 +1,36 @@
+"""The events that the Kafka benchmarks read: rows of a linear regression as JSON, about 100 bytes each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+__all__ = ["FEATURES", "TRUE_WEIGHTS", "Event", "make_events"]
+
+FEATURES = 10
+TRUE_WEIGHTS: npt.NDArray[np.float64] = np.linspace(-1.0, 1.0, FEATURES)
+_CHUNK = 10_000
+
+
+class Event(msgspec.Struct, gc=False):
+    """The schema of an event."""
+
+    id: int
+    x: list[float]
+    y: float
+
+
+def make_events(count: int) -> Iterator[bytes]:
+    """``{"id", "x": [10 floats], "y"}``: the same for everyone, in order of their ids."""
+    generator = np.random.default_rng(seed=7)
+    for first in range(0, count, _CHUNK):
+        size = min(_CHUNK, count - first)
+        features = np.round(generator.normal(size=(size, FEATURES)), 3)
+        targets = np.round(features @ TRUE_WEIGHTS + 0.1 * generator.normal(size=size), 3)
+        rows = zip(range(first, first + size), features.tolist(), targets.tolist(), strict=True)
+        for number, x, y in rows:
+            yield orjson.dumps({"id": number, "x": x, "y": y})

@@ -1,0 +1,224 @@
+"""Loops without Kafka: many records once around a loop, and one token round and round."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.session import Session
+from streamiter import Flow, IterationBodyResult, Operator, OutputTag, Stream, connect, iterate_unbounded_streams
+from streamiter.operators.source import Source
+
+__all__ = ["feedback_latency", "feedback_throughput"]
+
+BACK = OutputTag("back")
+RECORDS = "records/s"
+HOPS = "hops/s"
+
+# As large as the batches that streamiter makes of items.
+_BATCH_RECORDS = 8192
+
+
+# -- many records, once around -----------------------------------------------------------------------------
+
+
+def feedback_throughput(session: Session) -> Iterator[Figure]:
+    """2 M records, every one fed back exactly once through an unbounded iteration."""
+    count = session.size(2_000_000, 20_000)
+    series = alternate(
+        {
+            "asyncio.Queue, lists": _measured(count, _round_queues),
+            "streamiter, lists": _measured(count, lambda n, watch: _once_around(list(range(n)), watch)),
+            "streamiter, numpy": _measured(count, lambda n, watch: _once_around(np.arange(n), watch)),
+        },
+        repeat=session.repeat,
+    )
+    queues = "asyncio.Queue, lists"
+    yield series.figure(queues, RECORDS)
+    for name in ("streamiter, lists", "streamiter, numpy"):
+        yield series.figure(name, RECORDS, beside=queues, target=Target("figure", at_least=3e6))
+
+
+def _measured(count: int, work: Callable[[int, Stopwatch], tuple[int, int]]) -> Contender:
+    def run() -> Trial:
+        watch = Stopwatch()
+        arrived = work(count, watch)
+        return Trial(watch.rates(count, "records"), arrived)
+
+    return run
+
+
+class _Once(Operator):
+    """Feeds back what is fresh, passes on what comes back."""
+
+    def process_fresh_batch(self, batch: Any, out: Any) -> None:
+        out.emit_batch(batch)
+
+    def process_back_batch(self, batch: Any, out: Any) -> None:
+        out.emit_batch(batch, tag=BACK)
+
+
+class _Tally(Operator):
+    """Counts what arrives."""
+
+    def __init__(self) -> None:
+        self.count = self.total = 0
+
+    def process_batch(self, batch: Any, out: Any) -> None:
+        self.count += len(batch)
+        self.total += int(np.sum(batch)) if isinstance(batch, np.ndarray) else sum(batch)
+
+
+def _once_around(items: Any, watch: Stopwatch) -> tuple[int, int]:
+    flow = Flow("once around")
+    tally = _Tally()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        once = connect(back=variables[0], fresh=data[0]).process(_Once)
+        return IterationBodyResult([once], [once.side_output(BACK)])
+
+    [arrived] = iterate_unbounded_streams([flow.from_items([])], [flow.from_items(items)], body)
+    arrived.process(lambda: tally)
+    with watch:
+        flow.run()
+    return tally.count, tally.total
+
+
+def _round_queues(count: int, watch: Stopwatch) -> tuple[int, int]:
+    """A source, a task that feeds back and one that brings the feedback: batches in queues, counted at the end."""
+
+    async def loop(batches: list[list[int]]) -> tuple[int, int]:
+        fresh: asyncio.Queue[list[int]] = asyncio.Queue(2)
+        back: asyncio.Queue[list[int]] = asyncio.Queue()
+        arrived: asyncio.Queue[list[int]] = asyncio.Queue(2)
+        tally = _Tally()
+
+        async def source() -> None:
+            for batch in batches:
+                await fresh.put(batch)
+
+        async def feed_back() -> None:
+            for _ in batches:
+                await back.put(await fresh.get())
+
+        async def bring() -> None:
+            for _ in batches:
+                await arrived.put(await back.get())
+
+        async with asyncio.TaskGroup() as group:
+            for work in (source(), feed_back(), bring()):
+                group.create_task(work)
+            for _ in batches:
+                tally.process_batch(await arrived.get(), None)
+        return tally.count, tally.total
+
+    numbers = list(range(count))
+    with watch:
+        return _run(loop([numbers[at : at + _BATCH_RECORDS] for at in range(0, count, _BATCH_RECORDS)]))
+
+
+# -- one token, round and round ------------------------------------------------------------------------------
+
+
+def feedback_latency(session: Session) -> Iterator[Figure]:
+    """One record in an otherwise idle loop: how often it goes from one task to the next in a second."""
+    rounds = session.size(50_000, 1_000)
+    series = alternate(
+        {
+            "three asyncio tasks, bare futures": lambda: _token_in_futures(rounds),
+            "streamiter, a loop of two tasks": lambda: _token_in_loop(rounds),
+        },
+        repeat=session.repeat,
+    )
+    futures = "three asyncio tasks, bare futures"
+    yield series.figure(futures, HOPS)
+    yield series.figure(
+        "streamiter, a loop of two tasks", HOPS, beside=futures, target=Target("figure", at_least=50e3)
+    )
+
+
+class _Silence(Source):
+    """Never ends and never gives anything."""
+
+    bounded = False
+
+    async def read(self) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+
+class _Referee(Operator):
+    """Sends the token round until it has made all its rounds."""
+
+    def __init__(self, rounds: int, done: asyncio.Event) -> None:
+        self._rounds = rounds
+        self._done = done
+
+    def process_token(self, rounds_made: int, out: Any) -> None:
+        if rounds_made == self._rounds:
+            self._done.set()
+        else:
+            out.emit(rounds_made + 1)
+
+    def process_data(self, record: Any, out: Any) -> None:
+        raise AssertionError("nothing comes from a silent source")
+
+
+def _token_in_loop(rounds: int) -> Trial:
+    async def play() -> int:
+        done = asyncio.Event()
+        flow = Flow("token")
+
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            token = connect(token=variables[0], data=data[0]).process(lambda: _Referee(rounds, done))
+            return IterationBodyResult([token], [token])
+
+        [seen] = iterate_unbounded_streams([flow.from_items([0])], [flow.from_source(_Silence)], body)
+        job = await flow.start()
+        await done.wait()
+        statistics = await job.stop("abort")
+        [channel] = [each for task in statistics.tasks for each in task.feedback]
+        assert seen.parallelism == 1
+        return channel.total_records
+
+    with Stopwatch() as watch:
+        rounds_made = _run(play())
+    return Trial(watch.rates(2 * rounds_made, "hops"), rounds_made)
+
+
+def _token_in_futures(rounds: int) -> Trial:
+    tasks = 3
+
+    async def play() -> int:
+        loop = asyncio.get_running_loop()
+        inboxes = [loop.create_future() for _ in range(tasks)]
+        rounds_made = 0
+
+        async def pass_on(number: int) -> None:
+            nonlocal rounds_made
+            following = (number + 1) % tasks
+            for _ in range(rounds):
+                await inboxes[number]
+                inboxes[number] = loop.create_future()
+                rounds_made += number == tasks - 1
+                if not inboxes[following].done():
+                    inboxes[following].set_result(None)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(tasks):
+                group.create_task(pass_on(number))
+            inboxes[0].set_result(None)
+        return rounds_made
+
+    with Stopwatch() as watch:
+        rounds_made = _run(play())
+    return Trial(watch.rates(tasks * rounds_made, "hops"), rounds_made)
+
+
+def _run(main: Any) -> Any:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)

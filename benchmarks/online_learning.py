@@ -1,0 +1,264 @@
+"""Online linear regression from Kafka to Kafka, beside a loop written by hand on aiokafka, orjson and numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from benchmarks import kafka
+from benchmarks.events import FEATURES, TRUE_WEIGHTS, Event, make_events
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.session import Session
+from streamiter import (
+    Columns,
+    Flow,
+    IterationBodyResult,
+    IterationListener,
+    Json,
+    Operator,
+    Stream,
+    connect,
+    epochs_every,
+    iterate_unbounded_streams,
+)
+from streamiter.learn import SGD, Examples, LinearRegression, train_online
+from streamiter.topics import JsonColumns
+from streamiter.topics.formats import Typed
+from streamiter.topics.topic import Topic
+
+__all__ = ["online_learning"]
+
+PARTITIONS = 2
+MINI_BATCH = 1_000
+LEARNING_RATE = 0.2
+EVENTS = "events/s"
+BY_HAND = "by hand: aiokafka, orjson, numpy"
+
+Floats = npt.NDArray[np.float64]
+Rows = Callable[[Any], tuple[Floats, Floats]]
+"""Features and targets of a mini-batch."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What all contenders must agree on."""
+
+    updates: int
+    weights: Floats
+
+    def agrees_with(self, other: Learned) -> bool:
+        """As many updates, and weights that converged to the same, which is what the events were made from.
+
+        They are not equal to the last bit: partitions interleave differently in each run.
+        """
+        return (
+            self.updates == other.updates
+            and np.allclose(self.weights, other.weights, atol=0.02)
+            and np.allclose(self.weights, TRUE_WEIGHTS, atol=0.05)
+        )
+
+
+def online_learning(session: Session) -> Iterator[Figure]:
+    """1 M events of 100 bytes from two partitions, 1,000 at a time into a model, each update to Kafka."""
+    count = session.size(1_000_000, 20_000)
+    events = kafka.new_topic(session, "events", partitions=PARTITIONS)
+    kafka.fill(session, events, make_events(count), partitions=PARTITIONS)
+
+    def by_hand(decode: Callable[[bytes], Any], rows: Rows) -> Contender:
+        return lambda: _by_hand(session, events, count, decode, rows)
+
+    def flow(learn: Learn, decoder: Any, rows: Rows) -> Contender:
+        return lambda: _flow(session, events, count, learn, decoder, rows)
+
+    columns = JsonColumns({"id": "int64", "x": ("float64", FEATURES), "y": "float64"})
+    contenders = {
+        BY_HAND: by_hand(orjson.loads, rows_of_dicts),
+        "by hand: aiokafka, msgspec schema": by_hand(msgspec.json.Decoder(Event).decode, rows_of_structs),
+        "flow, Json": flow(learn_asynchronously, Json(), rows_of_dicts),
+        "flow, JsonColumns": flow(learn_asynchronously, columns, rows_of_columns),
+        "flow, Typed": flow(learn_asynchronously, Typed(Event), rows_of_structs),
+        "flow, JsonColumns, synchronous epochs": flow(learn_in_epochs, columns, rows_of_columns),
+        "train_online, JsonColumns": flow(learn_online, columns, rows_of_columns),
+    }
+    targets = {"flow, Json": 0.9, "flow, JsonColumns": 1.0, "flow, Typed": 1.0}
+    series = alternate(contenders, repeat=session.repeat, agree=Learned.agrees_with)
+    for name in contenders:
+        bound = targets.get(name)
+        yield series.figure(
+            name,
+            EVENTS,
+            beside="" if name == BY_HAND else BY_HAND,
+            target=None if bound is None else Target("ratio", at_least=bound),
+        )
+
+
+# -- by hand ------------------------------------------------------------------------------------------------
+
+
+def _by_hand(
+    session: Session, events: Topic, count: int, decode: Callable[[bytes], Any], rows: Rows
+) -> Trial:
+    updates = kafka.new_topic(session, "updates")
+
+    async def learn() -> Floats:
+        weights = np.zeros(FEATURES)
+        version, seen, pending = 0, 0, []
+        async with (
+            kafka.consumer(session.kafka, events.name, partitions=PARTITIONS) as consumer,
+            kafka.producer(session.kafka) as producer,
+        ):
+            while seen < count:
+                for records in (await consumer.getmany(timeout_ms=1000)).values():
+                    seen += len(records)
+                    pending += [decode(record.value) for record in records]
+                    full = len(pending) - len(pending) % MINI_BATCH
+                    for start in range(0, full, MINI_BATCH):
+                        features, targets = rows(pending[start : start + MINI_BATCH])
+                        weights = weights - LEARNING_RATE * gradient(features, targets, weights)
+                        version += 1
+                        update = {"version": version, "records": version * MINI_BATCH, "weights": weights}
+                        value = orjson.dumps(update, option=orjson.OPT_SERIALIZE_NUMPY)
+                        await producer.send(updates.name, value, key=b"regression")
+                    del pending[:full]
+            await producer.flush()
+        return weights
+
+    with Stopwatch() as watch:
+        weights = kafka.run(learn())
+    return Trial(watch.rates(count, "events"), Learned(kafka.count_records(session, updates), weights))
+
+
+def gradient(features: Floats, targets: Floats, weights: Floats) -> Floats:
+    """Of half the mean squared error."""
+    slope: Floats = features.T @ (features @ weights - targets) / len(targets)
+    return slope
+
+
+def rows_of_dicts(mini_batch: list[dict[str, Any]]) -> tuple[Floats, Floats]:
+    """Of what JSON gives without a schema."""
+    return np.array([event["x"] for event in mini_batch]), np.array([event["y"] for event in mini_batch])
+
+
+def rows_of_structs(mini_batch: list[Event]) -> tuple[Floats, Floats]:
+    """Of typed records."""
+    return np.array([event.x for event in mini_batch]), np.array([event.y for event in mini_batch])
+
+
+def rows_of_columns(mini_batch: Columns) -> tuple[Floats, Floats]:
+    """Of columns, which are arrays already."""
+    return mini_batch["x"], mini_batch["y"]
+
+
+# -- as flows -----------------------------------------------------------------------------------------------
+
+Learn = Callable[[Stream, Rows], Stream]
+"""From the stream of events to that of models."""
+
+
+def _flow(session: Session, events: Topic, count: int, learn: Learn, decoder: Any, rows: Rows) -> Trial:
+    updates = kafka.new_topic(session, "updates")
+    flow = Flow("online learning")
+    models = learn(flow.source(events, decode=decoder, stop="latest"), rows)
+    last = _Last()
+    models.process(lambda: last)
+    models.publish_model(updates, model="regression")
+    with Stopwatch() as watch:
+        statistics = flow.run()
+    read = next(step for task in statistics.tasks for step in task.steps if step.step == events.name)
+    assert read.counts.records_in == count, f"{read.counts.records_in} of {count} events were read"
+    return Trial(watch.rates(count, "events"), Learned(kafka.count_records(session, updates), last.weights))
+
+
+class _Last(Operator):
+    """Remembers the last model."""
+
+    def __init__(self) -> None:
+        self.weights: Floats = np.zeros(FEATURES)
+
+    def process(self, model: Any, out: Any) -> None:
+        self.weights = model if isinstance(model, np.ndarray) else model.parameters["weights"]
+
+
+class Train(Operator):
+    """Learns from mini-batches; its model comes back through the loop, where the newer one wins."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self.version = 0
+        self.weights: Floats = np.zeros(FEATURES)
+
+    def process_model(self, model: tuple[int, Floats], out: Any) -> None:
+        version, weights = model
+        if version > self.version:
+            self.version, self.weights = version, weights
+
+    def process_examples(self, mini_batch: Any, out: Any) -> None:
+        features, targets = self._rows(mini_batch)
+        self.weights = self.weights - LEARNING_RATE * gradient(features, targets, self.weights)
+        self.version += 1
+        out.emit((self.version, self.weights))
+
+
+def learn_asynchronously(events: Stream, rows: Rows) -> Stream:
+    """An unbounded iteration around one operator, its model fed back."""
+    start = events.flow.from_items([(0, np.zeros(FEATURES))])
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        model, examples = variables[0].broadcast(), data[0].batch(MINI_BATCH)
+        models = connect(model=model, examples=examples).process(lambda: Train(rows), name="train")
+        return IterationBodyResult([models], [models])
+
+    [models] = iterate_unbounded_streams([start], [events], body)
+    return models.map(lambda model: model[1])
+
+
+class TrainInEpochs(Operator, IterationListener):
+    """One mini-batch an epoch; the step is made when the epoch is complete."""
+
+    epochs_in_order = True
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self.weights: Floats = np.zeros(FEATURES)
+        self._step: Floats | None = None
+
+    def process_model(self, weights: Floats, out: Any) -> None:
+        self.weights = weights
+
+    def process_examples(self, mini_batch: Any, out: Any) -> None:
+        features, targets = self._rows(mini_batch)
+        self._step = LEARNING_RATE * gradient(features, targets, self.weights)
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        if self._step is not None:
+            self.weights, self._step = self.weights - self._step, None
+            out.emit(self.weights)
+
+
+def learn_in_epochs(events: Stream, rows: Rows) -> Stream:
+    """The same with an epoch for each mini-batch: callbacks, watermarks, no staleness."""
+    start = events.flow.from_items([np.zeros(FEATURES)])
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        model, examples = variables[0].broadcast(), data[0].batch(MINI_BATCH)
+        models = connect(model=model, examples=examples).process(lambda: TrainInEpochs(rows), name="train")
+        return IterationBodyResult([models], [models])
+
+    [models] = iterate_unbounded_streams([start], [epochs_every(events, records=MINI_BATCH)], body)
+    return models
+
+
+def learn_online(events: Stream, rows: Rows) -> Stream:
+    """The ready-made training: progressive validation beside the model."""
+    return train_online(
+        events,
+        lambda: LinearRegression(FEATURES, optimizer=SGD(LEARNING_RATE), intercept=False),
+        extract=lambda mini_batch: Examples(*rows(mini_batch)),
+        mini_batch=MINI_BATCH,
+    ).models

@@ -1,0 +1,52 @@
+"""What every benchmark is given: how large, how often, and a Kafka broker when it asks for one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["PROJECT", "Session"]
+
+PROJECT = Path(__file__).parents[1]
+
+
+class Session:
+    """One run of the benchmarks; a context manager, which stops what it started."""
+
+    def __init__(self, *, quick: bool = False, repeat: int = 5, kafka: str | None = None) -> None:
+        """``kafka`` is the address of a broker that runs already."""
+        self.quick = quick
+        self.repeat = repeat
+        self._given_kafka = kafka or os.environ.get("STREAMITER_TEST_KAFKA")
+        self._resources = contextlib.ExitStack()
+
+    def size(self, full: int, quick: int) -> int:
+        """How much work a trial does."""
+        return quick if self.quick else full
+
+    @functools.cached_property
+    def kafka(self) -> str:
+        """``host:port`` of a broker: one that was given, or one of its own."""
+        if self._given_kafka:
+            return self._given_kafka
+        sys.path.append(str(PROJECT / "tests"))
+        from support.kafka_server import FULL_SPEED, running_kafka
+
+        server: Any = self._resources.enter_context(running_kafka(jvm_options=FULL_SPEED))
+        return str(server.bootstrap)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._resources.close()

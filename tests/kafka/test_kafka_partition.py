@@ -1,0 +1,109 @@
+"""What becomes of fetched bytes: positions, stops, columns, damage. Without a broker."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from streamiter.errors import TopicError
+from streamiter.topics import OutgoingBatch
+from streamiter_kafka.batch import KafkaBatch
+from streamiter_kafka.packing import Packing, ProducerIdentity
+from streamiter_kafka.partition import ReadPartition
+from streamiter_kafka.partition_queue import PartitionQueue
+
+
+def stored(first: int, count: int, compression: str = "none") -> bytes:
+    """A record batch as a broker stores it: records of the offsets ``first`` and on, each valued by its own."""
+    packing = Packing("t", 10**6, compression=compression, max_batch_bytes=10**6, transactional=False)
+    queue = PartitionQueue(packing, 0)
+    numbers = range(first, first + count)
+    batch = OutgoingBatch(
+        [b"%d" % number for number in numbers],
+        keys=[None if number % 2 else b"k%d" % number for number in numbers],
+        headers=[(("h", b"%d" % number),) if number % 3 == 0 else () for number in numbers],
+        timestamps_ms=[1000 + number for number in numbers],
+    )
+    queue.put(batch, 0)
+    sealed = bytes(queue.seal(ProducerIdentity()))
+    return (
+        struct.pack(">q", first) + sealed[8:]
+    )  # the offset is the broker's to give, and not in the checksum
+
+
+def partition(offset: int = 0, stop: int | None = None) -> ReadPartition:
+    return ReadPartition(0, "topic 't'", offset, stop)
+
+
+def taken(read: ReadPartition, max_records: int = 100) -> list[int]:
+    return [record.offset for record in read.take(max_records)]
+
+
+def test_reading_begins_and_ends_inside_of_stored_batches() -> None:
+    """A broker returns whole batches, whatever the position in them."""
+    read = partition(offset=3, stop=12)
+    read.add(stored(0, 5) + stored(5, 5) + stored(10, 5), None, 15)
+    assert taken(read) == list(range(3, 12))
+    assert read.is_finished
+    assert read.lag == 0
+
+
+def test_batches_of_any_size_are_cut_and_joined_to_the_size_asked_for() -> None:
+    """Neither a producer of single records nor one of huge batches decides how much a flow takes at once."""
+    read = partition()
+    read.add(b"".join(stored(first, 1) for first in range(4)) + stored(4, 30), None, 40)
+    assert taken(read, 10) == list(range(10))
+    assert (read.next_offset, read.lag) == (10, 30)
+    read.add(stored(34, 6), None, 40)
+    assert taken(read, 10) == list(range(10, 20))
+    assert taken(read, 10) == list(range(20, 30))
+    assert taken(read, 10) == list(range(30, 40))
+    assert not read.has_records
+
+
+def test_offsets_that_were_compacted_away_are_passed_over() -> None:
+    """A reader that waits for the offset after its last record waits for ever."""
+    read = partition(stop=50)
+    read.add(stored(7, 2) + stored(60, 2), None, 62)
+    assert taken(read) == [7, 8]
+    assert read.is_finished
+
+
+def test_what_is_held_is_counted_and_let_go() -> None:
+    """The bound on memory rests on this number."""
+    read = partition()
+    read.add(stored(0, 50) + stored(50, 50), None, 100)
+    held = read.fetched_bytes
+    assert held > 1000
+    taken(read, 50)
+    assert 0 < read.fetched_bytes < held
+    taken(read, 50)
+    assert read.fetched_bytes == 0
+
+
+def test_a_damaged_batch_is_an_error_that_names_its_offset() -> None:
+    """Reading on would hand out records that nobody wrote."""
+    damaged = bytearray(stored(20, 5))
+    damaged[-3] ^= 1
+    read = partition(offset=20)
+    read.add(bytes(damaged), None, 25)
+    with pytest.raises(TopicError, match="offset 25 is damaged"):
+        read.take(10)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_all_columns_belong_to_the_same_records_however_a_batch_is_cut(compression: str) -> None:
+    """Columns are built when they are asked for: each cut must build its own."""
+    read = partition()
+    read.add(stored(0, 12, compression), None, 12)
+    batch = KafkaBatch(0, read.take(12))
+    whole = batch.records()
+    assert [record.offset for record in whole] == list(range(12))
+    assert batch[3:7].records() == whole[3:7]
+    assert batch.take([5, 1, 11]).records() == [whole[5], whole[1], whole[11]]
+    assert (batch[3:7].next_offset, batch.next_offset, len(batch[3:7])) == (7, 12, 4)
+    assert whole[6].key == b"k6"
+    assert whole[6].headers == (("h", b"6"),)
+    assert whole[6].timestamp_ms == 1006
+    assert whole[7].key is None
