@@ -70,8 +70,9 @@ class KafkaOptions:
     acks: str = "all"
     compression: str = "none"
     linger_s: float = 0.0
-    # Just under the 1,048,588 bytes that a topic takes by default.
-    max_batch_bytes: int = 1_000_000
+    # Measured: 250 to 500 kB cost the least CPU a record; twice as much costs a fifth more, in memory that
+    # is fetched anew for each request. A topic takes 1,048,588 bytes by default.
+    max_batch_bytes: int = 500_000
     max_unacked_bytes: int = 16_000_000
     # Measured: more does not read faster, less than 4 MB does read slower.
     fetch_max_bytes: int = 8_000_000

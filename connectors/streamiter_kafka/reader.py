@@ -24,7 +24,7 @@ from streamiter_kafka.cluster import NO_LEADER, Cluster, Lane
 from streamiter_kafka.codes import Code
 from streamiter_kafka.offsets import READ_COMMITTED, OffsetFinder
 from streamiter_kafka.partition import ReadPartition
-from streamiter_kafka.trouble import BrokerTrouble, passing, persist
+from streamiter_kafka.trouble import BrokerTrouble, check, passing, persist
 from streamiter_kafka.wire import FetchRequest, Response
 
 __all__ = ["KafkaReader", "open_reader"]
@@ -197,6 +197,8 @@ class KafkaReader(TopicReader):
 
     async def _take_in(self, response: Response) -> dict[int, BrokerTrouble]:
         """Add the records to their partitions; the trouble with the others."""
+        # Old versions of the answer have no code for the request as a whole.
+        check(getattr(response, "error_code", Code.NONE), self._subject)
         ailing = {}
         for _topic, answers in response.topics:
             for number, code, _high_watermark, stable_offset, *between, fetched in answers:

@@ -1,0 +1,193 @@
+"""Drives a gate as a task does, and writes down what it gives: for tests of the gate against simple rules."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from streamiter.channels import Channel
+from streamiter.checkpoints.spill import SpillQueue
+from streamiter.records import (
+    Batch,
+    CheckpointBarrier,
+    Control,
+    DataBatch,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    slice_batch,
+)
+from streamiter.runtime.epochs_aside import EpochsAside
+from streamiter.runtime.gate import Gate, InputEnded, Port
+
+Item = DataBatch | Control
+Wants = Callable[[], tuple[str, ...] | None]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One record as the operator got it."""
+
+    port: int
+    epoch: int
+    record: int
+
+
+def aside() -> EpochsAside:
+    """What sets records of later epochs aside, in memory but for the largest."""
+    return EpochsAside(
+        lambda: SpillQueue(
+            name="step", directory=tempfile.gettempdir(), memory_limit_bytes=400, disk_limit_bytes=1 << 20
+        )
+    )
+
+
+@dataclass
+class GateRun:
+    """A gate with its channels and an operator that writes everything down in ``trace``.
+
+    The trace holds ``Seen`` for records and the control events themselves; ``snapshots`` what a
+    checkpoint would have kept at each barrier.
+    """
+
+    inputs: Sequence[str]
+    in_order: bool = False
+    wants: Wants | None = None
+    limit_records: int = 1000
+    restored: dict[str, Any] | None = None
+    trace: list[Seen | Control] = field(default_factory=list)
+    batches: list[DataBatch] = field(default_factory=list)
+    snapshots: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.channels = [
+            Channel(f"{number} → step", limit_records=self.limit_records) for number in range(len(self.inputs))
+        ]
+        ports = [
+            Port(number, name, channel, is_feedback=False)
+            for number, (name, channel) in enumerate(zip(self.inputs, self.channels, strict=True))
+        ]
+        self.gate = Gate(ports, epochs_aside=aside() if self.in_order else None)
+        if self.restored is not None:
+            self.gate.restore(self.restored)
+        self._ask()
+
+    # -- the channels' side ----------------------------------------------------------------------------
+
+    def put(self, port: int, item: Item) -> bool:
+        """Put an item into a channel; says whether there was room."""
+        if isinstance(item, DataBatch):
+            return self.channels[port].try_put(item)
+        self.channels[port].put_control(item)
+        return True
+
+    def put_all(self, port: int, *items: Item) -> None:
+        """Put items that must find room."""
+        for item in items:
+            assert self.put(port, item)
+
+    # -- the task's side -------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        if self.wants is not None:
+            self.gate.want(self.wants())
+
+    def step(self) -> bool:
+        """Handle what the gate gives next; says whether there was something."""
+        polled = self.gate.poll()
+        if polled is None:
+            return False
+        port, message = polled
+        if isinstance(message, Control):
+            for event in [message] if port is None else self.gate.accept(port, message):
+                self._handle(event)
+        else:
+            assert port is not None
+            assert isinstance(message, DataBatch)
+            self.batches.append(message)
+            self._process(port, message)
+        self._ask()
+        return True
+
+    def _handle(self, event: Control) -> None:
+        self.trace.append(event)
+        if isinstance(event, CheckpointBarrier):
+            self.snapshots[event.checkpoint] = self.gate.snapshot()
+
+    def _process(self, port: Port, batch: DataBatch) -> None:
+        for index, record in enumerate(batch.records):
+            self.trace.append(Seen(port.index, batch.epoch, int(record)))
+            self._ask()
+            if index + 1 < len(batch.records) and not self.gate.is_wanted(port.input_name):
+                rest = slice_batch(batch.records, index + 1, len(batch.records))
+                self.gate.put_back(port, rest, batch.epoch)
+                return
+
+    def run(self) -> list[Seen | Control]:
+        """Handle until nothing is left to do."""
+        while self.step():
+            pass
+        return self.trace
+
+    # -- what was seen ---------------------------------------------------------------------------------
+
+    def records(self, port: int | None = None) -> list[int]:
+        """The records handled (of one port), in order."""
+        return [
+            seen.record for seen in self.trace if isinstance(seen, Seen) and (port is None or seen.port == port)
+        ]
+
+    def told(self) -> list[str]:
+        """The trace in words: records as numbers, events by name."""
+        return [_word(entry) for entry in self.trace]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end has come."""
+        return bool(self.trace) and isinstance(self.trace[-1], EndOfInput)
+
+
+def _word(entry: Seen | Control) -> str:
+    if isinstance(entry, Seen):
+        return str(entry.record)
+    if isinstance(entry, EpochWatermark):
+        return f"watermark {entry.epoch}"
+    if isinstance(entry, CheckpointBarrier):
+        return f"barrier {entry.checkpoint}"
+    if isinstance(entry, InputEnded):
+        return f"{entry.input_name} ended"
+    return "end of data" if isinstance(entry, EndOfData) else "end"
+
+
+def data(*records: int, epoch: int = 0) -> DataBatch:
+    """A list of records."""
+    return DataBatch(list(records), epoch)
+
+
+def array(*records: int, epoch: int = 0) -> DataBatch:
+    """The same as an array."""
+    return DataBatch(np.array(records, np.int64), epoch)
+
+
+def held_records(snapshot: dict[str, Any], in_order: bool) -> list[int]:
+    """The records that a gate's snapshot keeps, read back through a restored gate."""
+    ports = len(snapshot["ended"])
+    run = GateRun([f"in{number}" for number in range(ports)], in_order=in_order)
+    run.gate.restore({**snapshot, "ended": [0] * ports, "data_ended": [0] * ports, "deferred": [None] * ports})
+    kept = [item for port in run.gate.ports for item in port.held if isinstance(item, DataBatch)]
+    if run.gate._aside is not None:
+        kept += [batch for _, batch in run.gate._aside.take_all()]
+    return [int(record) for batch in kept for record in batch.records]
+
+
+def batch_of(records: Batch, epoch: int) -> DataBatch:
+    """For generated scripts."""
+    return DataBatch(records, epoch)
+
+
+Script = Sequence[deque[Item]]

@@ -1,0 +1,285 @@
+"""The gate: turns, joining, wanted inputs, watermarks, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from runtime.gate_run import GateRun, Seen, array, data
+from streamiter.errors import ConfigurationError
+from streamiter.records import Columns, DataBatch, EndOfData, EndOfInput, EpochWatermark
+from streamiter.runtime.gate import BarrierTrigger, InputEnded
+from streamiter.records import CheckpointBarrier
+
+
+class TestTurns:
+    def test_a_flood_on_one_channel_does_not_starve_another(self) -> None:
+        """One partition that catches up on a week of backlog; the others must go on being read."""
+        run = GateRun(["input", "input"])
+        # Kinds that alternate cannot be joined, so that the flood stays a hundred batches.
+        for number in range(100):
+            run.put_all(0, data(number) if number % 2 else array(number))
+        run.put_all(1, data(1000))
+        run.put_all(1, array(1001))
+        run.run()
+        assert run.records()[:4] == [0, 1000, 1, 1001]
+        assert len(run.records()) == 102
+
+    def test_a_channel_that_goes_on_getting_records_gives_others_their_turn(self) -> None:
+        """The flood is refilled as fast as it is read."""
+        run = GateRun(["input", "input", "input"])
+        run.put_all(0, data(0))
+        run.put_all(1, data(1000))
+        run.put_all(2, data(2000))
+        for number in range(1, 10):
+            run.step()
+            run.put_all(0, data(number))
+        assert {1000, 2000} <= set(run.records()[:5])
+
+    async def test_waiting_ends_when_a_channel_gets_something_or_something_is_posted(self) -> None:
+        """A task that sleeps beside its input is the silent stall."""
+        run = GateRun(["input"])
+        for wake in (
+            lambda: run.put_all(0, data(1)),
+            lambda: run.put_all(0, EpochWatermark(0)),
+            lambda: run.gate.post(InputEnded("input")),
+        ):
+            run.run()
+            waiting = asyncio.create_task(run.gate.wait())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            wake()
+            await waiting
+
+    def test_what_is_posted_comes_first(self) -> None:
+        """Timers and stops must not wait behind a backlog."""
+        run = GateRun(["input"])
+        run.put_all(0, data(1))
+        run.gate.post(InputEnded("timer"))
+        assert [type(entry) for entry in run.run()] == [InputEnded, Seen]
+
+    def test_what_lies_in_a_channel_before_the_gate_is_made_is_seen(self) -> None:
+        """Upstream may be opened, and put, before its consumer exists."""
+        run = GateRun(["input"])
+        run.put_all(0, data(1))
+        again = GateRun(["input"])
+        again.channels = run.channels
+        again.gate = type(again.gate)(run.gate.ports)
+        again.run()
+        assert again.records() == [1]
+
+
+class TestJoining:
+    def test_small_batches_that_wait_come_as_one(self) -> None:
+        """A step that has fallen behind catches up by larger batches; singles would keep it behind for ever."""
+        run = GateRun(["input"])
+        for number in range(5):
+            run.put_all(0, data(number))
+        run.run()
+        assert [batch.records for batch in run.batches] == [[0, 1, 2, 3, 4]]
+
+    def test_batches_of_different_epochs_stay_apart(self) -> None:
+        """A record counted to the wrong epoch is a wrong gradient."""
+        run = GateRun(["input"])
+        run.put_all(0, data(0, epoch=0), data(1, epoch=0), data(2, epoch=1), data(3, epoch=0))
+        run.run()
+        assert [(batch.epoch, batch.records) for batch in run.batches] == [(0, [0, 1]), (1, [2]), (0, [3])]
+
+    def test_batches_of_different_kinds_stay_apart(self) -> None:
+        """A list joined with an array would change the type of its records."""
+        run = GateRun(["input"])
+        columns = DataBatch(Columns({"x": [1]}))
+        run.put_all(0, data(0), data(1), array(2), array(3), DataBatch(np.array([4.5])))
+        run.run()
+        assert [len(batch.records) for batch in run.batches] == [2, 2, 1]
+        assert run.batches[1].records.dtype == np.int64  # type: ignore[union-attr]
+        run.put_all(0, columns, columns)
+        run.gate.poll()
+
+    def test_nothing_is_joined_across_a_control_record(self) -> None:
+        """What lies behind a barrier belongs to the next checkpoint."""
+        run = GateRun(["input"])
+        run.put_all(0, data(0), EpochWatermark(0), data(1, epoch=1), CheckpointBarrier(1), data(2, epoch=1))
+        assert run.run() and run.told() == ["0", "watermark 0", "1", "barrier 1", "2"]
+
+    def test_a_joined_batch_is_bounded(self) -> None:
+        """A backlog must not become one batch that takes minutes."""
+        run = GateRun(["input"], limit_records=100_000)
+        for _ in range(10):
+            run.put_all(0, DataBatch(list(range(3000))))
+        run.run()
+        assert [len(batch.records) for batch in run.batches] == [6000] * 5
+
+
+class TestWatermarks:
+    def test_the_watermark_is_the_least_of_all_channels(self) -> None:
+        """A callback that comes before the slowest channel's records averages half a gradient."""
+        run = GateRun(["a", "a", "b"])
+        run.put_all(0, EpochWatermark(0), EpochWatermark(3))
+        run.put_all(1, EpochWatermark(1))
+        assert run.run() == []
+        run.put_all(2, EpochWatermark(0))
+        run.run()
+        run.put_all(2, EpochWatermark(5))
+        run.run()
+        assert run.told() == ["watermark 0", "watermark 1"]
+
+    def test_a_channel_whose_data_has_ended_holds_nothing_back(self) -> None:
+        """One empty partition would otherwise stop all callbacks for ever."""
+        run = GateRun(["a", "b"])
+        run.put_all(0, EpochWatermark(4))
+        run.put_all(1, EndOfData())
+        run.run()
+        assert run.told() == ["b ended", "watermark 4"]
+
+    def test_the_end_of_all_data_is_told_once_and_the_task_lives_on(self) -> None:
+        """In an iteration an operator fed by data only stays for the termination."""
+        run = GateRun(["a", "b"])
+        run.put_all(0, EndOfData())
+        run.put_all(1, EndOfData())
+        run.run()
+        assert run.told() == ["a ended", "b ended", "end of data"]
+        run.put_all(0, EndOfInput(7))
+        run.put_all(1, EndOfInput(7))
+        run.run()
+        assert run.told()[3:] == ["end"]
+        end = run.trace[-1]
+        assert isinstance(end, EndOfInput)
+        assert end.epoch == 7
+
+    def test_an_input_has_ended_when_all_its_channels_have(self) -> None:
+        """``input_ended`` while another partition still brings records would close the account too early."""
+        run = GateRun(["a", "a", "b"])
+        run.put_all(0, EndOfInput())
+        run.put_all(2, EndOfInput())
+        run.run()
+        assert run.told() == ["b ended"]
+        run.put_all(1, data(1), EndOfInput())
+        run.run()
+        assert run.told() == ["b ended", "1", "a ended", "end"]
+
+
+def alternating(*names: str) -> Iterator[tuple[str, ...]]:
+    return itertools.cycle([(name,) for name in names])
+
+
+class TestWantedInputs:
+    def test_only_wanted_inputs_are_read(self) -> None:
+        """A worker that takes data before its first model predicts with zeros."""
+        run = GateRun(["model", "data"], wants=lambda: ("model",))
+        run.put_all(1, data(10, 11))
+        run.put_all(0, data(1))
+        run.run()
+        assert run.records() == [1]
+        assert run.gate.has_parked
+
+    def test_what_is_wanted_may_change_with_each_record_of_a_batch(self) -> None:
+        """Where a transport batch is cut carries no meaning: the switch must not wait for its end."""
+        wants = alternating("a", "b")
+        asked: list[tuple[str, ...]] = [next(wants)]
+
+        run = GateRun(["a", "b"], wants=lambda: asked[-1])
+        run.put_all(0, data(1, 2, 3))
+        run.put_all(1, data(10, 20, 30))
+        run.gate.want(("a",))
+        seen = 0
+        while run.step():
+            if len(run.records()) > seen:
+                seen = len(run.records())
+                asked.append(next(wants))
+                run.gate.want(asked[-1])
+        # Each step handles records until the other input is wanted.
+        assert sorted(run.records()) == [1, 2, 3, 10, 20, 30]
+
+    def test_records_alternate_strictly_when_the_operator_says_so(self) -> None:
+        """A join that takes one of each: the strictest use of it, over batches of three."""
+        count = itertools.count()
+        turns = {"now": 0}
+
+        def wants() -> tuple[str, ...]:
+            return (("a", "b")[turns["now"] % 2],)
+
+        run = GateRun(["a", "b"], wants=wants)
+        original = run.trace.append
+
+        class Trace(list):  # type: ignore[type-arg]
+            def append(self, entry: object) -> None:
+                super().append(entry)
+                if isinstance(entry, Seen):
+                    turns["now"] += 1
+
+        del original, count
+        run.trace = Trace()
+        run.put_all(0, data(1, 2, 3), EndOfInput())
+        run.put_all(1, data(10, 20, 30), EndOfInput())
+        run.run()
+        assert run.told() == ["1", "10", "2", "20", "3", "30", "a ended", "b ended", "end"]
+
+    def test_if_only_ended_inputs_are_wanted_all_are_read(self) -> None:
+        """Workers with uneven partitions deadlock otherwise: the rule of the iteration."""
+        run = GateRun(["a", "b"], wants=lambda: ("a",))
+        run.put_all(1, data(10))
+        run.put_all(0, data(1), EndOfInput())
+        run.run()
+        assert run.told() == ["1", "a ended", "10"]
+
+    def test_wanting_none_at_all_reads_nothing_but_control(self) -> None:
+        """An operator that waits for a timer; watermarks and ends at the front are still heard."""
+        run = GateRun(["a", "b"], wants=lambda: ())
+        run.put_all(0, EpochWatermark(0), data(1, epoch=1))
+        run.put_all(1, EpochWatermark(0), EndOfInput())
+        run.run()
+        assert run.told() == ["watermark 0", "b ended"]
+        run.gate.want(None)
+        run.run()
+        assert run.records() == [1]
+
+    def test_an_unknown_name_is_an_error_that_gives_the_names(self) -> None:
+        """A typo once meant: all inputs are read, in any order, without a word."""
+        run = GateRun(["model", "data"])
+        with pytest.raises(ConfigurationError, match=r"expected names of inputs \(model, data\), given 'modle'"):
+            run.gate.want(["modle"])
+        with pytest.raises(ConfigurationError, match="given 'm'"):
+            run.gate.want("model")
+
+    def test_an_end_behind_what_was_put_back_comes_after_it(self) -> None:
+        """The rest of a batch that waits for its turn must not be lost with the end of its channel."""
+        wanted: list[tuple[str, ...] | None] = [("a",)]
+        run = GateRun(["a", "b"], wants=lambda: wanted[0])
+        run.put_all(0, data(1, 2, 3), EndOfInput())
+        run.gate.want(("a",))
+        polled = run.gate.poll()
+        assert polled is not None
+        port, message = polled
+        assert port is not None
+        assert isinstance(message, DataBatch)
+        wanted[0] = ("b",)
+        run.gate.want(("b",))
+        run.gate.put_back(port, message.records[1:], 0)
+        run.put_all(1, data(10))
+        run.run()
+        assert run.told() == ["10"]
+        run.put_all(1, EndOfInput())
+        run.run()
+        assert run.told() == ["10", "b ended", "2", "3", "a ended", "end"]
+
+
+def test_a_trigger_counts_where_all_inputs_have_ended() -> None:
+    """A head whose initial values are through brings its own barriers."""
+    run = GateRun(["a"])
+    assert run.gate.accept_trigger(CheckpointBarrier(1)) == []
+    run.put_all(0, EndOfInput())
+    run.run()
+    assert run.told() == ["a ended", "barrier 1", "end"]
+    assert [type(event) for event in run.gate.accept_trigger(CheckpointBarrier(2))] == [CheckpointBarrier]
+
+
+def test_a_control_record_of_the_engine_is_refused_on_a_channel() -> None:
+    """Ours alone to make, and to find out about."""
+    run = GateRun(["a"])
+    with pytest.raises(TypeError, match="no control record of a channel"):
+        run.gate.accept(run.gate.ports[0], BarrierTrigger(CheckpointBarrier(1)))

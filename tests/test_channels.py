@@ -1,0 +1,174 @@
+"""The bounded channel between two tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter.channels import Channel
+from streamiter.errors import InternalError
+from streamiter.records import Control, DataBatch, EndOfInput, EpochWatermark, estimated_bytes
+
+
+def channel_of(records: int = 10, size_bytes: int = 1 << 20) -> Channel:
+    return Channel("a → b", limit_records=records, limit_bytes=size_bytes)
+
+
+def test_a_batch_over_the_record_limit_is_refused_and_changes_nothing() -> None:
+    """A slow consumer behind a fast source: without the limit memory grows until the process is killed."""
+    channel = channel_of(records=4)
+    assert channel.try_put(DataBatch([1, 2, 3]))
+    before = channel.statistics()
+
+    assert not channel.try_put(DataBatch([4, 5]))
+
+    assert channel.statistics() == before
+    assert channel.try_put(DataBatch([4]))
+
+
+def test_a_batch_over_the_byte_limit_is_refused() -> None:
+    """A few records of megabytes each are as much as millions of small ones."""
+    channel = channel_of(records=1000, size_bytes=1000)
+    assert channel.try_put(DataBatch(np.zeros(100, np.uint8)))
+    assert not channel.try_put(DataBatch(np.zeros(901, np.uint8)))
+    assert channel.try_put(DataBatch(np.zeros(900, np.uint8)))
+
+
+@pytest.mark.parametrize("batch", [DataBatch([1] * 50), DataBatch(np.zeros(5000, np.uint8))])
+def test_one_batch_above_the_limit_passes_alone(batch: DataBatch) -> None:
+    """A batch larger than the limit would otherwise wait for ever: a job that hangs on its first large record."""
+    channel = channel_of(records=4, size_bytes=100)
+    assert channel.try_put(batch)
+    assert not channel.try_put(DataBatch([1]))
+    assert channel.take() is batch
+    assert channel.try_put(DataBatch([1]))
+
+
+def test_control_records_pass_a_full_channel_in_order() -> None:
+    """A barrier or an end of input that waits for room can deadlock with what would make the room."""
+    channel = channel_of(records=1)
+    data, watermark, end = DataBatch([1]), EpochWatermark(0), EndOfInput()
+    assert channel.try_put(data)
+    channel.put_control(watermark)
+    channel.put_control(end)
+    assert [channel.take() for _ in range(3)] == [data, watermark, end]
+    assert channel.peek() is None
+
+
+def test_control_records_alone_leave_room_for_a_batch_above_the_limit() -> None:
+    """Only data counts as full: watermarks that wait must not shut out the one large batch behind them."""
+    channel = channel_of(records=2)
+    channel.put_control(EpochWatermark(0))
+    assert channel.try_put(DataBatch([1, 2, 3]))
+
+
+def test_the_consumer_is_told_when_the_empty_channel_gets_something_and_only_then() -> None:
+    """A consumer that is not woken sleeps beside its input: the silent stall."""
+    channel, woken = channel_of(), deque[str]()
+    channel.attach(lambda: woken.append("ready"))
+    channel.try_put(DataBatch([1]))
+    channel.try_put(DataBatch([2]))
+    channel.put_control(EndOfInput())
+    assert len(woken) == 1
+    channel.clear()
+    channel.put_control(EndOfInput())
+    assert len(woken) == 2
+
+
+async def test_a_producer_that_waits_for_room_goes_on_when_something_is_taken() -> None:
+    """A producer that is not woken is a job that stops for ever at its first full channel."""
+    channel = channel_of(records=1)
+    channel.try_put(DataBatch([1]))
+    waiting = asyncio.create_task(channel.wait_for_room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    channel.take()
+    await waiting
+    assert channel.try_put(DataBatch([2]))
+
+
+async def test_waiting_for_room_in_an_empty_channel_returns_at_once() -> None:
+    """Between the refusal and the wait the consumer may have taken everything: nobody would wake it then."""
+    await channel_of().wait_for_room()
+
+
+async def test_a_cancelled_wait_for_room_can_be_begun_again() -> None:
+    """A job that is aborted while blocked must not leave a waiter behind that blocks the next one."""
+    channel = channel_of(records=1)
+    channel.try_put(DataBatch([1]))
+    waiting = asyncio.create_task(channel.wait_for_room())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    again = asyncio.create_task(channel.wait_for_room())
+    await asyncio.sleep(0)
+    channel.clear()
+    await again
+
+
+async def test_a_second_waiter_is_a_mistake_of_ours() -> None:
+    """Two producers on one channel would overtake each other; it must not go unseen."""
+    channel = channel_of(records=1)
+    channel.try_put(DataBatch([1]))
+    waiting = asyncio.create_task(channel.wait_for_room())
+    await asyncio.sleep(0)
+    with pytest.raises(InternalError, match="a → b"):
+        await channel.wait_for_room()
+    channel.clear()
+    await waiting
+
+
+def test_statistics_count_what_waits_the_peaks_and_the_totals() -> None:
+    """Operators look at these to find the slow step; numbers that drift send them to the wrong one."""
+    channel = channel_of()
+    channel.try_put(DataBatch(np.zeros(3)))
+    channel.try_put(DataBatch(np.zeros(4)))
+    channel.put_control(EpochWatermark(0))
+    channel.take()
+    channel.try_put(DataBatch(np.zeros(1)))
+    told = channel.statistics()
+    assert (told.name, told.records, told.size_bytes) == ("a → b", 5, 40)
+    assert (told.peak_records, told.peak_bytes) == (7, 56)
+    assert (told.total_records, told.total_batches, told.total_bytes) == (8, 3, 64)
+
+
+ACTIONS = st.lists(st.one_of(st.integers(0, 9), st.sampled_from(["control", "take"])), max_size=60)
+
+
+@given(actions=ACTIONS, records=st.integers(1, 12), size_bytes=st.integers(1, 90))
+def test_whatever_is_put_and_taken_order_limits_and_numbers_hold(
+    actions: list[int | str], records: int, size_bytes: int
+) -> None:
+    """Against a plain list: first in, first out, never above a limit but for a batch alone, sizes never drift."""
+    channel = channel_of(records, size_bytes)
+    model: deque[DataBatch | Control] = deque()
+    for action in actions:
+        if action == "take":
+            assert channel.peek() is (model[0] if model else None)
+            if model:
+                assert channel.take() is model.popleft()
+        elif action == "control":
+            model.append(EpochWatermark(0))
+            channel.put_control(model[-1])  # type: ignore[arg-type]
+        else:
+            batch = DataBatch(np.zeros(int(action)))
+            waiting = [item for item in model if isinstance(item, DataBatch)]
+            after = [*waiting, batch]
+            fits = (
+                sum(len(item.records) for item in after) <= records
+                and sum(estimated_bytes(item.records) for item in after) <= size_bytes
+            )
+            alone = sum(len(item.records) for item in waiting) == 0
+            assert channel.try_put(batch) == (fits or alone)
+            if fits or alone:
+                model.append(batch)
+        waiting = [item for item in model if isinstance(item, DataBatch)]
+        told = channel.statistics()
+        assert told.records == channel.records == sum(len(item.records) for item in waiting)
+        assert told.size_bytes == sum(estimated_bytes(item.records) for item in waiting)

@@ -1,0 +1,51 @@
+"""What ``import streamiter`` does, and does not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# What it takes to read files, serve, draw and fit: none of it is needed to build a flow.
+HEAVY = ["aiokafka", "typer", "rich", "pandas", "scipy", "uvloop", "streamiter_kafka"]
+
+CHECK = """
+import gc, json, sys, threading, time, warnings
+import numpy, msgspec, msgpack, orjson
+before = set(sys.modules)
+began = time.perf_counter()
+import streamiter
+took_s = time.perf_counter() - began
+print(json.dumps({
+    "modules": sorted(set(sys.modules) - before),
+    "threads": threading.active_count(),
+    "took_s": took_s,
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, object]:
+    """What a fresh interpreter tells of the import."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", CHECK], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    told: dict[str, object] = json.loads(done.stdout)
+    print(f"import streamiter took {told['took_s']:.3f} s beside its libraries")
+    return told
+
+
+@pytest.mark.parametrize("heavy", HEAVY)
+def test_it_imports_nothing_heavy(imported: dict[str, object], heavy: str) -> None:
+    """A command line that takes a second to say its version, a worker that needs pandas to count clicks."""
+    modules = imported["modules"]
+    assert isinstance(modules, list)
+    assert [name for name in modules if name == heavy or name.startswith(f"{heavy}.")] == []
+
+
+def test_it_starts_nothing(imported: dict[str, object]) -> None:
+    """Threads or loops made at import time break in forked workers and in notebooks."""
+    assert imported["threads"] == 1

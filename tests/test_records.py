@@ -1,0 +1,241 @@
+"""Batches: Columns, joining, taking, slicing, sizes."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter.records import (
+    Batch,
+    Columns,
+    DataBatch,
+    OutputTag,
+    can_concatenate,
+    concatenate,
+    estimated_bytes,
+    slice_batch,
+    take,
+)
+
+LENGTH = st.integers(0, 12)
+
+
+def batches_of(length: int) -> list[Batch]:
+    """The same records as each kind of batch."""
+    values = list(range(length))
+    return [
+        values,
+        np.array(values, np.int64),
+        np.array([[value, -value] for value in values], np.int64).reshape(length, 2),
+        Columns({"x": np.array(values, np.int64), "y": np.array([f"r{value}" for value in values], "<U4")}),
+    ]
+
+
+def rows(batch: Batch) -> list[Any]:
+    """The records as plain objects, so that two batches can be compared."""
+    if isinstance(batch, Columns):
+        return [{name: value.item() for name, value in row.items()} for row in batch]
+    return np.asarray(batch).tolist() if isinstance(batch, np.ndarray) else list(batch)
+
+
+class TestColumns:
+    def test_reads_by_name_by_index_and_by_part(self) -> None:
+        """The three ways documented; a step that gets another record than it asked for learns nonsense."""
+        columns = Columns({"x": [1.0, 2.0, 3.0], "label": [0, 1, 0]})
+        assert columns.names == ("x", "label")
+        assert columns["x"].tolist() == [1.0, 2.0, 3.0]
+        assert columns[1] == columns[np.int64(1)] == {"x": 2.0, "label": 1}
+        assert columns[-1] == {"x": 3.0, "label": 0}
+        assert columns[1:] == Columns({"x": [2.0, 3.0], "label": [1, 0]})
+        assert columns[np.array([2, 0])] == Columns({"x": [3.0, 1.0], "label": [0, 0]})
+        assert columns[np.array([True, False, True])] == columns[np.array([0, 2])]
+        assert "x" in columns
+        assert "y" not in columns
+
+    def test_iterates_rows_as_dicts(self) -> None:
+        """Per-record functions see dicts, whatever the batch is made of."""
+        columns = Columns({"x": [1, 2], "v": np.ones((2, 3))})
+        assert [sorted(row) for row in columns] == [["v", "x"], ["v", "x"]]
+        assert [row["v"].shape for row in columns] == [(3,), (3,)]
+
+    @pytest.mark.parametrize(
+        ("arrays", "given_lengths"),
+        [
+            ({}, "{}"),
+            ({"x": [1, 2], "y": [1]}, "{'x': 2, 'y': 1}"),
+            ({"x": 3.0}, "{'x': None}"),
+            ({"x": [1], "y": np.float64(1)}, "{'x': 1, 'y': None}"),
+        ],
+    )
+    def test_refuses_columns_of_different_lengths_or_none_at_all(
+        self, arrays: dict[str, Any], given_lengths: str
+    ) -> None:
+        """Rows that do not belong together would be zipped to records that never were."""
+        with pytest.raises(ValueError, match="expected one or more arrays of one length") as caught:
+            Columns(arrays)
+        assert str(caught.value).endswith(f"given {given_lengths}")
+
+    def test_an_unknown_column_is_told_with_the_known_ones(self) -> None:
+        """A typo in a field's name; the message must say what there is."""
+        with pytest.raises(KeyError, match=r"no column 'z'; there are x, y"):
+            Columns({"x": [1], "y": [2]})["z"]
+
+    def test_a_row_that_is_not_there_is_an_index_error(self) -> None:
+        """So that code which counts up to the end stops there."""
+        with pytest.raises(IndexError):
+            Columns({"x": [1]})[1]
+
+    def test_equality_looks_at_names_order_types_and_values(self) -> None:
+        """Tests of flows compare batches; int and float columns are not the same data."""
+        columns = Columns({"x": [1, 2], "y": [3, 4]})
+        assert columns == Columns({"x": [1, 2], "y": [3, 4]})
+        assert columns != Columns({"y": [3, 4], "x": [1, 2]})
+        assert columns != Columns({"x": [1.0, 2.0], "y": [3, 4]})
+        assert columns != Columns({"x": [1, 2], "y": [3, 5]})
+        assert columns != [1, 2]
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(columns)
+
+    def test_the_dict_of_arrays_is_a_copy_and_the_arrays_are_shared(self) -> None:
+        """Taking a column out must not take it from the other consumers of the batch."""
+        columns = Columns({"x": [1, 2], "y": [3, 4]})
+        arrays = columns.arrays
+        del arrays["x"]
+        assert columns.names == ("x", "y")
+        assert arrays["y"] is columns["y"]
+
+    def test_tells_its_bytes_and_shows_its_fields(self) -> None:
+        """The byte limits of channels count with it."""
+        columns = Columns({"x": np.zeros(3), "v": np.zeros((3, 2), np.float32)})
+        assert columns.nbytes == 24 + 24
+        assert repr(columns) == "Columns(3 records: x float64, v float32[2])"
+
+    def test_may_be_empty_of_records(self) -> None:
+        """A filter that keeps nothing keeps the fields."""
+        empty = Columns({"x": [1, 2]})[:0]
+        assert (len(empty), list(empty), empty.names) == (0, [], ("x",))
+
+
+@given(length=LENGTH, start=LENGTH, stop=LENGTH)
+def test_a_slice_holds_the_same_records_of_every_kind_of_batch(length: int, start: int, stop: int) -> None:
+    """Batches are cut wherever they are; a cut must never change, lose or repeat a record."""
+    for batch in batches_of(length):
+        part = slice_batch(batch, start, stop)
+        assert type(part) is type(batch)
+        assert rows(part) == rows(batch)[start:stop]
+
+
+@given(data=st.data(), length=st.integers(1, 12))
+def test_taking_gives_the_records_asked_for_in_that_order(data: st.DataObject, length: int) -> None:
+    """Partitioning and rejection rest on it."""
+    indices = data.draw(st.lists(st.integers(0, length - 1)))
+    for batch in batches_of(length):
+        for which in (indices, np.array(indices, np.int64)):
+            taken = take(batch, which)
+            assert type(taken) is type(batch)
+            assert rows(taken) == [rows(batch)[index] for index in indices]
+
+
+def test_taking_from_any_other_sequence_gives_a_list() -> None:
+    """A step may emit a tuple; what follows must still work."""
+    assert take((5, 6, 7), [2, 0]) == [7, 5]
+
+
+@given(data=st.data(), length=LENGTH)
+def test_joining_what_was_cut_gives_the_batch_again(data: st.DataObject, length: int) -> None:
+    """The gate joins small batches; joined and cut ones must be the same stream."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, length), max_size=4)))
+    for batch in batches_of(length):
+        bounds = [0, *cuts, length]
+        parts = [slice_batch(batch, *bound) for bound in itertools.pairwise(bounds)]
+        assert all(can_concatenate(parts[0], part) for part in parts)
+        joined = concatenate(parts)
+        assert type(joined) is type(batch)
+        assert rows(joined) == rows(batch)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([1], np.array([1])),
+        (np.array([1]), np.array([1.0])),
+        (np.zeros((1, 2)), np.zeros((1, 3))),
+        (np.array(["ab"]), np.array(["abc"])),
+        (Columns({"x": [1]}), Columns({"y": [1]})),
+        (Columns({"x": [1], "y": [1]}), Columns({"y": [1], "x": [1]})),
+        (Columns({"x": [1]}), Columns({"x": [1.5]})),
+        (Columns({"x": [1]}), [{"x": 1}]),
+        ((1,), (2,)),
+    ],
+    ids=str,
+)
+def test_batches_whose_records_would_change_are_not_joined(first: Batch, second: Batch) -> None:
+    """Joining ints with floats turns 2**53 + 1 into another number without a word."""
+    assert not can_concatenate(first, second)
+    assert not can_concatenate(second, first)
+
+
+def test_one_batch_is_joined_to_itself_without_a_copy() -> None:
+    """The common case of a batch that nothing waits behind costs nothing."""
+    batch = np.zeros(3)
+    assert concatenate([batch]) is batch
+
+
+def test_joining_leaves_the_parts_as_they_were() -> None:
+    """Batches are shared between consumers: a list grown in place would give records to the others."""
+    first, second = [1], [2]
+    assert concatenate([first, second]) == [1, 2]
+    assert (first, second) == ([1], [2])
+
+
+class TestEstimatedBytes:
+    def test_is_exact_for_arrays_and_columns(self) -> None:
+        """Their limits in bytes are then as good as measured."""
+        assert estimated_bytes(np.zeros((4, 8))) == 256
+        assert estimated_bytes(Columns({"x": np.zeros(4), "y": np.zeros(4, np.int8)})) == 36
+
+    def test_sees_the_values_of_records_not_only_their_containers(self) -> None:
+        """A list of dicts of large texts once counted as 60 bytes a record: the byte limit never held."""
+        text = "x" * 10_000
+        for record in ({"text": text}, (text,), [text], text, np.zeros(10_000, np.uint8)):
+            assert 10_000 * 100 <= estimated_bytes([record] * 100) <= 11_000 * 100
+
+    def test_counts_nothing_for_nothing(self) -> None:
+        """Empty batches are free."""
+        assert estimated_bytes([]) == estimated_bytes(np.zeros((0, 5))) == 0
+
+    def test_looks_at_a_few_records_only(self) -> None:
+        """Each put estimates: looking at all records would cost more than the hop."""
+        looked_at = []
+
+        class Watched(list[Any]):
+            def __getitem__(self, index: Any) -> Any:
+                looked_at.append(index)
+                return super().__getitem__(index)
+
+        estimated_bytes(Watched(range(10_000)))
+        assert len(looked_at) <= 8
+
+    @given(length=st.integers(1, 300))
+    def test_of_equal_records_is_their_size_times_their_number(self, length: int) -> None:
+        """Whatever the length, the sample is scaled right."""
+        assert estimated_bytes([7] * length) == sys.getsizeof(7) * length
+
+
+def test_tags_of_one_name_are_one_side_output() -> None:
+    """An operator and its reader may each make the tag; it is the name that counts."""
+    assert OutputTag("late") == OutputTag("late") != OutputTag("early")
+    assert len({OutputTag("late"), OutputTag("late")}) == 1
+    assert OutputTag("late") != "late"
+    assert repr(OutputTag("late")) == "OutputTag('late')"
+
+
+def test_a_batch_on_its_way_shows_its_size_and_epoch() -> None:
+    """What logs show must not print ten thousand records."""
+    assert repr(DataBatch([1, 2], 3)) == "DataBatch(2 records, epoch 3)"
