@@ -10,7 +10,8 @@
     ├── EncodeError            a record that the encoder cannot write
     ├── RejectRecords          raised by an operator: these records, not the job, are at fault
     ├── ModelError             a model was fed with what it cannot take, or its arithmetic broke down
-    │   └── NoModel            (streamiter.models) nothing has been published yet
+    │   ├── NoModel            (streamiter.models) nothing has been published yet
+    │   └── BadRows            (streamiter.learn) these rows of a mini-batch, not the model, are at fault
     ├── TopicError             a topic, its server or its file
     │   ├── TopicUnavailable   the server does not answer
     │   ├── TopicNotFound      it has no such topic, or the topic was deleted

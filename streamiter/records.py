@@ -143,13 +143,18 @@ def can_concatenate(first: Batch, second: Batch) -> bool:
         return False
     if isinstance(first, np.ndarray):
         assert isinstance(second, np.ndarray)
-        return first.dtype == second.dtype and first.shape[1:] == second.shape[1:]
+        return first.shape[1:] == second.shape[1:] and _same_records(first.dtype, second.dtype)
     if isinstance(first, Columns):
         assert isinstance(second, Columns)
         return first.names == second.names and all(
             can_concatenate(first[name], second[name]) for name in first.names
         )
     return isinstance(first, list)
+
+
+def _same_records(first: np.dtype[Any], second: np.dtype[Any]) -> bool:
+    """Texts are the same kind of record whatever width numpy has given the array."""
+    return first == second or (first.kind == second.kind and first.kind in "US")
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:

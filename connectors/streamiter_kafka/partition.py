@@ -65,12 +65,17 @@ class ReadPartition:
         return self.fetch_offset < self.stable_offset and not self.is_fetched
 
     @property
+    def position(self) -> int:
+        """Where reading goes on. With nothing left to return, that is behind all that was fetched: what lies
+        between is never seen, and a position there could fall out of retention for nothing.
+        """
+        return self.next_offset if self.has_records else self.fetch_offset
+
+    @property
     def lag(self) -> int:
         """Offsets between what was returned and the end, or the stop position."""
         end = self.stable_offset if self._stop is None else min(self.stable_offset, self._stop)
-        # With nothing left of the fetched, what lies between is not records.
-        position = self.next_offset if self.has_records else max(self.next_offset, self.fetch_offset)
-        return max(0, end - position)
+        return max(0, end - self.position)
 
     def add(self, fetched: bytes, aborted: AbortedTransactions | None, stable_offset: int) -> None:
         """Take in an answer to a fetch at ``fetch_offset``."""

@@ -124,7 +124,7 @@ class KafkaReader(TopicReader):
             await self._arrived.wait()
 
     def positions(self) -> Mapping[int, int]:
-        return {number: self._partitions[number].next_offset for number in sorted(self._partitions)}
+        return {number: self._partitions[number].position for number in sorted(self._partitions)}
 
     def lag(self) -> Mapping[int, int]:
         return {number: self._partitions[number].lag for number in sorted(self._partitions)}
@@ -174,9 +174,9 @@ class KafkaReader(TopicReader):
                 await self._taken.wait()
                 continue
             begun_s = self._patience.now_s()
+            offsets = {each.number: each.fetch_offset for each in wanted}
             try:
-                response = await self._fetch(node, wanted)
-                ailing = await self._take_in(response)
+                ailing = await self._take_in(await self._fetch(node, offsets), offsets)
             except BrokerTrouble as trouble:
                 ailing = dict.fromkeys((each.number for each in wanted), trouble)
             self._patience.succeeded(each.number for each in wanted if each.number not in ailing)
@@ -184,8 +184,8 @@ class KafkaReader(TopicReader):
             if ailing:
                 await self._recover(ailing, begun_s)
 
-    async def _fetch(self, node: int, wanted: list[ReadPartition]) -> Response:
-        asked = [(each.number, each.fetch_offset, _PARTITION_BYTES) for each in wanted]
+    async def _fetch(self, node: int, offsets: Mapping[int, int]) -> Response:
+        asked = [(number, offset, _PARTITION_BYTES) for number, offset in offsets.items()]
         request = FetchRequest(
             _MAX_WAIT_MS,
             _MIN_BYTES,
@@ -195,8 +195,8 @@ class KafkaReader(TopicReader):
         )
         return await self._cluster.request(node, request, lane=Lane.FETCH, wait_s=_MAX_WAIT_MS / 1000)
 
-    async def _take_in(self, response: Response) -> dict[int, BrokerTrouble]:
-        """Add the records to their partitions; the trouble with the others."""
+    async def _take_in(self, response: Response, offsets: Mapping[int, int]) -> dict[int, BrokerTrouble]:
+        """Add what was fetched from ``offsets`` to the partitions; the trouble with the others."""
         # Old versions of the answer have no code for the request as a whole.
         check(getattr(response, "error_code", Code.NONE), self._subject)
         ailing = {}
@@ -208,7 +208,8 @@ class KafkaReader(TopicReader):
                 trouble = passing(code, f"{self._subject}, partition {number}")
                 if trouble is not None:
                     ailing[number] = trouble
-                else:
+                # While a leader moves, the old one and the new one may both have been asked.
+                elif partition.fetch_offset == offsets[number]:
                     partition.add(fetched, _aborted(between), stable_offset)
         return ailing
 

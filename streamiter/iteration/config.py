@@ -34,7 +34,9 @@ class IterationConfig:
 
     def __post_init__(self) -> None:
         ahead = self.max_epochs_ahead
-        if isinstance(ahead, bool) or (isinstance(ahead, int) and ahead < 0):
+        if ahead is None or isinstance(ahead, _Default):
+            return
+        if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 0:
             raise GraphError(
                 f"IterationConfig: expected max_epochs_ahead None or a number of at least 0, given {ahead!r}"
             )

@@ -28,9 +28,9 @@ def epochs_every(stream: Stream, *, records: int, name: str | None = None) -> St
     if isinstance(records, bool) or not isinstance(records, int) or records < 1:
         raise GraphError(f"epochs_every: expected records of at least 1, given {records!r}")
     flow = stream.flow
-    if flow.loop is not None:
+    if flow.loop is not None or stream.loop is not None:
         raise GraphError(
-            "epochs_every: expected a stream outside an iteration body, given one inside; "
+            f"epochs_every: expected a stream outside an iteration body, given {stream.name!r} inside; "
             "stamp the data stream before it is passed to the iteration"
         )
     label = name or "epochs_every"

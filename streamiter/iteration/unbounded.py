@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from streamiter.errors import GraphError
 from streamiter.flow.flow import Flow
 from streamiter.flow.graph_checks import user_line
 from streamiter.flow.stream import Stream
+from streamiter.iteration.checks import (
+    check_arguments,
+    check_bounded,
+    check_config,
+    check_result,
+    check_stamps,
+    is_stamped,
+)
 from streamiter.iteration.config import AS_THE_ENTRY_POINT_SAYS, IterationBodyResult, IterationConfig
 from streamiter.iteration.entrance import Entrance
 from streamiter.iteration.exit import Exit
@@ -50,8 +57,8 @@ def iterate_unbounded_streams(
     >>> flow.run().state, seen.items
     ('finished', [1, 2, 3, 4, 5])
     """
-    builder = _Builder(list(init_variable_streams), list(data_streams), config or IterationConfig())
-    return builder.build(body)
+    initial, data = check_arguments(init_variable_streams, data_streams)
+    return _Builder(initial, data, check_config(config)).build(body)
 
 
 class _Builder:
@@ -61,20 +68,15 @@ class _Builder:
         self._initial = initial
         self._data = data
         self._config = config
-        self._check_inputs()
         self._flow: Flow = initial[0].flow
         self._where = user_line()
-        if self._flow.loop is not None:
-            raise GraphError(
-                "iteration: expected no iteration inside the body of another, given one; "
-                "use the outputs of the first as inputs of the second"
-            )
         ahead = config.max_epochs_ahead
         self._ahead: int | None = None if ahead is AS_THE_ENTRY_POINT_SAYS else ahead
-        self._check_stamps()
+        check_bounded(initial)
+        check_stamps(self._ahead, data)
 
     def build(self, body: Body) -> Any:
-        endless = any(not stream.is_bounded and not _is_stamped(stream) for stream in self._data)
+        endless = any(not stream.is_bounded and not is_stamped(stream) for stream in self._data)
         loop = self._loop = Loop(has_plain_endless_data=endless)
         self._flow.loop = loop
         try:
@@ -83,7 +85,7 @@ class _Builder:
             result = body(variables, data)
         finally:
             self._flow.loop = None
-        self._check_result(result)
+        result = check_result(result, loop, self._initial)
         for head, initial, feedback in zip(
             loop.heads, self._initial, result.feedback_variable_streams, strict=True
         ):
@@ -94,80 +96,6 @@ class _Builder:
         if isinstance(outputs, Mapping):
             return {key: self._add_exit(f"output {key}", stream) for key, stream in outputs.items()}
         return [self._add_exit(f"output {number}", stream) for number, stream in enumerate(outputs)]
-
-    # -- checks ------------------------------------------------------------------------------------------
-
-    def _check_inputs(self) -> None:
-        if not self._initial:
-            raise GraphError(
-                "iteration: expected at least one initial variable stream, given none; "
-                "a loop needs something to feed back, if only flow.from_items([])"
-            )
-        for kind, streams in (("initial variable", self._initial), ("data", self._data)):
-            for number, stream in enumerate(streams):
-                if not isinstance(stream, Stream):
-                    raise GraphError(
-                        f"iteration: expected {kind} stream {number} to be a Stream, given {stream!r}"
-                    )
-                if stream.flow is not self._initial[0].flow:
-                    raise GraphError(
-                        f"iteration: expected streams of one flow, given {kind} stream {number} "
-                        f"({stream.name!r}) of flow {stream.flow.name!r}"
-                    )
-        for number, stream in enumerate(self._initial):
-            if not stream.is_bounded:
-                raise GraphError(
-                    f"iteration: expected bounded initial variable streams, given stream {number} "
-                    f"({stream.name!r}), which never ends; pass endless input as a data stream"
-                )
-
-    def _check_stamps(self) -> None:
-        if self._ahead is None:
-            return
-        for number, stream in enumerate(self._data):
-            if not stream.is_bounded and not _is_stamped(stream):
-                raise GraphError(
-                    f"iteration: max_epochs_ahead={self._ahead} expected data with epochs, given data stream "
-                    f"{number} ({stream.name!r}), endless and without; stamp it with "
-                    "epochs_every(stream, records=…), or leave max_epochs_ahead out"
-                )
-
-    def _check_result(self, result: Any) -> None:
-        if not isinstance(result, IterationBodyResult):
-            raise GraphError(f"iteration: expected the body to give an IterationBodyResult, given {result!r}")
-        if result.termination_criteria is not None:
-            raise GraphError(
-                "iteration: expected no termination criteria in an unbounded iteration, given "
-                f"{result.termination_criteria.name!r}; it ends when its inputs end"
-            )
-        feedback = list(result.feedback_variable_streams)
-        if len(feedback) != len(self._initial):
-            raise GraphError(
-                f"iteration: expected as many feedback streams as variable streams ({len(self._initial)}), "
-                f"given {len(feedback)}"
-            )
-        outputs = result.output_streams
-        listed = list(outputs.values()) if isinstance(outputs, Mapping) else list(outputs)
-        for kind, streams in (("feedback", feedback), ("output", listed)):
-            for number, stream in enumerate(streams):
-                self._check_inside(kind, number, stream)
-        for number, (initial, stream) in enumerate(zip(self._initial, feedback, strict=True)):
-            plain = all(isinstance(edge.partitioning, Forward) for edge in stream.edges())
-            if plain and stream.parallelism != initial.parallelism:
-                raise GraphError(
-                    f"iteration: expected feedback stream {number} ({stream.name!r}) to have the parallelism "
-                    f"{initial.parallelism} of its initial variable stream ({initial.name!r}), given "
-                    f"{stream.parallelism}; set parallelism={initial.parallelism} on its last step"
-                )
-
-    def _check_inside(self, kind: str, number: int, stream: Any) -> None:
-        if not isinstance(stream, Stream):
-            raise GraphError(f"iteration: expected {kind} stream {number} to be a Stream, given {stream!r}")
-        if any(step.loop is not self._loop for step in stream.steps):
-            raise GraphError(
-                f"iteration: expected {kind} stream {number} to come from inside the body, given "
-                f"{stream.name!r} from outside; pass it in as a data stream"
-            )
 
     # -- the border ----------------------------------------------------------------------------------------
 
@@ -180,7 +108,7 @@ class _Builder:
         return variable
 
     def _add_entrance(self, number: int, stream: Stream) -> Stream:
-        loop, ahead, stamped = self._loop, self._ahead, _is_stamped(stream)
+        loop, ahead, stamped = self._loop, self._ahead, is_stamped(stream)
         data = self._add(
             f"data {number}",
             stream,
@@ -224,7 +152,3 @@ def _match(edges: Sequence[Edge], parallelism: int) -> None:
     for edge in edges:
         if isinstance(edge.partitioning, Forward) and edge.upstream.parallelism != parallelism:
             edge.partitioning = Rebalance()
-
-
-def _is_stamped(stream: Stream) -> bool:
-    return all(step.stamped for step in stream.steps)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from streamiter.errors import ModelError
+from streamiter.learn.checks import BadRows
 from streamiter.learn.examples import Examples
-from streamiter.learn.gradient_worker import GradientWorker, WorkerOptions
+from streamiter.learn.gradient_worker import GradientWorker, WorkerOptions, without
 from streamiter.learn.sparse import SparseRows
 from streamiter.operators.output import Output
 from streamiter.records import Batch
@@ -51,21 +52,28 @@ class DelayedGradientWorker(GradientWorker):
         is_answer = self._labels.is_answer
         questions = [event for event in mini_batch if not is_answer(event)]
         if questions:
-            self._ask(questions)
+            self._ask(questions, out)
         answers = [event for event in mini_batch if is_answer(event)]
         if answers:
             self._learn_from(answers, out)
 
-    def _ask(self, questions: list[Any]) -> None:
-        rows = self._labels.features(questions)
+    def _ask(self, questions: list[Any], out: Output) -> None:
+        try:
+            rows = self._labels.features(questions)
+        except BadRows as bad:
+            good = without(questions, bad, out)
+            if len(good):
+                self._ask(list(good), out)
+            return
         predictions = self._model.predict(rows).tolist()
         for number, (question, prediction) in enumerate(zip(questions, predictions, strict=True)):
-            self._waiting[self._labels.key_of(question)] = (rows[number : number + 1], prediction)
+            row = rows[[number]]  # A copy: a slice would keep the rows of the whole mini-batch in memory.
+            self._waiting[self._labels.key_of(question)] = (row, prediction)
         while len(self._waiting) > self._labels.waiting_max:
             del self._waiting[next(iter(self._waiting))]
 
     def _learn_from(self, answers: list[Any], out: Output) -> None:
-        asked, predictions, targets = [], [], []
+        answered = []
         for answer in answers:
             waiting = self._waiting.pop(self._labels.key_of(answer), None)
             if waiting is None:
@@ -73,12 +81,17 @@ class DelayedGradientWorker(GradientWorker):
                 continue
             target = self._labels.target_of(answer)
             if target is not None:
-                asked.append(waiting[0])
-                predictions.append(waiting[1])
-                targets.append(target)
-        if targets:
-            examples = Examples(SparseRows.concatenate(asked), np.array(targets))
-            self.emit_gradient(examples, np.array(predictions), out)
+                answered.append((answer, *waiting, target))
+        while answered:
+            events, rows, predictions, targets = zip(*answered, strict=True)
+            try:
+                examples = Examples(SparseRows.concatenate(rows), np.array(targets))
+                self.emit_gradient(examples, np.array(predictions), out)
+            except BadRows as bad:
+                without(list(events), bad, out)
+                answered = [entry for row, entry in enumerate(answered) if row not in bad.rows]
+            else:
+                return
 
     def snapshot(self) -> dict[str, Any]:
         waiting = [

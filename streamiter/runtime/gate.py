@@ -412,6 +412,9 @@ class Gate:
         return batch
 
     def _take_joined(self, port: Port) -> DataBatch:
+        # What was put back is not joined with what is still in the channel: that would empty the channel
+        # at every turn, and its limit would bound nothing.
+        from_held = bool(port.held)
         first = self._take(port)
         assert isinstance(first, DataBatch)
         length = len(first.records)
@@ -421,6 +424,7 @@ class Gate:
         joined = [first.records]
         while (
             isinstance(following, DataBatch)
+            and bool(port.held) == from_held
             and following.epoch == first.epoch
             and length + len(following.records) <= _JOINED_RECORDS
             and can_concatenate(first.records, following.records)

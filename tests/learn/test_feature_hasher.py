@@ -211,7 +211,7 @@ def test_a_missing_column_is_an_error_of_the_whole_batch():
         (lambda: FeatureHasher(["a"], crosses=[("a",)]), r"crosses=\): expected two fields or more in each"),
         (
             lambda: FeatureHasher(numeric={"a": math.nan}),
-            r"numeric=\): expected finite scales, given nan for 'a'",
+            r"expected finite scales, given \[nan\]",
         ),
     ],
 )
@@ -219,3 +219,16 @@ def test_settings_that_cannot_be_are_refused(make, message):
     """A string is a sequence of one-letter fields, and nobody means that."""
     with pytest.raises(ConfigurationError, match=message):
         make()
+
+
+def test_scales_multiply_the_values_of_categorical_fields_and_crosses() -> None:
+    """A mapping was taken for a list of fields and its scales forgotten."""
+    hasher = FeatureHasher({"a": 2.0, "b": 0.5}, crosses={("a", "b"): 3.0}, numeric={"x": 10.0}, bits=16)
+    rows = hasher.rows([{"a": "p", "b": "q", "x": 4.0}])
+    values = dict(zip(rows.indices.tolist(), rows.values.tolist(), strict=True))
+    assert values == {
+        hasher.index("a", "p"): 2.0,
+        hasher.index("b", "q"): 0.5,
+        hasher.index(("a", "b"), ("p", "q")): 3.0,
+        hasher.index("x"): 40.0,
+    }

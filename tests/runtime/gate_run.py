@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 from streamiter.channels import Channel
 from streamiter.checkpoints.spill import SpillQueue
 from streamiter.records import (
-    Batch,
     CheckpointBarrier,
     Control,
     DataBatch,
@@ -26,7 +24,7 @@ from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.gate import Gate, InputEnded, Port
 
 Item = DataBatch | Control
-Wants = Callable[[], tuple[str, ...] | None]
+Wants = Callable[["GateRun"], tuple[str, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,8 @@ class GateRun:
 
     def __post_init__(self) -> None:
         self.channels = [
-            Channel(f"{number} → step", limit_records=self.limit_records) for number in range(len(self.inputs))
+            Channel(f"{number} → step", limit_records=self.limit_records)
+            for number in range(len(self.inputs))
         ]
         ports = [
             Port(number, name, channel, is_feedback=False)
@@ -95,7 +94,7 @@ class GateRun:
 
     def _ask(self) -> None:
         if self.wants is not None:
-            self.gate.want(self.wants())
+            self.gate.want(self.wants(self))
 
     def step(self) -> bool:
         """Handle what the gate gives next; says whether there was something."""
@@ -139,7 +138,9 @@ class GateRun:
     def records(self, port: int | None = None) -> list[int]:
         """The records handled (of one port), in order."""
         return [
-            seen.record for seen in self.trace if isinstance(seen, Seen) and (port is None or seen.port == port)
+            seen.record
+            for seen in self.trace
+            if isinstance(seen, Seen) and (port is None or seen.port == port)
         ]
 
     def told(self) -> list[str]:
@@ -178,16 +179,10 @@ def held_records(snapshot: dict[str, Any], in_order: bool) -> list[int]:
     """The records that a gate's snapshot keeps, read back through a restored gate."""
     ports = len(snapshot["ended"])
     run = GateRun([f"in{number}" for number in range(ports)], in_order=in_order)
-    run.gate.restore({**snapshot, "ended": [0] * ports, "data_ended": [0] * ports, "deferred": [None] * ports})
+    run.gate.restore(
+        {**snapshot, "ended": [0] * ports, "data_ended": [0] * ports, "deferred": [None] * ports}
+    )
     kept = [item for port in run.gate.ports for item in port.held if isinstance(item, DataBatch)]
     if run.gate._aside is not None:
         kept += [batch for _, batch in run.gate._aside.take_all()]
     return [int(record) for batch in kept for record in batch.records]
-
-
-def batch_of(records: Batch, epoch: int) -> DataBatch:
-    """For generated scripts."""
-    return DataBatch(records, epoch)
-
-
-Script = Sequence[deque[Item]]

@@ -1,0 +1,154 @@
+"""Checks of an iteration while it is built; each error names the stream and says what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamiter.errors import GraphError
+from streamiter.flow.stream import Stream
+from streamiter.iteration.config import IterationBodyResult, IterationConfig
+from streamiter.iteration.loop import Loop
+from streamiter.runtime.partitioning import Forward
+
+__all__ = ["check_arguments", "check_bounded", "check_config", "check_result", "check_stamps", "is_stamped"]
+
+
+def is_stamped(stream: Stream) -> bool:
+    """Whether all of its records carry epochs from outside an iteration."""
+    return all(step.stamped for step in stream.steps)
+
+
+def check_arguments(initial: Any, data: Any) -> tuple[list[Stream], list[Stream]]:
+    """The streams an iteration is given: streams of one flow, from outside iterations."""
+    initial, data = _listed("initial variable", initial), _listed("data", data)
+    if not initial:
+        raise GraphError(
+            "iteration: expected at least one initial variable stream, given none; "
+            "a loop needs something to feed back, if only flow.from_items([])"
+        )
+    for kind, streams in (("initial variable", initial), ("data", data)):
+        for number, stream in enumerate(streams):
+            _check_stream(kind, number, stream)
+            if stream.flow is not initial[0].flow:
+                raise GraphError(
+                    f"iteration: expected streams of one flow, given {kind} stream {number} "
+                    f"({stream.name!r}) of flow {stream.flow.name!r} beside flow {initial[0].flow.name!r}"
+                )
+    if initial[0].flow.loop is not None:
+        raise GraphError(
+            "iteration: expected no iteration inside the body of another, given one; "
+            "use the outputs of the first as inputs of the second"
+        )
+    for kind, streams in (("initial variable", initial), ("data", data)):
+        for number, stream in enumerate(streams):
+            if any(step.loop is not None for step in stream.steps):
+                raise GraphError(
+                    f"iteration: expected {kind} streams from outside iterations, given stream {number} "
+                    f"({stream.name!r}) of the body of another; return it in output_streams there"
+                )
+    return initial, data
+
+
+def _listed(kind: str, streams: Any, container: str = "list") -> list[Any]:
+    if not isinstance(streams, (list, tuple)):
+        raise GraphError(
+            f"iteration: expected a {container} of {kind} streams, given {streams!r}; write [stream]"
+        )
+    return list(streams)
+
+
+def _check_stream(kind: str, number: int, stream: Any) -> None:
+    if not isinstance(stream, Stream):
+        raise GraphError(f"iteration: expected {kind} stream {number} to be a Stream, given {stream!r}")
+
+
+def check_bounded(initial: Sequence[Stream]) -> None:
+    """Initial variables end, and have no epochs of their own."""
+    for number, stream in enumerate(initial):
+        if not stream.is_bounded:
+            raise GraphError(
+                f"iteration: expected bounded initial variable streams, given stream {number} "
+                f"({stream.name!r}), which never ends; pass endless input as a data stream"
+            )
+        if any(step.stamped for step in stream.steps):
+            raise GraphError(
+                f"iteration: expected initial variable streams without epochs, given stream {number} "
+                f"({stream.name!r}) of epochs_every; initial variables are of epoch 0, stamp data streams"
+            )
+
+
+def check_config(config: Any) -> IterationConfig:
+    """An IterationConfig, or None for the default."""
+    if config is None:
+        return IterationConfig()
+    if not isinstance(config, IterationConfig):
+        raise GraphError(
+            f"iteration: expected config to be an IterationConfig, given {config!r}; "
+            "write IterationConfig(max_epochs_ahead=…)"
+        )
+    return config
+
+
+def check_stamps(max_epochs_ahead: int | None, data: Sequence[Stream]) -> None:
+    """Feedback that is held for a complete epoch needs data that completes one."""
+    if max_epochs_ahead is None:
+        return
+    for number, stream in enumerate(data):
+        if not stream.is_bounded and not is_stamped(stream):
+            raise GraphError(
+                f"iteration: max_epochs_ahead={max_epochs_ahead} expected data with epochs, given data stream "
+                f"{number} ({stream.name!r}), endless and without; stamp it with "
+                "epochs_every(stream, records=…), or leave max_epochs_ahead out"
+            )
+
+
+def check_result(result: Any, loop: Loop, initial: Sequence[Stream]) -> IterationBodyResult:
+    """What the body of an unbounded iteration gives back."""
+    if not isinstance(result, IterationBodyResult):
+        raise GraphError(f"iteration: expected the body to give an IterationBodyResult, given {result!r}")
+    if result.termination_criteria is not None:
+        raise GraphError(
+            "iteration: expected no termination criteria in an unbounded iteration, given "
+            f"{getattr(result.termination_criteria, 'name', None)!r}; it ends when its inputs end"
+        )
+    feedback = _listed("feedback", result.feedback_variable_streams)
+    if len(feedback) != len(initial):
+        raise GraphError(
+            f"iteration: expected as many feedback streams as variable streams ({len(initial)}), "
+            f"given {len(feedback)}"
+        )
+    outputs = result.output_streams
+    listed = (
+        list(outputs.values()) if isinstance(outputs, Mapping) else _listed("output", outputs, _OR_A_DICT)
+    )
+    for kind, streams in (("feedback", feedback), ("output", listed)):
+        for number, stream in enumerate(streams):
+            _check_inside(kind, number, stream, loop)
+    for number, (start, stream) in enumerate(zip(initial, feedback, strict=True)):
+        _check_parallelism(number, start, stream)
+    return result
+
+
+_OR_A_DICT = "list (or dict)"
+
+
+def _check_inside(kind: str, number: int, stream: Any, loop: Loop) -> None:
+    _check_stream(kind, number, stream)
+    if any(step.loop is not loop for step in stream.steps):
+        raise GraphError(
+            f"iteration: expected {kind} stream {number} to come from inside the body, given "
+            f"{stream.name!r} from outside; pass it in as a data stream"
+        )
+
+
+def _check_parallelism(number: int, initial: Stream, feedback: Stream) -> None:
+    """Subtask i feeds back to head i, unless the stream was repartitioned."""
+    for edge in feedback.edges():
+        given = edge.upstream.parallelism
+        if isinstance(edge.partitioning, Forward) and given != initial.parallelism:
+            raise GraphError(
+                f"iteration: expected feedback stream {number} ({feedback.name!r}) to have the parallelism "
+                f"{initial.parallelism} of its initial variable stream ({initial.name!r}), given "
+                f"{given}; set parallelism={initial.parallelism} on its last step"
+            )

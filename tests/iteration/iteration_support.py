@@ -1,0 +1,231 @@
+"""Flows with loops under schedules that a seed decides, and steps that tell what they met."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+from streamiter import Flow, IterationListener, Operator, Stream
+from streamiter.operators.source import Source, SourceBatch
+from streamiter.runtime.job import Job
+from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.statistics import JobStatistics
+from streamiter.runtime.watchdog import blocked_tasks
+
+T = TypeVar("T")
+
+PATIENCE_S = 30.0
+"""Longer than any of these loops takes, even beside other work; after it a loop counts as deadlocked."""
+
+SMALL = ChannelLimits(records=2)
+
+
+class ShuffledEventLoop(asyncio.SelectorEventLoop):
+    """Runs what is ready in an order that a seed decides: any order is one that a busy machine may choose."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        super().__init__()
+
+    def _run_once(self) -> None:
+        ready = list(self._ready)  # type: ignore[attr-defined]
+        self._random.shuffle(ready)
+        self._ready.clear()  # type: ignore[attr-defined]
+        self._ready.extend(ready)  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+def run_shuffled(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
+    """Run ``main`` in a shuffled event loop."""
+    with asyncio.Runner(loop_factory=lambda: ShuffledEventLoop(seed)) as runner:
+        return runner.run(main)
+
+
+async def ended(job: Job) -> JobStatistics:
+    """The job's end; if it does not come, what its tasks wait for."""
+    try:
+        return await asyncio.wait_for(job.wait(), PATIENCE_S)
+    except TimeoutError:
+        waiting = blocked_tasks(job._tasks) or ["nothing: no task has input"]
+        watermarks = {task.name: task.epoch_watermark for task in job.statistics().tasks if not task.ended}
+        await job.stop("abort")
+        raise AssertionError(f"the loop does not end; blocked: {waiting}; not ended: {watermarks}") from None
+
+
+def run(flow: Flow, *, seed: int = 0, limits: ChannelLimits | None = None, **options: Any) -> JobStatistics:
+    """Run a flow to its end under the schedule of ``seed``."""
+
+    async def main() -> JobStatistics:
+        return await ended(await flow.start(channel_limits=limits, **options))
+
+    return run_shuffled(main(), seed)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let others work until the condition holds."""
+
+    async def hold() -> None:
+        while not condition():
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(hold(), PATIENCE_S)
+
+
+class CutItems(Source):
+    """Item i to subtask i mod n, in batches cut at random, after pauses of random length."""
+
+    def __init__(
+        self, items: Sequence[Any], seed: int, *, at_end: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        self._items = items
+        self._seed = seed
+        self._at_end = at_end
+        self._done = 0
+
+    def open(self, context: Any, positions: Any) -> None:
+        self._items = self._items[context.subtask_index :: context.parallelism]
+        self._random = random.Random(self._seed * 1_000 + context.subtask_index)
+        self._done = (positions or {}).get("done", 0)
+
+    async def read(self) -> SourceBatch | None:
+        for _ in range(self._random.randrange(4)):
+            await asyncio.sleep(0)
+        if self._done == len(self._items):
+            if self._at_end is not None:
+                await self._at_end()
+            return None
+        stop = min(len(self._items), self._done + self._random.randint(1, 5))
+        batch = self._items[self._done : stop]
+        self._done = stop
+        return SourceBatch(list(batch), {"done": stop})
+
+
+def cut_items(flow: Flow, items: Iterable[Any], *, seed: int = 0, parallelism: int = 1) -> Stream:
+    """A bounded stream of items that comes in random pieces."""
+    listed = list(items)
+    return flow.from_source(lambda: CutItems(listed, seed), parallelism=parallelism)
+
+
+class Endless:
+    """A factory of sources that give some items and then wait for ever."""
+
+    bounded = False
+
+    def __init__(self, items: Iterable[Any] = (), seed: int = 0) -> None:
+        self._items = list(items)
+        self._seed = seed
+
+    def __call__(self) -> CutItems:
+        async def never() -> None:
+            await asyncio.get_running_loop().create_future()
+
+        return CutItems(self._items, self._seed, at_end=never)
+
+
+class Dawdle(Operator):
+    """Passes records on in pieces of random length, with random pauses: a step in a task of its own."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    def open(self, context: Any) -> None:
+        self._random = random.Random(self._seed * 1_000 + context.subtask_index)
+
+    async def process_batch(self, batch: Any, out: Any) -> None:
+        start = 0
+        while start < len(batch):
+            stop = start + self._random.randint(1, 4)
+            out.emit_batch(batch[start:stop])
+            start = stop
+            for _ in range(self._random.randrange(3)):
+                await asyncio.sleep(0)
+
+
+Log = dict[tuple[str, int], list[tuple[Any, ...]]]
+"""What the instances of steps met, in order, by step name and subtask."""
+
+
+class Witness(Operator, IterationListener):
+    """Writes down all that happens to it; ``on_record`` and ``on_callback`` may emit."""
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        on_record: Callable[[Any, Any, Any], object] | None = None,
+        on_callback: Callable[[int, Any, Any], object] | None = None,
+        on_terminated: Callable[[Any, Any], object] | None = None,
+        on_finish: Callable[[Any], object] | None = None,
+        on_ended: Callable[[str, Any], object] | None = None,
+    ) -> None:
+        self._logs = log
+        self._on_record = on_record or (lambda record, context, out: out.emit(record))
+        self._on_callback = on_callback
+        self._on_terminated = on_terminated
+        self._on_finish = on_finish
+        self._on_ended = on_ended
+
+    def open(self, context: Any) -> None:
+        self.context = context
+        self._log = self._logs.setdefault((context.name, context.subtask_index), [])
+
+    def process(self, record: Any, out: Any) -> None:
+        self._note("record", record)
+        self._on_record(record, self.context, out)
+
+    process_left = process_right = process_variable = process_data = process
+
+    def input_ended(self, name: str, out: Any) -> None:
+        self._log.append(("input ended", name))
+        if self._on_ended is not None:
+            self._on_ended(name, out)
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        assert context.epoch == epoch_watermark
+        self._log.append(("callback", epoch_watermark))
+        if self._on_callback is not None:
+            self._on_callback(epoch_watermark, context, out)
+
+    def on_iteration_terminated(self, context: Any, out: Any) -> None:
+        assert context.is_ending
+        self._log.append(("terminated", context.epoch))
+        if self._on_terminated is not None:
+            self._on_terminated(context, out)
+
+    def finish(self, out: Any) -> None:
+        self._log.append(("finish",))
+        if self._on_finish is not None:
+            self._on_finish(out)
+
+    def close(self) -> None:
+        self._log.append(("close",))
+
+    def _note(self, kind: str, value: Any) -> None:
+        self._log.append((kind, value, self.context.epoch))
+
+
+def callbacks(log: Sequence[tuple[Any, ...]]) -> list[int]:
+    """The epochs of the callbacks in a log, in order."""
+    return [entry[1] for entry in log if entry[0] == "callback"]
+
+
+def check_listener(log: Sequence[tuple[Any, ...]], *, in_order: bool = False) -> None:
+    """The rules that hold for every listener, whatever feeds it."""
+    heard = callbacks(log)
+    assert heard == list(range(len(heard))), heard
+    kinds = [entry[0] for entry in log]
+    assert kinds.count("terminated") == kinds.count("finish") == kinds.count("close") == 1
+    assert kinds[-3:] == ["terminated", "finish", "close"], kinds[-5:]
+    last_callback = max((at for at, kind in enumerate(kinds) if kind == "callback"), default=-1)
+    watermark = -1
+    for at, entry in enumerate(log):
+        if entry[0] == "callback":
+            watermark = entry[1]
+        elif entry[0] == "record":
+            assert entry[2] > watermark, f"{entry} after callback {watermark}"
+            assert not in_order or at > last_callback or entry[2] == watermark + 1, f"{entry} out of turn"
+    if in_order:
+        epochs = [entry[2] for entry in log if entry[0] == "record"]
+        assert epochs == sorted(epochs), epochs

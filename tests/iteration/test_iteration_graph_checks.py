@@ -1,0 +1,477 @@
+"""What is refused while an iteration is built, and what the error says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from iteration.iteration_support import Endless, run
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    Operator,
+    OutputTag,
+    Stream,
+    connect,
+    epochs_every,
+    iterate_unbounded_streams,
+)
+from streamiter.errors import GraphError, JobFailed
+from streamiter.topics import MemoryBroker
+
+Body = Callable[[list[Stream], list[Stream]], Any]
+
+
+def untouched(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+    return IterationBodyResult(variables, variables)
+
+
+def refused(message: str) -> Any:
+    return pytest.raises(GraphError, match=re.escape(message))
+
+
+def iterate(flow: Flow, body: Body, *, data: Any = (), initial: Any = None, **config: Any) -> Any:
+    variables = [flow.from_items([])] if initial is None else initial
+    return iterate_unbounded_streams(variables, data, body, IterationConfig(**config) if config else None)
+
+
+# -- streams that come in --------------------------------------------------------------------------------
+
+
+def test_a_loop_without_variables_is_refused() -> None:
+    """Without a head nothing could ever end the loop."""
+    with refused("iteration: expected at least one initial variable stream, given none"):
+        iterate(Flow("loop"), untouched, initial=[])
+
+
+def test_endless_initial_variables_are_refused() -> None:
+    """Epoch 0 would never be complete, and no callback ever come."""
+    flow = Flow("loop")
+    endless = flow.from_source(Endless(), name="clicks")
+    with refused(
+        "iteration: expected bounded initial variable streams, given stream 1 ('clicks'), which never ends; "
+        "pass endless input as a data stream"
+    ):
+        iterate(flow, untouched, initial=[flow.from_items([]), endless])
+
+
+def test_initial_variables_with_epochs_of_their_own_are_refused() -> None:
+    """Initial variables have epoch 0; stamps of theirs would be reported as epochs that came back."""
+    flow = Flow("loop")
+    stamped = epochs_every(flow.from_items([1, 2, 3]), records=1, name="stamps")
+    with refused("iteration: expected initial variable streams without epochs, given stream 0 ('stamps')"):
+        iterate(flow, untouched, initial=[stamped])
+
+
+@pytest.mark.parametrize("given", [5, None, "model"])
+def test_what_is_no_stream_is_refused_with_its_place(given: object) -> None:
+    """An AttributeError inside the engine says nothing about the argument that is wrong."""
+    flow = Flow("loop")
+    with refused(f"iteration: expected initial variable stream 1 to be a Stream, given {given!r}"):
+        iterate(flow, untouched, initial=[flow.from_items([]), given])
+    with refused(f"iteration: expected data stream 0 to be a Stream, given {given!r}"):
+        iterate(flow, untouched, data=[given])
+
+
+def test_a_stream_instead_of_a_list_of_streams_is_refused() -> None:
+    """The most likely slip of all: the brackets left out."""
+    flow = Flow("loop")
+    one = flow.from_items([], name="one")
+    with refused(
+        "iteration: expected a list of initial variable streams, given Stream('one', parallelism 1)"
+    ):
+        iterate(flow, untouched, initial=one)
+    with refused("iteration: expected a list of data streams, given Stream('one', parallelism 1)"):
+        iterate(flow, untouched, data=one)
+    with refused("iteration: expected a list of feedback streams, given Stream("):
+        iterate(flow, lambda variables, data: IterationBodyResult(variables[0], []))
+    with refused("iteration: expected a list (or dict) of output streams, given Stream("):
+        iterate(flow, lambda variables, data: IterationBodyResult(variables, variables[0]))
+
+
+def test_streams_of_two_flows_are_refused() -> None:
+    """The steps of the other flow would never run."""
+    flow, other = Flow("loop"), Flow("other")
+    elsewhere = other.from_items([], name="elsewhere")
+    with refused(
+        "iteration: expected streams of one flow, given data stream 0 ('elsewhere') of flow 'other'"
+    ):
+        iterate(flow, untouched, data=[elsewhere])
+    with refused("iteration: expected streams of one flow, given initial variable stream 1 ('elsewhere')"):
+        iterate(flow, untouched, initial=[flow.from_items([]), elsewhere])
+
+
+def test_a_config_of_another_kind_is_refused() -> None:
+    """The bare number where the config belongs."""
+    flow = Flow("loop")
+    with refused("iteration: expected config to be an IterationConfig, given 3"):
+        iterate_unbounded_streams([flow.from_items([])], [], untouched, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ahead", [-1, True, 1.5, "0"])
+def test_a_bad_max_epochs_ahead_is_refused(ahead: Any) -> None:
+    """1.5 epochs would be compared somewhere deep in the engine."""
+    with refused(
+        f"IterationConfig: expected max_epochs_ahead None or a number of at least 0, given {ahead!r}"
+    ):
+        IterationConfig(max_epochs_ahead=ahead)
+
+
+def test_a_number_of_epochs_ahead_needs_data_with_epochs() -> None:
+    """Plain endless data never completes an epoch: held feedback would be held for ever."""
+    flow = Flow("loop")
+    endless = flow.from_source(Endless(), name="clicks")
+    with refused(
+        "iteration: max_epochs_ahead=0 expected data with epochs, given data stream 1 ('clicks'), endless and "
+        "without; stamp it with epochs_every(stream, records=…)"
+    ):
+        iterate(flow, untouched, data=[flow.from_items([]), endless], max_epochs_ahead=0)
+    iterate(flow, untouched, data=[epochs_every(endless, records=5)], max_epochs_ahead=0)
+    iterate(flow, untouched, data=[endless], max_epochs_ahead=None)
+
+
+def test_data_of_which_only_a_part_has_epochs_counts_as_data_without() -> None:
+    """The watermark of a union is held back by its plain part."""
+    flow = Flow("loop")
+    endless = flow.from_source(Endless(), name="clicks")
+    both = epochs_every(endless, records=5).union(endless)
+    with refused("max_epochs_ahead=1 expected data with epochs"):
+        iterate(flow, untouched, data=[both], max_epochs_ahead=1)
+
+
+# -- what the body gives ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_as_many_feedback_streams_as_variables(count: int) -> None:
+    """A variable without feedback would hold the loop open for ever."""
+    with refused(f"iteration: expected as many feedback streams as variable streams (1), given {count}"):
+        iterate(Flow("loop"), lambda variables, data: IterationBodyResult(variables * count, []))
+
+
+@pytest.mark.parametrize(("initial", "feedback"), [(2, 1), (1, 3)])
+def test_feedback_has_the_parallelism_of_its_variable(initial: int, feedback: int) -> None:
+    """Feedback i goes back to head i, subtask by subtask."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        fed = variables[0].map(lambda x: x, parallelism=feedback, name="step")
+        return IterationBodyResult([fed], [])
+
+    with refused(
+        f"iteration: expected feedback stream 0 ('step') to have the parallelism {initial} of its initial "
+        f"variable stream ('start'), given {feedback}; set parallelism={initial} on its last step"
+    ):
+        iterate(flow, body, initial=[flow.from_items([], parallelism=initial, name="start")])
+
+
+def test_feedback_that_is_repartitioned_may_have_any_parallelism() -> None:
+    """The head takes the channels of all who feed back."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        stepped = variables[0].rebalance().map(lambda x: x + 1, parallelism=3)
+        return IterationBodyResult([stepped.filter(lambda x: x < 5).rebalance()], [stepped])
+
+    [steps] = iterate(flow, body, initial=[flow.from_items([0, 0], parallelism=2)])
+    seen = steps.collect()
+    run(flow)
+    assert sorted(seen.items) == sorted(2 * [1, 2, 3, 4, 5])
+
+
+def test_each_part_of_a_union_that_is_fed_back_has_the_parallelism_of_its_variable() -> None:
+    """The widest part hid the others, which were then dealt out without a word."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        narrow = variables[0].map(lambda x: x, parallelism=1, name="narrow")
+        return IterationBodyResult([variables[0].map(lambda x: x, name="wide").union(narrow)], [])
+
+    with refused("iteration: expected feedback stream 0 ('wide ∪ narrow') to have the parallelism 2"):
+        iterate(flow, body, initial=[flow.from_items([], parallelism=2)])
+
+
+def test_termination_criteria_are_refused() -> None:
+    """They end bounded iterations only; here they would be ignored."""
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult(variables, [], variables[0].map(lambda x: x, name="enough"))
+
+    with refused(
+        "iteration: expected no termination criteria in an unbounded iteration, given 'enough'; "
+        "it ends when its inputs end"
+    ):
+        iterate(Flow("loop"), body)
+
+
+@pytest.mark.parametrize("result", [None, [], ([], [])])
+def test_a_body_that_gives_something_else_is_refused(result: Any) -> None:
+    """A body without its return statement."""
+    with refused(f"iteration: expected the body to give an IterationBodyResult, given {result!r}"):
+        iterate(Flow("loop"), lambda variables, data: result)
+
+
+def test_feedback_and_outputs_from_outside_are_refused() -> None:
+    """A stream from outside knows nothing of the loop's epochs and end."""
+    flow = Flow("loop")
+    outside = flow.from_items([1], name="outside")
+    with refused(
+        "iteration: expected feedback stream 0 to come from inside the body, given 'outside' from outside; "
+        "pass it in as a data stream"
+    ):
+        iterate(flow, lambda variables, data: IterationBodyResult([outside], []))
+    with refused("iteration: expected output stream 1 to come from inside the body, given 'outside'"):
+        iterate(flow, lambda variables, data: IterationBodyResult(variables, [variables[0], outside]))
+    with refused("iteration: expected output stream 0 to come from inside the body"):
+        iterate(flow, lambda variables, data: IterationBodyResult(variables, {"all": outside}))
+    with refused("iteration: expected feedback stream 0 to come from inside the body"):
+        iterate(flow, lambda variables, data: IterationBodyResult([variables[0].union(outside)], []))
+
+
+def test_what_is_no_stream_is_refused_as_feedback_and_output() -> None:
+    """An operator class instead of the stream of its results."""
+    with refused("iteration: expected feedback stream 0 to be a Stream, given 7"):
+        iterate(Flow("loop"), lambda variables, data: IterationBodyResult([7], []))
+    with refused("iteration: expected output stream 0 to be a Stream, given 8"):
+        iterate(Flow("loop"), lambda variables, data: IterationBodyResult(variables, [8]))
+
+
+def test_arguments_count_as_inside() -> None:
+    """Feeding a variable back untouched, or giving data out as it is, is a body too."""
+    flow = Flow("loop")
+    [numbers] = iterate(
+        flow, lambda variables, data: IterationBodyResult(variables, data), data=[flow.from_items([1, 2, 3])]
+    )
+    seen = numbers.collect()
+    run(flow)
+    assert seen.items == [1, 2, 3]
+
+
+# -- what happens inside and outside ---------------------------------------------------------------------
+
+
+class Both(Operator):
+    def process_left(self, record: Any, out: Any) -> None:
+        out.emit(record)
+
+    process_right = process_left
+
+
+def test_a_stream_from_outside_is_refused_inside_the_body() -> None:
+    """It would never tell the body of an epoch, and hold its watermark back for ever."""
+    flow = Flow("loop")
+    outside = flow.from_items([1], name="outside")
+    message = (
+        "step 'both': expected streams that come in through the body's arguments, given 'outside' from "
+        "outside; pass it as a data stream"
+    )
+
+    def connected(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        both = connect(left=variables[0], right=outside).process(Both, name="both")
+        return IterationBodyResult([both], [])
+
+    def mapped(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([outside.map(lambda x: x, name="both")], [])
+
+    def united(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([variables[0].union(outside).map(lambda x: x, name="both")], [])
+
+    with refused(message):
+        iterate(flow, connected)
+    with refused(message):
+        iterate(flow, mapped)
+    with refused("step 'both': expected streams that come in through the body's arguments"):
+        iterate(flow, united)
+
+
+def leaked(flow: Flow) -> Stream:
+    leaks: list[Stream] = []
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        leaks.append(variables[0].map(lambda x: x, name="inner"))
+        return IterationBodyResult(variables, [])
+
+    iterate(flow, body)
+    return leaks[0]
+
+
+def test_a_stream_of_the_body_is_refused_outside() -> None:
+    """Its epochs and its end mean nothing there; outputs leave by output_streams."""
+    flow = Flow("loop")
+    inner = leaked(flow)
+    with refused(
+        "step 'after': expected a stream from outside the iteration, given 'inner' of its body; return it in "
+        "output_streams and use what the iteration gives"
+    ):
+        inner.map(lambda x: x, name="after")
+    with refused("expected a stream from outside the iteration"):
+        inner.side_output(OutputTag("side")).map(lambda x: x)
+    with refused("expected a stream from outside the iteration"):
+        flow.from_items([]).union(inner).map(lambda x: x)
+    with refused("step 'collect': expected no collect inside an iteration body"):
+        inner.collect()
+
+
+def test_a_stream_of_one_body_is_refused_as_argument_of_another_iteration() -> None:
+    """The way around the check of the steps: the border itself took whatever it was given."""
+    flow = Flow("loop")
+    inner = leaked(flow)
+    with refused(
+        "iteration: expected data streams from outside iterations, given stream 0 ('inner') of the body"
+    ):
+        iterate(flow, untouched, data=[inner])
+    with refused(
+        "iteration: expected initial variable streams from outside iterations, given stream 0 ('inner')"
+    ):
+        iterate(flow, untouched, initial=[inner])
+    with refused("epochs_every: expected a stream outside an iteration body, given 'inner' inside"):
+        epochs_every(inner, records=1)
+
+
+def test_sources_and_sinks_are_refused_inside_the_body() -> None:
+    """The body is called once, to build; a source inside would never get epochs, a sink never a commit."""
+    topic = MemoryBroker().topic("results")
+    makers: list[tuple[Callable[[Flow, Stream], object], str]] = [
+        (
+            lambda flow, stream: flow.from_items([1]),
+            "step 'items': expected no sources inside an iteration body",
+        ),
+        (lambda flow, stream: flow.from_source(Endless()), "expected no sources inside an iteration body"),
+        (lambda flow, stream: flow.source(topic), "expected no sources inside an iteration body"),
+        (
+            lambda flow, stream: stream.collect(),
+            "step 'collect': expected no collect inside an iteration body",
+        ),
+        (
+            lambda flow, stream: stream.sink(topic),
+            "expected no sink inside an iteration body, given one; return",
+        ),
+        (lambda flow, stream: stream.publish_model(topic, model="m"), "expected no publish_model inside"),
+        (lambda flow, stream: epochs_every(stream, records=2), "epochs_every: expected a stream outside"),
+    ]
+    for make, message in makers:
+        flow = Flow("loop")
+
+        def body(
+            variables: list[Stream],
+            data: list[Stream],
+            make: Callable[[Flow, Stream], object] = make,
+            flow: Flow = flow,
+        ) -> IterationBodyResult:
+            make(flow, variables[0])
+            return IterationBodyResult(variables, [])
+
+        with refused(message):
+            iterate(flow, body)
+
+
+def test_a_nested_iteration_is_refused() -> None:
+    """Epochs of epochs: nothing in the engine knows of them."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult(variables, iterate(flow, untouched, initial=variables))
+
+    with refused("iteration: expected no iteration inside the body of another, given one; use the outputs"):
+        iterate(flow, body)
+
+
+def test_a_refused_body_leaves_the_flow_usable() -> None:
+    """The mark 'inside a body' stayed set after an error, and every later step was refused."""
+    flow = Flow("loop")
+    with pytest.raises(ZeroDivisionError):
+        iterate(flow, lambda variables, data: 1 / 0)
+    seen = flow.from_items([1]).map(lambda x: x + 1).collect()
+    assert flow.loop is None
+    assert seen.items == []
+
+
+def test_epochs_in_order_is_refused_where_data_never_completes_an_epoch() -> None:
+    """Everything after epoch 0 would be set aside for ever."""
+
+    class InOrder(Both):
+        epochs_in_order = True
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        both = connect(left=variables[0], right=data[0]).process(InOrder, name="in order")
+        return IterationBodyResult([both.filter(lambda x: False)], [])
+
+    flow = Flow("loop")
+    iterate(flow, body, data=[flow.from_source(Endless())])
+    with pytest.raises(
+        GraphError,
+        match=r"step 'in order' \(test_iteration_graph_checks.py:\d+\): epochs_in_order "
+        r"expected data with epochs, given endless data without, which stays in epoch 0 for ever; "
+        r"stamp it with epochs_every",
+    ):
+        run(flow)
+    flow = Flow("stamped")
+    iterate(flow, body, data=[epochs_every(flow.from_items([1, 2]), records=1)])
+    run(flow)
+
+
+@pytest.mark.parametrize("records", [0, -3, True, 2.0, "5"])
+def test_groups_of_no_records_are_refused(records: Any) -> None:
+    """A stamper that never counts up."""
+    with refused(f"epochs_every: expected records of at least 1, given {records!r}"):
+        epochs_every(Flow("stamps").from_items([]), records=records)
+    with refused("epochs_every: expected a stream, given 5"):
+        epochs_every(5, records=1)  # type: ignore[arg-type]
+
+
+# -- outputs ---------------------------------------------------------------------------------------------
+
+
+def test_outputs_are_a_dict_where_the_body_gives_one() -> None:
+    """Several outputs by position are easily mixed up."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        raised = variables[0].map(lambda x: x + 1)
+        outputs = {"raised": raised, "doubled": raised.map(lambda x: 2 * x)}
+        return IterationBodyResult([raised.filter(lambda x: x < 3)], outputs)
+
+    outputs = iterate(flow, body, initial=[flow.from_items([0])])
+    assert list(outputs) == ["raised", "doubled"]
+    raised, doubled = outputs["raised"].collect(), outputs["doubled"].collect()
+    run(flow)
+    assert (raised.items, doubled.items) == ([1, 2, 3], [2, 4, 6])
+
+
+def test_one_stream_may_be_feedback_and_several_outputs() -> None:
+    """Each reader has a channel of its own."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        small = variables[0].map(lambda x: x + 1).filter(lambda x: x < 3)
+        return IterationBodyResult([small], [small, small])
+
+    first, second = (output.collect() for output in iterate(flow, body, initial=[flow.from_items([0])]))
+    run(flow)
+    assert first.items == second.items == [1, 2]
+
+
+def test_an_error_in_the_body_names_the_step_and_the_users_line() -> None:
+    """A failure inside a loop is told like any other."""
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        inverse = variables[0].map(lambda x: 1 / x, name="inverse")
+        return IterationBodyResult([inverse], [])
+
+    flow = Flow("loop")
+    iterate(flow, body, initial=[flow.from_items([0])])
+    with pytest.raises(JobFailed, match=r"step 'inverse' \(test_iteration_graph_checks.py:\d+\) on record 0"):
+        run(flow)
+
+
+def test_outputs_are_bounded_where_all_inputs_are() -> None:
+    """What follows an endless loop must not wait for its end."""
+    flow = Flow("loop")
+    endless = flow.from_source(Endless())
+    [bounded] = iterate(flow, untouched, data=[flow.from_items([])])
+    [unbounded] = iterate(flow, untouched, data=[endless])
+    assert (bounded.is_bounded, unbounded.is_bounded) == (True, False)

@@ -1,0 +1,247 @@
+"""The gate under random schedules, against rules simple enough to be read."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runtime.gate_run import GateRun, Item, Seen, held_records
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.records import CheckpointBarrier, DataBatch, EndOfInput, EpochWatermark
+from streamiter.runtime.gate import InputEnded
+
+NAMES = ("a", "b")
+
+
+@dataclass
+class Plan:
+    """What the channels bring, and how the operator and the scheduler behave."""
+
+    inputs: list[str]
+    scripts: list[list[Item]]
+    moves: list[int]
+    wishes: list[tuple[str, ...] | None] | None
+    in_order: bool
+    limit_records: int
+
+
+def scripts_of(draw: Any, port: int, *, may_run_ahead: bool) -> list[Item]:
+    """Data of growing records, watermarks that keep their word, two barriers somewhere, an end."""
+    items: list[Item] = []
+    watermark, record = -1, 1000 * port
+    for kind in draw(st.lists(st.sampled_from("ddddw"), max_size=9)):
+        if kind == "w":
+            watermark += draw(st.integers(1, 2))
+            items.append(EpochWatermark(watermark))
+            continue
+        count = draw(st.integers(1, 4))
+        records = list(range(record, record + count))
+        record += count
+        epoch = watermark + 1 + (draw(st.integers(0, 2)) if may_run_ahead else 0)
+        as_array = draw(st.booleans())
+        items.append(DataBatch(np.array(records) if as_array else records, epoch))
+    places = sorted(draw(st.lists(st.integers(0, len(items)), min_size=2, max_size=2)))
+    ends_before = draw(st.sampled_from([0, 0, 0, 1, 2]))  # A channel that ends brings no further barrier.
+    for checkpoint, place in reversed(list(enumerate(places, 1))):
+        items.insert(place, CheckpointBarrier(checkpoint))
+    if ends_before:
+        items = items[: next(i for i, item in enumerate(items) if _is_barrier(item, ends_before))]
+    return [*items, EndOfInput()]
+
+
+def _is_barrier(item: Item, checkpoint: int) -> bool:
+    return isinstance(item, CheckpointBarrier) and item.checkpoint == checkpoint
+
+
+@st.composite
+def plans(draw: Any) -> Plan:
+    inputs = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4))
+    in_order = draw(st.booleans())
+    wanted = st.sampled_from([None, (), *((name,) for name in dict.fromkeys(inputs))])
+    return Plan(
+        inputs=inputs,
+        scripts=[scripts_of(draw, port, may_run_ahead=in_order) for port in range(len(inputs))],
+        moves=draw(st.lists(st.integers(0, len(inputs)), max_size=60)),
+        wishes=draw(st.none() | st.lists(wanted, max_size=25)),
+        in_order=in_order,
+        limit_records=draw(st.integers(1, 6)),
+    )
+
+
+class Scheduler:
+    """Brings a plan's items into the channels and lets the gate run, in the order of the plan's moves."""
+
+    def __init__(self, plan: Plan, scripts: list[list[Item]], restored: dict[str, Any] | None = None) -> None:
+        self.scripts = [deque(script) for script in scripts]
+        self.moves = deque(plan.moves)
+        self.announced: set[int] = set()
+        wishes: Iterator[tuple[str, ...] | None] | None = None if plan.wishes is None else iter(plan.wishes)
+        self.run = GateRun(
+            plan.inputs,
+            in_order=plan.in_order,
+            wants=None if wishes is None else lambda _: next(wishes, None),
+            limit_records=plan.limit_records,
+            restored=restored,
+        )
+
+    def bring(self, port: int) -> bool:
+        """Put the next item of a channel, if the protocol and the room allow it."""
+        script = self.scripts[port]
+        if not script:
+            return False
+        item = script[0]
+        if isinstance(item, CheckpointBarrier):
+            # One checkpoint at a time, and each is announced to the task before any barrier is sent.
+            if any(done.checkpoint == item.checkpoint - 1 for done in self.open_barriers()):
+                return False
+            if item.checkpoint not in self.announced:
+                self.announced.add(item.checkpoint)
+                self.run.gate.announce(item)
+        if not self.run.put(port, item):
+            return False
+        script.popleft()
+        return True
+
+    def open_barriers(self) -> list[CheckpointBarrier]:
+        """Barriers that were sent, or are still to be sent, and have not passed."""
+        left = [item for script in self.scripts for item in script if isinstance(item, CheckpointBarrier)]
+        sent = [CheckpointBarrier(checkpoint) for checkpoint in sorted(self.announced)]
+        return [
+            item
+            for item in [*left, *sent]
+            if item.checkpoint not in self.run.snapshots and self.may_come(item)
+        ]
+
+    def may_come(self, barrier: CheckpointBarrier) -> bool:
+        """Whether the task would pass it at all: not where all channels end without bringing it."""
+        return barrier.checkpoint in self.announced and not self.run.has_ended
+
+    def play(self) -> GateRun:
+        """To the end; fails where nothing moves any more before the end has come."""
+        while self.moves:
+            move = self.moves.popleft()
+            if move == len(self.scripts):
+                self.run.step()
+            else:
+                self.bring(move)
+        idle = 0
+        while not self.run.has_ended:
+            moved = [self.bring(port) for port in range(len(self.scripts))]
+            idle = 0 if self.run.step() or any(moved) else idle + 1
+            # A wish that names nothing is changed by a timer in real life.
+            self.run._ask()
+            assert idle < 60, f"stuck: {self.run.told()}, left {self.scripts}"
+        return self.run
+
+
+def records_in(items: list[Item]) -> list[int]:
+    return [int(record) for item in items if isinstance(item, DataBatch) for record in item.records]
+
+
+def records_before(script: list[Item], checkpoint: int) -> list[int]:
+    """The records that belong to a checkpoint: those before its barrier, or all where it never comes."""
+    at = next((index for index, item in enumerate(script) if _is_barrier(item, checkpoint)), len(script))
+    return records_in(script[:at])
+
+
+def check_order(run: GateRun, plan: Plan) -> None:
+    """Every record once; those of a channel in order (by epoch where epochs are in order)."""
+    for port, script in enumerate(plan.scripts):
+        expected = [
+            (item.epoch, int(record))
+            for item in script
+            if isinstance(item, DataBatch)
+            for record in item.records
+        ]
+        got = [
+            (seen.epoch, seen.record) for seen in run.trace if isinstance(seen, Seen) and seen.port == port
+        ]
+        if plan.in_order:
+            assert sorted(got) == sorted(expected)
+            for epoch in {epoch for epoch, _ in expected}:
+                assert [pair for pair in got if pair[0] == epoch] == [p for p in expected if p[0] == epoch]
+        else:
+            assert got == expected
+
+
+def check_watermarks(run: GateRun) -> None:
+    """They grow, and no record of an epoch comes behind its watermark."""
+    watermark = -1
+    for entry in run.trace:
+        if isinstance(entry, EpochWatermark):
+            assert entry.epoch > watermark
+            watermark = entry.epoch
+        elif isinstance(entry, Seen):
+            assert entry.epoch > watermark
+
+
+def check_ends(run: GateRun, plan: Plan) -> None:
+    """Each input's end once, behind its records; the end of all once, last."""
+    assert sum(isinstance(entry, EndOfInput) for entry in run.trace) == 1
+    ends = [entry.input_name for entry in run.trace if isinstance(entry, InputEnded)]
+    assert Counter(ends) == Counter(dict.fromkeys(plan.inputs, 1))
+    for position, entry in enumerate(run.trace):
+        if isinstance(entry, InputEnded):
+            later = [seen for seen in run.trace[position:] if isinstance(seen, Seen)]
+            assert all(plan.inputs[seen.port] != entry.input_name for seen in later)
+
+
+@settings(max_examples=300, deadline=None)
+@given(plan=plans())
+def test_every_record_comes_once_in_order_and_the_end_last(plan: Plan) -> None:
+    """Whatever is wanted, however channels are filled, wherever barriers lie: nothing lost, twice, late, or stuck."""
+    run = Scheduler(plan, plan.scripts).play()
+    check_order(run, plan)
+    check_watermarks(run)
+    check_ends(run, plan)
+
+
+@settings(max_examples=300, deadline=None)
+@given(plan=plans())
+def test_a_checkpoint_holds_exactly_what_lies_before_its_barriers(plan: Plan) -> None:
+    """What was handled before it and what its snapshot holds: together each record before the barriers, once."""
+    run = Scheduler(plan, plan.scripts).play()
+    for checkpoint, snapshot in run.snapshots.items():
+        handled = []
+        for entry in run.trace:
+            if isinstance(entry, CheckpointBarrier) and entry.checkpoint == checkpoint:
+                break
+            if isinstance(entry, Seen):
+                handled.append(entry.record)
+        kept = held_records(snapshot, plan.in_order)
+        expected = [record for script in plan.scripts for record in records_before(script, checkpoint)]
+        assert Counter([*handled, *kept]) == Counter(expected)
+
+
+@settings(max_examples=300, deadline=None)
+@given(plan=plans(), moves=st.lists(st.integers(0, 4), max_size=40))
+def test_a_restored_gate_continues_as_if_nothing_had_happened(plan: Plan, moves: list[int]) -> None:
+    """Crash after the first checkpoint and go on from it: together they are one uninterrupted run."""
+    run = Scheduler(plan, plan.scripts).play()
+    if 1 not in run.snapshots:
+        return
+    plain = PlainData()
+    before = run.trace[: next(i for i, entry in enumerate(run.trace) if _is_barrier(entry, 1))]  # type: ignore[arg-type]
+    plan.moves = [min(move, len(plan.inputs)) for move in moves]
+    behind = [behind_barrier(script) for script in plan.scripts]
+    again = Scheduler(plan, behind, restored=plain.decode(plain.encode(run.snapshots[1])))
+    again.run.snapshots[1] = {}
+    again.play()
+    again.run.trace[:0] = before
+    check_order(again.run, plan)
+    check_watermarks(again.run)
+    check_ends(again.run, plan)
+
+
+def behind_barrier(script: list[Item]) -> list[Item]:
+    """What a channel brings after a restore of checkpoint 1: nothing, where it had ended before."""
+    for index, item in enumerate(script):
+        if _is_barrier(item, 1):
+            return script[index + 1 :]
+    return []

@@ -1,0 +1,281 @@
+"""The gate and checkpoint barriers: alignment, what is held, snapshot and restore, the feedback log."""
+
+from __future__ import annotations
+
+import numpy as np
+from runtime.gate_run import GateRun, array, data, held_records
+
+from streamiter.channels import Channel
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
+from streamiter.runtime.gate import BarrierReturned, Gate, Port, plain_log
+
+
+def barrier(checkpoint: int = 1) -> CheckpointBarrier:
+    return CheckpointBarrier(checkpoint)
+
+
+class TestAlignment:
+    def test_a_channel_that_has_brought_the_barrier_waits_for_the_others(self) -> None:
+        """A record from behind the barrier in the snapshot is counted twice after a restore."""
+        run = GateRun(["input", "input"])
+        run.put_all(0, data(1), barrier(), data(2))
+        run.run()
+        assert run.told() == ["1"]
+        run.put_all(1, data(10))
+        run.run()
+        run.put_all(1, barrier(), data(20))
+        run.run()
+        assert run.told()[:3] == ["1", "10", "barrier 1"]
+        assert sorted(run.told()[3:]) == ["2", "20"]
+
+    def test_the_end_of_a_channel_counts_as_its_barrier(self) -> None:
+        """A partition that ends during a checkpoint: it must neither fail nor wait for ever."""
+        run = GateRun(["input", "input"])
+        run.put_all(0, barrier(), data(2))
+        run.put_all(1, data(10), EndOfInput())
+        run.run()
+        assert run.told() == ["10", "barrier 1", "2"]
+
+    def test_a_channel_that_had_ended_brings_none(self) -> None:
+        """Checkpoints go on after a bounded input has ended beside an endless one."""
+        run = GateRun(["a", "b"])
+        run.put_all(1, EndOfInput())
+        run.run()
+        for checkpoint in (1, 2):
+            run.put_all(0, data(checkpoint), barrier(checkpoint))
+        run.run()
+        assert run.told() == ["b ended", "1", "barrier 1", "2", "barrier 2"]
+
+    def test_barriers_of_several_checkpoints_pass_in_order(self) -> None:
+        """The second is under way before the first has been brought by all."""
+        run = GateRun(["input", "input"])
+        run.put_all(0, barrier(1), data(1), barrier(2), data(2))
+        run.put_all(1, data(10), barrier(1), data(20), barrier(2))
+        run.run()
+        told = run.told()
+        assert (told[0], told[1], sorted(told[2:4]), told[4:]) == (
+            "10",
+            "barrier 1",
+            ["1", "20"],
+            ["barrier 2", "2"],
+        )
+
+
+class TestUnwantedInputs:
+    def test_the_deadlock_of_a_barrier_behind_data_that_is_not_wanted(self) -> None:
+        """A worker waits for its model; the barrier blocks the model's channel and lies behind data on the other."""
+        run = GateRun(["model", "data"], wants=lambda _: ("model",))
+        run.put_all(1, data(10, 11), barrier(), data(12))
+        run.put_all(0, barrier(), data(1))
+        run.run()
+        assert run.told() == ["barrier 1", "1"]
+        assert held_records(run.snapshots[1], in_order=False) == [10, 11]
+        run.gate.want(None)
+        run.wants = None
+        run.run()
+        assert run.records() == [1, 10, 11, 12]
+
+    def test_data_that_comes_while_it_aligns_is_held_too(self) -> None:
+        """Upstream is blocked on the full channel, with the barrier behind: the hold must go on making room."""
+        run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=2)
+        run.put_all(0, barrier(), data(1))
+        for number in range(10, 20, 2):
+            run.put_all(1, data(number, number + 1))
+            run.run()
+        assert run.told() == []
+        run.put_all(1, barrier())
+        run.run()
+        assert run.told() == ["barrier 1", "1"]
+        assert held_records(run.snapshots[1], in_order=False) == list(range(10, 20))
+
+    def test_what_lies_behind_the_barrier_never_comes_before_it(self) -> None:
+        """Holding completed the alignment in the middle of a look at the ports: the next one overtook the barrier."""
+        run = GateRun(["model", "data", "model"], wants=lambda _: ("model",))
+        run.put_all(0, barrier(), data(1))
+        run.run()
+        run.put_all(1, data(10), barrier(), data(11))
+        run.put_all(2, barrier(), data(2))
+        run.run()
+        assert run.told()[0] == "barrier 1"
+
+    def test_an_unwanted_input_that_ends_without_a_barrier_holds_it_up_no_longer(self) -> None:
+        """Its data and its end are held; the barrier will never come on it. This once waited for ever."""
+        run = GateRun(["model", "data"], wants=lambda _: ("model",))
+        run.put_all(0, barrier(), data(1))
+        run.put_all(1, data(10), EndOfInput())
+        run.run()
+        assert run.told() == ["barrier 1", "1"]
+        run.put_all(0, EndOfInput())
+        run.run()
+        assert run.told()[2:] == ["model ended", "10", "data ended", "end"]
+
+    def test_the_end_that_was_held_is_in_the_snapshot(self) -> None:
+        """Nobody sends it again after a restore: the upstream task has ended. The job would never end."""
+        run = GateRun(["model", "data"], wants=lambda _: ("model",))
+        run.put_all(0, barrier())
+        run.put_all(1, data(10), EndOfInput(3))
+        run.run()
+        restored = GateRun(["model", "data"], restored=run.snapshots[1])
+        restored.put_all(0, EndOfInput(3))
+        restored.run()
+        assert restored.records() == [10]
+        end = restored.trace[-1]
+        assert isinstance(end, EndOfInput)
+        assert end.epoch == 3
+
+    def test_control_at_the_front_of_an_unwanted_input_is_taken(self) -> None:
+        """A watermark or barrier that waits for an input to be wanted holds everybody up."""
+        run = GateRun(["model", "data"], wants=lambda _: ("model",))
+        run.put_all(1, EpochWatermark(0), barrier())
+        run.put_all(0, EpochWatermark(0), barrier())
+        run.run()
+        assert run.told() == ["watermark 0", "barrier 1"]
+
+    def test_a_barrier_that_is_announced_passes_where_nothing_is_wanted(self) -> None:
+        """Both barriers lie behind data and the operator waits for a timer: none would ever reach the gate."""
+        run = GateRun(["a", "b"], wants=lambda _: ())
+        run.put_all(0, data(1), barrier(), data(2))
+        run.put_all(1, data(10), barrier())
+        run.run()
+        assert run.told() == []
+        run.gate.announce(barrier())
+        run.run()
+        assert run.told() == ["barrier 1"]
+        assert sorted(held_records(run.snapshots[1], in_order=False)) == [1, 10]
+        run.gate.want(None)
+        run.wants = None
+        run.run()
+        assert sorted(run.records()) == [1, 2, 10]
+
+
+class TestSnapshot:
+    def test_a_restored_gate_goes_on_where_the_snapshot_was_taken(self) -> None:
+        """Held records and watermarks are part of the state: a callback that came must not come again."""
+        run = GateRun(["a", "b"], wants=lambda _: ("a",))
+        run.put_all(0, EpochWatermark(0), data(1, epoch=1), barrier())
+        run.put_all(1, EpochWatermark(0), array(10, 11, epoch=1), barrier())
+        run.run()
+        assert run.told() == ["watermark 0", "1", "barrier 1"]
+
+        restored = GateRun(["a", "b"], restored=run.snapshots[1])
+        restored.put_all(0, EpochWatermark(1), EndOfInput())
+        restored.put_all(1, EpochWatermark(1), EndOfInput())
+        restored.run()
+        assert restored.told()[:3] == ["10", "11", "watermark 1"]
+        assert isinstance(restored.batches[0].records, np.ndarray)
+
+    def test_inputs_that_had_ended_stay_ended(self) -> None:
+        """The upstream task has ended and tells nobody again: a restored gate would wait for ever."""
+        run = GateRun(["a", "b"])
+        run.put_all(0, EndOfInput())
+        run.put_all(1, data(1), barrier())
+        run.run()
+        restored = GateRun(["a", "b"], restored=run.snapshots[1])
+        restored.put_all(1, EpochWatermark(0), barrier(2), EndOfInput())
+        restored.run()
+        assert restored.told() == ["watermark 0", "barrier 2", "b ended", "end"]
+
+    def test_is_plain_data(self) -> None:
+        """It goes to disk; what has no form there fails the first checkpoint, not the first test."""
+        run = GateRun(["a", "b"], in_order=True, wants=lambda _: ("a",))
+        run.put_all(0, EpochWatermark(0), data(5, epoch=5), EpochWatermark(5), barrier())
+        run.put_all(1, EpochWatermark(0), data(10, epoch=1), EpochWatermark(1), EndOfData(), EndOfInput(2))
+        run.run()
+        plain = PlainData()
+        kept = plain.decode(plain.encode(run.snapshots[1]))
+        assert sorted(held_records(kept, in_order=True)) == [5, 10]
+
+
+class Looped:
+    """A gate with an initial input and a feedback channel, as at the head of a loop."""
+
+    def __init__(self) -> None:
+        self.initial, self.feedback = Channel("initial → head"), Channel("tail → head")
+        ports = [
+            Port(0, "initial", self.initial, is_feedback=False),
+            Port(1, "feedback", self.feedback, is_feedback=True),
+        ]
+        self.gate = Gate(ports)
+        self.events: list[Control] = []
+        self.records: list[int] = []
+
+    def run(self) -> None:
+        while (polled := self.gate.poll()) is not None:
+            port, message = polled
+            if isinstance(message, DataBatch):
+                self.records += [int(record) for record in message.records]
+            else:
+                assert isinstance(message, Control)
+                self.events += [message] if port is None else self.gate.accept(port, message)
+
+    def logged(self) -> list[tuple[object, ...]]:
+        [returned] = [event for event in self.events if isinstance(event, BarrierReturned)]
+        return plain_log(returned.logged)
+
+
+class TestFeedbackLog:
+    def test_holds_what_comes_between_the_barrier_and_its_return(self) -> None:
+        """A loop in flight: without the log its records are lost at each restore."""
+        head = Looped()
+        head.feedback.try_put(data(1))
+        head.run()
+        assert head.gate.start_feedback_log(barrier()) == []
+        for item in (data(2, epoch=1), EpochWatermark(1), data(3, epoch=2)):
+            head.feedback.try_put(item) if isinstance(item, DataBatch) else head.feedback.put_control(item)
+        head.feedback.put_control(barrier())
+        head.feedback.try_put(data(4, epoch=2))
+        head.run()
+        assert head.records == [1, 2, 3, 4]
+        assert head.logged() == [
+            (1, "data", [2], 1),
+            (1, "watermark", None, 1),
+            (1, "data", [3], 2),
+        ]
+
+    def test_a_barrier_that_has_come_round_before_leaves_nothing_to_log(self) -> None:
+        """Another head's barrier may have gone through the loop before this one began."""
+        head = Looped()
+        head.feedback.put_control(barrier())
+        head.feedback.try_put(data(4))
+        head.run()
+        [returned] = head.gate.start_feedback_log(barrier())
+        assert isinstance(returned, BarrierReturned)
+        assert (returned.checkpoint, returned.logged) == (1, [])
+
+    def test_feedback_never_waits_for_the_alignment_of_the_inputs(self) -> None:
+        """The barrier of the loop comes from this very task: it would wait for itself."""
+        head = Looped()
+        head.initial.try_put(data(1))
+        head.initial.put_control(barrier())
+        head.feedback.try_put(data(2))
+        head.run()
+        assert sorted(head.records) == [1, 2]
+        assert [type(event) for event in head.events] == [CheckpointBarrier]
+
+    def test_restored_feedback_is_not_logged_a_second_time(self) -> None:
+        """A checkpoint right after a restore: what lay in its snapshot was also logged, and so doubled."""
+        head = Looped()
+        state = head.gate.snapshot()
+        restored = Looped()
+        restored.gate.restore(state, [(1, "data", [7], 1)])
+        again = restored.gate.snapshot()
+        restored.gate.start_feedback_log(barrier())
+        restored.feedback.try_put(data(8, epoch=1))
+        restored.feedback.put_control(barrier())
+        restored.run()
+        assert restored.records == [7, 8]
+        assert again["held"] == [(1, "data", [7], 1)]
+        assert restored.logged() == [(1, "data", [8], 1)]
+
+    def test_after_a_suspending_barrier_feedback_is_only_logged(self) -> None:
+        """Nothing may be handled behind the barrier at which the job stops."""
+        head = Looped()
+        head.gate.only_feedback()
+        head.gate.start_feedback_log(barrier())
+        head.initial.try_put(data(1))
+        head.feedback.try_put(data(2))
+        head.feedback.put_control(barrier())
+        head.run()
+        assert head.records == []
+        assert head.logged() == [(1, "data", [2], 0)]
