@@ -175,14 +175,13 @@ def _token_in_loop(rounds: int) -> Trial:
 
         def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
             token = connect(token=variables[0], data=data[0]).process(lambda: _Referee(rounds, done))
-            return IterationBodyResult([token], [token])
+            return IterationBodyResult([token], [])
 
-        [seen] = iterate_unbounded_streams([flow.from_items([0])], [flow.from_source(_Silence)], body)
+        iterate_unbounded_streams([flow.from_items([0])], [flow.from_source(_Silence)], body)
         job = await flow.start()
         await done.wait()
         statistics = await job.stop("abort")
         [channel] = [each for task in statistics.tasks for each in task.feedback]
-        assert seen.parallelism == 1
         return channel.total_records
 
     with Stopwatch() as watch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import islice
@@ -16,11 +17,12 @@ from typing import Any
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from benchmarks.measuring import Contender, Trial
 from benchmarks.session import Session
 from streamiter import topic
 from streamiter.topics.topic import Topic
 
-__all__ = ["BatchSender", "consumer", "count_records", "fill", "new_topic", "producer", "run"]
+__all__ = ["BatchSender", "consumer", "count_records", "fill", "new_topic", "producer", "run", "with_rare_collections"]
 
 _BATCH_BYTES = 1_000_000
 _FETCH_BYTES = 8_000_000
@@ -32,6 +34,20 @@ def run(main: Any) -> Any:
     """Run a coroutine on uvloop, as flows do."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
+
+
+def with_rare_collections(contender: Contender) -> Contender:
+    """The same, collecting garbage as seldom as ``flow.run`` does: what one who knows Python's would do."""
+
+    def run_it() -> Trial:
+        before = gc.get_threshold()
+        gc.set_threshold(50_000, *before[1:])
+        try:
+            return contender()
+        finally:
+            gc.set_threshold(*before)
+
+    return run_it
 
 
 def new_topic(session: Session, label: str, *, partitions: int = 1) -> Topic:

@@ -20,11 +20,11 @@ from streamiter.records import Control, DataBatch, estimated_bytes
 
 __all__ = ["LIMIT_BYTES", "LIMIT_RECORDS", "Channel", "ChannelStatistics"]
 
-# Two of a topic reader's largest batches (8192 records): the reader fills one while the other is worked on.
-LIMIT_RECORDS: Final = 16_384
-# Enough for those at 512 bytes a record; a channel of larger records holds fewer. More would be no faster but
-# slower: whatever waits is gone through at every full garbage collection (with 32 MiB of dicts, half the time).
-LIMIT_BYTES: Final = 8 << 20
+# One of a topic reader's largest batches waits while the one before it is worked on. More would be no faster
+# but slower: whatever waits is gone through at each full garbage collection.
+LIMIT_RECORDS: Final = 8_192
+# Enough for those at 512 bytes a record; a channel of larger records holds fewer.
+LIMIT_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)

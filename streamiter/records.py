@@ -254,12 +254,18 @@ class CheckpointBarrier(Control):
 
 @final
 class EndOfData(Control):
-    """No data will come on this channel, so it holds no epoch back; the iteration goes on."""
+    """No data will come on this channel, so it holds no epoch back; the iteration goes on.
 
-    __slots__ = ()
+    It is the watermark of ``epoch`` too: that the data has ended is heard before its last epoch is complete.
+    """
+
+    __slots__ = ("epoch",)
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch = epoch
 
     def __repr__(self) -> str:
-        return "EndOfData()"
+        return f"EndOfData({self.epoch})"
 
 
 @final

@@ -69,7 +69,11 @@ class ReadPartition:
         """Where reading goes on. With nothing left to return, that is behind all that was fetched: what lies
         between is never seen, and a position there could fall out of retention for nothing.
         """
-        return self.next_offset if self.has_records else self.fetch_offset
+        if self.has_records:
+            return self.next_offset
+        # Beyond the stop position, records were fetched and dropped: a later run may want them.
+        behind = self.fetch_offset if self._stop is None else min(self.fetch_offset, self._stop)
+        return max(self.next_offset, behind)
 
     @property
     def lag(self) -> int:

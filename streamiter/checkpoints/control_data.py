@@ -22,7 +22,7 @@ def control_to_plain(control: Control) -> tuple[Any, ...]:
         case CheckpointBarrier():
             return ("checkpoint_barrier", control.checkpoint, control.suspend)
         case EndOfData():
-            return ("end_of_data",)
+            return ("end_of_data", control.epoch)
         case EndOfInput():
             return ("end_of_input",)
     raise InternalError(f"{control!r} has no form as plain data")
@@ -35,8 +35,8 @@ def control_from_plain(plain: Any) -> Control:
             return EpochWatermark(epoch)
         case ["checkpoint_barrier", int() as checkpoint, bool() as suspend]:
             return CheckpointBarrier(checkpoint, suspend=suspend)
-        case ["end_of_data"]:
-            return EndOfData()
+        case ["end_of_data", int() as epoch]:
+            return EndOfData(epoch)
         case ["end_of_input"]:
             return EndOfInput()
     raise PlainDataError(

@@ -1,68 +1,79 @@
-"""The commands together, and what becomes of their errors."""
+"""The commands together."""
 
 from __future__ import annotations
 
 import sys
-import traceback
+from importlib.metadata import version
 from typing import Annotated
 
-import click
 import typer
-from rich.console import Console
 
 from streamiter.cli.demo import demo
 from streamiter.cli.draw import draw
+from streamiter.cli.examples import examples
+from streamiter.cli.failures import Commands
 from streamiter.cli.models import models_app
 from streamiter.cli.run import run
 from streamiter.cli.topics import topics_app
-from streamiter.errors import InternalError, StreamiterError
 
 __all__ = ["app", "run_app"]
 
 app = typer.Typer(
-    name="streamiter",
-    help="Learning on streams: run flows, look into topics, follow models.",
+    cls=Commands,
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "streamiter demo                          learn from a year of flights, no server needed",
+        "streamiter run clicks.py:flow            run the Flow called flow in clicks.py",
+        "streamiter topics tail URL --follow      print what comes into a topic",
+        "streamiter models tail URL -m ctr -f     print the updates of a model as they come",
+        "",
+        "URL: kafka://127.0.0.1:9092/clicks · file:clicks.jsonl · sqlite:///data.db?topic=clicks (in the",
+        "     current folder; four slashes before an absolute path)",
+    ),
 )
-app.command()(demo)
-app.command()(run)
-app.command()(draw)
+app.command(
+    epilog=examples(
+        "streamiter demo",
+        "streamiter demo --labels immediate --mini-batch 20",
+        "streamiter demo --flights 5000 --directory /tmp/demo --json",
+    )
+)(demo)
+app.command(
+    epilog=examples("streamiter run clicks.py:flow", "streamiter run package.module:make_flow --json")
+)(run)
+app.command(
+    epilog=examples("streamiter draw clicks.py:flow", "streamiter draw clicks.py:flow -o clicks.mmd")
+)(draw)
 app.add_typer(topics_app, name="topics")
 app.add_typer(models_app, name="models")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"streamiter {version('streamiter')}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error. May stand anywhere.")
+    ] = False,
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
+    ] = False,
 ) -> None:
-    """Options of every command."""
-    click.get_current_context().obj = debug
+    """Learning on streams: run flows, look into topics, follow models."""
 
 
 def run_app() -> None:
-    """Run a command; an error is one or two lines, with ``--debug`` a traceback."""
-    debug = "--debug" in sys.argv[1:]
-    try:
-        status = app(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()  # Whoever read our output has gone; there is nobody to tell.
-        sys.exit(0)
-    except StreamiterError as error:
-        if debug or isinstance(error, InternalError):
-            traceback.print_exception(error)
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {_escaped(str(error))}", highlight=False)
-        sys.exit(1)
-    sys.exit(status if isinstance(status, int) else 0)
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+    """Run the command that the arguments name, and exit."""
+    arguments = sys.argv[1:]
+    if "--debug" in arguments:
+        arguments = ["--debug", *(argument for argument in arguments if argument != "--debug")]
+    app(args=arguments, prog_name="streamiter")

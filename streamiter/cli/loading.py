@@ -5,38 +5,66 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from sysconfig import get_paths
 from types import ModuleType
+from typing import Annotated, TypeVar
 
-from streamiter.errors import ConfigurationError
+import typer
+
+from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.flow.flow import Flow
 
-__all__ = ["load_flow"]
+__all__ = ["Target", "load_flow"]
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:FLOW",
+        help="A Flow, or a function without arguments that makes one: clicks:flow, path/to/clicks.py:flow",
+        show_default=False,
+    ),
+]
+
+Result = TypeVar("Result")
 
 
 def load_flow(target: str) -> Flow:
     """The flow named ``module:name`` or ``path/to/file.py:name``: a Flow, or a function that makes one.
 
-    The current folder is on the import path, as with ``python -m``.
+    The current folder (for a file, its own) is on the import path, as with ``python -m`` (``python file.py``).
+    What goes wrong in the user's own code is a ``ConfigurationError`` with its file and line.
     """
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
         raise ConfigurationError(
-            f"expected module:flow or file.py:flow, given {target!r}; for example: streamiter run clicks:flow"
+            f"expected module:flow or file.py:flow, given {target!r}; for example: streamiter run clicks.py:flow"
         )
-    module = _import_file(module_name) if module_name.endswith(".py") else _import_module(module_name)
+    importing = _import_file if module_name.endswith(".py") else _import_module
+    module = _users(lambda: importing(module_name), f"{module_name} cannot be imported")
+    found = _attribute(module, module_name, name)
+    flow = _users(found, f"{target} failed") if callable(found) else found
+    if not isinstance(flow, Flow):
+        raise ConfigurationError(
+            f"{target}: expected a Flow or a function that returns one, given {_described(found, flow)}"
+        )
+    return flow
+
+
+def _described(found: object, flow: object) -> str:
+    kind = type(flow).__name__
+    return f"a function that returned {kind}" if found is not flow else kind
+
+
+def _attribute(module: ModuleType, module_name: str, name: str) -> object:
     try:
-        found = getattr(module, name)
+        return getattr(module, name)
     except AttributeError:
         flows = [key for key, value in vars(module).items() if isinstance(value, Flow)]
         known = f"its flows are {', '.join(flows)}" if flows else "it has no Flow at the top level"
-        raise ConfigurationError(f"module {module_name!r} has no {name!r}; {known}") from None
-    flow = found() if callable(found) else found
-    if not isinstance(flow, Flow):
-        raise ConfigurationError(
-            f"{target}: expected a Flow or a function that makes one, given {type(flow).__name__}"
-        )
-    return flow
+        raise ConfigurationError(f"{module_name} has no {name!r}; {known}") from None
 
 
 def _import_module(name: str) -> ModuleType:
@@ -45,8 +73,8 @@ def _import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name.split(".", maxsplit=1)[0] and error.name != name:
-            raise
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there; something that it imports is not
         raise ConfigurationError(
             f"no module {name!r} in {Path.cwd()} or the installed packages; give module:flow or file.py:flow"
         ) from error
@@ -56,6 +84,9 @@ def _import_file(file: str) -> ModuleType:
     path = Path(file)
     if not path.is_file():
         raise ConfigurationError(f"no file {file!r} in {Path.cwd()}")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -63,3 +94,30 @@ def _import_file(file: str) -> ModuleType:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _users(call: Callable[[], Result], trouble: str) -> Result:
+    """Run code of the user's; our own errors say what is wrong, all others are told with file and line."""
+    try:
+        return call()
+    except StreamiterError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{trouble}: {_place(error)}{type(error).__name__}: {error}") from error
+
+
+def _place(error: Exception) -> str:
+    """The innermost line that is not of a library."""
+    if isinstance(error, SyntaxError):
+        return ""  # its message has file and line
+    libraries = (
+        __file__,
+        "<frozen",
+        *(get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    )
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(libraries)
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from collections import deque
+from typing import Annotated, Any, Final
 
 import numpy as np
 import orjson
@@ -11,78 +12,205 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from streamiter.cli.examples import examples
+from streamiter.cli.topics import last_records
 from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError
 from streamiter.models import ModelUpdate, last_update, model_updates
 from streamiter.runtime.running import run_in_own_loop
-from streamiter.topics import Topic, topic
+from streamiter.topics import ReadRequest, Topic, topic
 
 __all__ = ["models_app"]
 
-models_app = typer.Typer(help="Follow published models.", no_args_is_help=True)
+models_app = typer.Typer(help="Follow published models.", no_args_is_help=True, rich_markup_mode=None)
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="The topic of the model updates.")]
-Model = Annotated[str, typer.Option("--model", "-m", help="Name of the model.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document for each update.")]
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL", help="The topic of the updates, as kafka://127.0.0.1:9092/models", show_default=False
+    ),
+]
+Model = Annotated[
+    str, typer.Option("--model", "-m", metavar="NAME", help="The model's name.", show_default=False)
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="One JSON document for each update, parameters included.")
+]
+
+# How much further back to look where the last records held fewer updates than were asked for: other models'
+# records, or updates of many chunks.
+_FURTHER: Final = 8
+
+# Where names of models are looked for when there is none of the given name.
+_LOOKED_AT: Final = 1000
 
 
-@models_app.command("tail")
+# ---- tail
+
+
+@models_app.command(
+    "tail",
+    epilog=examples(
+        "streamiter models tail kafka://127.0.0.1:9092/models --model ctr --follow",
+        "streamiter models tail 'sqlite:///demo-data/streamiter.db?topic=model-updates' -m late-flights",
+    ),
+)
 def tail(
     url: Url,
     model: Model,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    count: Annotated[
+        int, typer.Option("--count", "-n", metavar="N", min=0, help="How many of the last updates to begin with.")
+    ] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Print the updates of a model, a line each; with --follow from the newest on."""
-    run_in_own_loop(_tail(topic(url), model, follow, as_json))
+    """Print the last updates of a model, a line each: generation.version, records, metrics, age."""
+    try:
+        run_in_own_loop(_tail(topic(url), model, count, follow, as_json))
+    except KeyboardInterrupt:
+        if not follow:
+            raise
 
 
-async def _tail(source: Topic, model: str, follow: bool, as_json: bool) -> None:
-    start: Any = "latest_model" if follow else "earliest"
-    async for update in model_updates(source, model, start=start, follow=follow):
-        typer.echo(_json(update) if as_json else _line(update))
-        sys.stdout.flush()
-
-
-@models_app.command("show")
-def show(url: Url, model: Model, as_json: AsJson = False) -> None:
-    """Print the newest state of a model."""
-    update = run_in_own_loop(last_update(topic(url), model))
-    if update is None:
-        raise ConfigurationError(f"{url}: expected updates of model {model!r}, given none; see streamiter topics tail")
-    if as_json:
-        typer.echo(_json(update))
+async def _tail(source: Topic, model: str, count: int, follow: bool, as_json: bool) -> None:
+    show = _json if as_json else _line
+    updates, start = await _last_updates(source, model, count)
+    for update in updates:
+        typer.echo(show(update))
+    if not (updates or follow):
+        raise await _no_updates(source, model)
+    if not follow:
         return
-    Console().print(_table(update))
+    sys.stdout.flush()
+    # From where these were found, not behind them: an update may have been written there in part.
+    shown = updates[-1].rank if updates else (0, 0)
+    async for update in model_updates(source, model, start=start):
+        if update.rank > shown:
+            typer.echo(show(update))
+            sys.stdout.flush()
+
+
+async def _last_updates(source: Topic, model: str, count: int) -> tuple[list[ModelUpdate], dict[int, int]]:
+    """The last ``count`` updates, and offsets before them, as near to the end as they can be found."""
+    ends = (await source.describe()).offsets
+    back = count
+    while True:
+        start = last_records(ends, back)
+        updates = model_updates(source, model, start=start, follow=False)
+        found = deque([update async for update in updates], count)
+        if len(found) == count or all(offset == ends[partition][0] for partition, offset in start.items()):
+            return list(found), start
+        back *= _FURTHER
+
+
+async def _no_updates(source: Topic, model: str) -> ConfigurationError:
+    names = await _model_names(source)
+    given = f"only of {', '.join(names)}" if names else "none of any model"
+    return ConfigurationError(f"{source.url}: expected updates of model {model!r}, given {given}")
+
+
+async def _model_names(source: Topic) -> list[str]:
+    """Models that the last records of the topic are about."""
+    start = last_records((await source.describe()).offsets, _LOOKED_AT)
+    reader = await source.open_reader(ReadRequest(start=start, stop="latest"))
+    names: dict[str, None] = {}
+    try:
+        while (batch := await reader.read()) is not None:
+            headers = [value for fields in batch.headers for name, value in fields if name == "model"]
+            names |= dict.fromkeys(value.decode(errors="backslashreplace") for value in headers)
+    finally:
+        await reader.close()
+    return sorted(names)
 
 
 def _line(update: ModelUpdate) -> str:
-    metrics = "  ".join(f"{name} {value:.4f}" for name, value in update.metrics.items())
-    records = "" if update.records is None else f"  records {update.records:,}"
-    return f"{update.model} {update.generation}.{update.version}{records}  {metrics}".rstrip()
+    parts = [f"{update.model} {update.generation}.{update.version}"]
+    if update.records is not None:
+        parts.append(f"records {update.records:,}")
+    parts += [f"{name} {value:.4f}" for name, value in update.metrics.items()]
+    return "  ".join([*parts, f"age {_duration(update.age_s(SystemClock()))}"])
+
+
+def _duration(seconds: float) -> str:
+    """In the largest unit that has one.
+
+    >>> [_duration(seconds) for seconds in (0.0123, 7.25, 150, 40_000, 400_000)]
+    ['12 ms', '7.2 s', '2 min', '11 h', '4 days']
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= (2 if unit == "days" else 1) * length:
+            return f"{int(seconds // length):,} {unit}"
+    raise AssertionError(seconds)
+
+
+# ---- show
+
+
+@models_app.command(
+    "show",
+    epilog=examples(
+        "streamiter models show kafka://127.0.0.1:9092/models --model ctr",
+        "streamiter models show 'sqlite:///data.db?topic=models' -m ctr --json | jq .parameters.weights",
+    ),
+)
+def show(url: Url, model: Model, as_json: AsJson = False) -> None:
+    """Print the newest state of a model."""
+    update = run_in_own_loop(_newest(topic(url), model))
+    if as_json:
+        typer.echo(_json(update))
+    elif sys.stdout.isatty():
+        Console().print(_table(update))
+    else:
+        for name, value in _fields(update).items():
+            typer.echo(f"{name}\t{value}")
+
+
+async def _newest(source: Topic, model: str) -> ModelUpdate:
+    update = await last_update(source, model)
+    if update is None:
+        raise await _no_updates(source, model)
+    return update
 
 
 def _table(update: ModelUpdate) -> Table:
-    table = Table("", "", show_header=False)
-    table.add_row("model", update.model)
-    table.add_row("generation", str(update.generation))
-    table.add_row("version", f"{update.version:,}")
-    table.add_row("age", f"{update.age_s(SystemClock()):,.1f} s")
-    if update.records is not None:
-        table.add_row("records", f"{update.records:,}")
-    for name, value in update.metrics.items():
-        table.add_row(name, f"{value:.6g}")
-    parameters = update.parameters if isinstance(update.parameters, dict) else {"parameters": update.parameters}
-    for name, value in parameters.items():
-        table.add_row(name, _described(value))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", overflow="fold")
+    table.add_column(overflow="fold")
+    for name, value in _fields(update).items():
+        table.add_row(name, value)
     return table
+
+
+def _fields(update: ModelUpdate) -> dict[str, str]:
+    fields = {
+        "model": update.model,
+        "generation": str(update.generation),
+        "version": f"{update.version:,}",
+        "age": _duration(update.age_s(SystemClock())),
+    }
+    if update.records is not None:
+        fields["records"] = f"{update.records:,}"
+    fields |= {name: f"{value:.6g}" for name, value in update.metrics.items()}
+    parameters = (
+        update.parameters if isinstance(update.parameters, dict) else {"parameters": update.parameters}
+    )
+    return fields | {name: _described(value) for name, value in parameters.items()}
 
 
 def _described(value: Any) -> str:
     if isinstance(value, np.ndarray):
-        head = np.array2string(value.ravel()[:6], precision=4)
-        more = " …" if value.size > 6 else ""
-        return f"{value.dtype}{list(value.shape)} {head}{more}"
+        head = (
+            " ".join(f"{number:.4g}" for number in value.ravel()[:6].tolist())
+            if value.dtype.kind in "iuf"
+            else ""
+        )
+        return f"{value.dtype}{list(value.shape)} {head}{' …' if value.size > 6 else ''}"
     return str(value)
 
 

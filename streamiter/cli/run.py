@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from streamiter.cli.figures import print_statistics, watched
-from streamiter.cli.loading import load_flow
+from streamiter.cli.loading import Target, load_flow
 from streamiter.flow.flow import Flow
 from streamiter.runtime.running import run_in_own_loop, stopping_on_signals
 from streamiter.runtime.statistics import JobStatistics
@@ -16,10 +16,15 @@ __all__ = ["run", "run_flow"]
 
 
 def run(
-    target: Annotated[str, typer.Argument(metavar="MODULE:FLOW", help="A Flow, or a function that makes one.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the final statistics as JSON.")] = False,
+    target: Target,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the final statistics as one JSON document.")
+    ] = False,
 ) -> None:
-    """Run a flow until its inputs end; Ctrl-C and SIGTERM suspend it."""
+    """Run a flow until its inputs end, with live figures on a terminal.
+
+    Ctrl-C and SIGTERM suspend it: what was read is handled, then it stops (exit code 0); a second one aborts it.
+    """
     statistics = run_in_own_loop(run_flow(load_flow(target)))
     print_statistics(statistics, as_json=as_json)
 

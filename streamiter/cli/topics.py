@@ -2,162 +2,286 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
+import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import IO, Annotated, Any
+from typing import Annotated, Any, Final
 
 import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from streamiter.errors import ConfigurationError
+from streamiter.cli.examples import examples
+from streamiter.cli.lines import lines_of
+from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.runtime.running import run_in_own_loop
-from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicRecord, connector_for, topic
+from streamiter.topics import (
+    OutgoingBatch,
+    ReadRequest,
+    Topic,
+    TopicDescription,
+    TopicRecord,
+    TopicWriter,
+    connector_for,
+    topic,
+)
 
 __all__ = ["topics_app"]
 
-topics_app = typer.Typer(help="Look into topics and write to them.", no_args_is_help=True)
+topics_app = typer.Typer(
+    help="Look into topics and write to them.", no_args_is_help=True, rich_markup_mode=None
+)
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="For example kafka://127.0.0.1:9092/clicks")]
+Url = Annotated[
+    str,
+    typer.Argument(metavar="URL", help="A topic, as kafka://127.0.0.1:9092/clicks", show_default=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
 
-# As many lines as a reader's largest batch are written at once.
-_LINES_AT_ONCE = 8192
+# A value is shown on a terminal up to here; in a pipe or a file, and with --json, it is whole.
+_SHOWN_CHARACTERS: Final = 400
 
 
-@topics_app.command("list")
-def list_topics(url: Url, as_json: AsJson = False) -> None:
-    """Names, partitions and records of the topics of a server or file."""
-    run_in_own_loop(_list(url, as_json))
+# ---- list
 
 
-async def _list(url: str, as_json: bool) -> None:
-    connector = connector_for(url)
-    names = await connector.list_topics(url, {})
-    descriptions = [await connector.topic(_with_topic(url, name), {}).describe() for name in sorted(names)]
+@topics_app.command(
+    "list",
+    epilog=examples(
+        "streamiter topics list kafka://127.0.0.1:9092",
+        "streamiter topics list sqlite:///demo-data/streamiter.db",
+    ),
+)
+def list_topics(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL", help="A server, file or folder, as kafka://127.0.0.1:9092", show_default=False
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Names, partitions and records of the topics of a server, file or folder."""
+    descriptions = run_in_own_loop(_descriptions(url))
     if as_json:
         for description in descriptions:
-            _print_json({"topic": description.name, "offsets": {str(p): o for p, o in description.offsets.items()}})
-        return
-    table = Table("topic", "partitions", "records")
-    for description in descriptions:
-        records = sum(end - start for start, end in description.offsets.values())
-        table.add_row(description.name, str(description.partitions), f"{records:,}")
-    Console().print(table)
+            _print_json(_described(description))
+    elif not descriptions:
+        typer.echo(f"no topics in {url}", err=True)
+    elif sys.stdout.isatty():
+        Console().print(_table(descriptions))
+    else:
+        for description in descriptions:
+            typer.echo(f"{description.name}\t{description.partitions}\t{_records(description)}")
+
+
+async def _descriptions(url: str) -> list[TopicDescription]:
+    connector = connector_for(url)
+    names = sorted(await connector.list_topics(url, {}))
+    return [await connector.topic(_with_topic(url, name), {}).describe() for name in names]
 
 
 def _with_topic(url: str, name: str) -> str:
-    if url.startswith("sqlite:"):
+    """The URL of a topic of that name beside or below ``url``."""
+    if url.lower().startswith("sqlite:"):
         return f"{url.partition('?')[0]}?topic={name}"
-    scheme, _, rest = url.partition("://")
-    server, _, query = rest.partition("?")
-    return f"{scheme}://{server.partition('/')[0]}/{name}{f'?{query}' if query else ''}"
+    place, _, query = url.partition("?")
+    options = f"?{query}" if query else ""
+    if url.lower().startswith("file:"):
+        scheme, _, path = place.partition(":")
+        return f"{scheme}:{path[: path.rfind('/') + 1]}{name}{options}"
+    scheme, _, rest = place.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}/{name}{options}"
 
 
-@topics_app.command("produce")
+def _records(description: TopicDescription) -> int:
+    return sum(end - start for start, end in description.offsets.values())
+
+
+def _described(description: TopicDescription) -> dict[str, Any]:
+    offsets = {str(partition): list(ends) for partition, ends in description.offsets.items()}
+    return {
+        "topic": description.name,
+        "partitions": description.partitions,
+        "records": _records(description),
+        "offsets": offsets,
+    }
+
+
+def _table(descriptions: Sequence[TopicDescription]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("topic", overflow="fold")
+    table.add_column("partitions", justify="right")
+    table.add_column("records", justify="right")
+    for description in descriptions:
+        table.add_row(description.name, str(description.partitions), f"{_records(description):,}")
+    return table
+
+
+# ---- produce
+
+
+@topics_app.command(
+    "produce",
+    epilog=examples(
+        "streamiter topics produce kafka://127.0.0.1:9092/clicks clicks.jsonl --key user --create",
+        "tail -f log.jsonl | streamiter topics produce 'sqlite:///log.db?topic=log' --create",
+    ),
+)
 def produce(
     url: Url,
-    file: Annotated[str, typer.Argument(help="Lines to write, a record each; - is standard input.")] = "-",
-    key: Annotated[str | None, typer.Option(help="Field of the (JSON) lines to use as key.")] = None,
+    file: Annotated[
+        str, typer.Argument(metavar="[FILE]", help="Lines to write, a record each; - is standard input.")
+    ] = "-",
+    key: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Field of the (JSON) lines that is the record's key.")
+    ] = None,
     create: Annotated[bool, typer.Option("--create", help="Create the topic if it is not there.")] = False,
-    partitions: Annotated[int, typer.Option(help="Partitions of a created topic.")] = 1,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions of a topic that is created.")] = 1,
 ) -> None:
-    """Write the lines of a file (or standard input) to a topic."""
-    written = run_in_own_loop(_produce(topic(url), file, key, partitions if create else None))
-    Console(stderr=True).print(f"{written:,} records written to {url}")
-
-
-async def _produce(target: Topic, file: str, key: str | None, partitions: int | None) -> int:
-    if partitions is not None:
-        await target.create(partitions=partitions)
-    writer = await target.open_writer()
-    written = 0
+    """Write lines to a topic, a record each; empty lines are left out."""
+    producing = _Producing(topic(url), key)
     try:
-        with sys.stdin.buffer if file == "-" else _opened(file) as lines:
-            for values in _chunks(lines):
-                keys = None if key is None else [_key(value, key) for value in values]
-                await writer.write(OutgoingBatch(values, keys=keys))
-                written += len(values)
-        await writer.flush()
+        run_in_own_loop(producing.run(file, partitions if create else None))
+    except TopicNotFound as error:
+        raise TopicNotFound(f"{error}; here: --create") from error
     finally:
-        await writer.close()
-    return written
+        if producing.written:
+            typer.echo(f"{producing.written:,} records written to {url}", err=True)
 
 
-def _opened(file: str) -> IO[bytes]:
+class _Producing:
+    """Writes chunk after chunk, and counts what is stored, also where it ends early."""
+
+    def __init__(self, target: Topic, key: str | None) -> None:
+        self._target = target
+        self._key = key
+        self._lines = 0
+        self.written = 0
+
+    async def run(self, file: str, create_with_partitions: int | None) -> None:
+        """Write all lines of the file."""
+        async with contextlib.aclosing(lines_of(file)) as chunks:
+            if create_with_partitions is not None:
+                await self._target.create(partitions=create_with_partitions)
+            writer = await self._target.open_writer()
+            handed_over = 0
+            try:
+                async for lines in chunks:
+                    handed_over += await self._write(lines, writer)
+            finally:
+                await writer.close()
+                self.written = handed_over
+
+    async def _write(self, lines: Sequence[bytes], writer: TopicWriter) -> int:
+        first = self._lines + 1
+        self._lines += len(lines)
+        values = [line for line in lines if line]
+        batch = OutgoingBatch(values)
+        if self._key is not None:
+            field = self._key
+            keys = [_key(line, field, number) for number, line in enumerate(lines, first) if line]
+            batch = replace(batch, keys=keys)
+        if values:
+            await writer.write(batch)
+        return len(values)
+
+
+def _key(line: bytes, field: str, number: int) -> bytes:
     try:
-        return open(file, "rb")  # noqa: SIM115 - the caller closes it
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {file!r}: {error.strerror}") from error
-
-
-def _chunks(lines: IO[bytes]) -> Iterator[list[bytes]]:
-    """Lines without their ends, as many at a time as are worth a write; from a terminal one by one."""
-    at_once = 1 if lines.isatty() else _LINES_AT_ONCE
-    while chunk := [line.rstrip(b"\r\n") for line in itertools.islice(lines, at_once)]:
-        yield [line for line in chunk if line]
-
-
-def _key(value: bytes, field: str) -> bytes:
-    try:
-        found = orjson.loads(value)[field]
+        found = orjson.loads(line)[field]
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"--key {field}: expected JSON lines with that field, given {value[:80]!r}") from error
+        raise ConfigurationError(
+            f"--key {field}: expected JSON objects with that field, given line {number}: {_shown(line)}"
+        ) from error
     return found.encode() if isinstance(found, str) else orjson.dumps(found)
 
 
-@topics_app.command("tail")
+# ---- tail
+
+
+@topics_app.command(
+    "tail",
+    epilog=examples(
+        "streamiter topics tail kafka://127.0.0.1:9092/clicks -f",
+        "streamiter topics tail 'sqlite:///data.db?topic=clicks' -n 1000 --json | jq .value",
+    ),
+)
 def tail(
     url: Url,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
-    count: Annotated[int, typer.Option("--count", "-n", help="Last records of each partition to begin with.")] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    count: Annotated[
+        int,
+        typer.Option("--count", "-n", metavar="N", min=0, help="How many of each partition's last records to begin with."),
+    ] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Print the last records of a topic."""
+    """Print the last records of a topic: partition:offset, time, key, value."""
     try:
         run_in_own_loop(_tail(topic(url), follow, count, as_json))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    except KeyboardInterrupt:
+        if not follow:
+            raise
 
 
 async def _tail(source: Topic, follow: bool, count: int, as_json: bool) -> None:
     description = await source.describe()
-    start = {partition: max(first, end - count) for partition, (first, end) in description.offsets.items()}
+    start = last_records(description.offsets, count)
     reader = await source.open_reader(ReadRequest(start=start, stop=None if follow else "latest"))
+    show = _print_record_json if as_json else _print_record
     try:
         while (batch := await reader.read()) is not None:
             for record in batch.records():
-                _print_record(record, as_json)
+                show(record)
             sys.stdout.flush()
     finally:
         await reader.close()
 
 
-def _print_record(record: TopicRecord, as_json: bool) -> None:
-    if as_json:
-        _print_json(
-            {
-                "partition": record.partition,
-                "offset": record.offset,
-                "timestamp_ms": record.timestamp_ms,
-                "key": _text(record.key),
-                "value": _text(record.value),
-                "headers": [[name, _text(value)] for name, value in record.headers],
-            }
-        )
-        return
-    when = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    key = "" if record.key is None else f" {_text(record.key)}"
-    typer.echo(f"{record.partition}:{record.offset} {when}{key} {_text(record.value)}")
+def last_records(offsets: Mapping[int, tuple[int, int]], count: int) -> dict[int, int]:
+    """Where the last ``count`` records of each partition begin, as far as offsets have no gaps."""
+    return {partition: max(first, end - count) for partition, (first, end) in offsets.items()}
+
+
+def _print_record(record: TopicRecord) -> None:
+    when = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    key = "" if record.key is None else f" {_shown(record.key)}"
+    value = "(no value)" if record.value is None else _shown(record.value)
+    typer.echo(f"{record.partition}:{record.offset} {when}.{record.timestamp_ms % 1000:03}Z{key} {value}")
+
+
+def _shown(value: bytes) -> str:
+    """Text as it is (shortened on a terminal), of anything else its size."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return f"({len(value):,} bytes that are not text)"
+    if sys.stdout.isatty() and len(text) > _SHOWN_CHARACTERS:
+        return f"{text[:_SHOWN_CHARACTERS]}… ({len(value):,} bytes)"
+    return text
+
+
+def _print_record_json(record: TopicRecord) -> None:
+    _print_json(
+        {
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp_ms": record.timestamp_ms,
+            "key": _text(record.key),
+            "value": _text(record.value),
+            "headers": [[name, _text(value)] for name, value in record.headers],
+        }
+    )
 
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode(errors="backslashreplace")
 
 
-def _print_json(document: dict[str, Any] | Sequence[Any]) -> None:
+def _print_json(document: dict[str, Any]) -> None:
     typer.echo(orjson.dumps(document).decode())

@@ -65,6 +65,7 @@ def check_factory(
 ) -> None:
     """An operator (or source) class or a callable without arguments; an instance would be shared."""
     kind = base.__name__
+    room = "streamiter" if base is Operator else base.__module__.rpartition(".")[0]
     if isinstance(factory, base):
         name = type(factory).__name__
         raise GraphError(
@@ -79,7 +80,7 @@ def check_factory(
     if isinstance(factory, type):
         if not issubclass(factory, base):
             raise GraphError(
-                f"step {step!r}: expected a class derived from streamiter.{kind}, given {factory.__name__}"
+                f"step {step!r}: expected a class derived from {room}.{kind}, given {factory.__name__}"
             )
         if base is Operator:
             check_handlers(factory, input_names, step=step, keyed=keyed)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final, final
 
 from streamiter.iteration.progress import Completed, Decision, Ended, LoopProgress, Released
 from streamiter.records import Control
 from streamiter.runtime.feedback import FeedbackChannel
 
-__all__ = ["Admit", "Advance", "LoopCoordinator", "Release", "Terminate"]
+__all__ = ["Admit", "Advance", "LoopCoordinator", "Release", "Restored", "Terminate"]
 
 Post = Callable[[Control], None]
 
@@ -55,16 +56,40 @@ class Admit(Control):
     __slots__ = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a head or an entrance had been told before the snapshot it goes on from.
+
+    ``report`` makes it report again what it had reported and what was not yet acknowledged.
+    """
+
+    post: Post
+    advanced: int
+    """The last epoch that it was told is complete."""
+    ended_in: int | None
+    report: Callable[[], None]
+    released: int | None = None
+    """The last epoch that was released to it; None for an entrance."""
+
+
 class LoopCoordinator:
     """One for each iteration of a running job; called by its heads and entrances, in one event loop."""
 
     def __init__(self, heads: int, entrances: int) -> None:
         self.progress = LoopProgress(heads, entrances)
+        self._members = heads + entrances
         self._heads: list[Post] = []
         self._entrances: list[Post] = []
         self._feedback: list[FeedbackChannel] = []
         self._throttled: list[Post] = []
         self._feedback_handled = 0
+        self._restored: list[Restored] = []
+        self._in_checkpoint = 0
+        """Members that a checkpoint has begun at but not ended."""
+        self._checkpointed = 0
+        """Members that the checkpoint under way has ended at."""
+        self._undecided: list[Decision] = []
+        """Decisions kept back while a checkpoint is under way."""
 
     # -- reports -----------------------------------------------------------------------------------------
 
@@ -96,6 +121,9 @@ class LoopCoordinator:
         self._tell(self.progress.entrance_ended(entrance))
 
     def _tell(self, decisions: Iterable[Decision]) -> None:
+        if self._in_checkpoint or self._checkpointed:
+            self._undecided += decisions
+            return
         for decision in decisions:
             if isinstance(decision, Released):
                 self._post(self._heads, Release(decision.epoch))
@@ -108,6 +136,49 @@ class LoopCoordinator:
     def _post(self, posts: Iterable[Post], control: Control) -> None:
         for post in posts:
             post(control)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------
+
+    def checkpoint_begins(self) -> None:
+        """A head or entrance takes its snapshot: what is decided from now on waits until all have.
+
+        Otherwise one of them would have an epoch complete in its snapshot, because of feedback that
+        another one gets again after a restore.
+        """
+        self._in_checkpoint += 1
+
+    def checkpoint_ends(self) -> None:
+        """It has taken it, with the feedback that belongs to it."""
+        self._in_checkpoint -= 1
+        self._checkpointed += 1
+        if self._checkpointed == self._members:
+            self._checkpointed = 0
+            decisions, self._undecided = self._undecided, []
+            self._tell(decisions)
+
+    def restore(self, member: Restored) -> None:
+        """A head or entrance goes on from a snapshot. When all have said so, the loop goes on."""
+        self._restored.append(member)
+        if len(self._restored) < self._members:
+            return
+        members, self._restored = self._restored, []
+        released = max(member.released for member in members if member.released is not None)
+        complete = max(member.advanced for member in members)
+        ended_in = next((member.ended_in for member in members if member.ended_in is not None), None)
+        self.progress.go_on_after(released=released, complete=complete, ended_in=ended_in)
+        for member in members:
+            self._repeat(member, released, complete, ended_in)
+        for member in members:
+            member.report()
+
+    def _repeat(self, member: Restored, released: int, complete: int, ended_in: int | None) -> None:
+        """Tell a member what others had heard before the snapshot, and it had not."""
+        if member.released is not None and member.released < released:
+            member.post(Release(released))
+        for epoch in range(member.advanced + 1, complete + 1):
+            member.post(Advance(epoch))
+        if ended_in is not None and member.ended_in is None:
+            member.post(Terminate(ended_in))
 
     # -- fairness between feedback and new input -----------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from streamiter.iteration.coordinator import Admit, Advance, LoopCoordinator, Terminate
+from streamiter.iteration.coordinator import Admit, Advance, LoopCoordinator, Restored, Terminate
 from streamiter.operators.context import Context
 from streamiter.operators.operator import Boundary, BoundaryOutput
 from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
@@ -37,6 +37,9 @@ class Entrance(Boundary):
         self._stamped = stamped
         self._max_epochs_ahead = max_epochs_ahead
         self._last_complete = -1
+        self._passed = -1
+        self._data_ended = False
+        self._ended_in: int | None = None
         self._throttled = False
         self._waiting: deque[DataBatch | Control] = deque()
         """Stamped data too far ahead, and what came behind it: at most one batch and its watermark."""
@@ -50,6 +53,8 @@ class Entrance(Boundary):
         return () if self._throttled or self._waiting else None
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+        if not self._stamped:
+            epoch = 0
         if self._waiting or self._is_too_far_ahead(epoch):
             self._waiting.append(DataBatch(records, epoch))
             return
@@ -66,6 +71,7 @@ class Entrance(Boundary):
             self._last_complete = control.epoch
             await self._let_in(out)
         elif isinstance(control, Terminate):
+            self._ended_in = control.epoch
             await out.control(EndOfInput(control.epoch))
         elif self._waiting:
             self._waiting.append(control)
@@ -86,27 +92,53 @@ class Entrance(Boundary):
 
     async def _pass(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, EpochWatermark) and self._stamped:
+            self._passed = control.epoch
             await out.control(control)
             self._coordinator.entrance_passed(self._index, control.epoch)
         elif isinstance(control, InputEnded):
-            if not self._stamped:
-                await out.control(EpochWatermark(0))
-            await out.control(EndOfData())
+            self._data_ended = True
+            await out.control(EndOfData(max(0, self._passed)))
             self._coordinator.entrance_ended(self._index)
 
     def _is_too_far_ahead(self, epoch: int) -> bool:
         ahead = self._max_epochs_ahead
         return ahead is not None and self._stamped and epoch > self._last_complete + 1 + ahead
 
+    def checkpoint_begins(self) -> None:
+        self._coordinator.checkpoint_begins()
+
+    def checkpoint_ends(self) -> None:
+        self._coordinator.checkpoint_ends()
+
     def snapshot(self) -> dict[str, Any]:
         return {
             "last complete": self._last_complete,
+            "passed": self._passed,
+            "data ended": self._data_ended,
+            "ended in": self._ended_in,
             "waiting": [_plain(item) for item in self._waiting],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._last_complete = state["last complete"]
+        self._passed = state["passed"]
+        self._data_ended = state["data ended"]
+        self._ended_in = state["ended in"]
         self._waiting.extend(_item(*entry) for entry in state["waiting"])
+        self._coordinator.restore(
+            Restored(
+                post=self._context.post,
+                advanced=self._last_complete,
+                ended_in=self._ended_in,
+                report=self._report_again,
+            )
+        )
+
+    def _report_again(self) -> None:
+        if self._passed >= 0:
+            self._coordinator.entrance_passed(self._index, self._passed)
+        if self._data_ended:
+            self._coordinator.entrance_ended(self._index)
 
 
 def _plain(item: DataBatch | Control) -> tuple[str, Any, int]:

@@ -3,77 +3,107 @@
 A loop that has run for months has seen more epochs than could be counted one by one.
 
 >>> counts = EpochCounts()
->>> for epoch in range(1, 1_000_001):
+>>> for epoch in range(1, 100_001):
 ...     counts.add(epoch, 1)
 >>> counts.runs
-[(1, 1000000, 1)]
->>> counts.take(1), counts.take(2), counts.take(1_000_001)
+[(1, 100000, 1)]
+>>> counts.take(1), counts.take(2), counts.take(100_001)
 (1, 1, 0)
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from typing import Final
+
 __all__ = ["EpochCounts"]
+
+# Beyond so many runs neighbours are joined whose counts differ. What is asked of old epochs is only whether
+# they brought anything; 1024 runs are some 100 KiB.
+_RUNS_MAX: Final = 1024
 
 
 class EpochCounts:
-    """Counts by epoch; epochs are added to in any order (mostly growing) and taken from the lowest up."""
+    """Counts by epoch; epochs are added to in any order (mostly growing) and taken from the lowest up.
+
+    Counts are exact while they make up to some thousand runs; beyond that those of older epochs are
+    "at least": never 0 where something came, never more than came. Invariant: runs are in order, do not
+    overlap, and neighbours without a gap differ in their count.
+    """
 
     def __init__(self) -> None:
         self._runs: list[list[int]] = []
+        self._runs_max = _RUNS_MAX
 
     @property
     def runs(self) -> list[tuple[int, int, int]]:
         """First epoch, last epoch, records in each of them."""
         return [(first, last, count) for first, last, count in self._runs]
 
+    @property
+    def last_epoch(self) -> int | None:
+        """The highest epoch that has a count."""
+        return self._runs[-1][1] if self._runs else None
+
     def add(self, epoch: int, count: int) -> None:
-        """``count`` more records of ``epoch``."""
-        runs = self._runs
-        if runs and runs[-1][0] <= epoch <= runs[-1][1]:
-            self._split_out(len(runs) - 1, epoch)[2] += count
-        elif not runs or epoch > runs[-1][1]:
-            runs.append([epoch, epoch, count])
+        """``count`` (1 or more) more records of ``epoch``."""
+        index = self._index_of(epoch)
+        if index >= 0 and epoch <= self._runs[index][1]:
+            index = self._split_out(index, epoch)
+            self._runs[index][2] += count
         else:
-            self._add_earlier(epoch, count)
-        self._join_before_last()
+            index += 1
+            self._runs.insert(index, [epoch, epoch, count])
+        self._join_if_alike(index)
+        self._join_if_alike(index - 1)
+        if len(self._runs) > self._runs_max:
+            self._join_older()
 
     def take(self, epoch: int) -> int:
         """The count of ``epoch``; forgets it and all before it."""
-        while self._runs and self._runs[0][1] < epoch:
-            self._runs.pop(0)
-        if not self._runs or self._runs[0][0] > epoch:
+        index = self._index_of(epoch)
+        if index < 0:
             return 0
-        run = self._runs[0]
-        run[0] = epoch + 1
-        if run[0] > run[1]:
-            self._runs.pop(0)
-        return run[2]
-
-    def _add_earlier(self, epoch: int, count: int) -> None:
-        for index, run in enumerate(self._runs):
-            if run[0] <= epoch <= run[1]:
-                self._split_out(index, epoch)[2] += count
-                return
-            if epoch < run[0]:
-                self._runs.insert(index, [epoch, epoch, count])
-                return
-
-    def _split_out(self, index: int, epoch: int) -> list[int]:
-        """Give ``epoch`` a run of its own within run ``index``."""
         first, last, count = self._runs[index]
-        own = [epoch, epoch, count]
+        del self._runs[: index + 1]
+        if last > epoch:
+            self._runs.insert(0, [epoch + 1, last, count])
+        return count if first <= epoch <= last else 0
+
+    def _index_of(self, epoch: int) -> int:
+        """The last run that begins at or before ``epoch``; -1 if there is none."""
+        if self._runs and self._runs[-1][0] <= epoch:
+            return len(self._runs) - 1
+        return bisect_right(self._runs, epoch, key=lambda run: run[0]) - 1
+
+    def _split_out(self, index: int, epoch: int) -> int:
+        """Give ``epoch`` a run of its own within run ``index``; gives its place."""
+        first, last, count = self._runs[index]
         before = [[first, epoch - 1, count]] if first < epoch else []
         after = [[epoch + 1, last, count]] if epoch < last else []
-        self._runs[index : index + 1] = [*before, own, *after]
-        return own
+        self._runs[index : index + 1] = [*before, [epoch, epoch, count], *after]
+        return index + len(before)
 
-    def _join_before_last(self) -> None:
-        """The last run still grows; the two before it are final enough to be joined when alike."""
-        runs = self._runs
-        if len(runs) >= 3 and runs[-3][2] == runs[-2][2] and runs[-3][1] + 1 == runs[-2][0]:
-            runs[-3][1] = runs[-2][1]
-            del runs[-2]
+    def _join_if_alike(self, index: int) -> None:
+        """Make one of a run and the next, where no gap and no difference is between them."""
+        if 0 <= index < len(self._runs) - 1:
+            run, following = self._runs[index : index + 2]
+            if run[1] + 1 == following[0] and run[2] == following[2]:
+                self._runs[index : index + 2] = [[run[0], following[1], run[2]]]
+
+    def _join_older(self) -> None:
+        """Make one of neighbours in the older half, whatever their counts."""
+        half = len(self._runs) // 2
+        joined: list[list[int]] = []
+        for run in self._runs[:half]:
+            if joined and joined[-1][1] + 1 == run[0]:
+                joined[-1][1:] = [run[1], min(joined[-1][2], run[2])]
+            else:
+                joined.append(run)
+        self._runs[:half] = joined
+        self._join_if_alike(len(joined) - 1)
+        # Where gaps keep them apart, not to try again with each record.
+        self._runs_max = max(_RUNS_MAX, len(self._runs) + _RUNS_MAX // 2)
 
     def snapshot(self) -> list[tuple[int, int, int]]:
         """Plain data."""

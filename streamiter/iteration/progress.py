@@ -65,6 +65,11 @@ class LoopProgress:
         self.last_complete = -1
         self.ended_in: int | None = None
 
+    def go_on_after(self, *, released: int, complete: int, ended_in: int | None) -> None:
+        """Begin where a restored loop stands; what is not complete has to be reported again."""
+        self.last_released, self.last_complete, self.ended_in = released, complete, ended_in
+        self._received = [float(complete)] * len(self._received)
+
     def head_received(self, head: int, *, epoch: int, count: int) -> list[Decision]:
         """Head ``head`` has received all of ``epoch``, ``count`` feedback records of it."""
         if epoch != self._received[head] + 1:
@@ -101,8 +106,6 @@ class LoopProgress:
             if self.last_released < epoch or min(self._passed, default=math.inf) < epoch:
                 break
             decisions.append(self._complete(epoch))
-            if min(self._received) < epoch + 1:
-                break
         return decisions
 
     def _complete(self, epoch: int) -> Decision:

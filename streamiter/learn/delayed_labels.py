@@ -18,6 +18,9 @@ from streamiter.records import Batch
 
 __all__ = ["DelayedGradientWorker", "DelayedLabels"]
 
+# Indices and values, as lists: some eight features in numpy arrays of their own would take ten times as long.
+_Row = tuple[list[int], list[float]]
+
 
 @dataclass(frozen=True, slots=True)
 class DelayedLabels:
@@ -45,7 +48,7 @@ class DelayedGradientWorker(GradientWorker):
     def __init__(self, options: WorkerOptions, labels: DelayedLabels) -> None:
         super().__init__(options)
         self._labels = labels
-        self._waiting: dict[Hashable, tuple[SparseRows, float]] = {}
+        self._waiting: dict[Hashable, tuple[_Row, float]] = {}
 
     def process_examples(self, mini_batch: Batch, out: Output) -> None:
         """The questions of a mini-batch of events, then its answers."""
@@ -66,8 +69,7 @@ class DelayedGradientWorker(GradientWorker):
                 self._ask(list(good), out)
             return
         predictions = self._model.predict(rows).tolist()
-        for number, (question, prediction) in enumerate(zip(questions, predictions, strict=True)):
-            row = rows[[number]]  # A copy: a slice would keep the rows of the whole mini-batch in memory.
+        for question, row, prediction in zip(questions, rows.rows(), predictions, strict=True):
             self._waiting[self._labels.key_of(question)] = (row, prediction)
         while len(self._waiting) > self._labels.waiting_max:
             del self._waiting[next(iter(self._waiting))]
@@ -85,7 +87,7 @@ class DelayedGradientWorker(GradientWorker):
         while answered:
             events, rows, predictions, targets = zip(*answered, strict=True)
             try:
-                examples = Examples(SparseRows.concatenate(rows), np.array(targets))
+                examples = Examples(SparseRows.from_rows(rows, self._model.width), np.array(targets))
                 self.emit_gradient(examples, np.array(predictions), out)
             except BadRows as bad:
                 without(list(events), bad, out)
@@ -94,15 +96,11 @@ class DelayedGradientWorker(GradientWorker):
                 return
 
     def snapshot(self) -> dict[str, Any]:
-        waiting = [
-            (key, rows.indices, rows.values, prediction) for key, (rows, prediction) in self._waiting.items()
-        ]
+        waiting = [(key, *row, prediction) for key, (row, prediction) in self._waiting.items()]
         return super().snapshot() | {"waiting": waiting}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        width = self._model.width
         self._waiting = {
-            key: (SparseRows.from_rows([(indices, values)], width), prediction)
-            for key, indices, values, prediction in state["waiting"]
+            key: ((indices, values), prediction) for key, indices, values, prediction in state["waiting"]
         }

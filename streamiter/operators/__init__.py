@@ -25,6 +25,7 @@ from streamiter.operators.output import Output, Receiver
 from streamiter.operators.reduce_all import ReduceAll
 from streamiter.operators.rejection import DEAD_LETTERS, DeadLetter, Origin, RecordFailure, RejectionPolicy
 from streamiter.operators.sort import Sort
+from streamiter.operators.source import Positions, Source, SourceBatch, SourceFactory
 from streamiter.operators.stateful_map import StatefulMap
 from streamiter.operators.statistics import OperatorStatistics
 
@@ -55,11 +56,15 @@ __all__ = [
     "OperatorStatistics",
     "Origin",
     "Output",
+    "Positions",
     "Progress",
     "Receiver",
     "RecordFailure",
     "ReduceAll",
     "RejectionPolicy",
     "Sort",
+    "Source",
+    "SourceBatch",
+    "SourceFactory",
     "StatefulMap",
 ]

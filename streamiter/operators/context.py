@@ -74,7 +74,10 @@ class Context:
 
     @property
     def epoch(self) -> int | None:
-        """Epoch of the record (batch) or callback being handled; None outside an iteration."""
+        """Epoch of the record (batch) or callback being handled.
+
+        None outside an iteration, unless the stream was stamped with ``epochs_every``.
+        """
         return self._progress.epoch if self._in_iteration else None
 
     @property

@@ -96,8 +96,8 @@ class BoundaryOutput:
 class Boundary(Operator):
     """For the engine: an operator at the border of an iteration, which sees control records itself.
 
-    It stands at the head of its task; nothing is passed on but what it says. Checkpoint barriers are not
-    its business: they pass by.
+    It stands at the head of its task; nothing is passed on but what it says. Checkpoint barriers pass by,
+    it is only told of them.
     """
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
@@ -111,6 +111,12 @@ class Boundary(Operator):
     def wanted_inputs(self) -> Iterable[str] | None:
         """Inputs to read next; None means all."""
         return None
+
+    def checkpoint_begins(self) -> None:
+        """A barrier is here; ``snapshot`` comes next."""
+
+    def checkpoint_ends(self) -> None:
+        """Its part of the checkpoint is complete: at once, or when the barrier has come back to it."""
 
     def attach(self, surroundings: Any) -> None:
         """Called once, before ``open``, with what only the plan knows (see the runtime's plan)."""

@@ -26,7 +26,7 @@ from streamiter.records import (
     concatenate,
 )
 from streamiter.runtime.epochs_aside import EpochsAside
-from streamiter.runtime.watermarks import WatermarkTracker
+from streamiter.runtime.watermarks import BEFORE_ALL_EPOCHS, WatermarkTracker
 
 __all__ = ["BarrierReturned", "BarrierTrigger", "Gate", "InputEnded", "Port", "ReadableChannel", "plain_log"]
 
@@ -95,6 +95,7 @@ class Port:
         "blocked",
         "channel",
         "data_ended",
+        "data_epoch",
         "deferred",
         "end_held",
         "ended",
@@ -120,6 +121,8 @@ class Port:
         self.parked = False
         """Has something, but its input is not wanted now."""
         self.data_ended = False
+        self.data_epoch = BEFORE_ALL_EPOCHS
+        """The epoch that the end of its data completes."""
         self.ended = False
         self.end_held = False
         """Its end is among what is held: it brings no barrier any more."""
@@ -278,6 +281,7 @@ class Gate:
         if isinstance(control, CheckpointBarrier):
             return self._barrier_returned(port, control) if port.is_feedback else self._align(port, control)
         if isinstance(control, EndOfData):
+            port.data_epoch = control.epoch
             return self._data_ended_in_turn(port)
         if isinstance(control, EndOfInput):
             return self._input_ended(port, control)
@@ -317,6 +321,7 @@ class Gate:
         self._log = []
         self._log_open = {port.index for port in self.ports if port.is_feedback} - early
         self._logging = barrier
+        self._unblock(port for port in self.ports if port.is_feedback)
         return self._log_complete()
 
     @property
@@ -333,6 +338,7 @@ class Gate:
             "held": [_plain(port.index, item) for port in self.ports for item in port.held],
             "aside": [] if self._aside is None else self._aside.snapshot(),
             "data_ended": [int(port.data_ended) for port in self.ports],
+            "data_epochs": [port.data_epoch for port in self.ports],
             "ended": [int(port.ended) for port in self.ports],
             "deferred": [port.deferred for port in self.ports],
         }
@@ -342,8 +348,8 @@ class Gate:
         self.tracker.restore(state["watermarks"])
         for port, data_ended, ended in zip(self.ports, state["data_ended"], state["ended"], strict=True):
             port.data_ended, port.ended = bool(data_ended), bool(ended)
-        for port, deferred in zip(self.ports, state["deferred"], strict=True):
-            port.deferred = deferred
+        for port, deferred, epoch in zip(self.ports, state["deferred"], state["data_epochs"], strict=True):
+            port.deferred, port.data_epoch = deferred, epoch
         for index, kind, payload, epoch in [*state["held"], *logged]:
             item = DataBatch(payload, epoch) if kind == "data" else _control(kind, epoch)
             self.ports[index].held.append(item)
@@ -470,16 +476,21 @@ class Gate:
         if barrier is None or not all(port.is_aligned for port in self.ports if not port.is_feedback):
             return []
         self._barrier = None
-        for port in self.ports:
+        self._unblock(port for port in self.ports if not port.is_feedback)
+        return [barrier]
+
+    def _unblock(self, ports: Iterable[Port]) -> None:
+        for port in ports:
             if port.blocked:
                 port.blocked = False
                 self._list(port)
-        return [barrier]
 
     def _barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
         if self._logging is None or self._logging.checkpoint != barrier.checkpoint:
-            # The barrier came round before this head has taken its own snapshot: nothing to log here.
+            # The barrier came round before this head has taken its own snapshot: nothing to log here. What
+            # comes behind it would be in that snapshot, and come again from those who have taken theirs.
             self._returned_early.setdefault(barrier.checkpoint, set()).add(port.index)
+            port.blocked = True
             return []
         self._log_open.discard(port.index)
         return self._log_complete()
@@ -538,9 +549,11 @@ class Gate:
             port.data_ended = True
             if all(other.data_ended for other in self.ports if other.input_name == port.input_name):
                 events.append(InputEnded(port.input_name))
-            events += self._watermark_moved(self.tracker.finish(port.index))
-            if self.tracker.all_finished:
-                events.append(EndOfData())
+            moved = self._watermark_moved(self.tracker.finish(port.index, port.data_epoch))
+            # At the end of an iteration the end itself follows, and emits before anything has ended.
+            events += (
+                [EndOfData(self.tracker.watermark)] if self.tracker.all_finished and not port.ended else moved
+            )
             if self._asked_for is not None:
                 self._apply_wanted()
         return events
@@ -550,7 +563,7 @@ class Gate:
         events: list[Control] = []
         # Where an iteration ends, epochs from there on have no callback: what is left waits for the end.
         if end.epoch is None or self._lowest_pending(port) is None:
-            events = [event for event in self._data_ended_in_turn(port) if not isinstance(event, EndOfData)]
+            events = self._data_ended_in_turn(port)
         if self._all_ended():
             if self._triggered is not None:
                 events.append(self._triggered)
@@ -591,10 +604,10 @@ def _plain(index: int, item: DataBatch | Control) -> tuple[int, str, Any, int | 
     if isinstance(item, EndOfInput):
         return index, "end of input", None, item.epoch
     assert isinstance(item, EndOfData), item
-    return index, "end of data", None, None
+    return index, "end of data", None, item.epoch
 
 
 def _control(kind: str, epoch: int) -> Control:
     if kind == "watermark":
         return EpochWatermark(epoch)
-    return EndOfData() if kind == "end of data" else EndOfInput(epoch)
+    return EndOfData(epoch) if kind == "end of data" else EndOfInput(epoch)

@@ -16,6 +16,7 @@ from streamiter.operators.rejection import RecordFailure
 from streamiter.operators.statistics import OperatorStatistics
 from streamiter.records import Batch, Control
 from streamiter.runtime.entries import Entry, is_awaited, make_async_entry, make_entry
+from streamiter.runtime.failure import unless_cancelled
 from streamiter.runtime.graph import Step
 
 __all__ = ["OperatorInstance", "TimerDue"]
@@ -73,7 +74,7 @@ class OperatorInstance:
             scope=scope,
             post=post,
             set_timer=self._set_timer,
-            in_iteration=step.loop is not None,
+            in_iteration=step.loop is not None or step.stamped,
             keyed=self.keyed,
         )
 
@@ -118,7 +119,7 @@ class OperatorInstance:
         try:
             result = getattr(self.operator, method)(*arguments)
             if inspect.isawaitable(result):
-                result = await result
+                result = await unless_cancelled(result, self.step.name)
         except RecordFailure:
             raise
         except Exception as error:

@@ -96,6 +96,12 @@ class Job:
             self._ended("aborted")
             raise
         self._supervisor = asyncio.create_task(self._supervise(), name=f"job {self.flow}")
+        try:
+            # It has to begin: a task that is cancelled before it has begun never runs, and would close nothing.
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            await self.stop("abort")
+            raise
 
     def _check_same_tasks(self, snapshot: JobSnapshot) -> None:
         names = {task.name: None for task in self._tasks}

@@ -135,6 +135,7 @@ class Task:
             self.positions = dict(state["positions"])
             self.gate.restore(state["gate"], state.get("logged", ()))
             self.ended = state["ended"]
+            self._interior_input_ended = state["interior input ended"]
         if self.feeder is not None and not self.ended:
             begins_at = await self.feeder.open(
                 self.head.context, self.positions if state is not None else None
@@ -308,6 +309,8 @@ class Task:
         return []
 
     async def _handle_event(self, event: Control) -> None:
+        if self._suspending and not isinstance(event, BarrierReturned):
+            return  # Decided too late to be in the snapshot; a job that goes on from it decides again.
         if isinstance(event, TimerDue):
             self.progress.epoch = self.progress.watermark + 1
             await event.instance.timer_due(event.number)
@@ -329,8 +332,7 @@ class Task:
         elif isinstance(control, EndOfInput):
             await self._end(control, instances)
         elif isinstance(control, EndOfData):
-            await self._interior_inputs_ended()
-            self._write_control(control)
+            await self._pass_end_of_data(control, instances)
         else:
             self._write_control(control)
 
@@ -338,13 +340,26 @@ class Task:
         listeners = [instance for instance in instances if instance.is_listener]
         if listeners:
             for epoch in range(self.progress.watermark + 1, control.epoch + 1):
-                self.progress.epoch = epoch
                 for listener in listeners:
-                    await listener.call(
-                        "on_epoch_watermark_incremented", epoch, listener.context, listener.out
-                    )
+                    await self._call_back(listener, epoch)
         self.progress.watermark = control.epoch
         self._write_control(control)
+
+    async def _pass_end_of_data(self, control: EndOfData, instances: Sequence[OperatorInstance]) -> None:
+        """One operator after the other hears of the end of its input, then of the epochs that completes."""
+        self._interior_input_ended = True
+        epochs = range(self.progress.watermark + 1, control.epoch + 1)
+        for instance in instances:
+            if instance is not self.head:
+                await self._input_ended(instance, SINGLE_INPUT)
+            for epoch in epochs if instance.is_listener else ():
+                await self._call_back(instance, epoch)
+        self.progress.watermark = max(self.progress.watermark, control.epoch)
+        self._write_control(control)
+
+    async def _call_back(self, listener: OperatorInstance, epoch: int) -> None:
+        self.progress.epoch = epoch
+        await listener.call("on_epoch_watermark_incremented", epoch, listener.context, listener.out)
 
     async def _end(self, control: EndOfInput, instances: Sequence[OperatorInstance]) -> None:
         told, self._interior_input_ended = self._interior_input_ended, True
@@ -353,7 +368,7 @@ class Task:
             self.progress.epoch = control.epoch
         for instance in instances:
             if instance is not self.head and not told:
-                await self._input_ended(instance, SINGLE_INPUT)
+                await self._hear_input_ended(instance, SINGLE_INPUT)
             if instance.is_listener and instance.step.loop is not None:
                 await instance.call("on_iteration_terminated", instance.context, instance.out)
             await instance.call("finish", instance.out)
@@ -361,14 +376,13 @@ class Task:
         self.ended = True
 
     async def _input_ended(self, instance: OperatorInstance, input_name: str) -> None:
+        # What is emitted there must not come behind the watermark of its epoch.
+        self.progress.epoch = self.progress.watermark + 1
+        await self._hear_input_ended(instance, input_name)
+
+    async def _hear_input_ended(self, instance: OperatorInstance, input_name: str) -> None:
         if hasattr(instance.operator, "input_ended"):
             await instance.call("input_ended", input_name, instance.out)
-
-    async def _interior_inputs_ended(self) -> None:
-        if not self._interior_input_ended:
-            self._interior_input_ended = True
-            for instance in self.instances[1:]:
-                await self._input_ended(instance, SINGLE_INPUT)
 
     def _write_control(self, control: Control) -> None:
         for writer in self.writers:
@@ -377,6 +391,8 @@ class Task:
     # -- barriers --------------------------------------------------------------------------------------
 
     async def _pass_barrier(self, barrier: CheckpointBarrier) -> None:
+        if self._boundary is not None:
+            self._boundary.checkpoint_begins()
         state = await self.snapshot()
         self._write_control(barrier)
         if self.gate.has_feedback:
@@ -388,14 +404,19 @@ class Task:
                 assert isinstance(event, BarrierReturned)
                 self._feedback_logged(event)
             return
-        self._acknowledge(self, barrier.checkpoint, state)
+        self._complete_checkpoint(barrier.checkpoint, state)
         self.ended = self.suspended = barrier.suspend
 
     def _feedback_logged(self, returned: BarrierReturned) -> None:
         self._pending_state["logged"] = plain_log(returned.logged)
-        self._acknowledge(self, returned.checkpoint, self._pending_state)
+        self._complete_checkpoint(returned.checkpoint, self._pending_state)
         self._pending_state = {}
         self.ended = self.suspended = self._suspending
+
+    def _complete_checkpoint(self, checkpoint: int, state: _State) -> None:
+        self._acknowledge(self, checkpoint, state)
+        if self._boundary is not None:
+            self._boundary.checkpoint_ends()
 
     async def snapshot(self) -> _State:
         """The state of the whole task as plain data."""
@@ -403,6 +424,7 @@ class Task:
             "operators": {instance.step.name: await instance.snapshot() for instance in self.instances},
             "watermark": self.progress.watermark,
             "ended": self.ended,
+            "interior input ended": self._interior_input_ended,
             "positions": dict(self.positions),
             "gate": self.gate.snapshot(),
         }

@@ -5,6 +5,7 @@
 (None, 0)
 >>> tracker.advance(0, 5), tracker.finish(1)
 (None, 5)
+>>> tracker.finish(0)
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ BEFORE_ALL_EPOCHS: Final = -1
 class WatermarkTracker:
     """Follows the watermarks of a fixed number of channels, each of which only grows.
 
-    Invariant: ``watermark`` is the least watermark of the unfinished channels, and never goes back;
-    when all are finished it stays where it was.
+    Invariant: ``watermark`` is the least watermark of the unfinished channels, and never goes back; when
+    all are finished it is the greatest of all, whichever finished last.
     """
 
     __slots__ = ("_finished", "_watermarks", "watermark")
@@ -46,14 +47,19 @@ class WatermarkTracker:
         self._watermarks[channel] = epoch
         return self._moved()
 
-    def finish(self, channel: int) -> int | None:
-        """``channel`` brings no more data; the operator's new watermark, or None if that did not move."""
+    def finish(self, channel: int, at_least: int = BEFORE_ALL_EPOCHS) -> int | None:
+        """``channel`` brings no more data; the operator's new watermark, or None if that did not move.
+
+        ``at_least`` is an epoch that has been completed by that.
+        """
+        self._watermarks[channel] = max(self._watermarks[channel], at_least)
         self._finished[channel] = True
         return self._moved()
 
     def _moved(self) -> int | None:
         pairs = zip(self._watermarks, self._finished, strict=True)
-        least = min((watermark for watermark, finished in pairs if not finished), default=self.watermark)
+        unfinished = [watermark for watermark, finished in pairs if not finished]
+        least = min(unfinished) if unfinished else max(self._watermarks, default=self.watermark)
         if least <= self.watermark:
             return None
         self.watermark = least

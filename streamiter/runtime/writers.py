@@ -11,7 +11,7 @@ from streamiter.clock import Clock
 from streamiter.errors import StreamiterError
 from streamiter.operators.context import Progress
 from streamiter.operators.rejection import RecordFailure
-from streamiter.records import Batch, Control, DataBatch, EndOfInput, EpochWatermark, slice_batch
+from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, slice_batch
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.partitioning import Splitter
 
@@ -123,8 +123,8 @@ class FeedbackWriter:
     def control(self, control: Control) -> None:
         if isinstance(control, EndOfInput):
             return  # The heads were the first to end; nobody is left to be told.
-        if isinstance(control, EpochWatermark):
-            control = EpochWatermark(control.epoch + 1)
+        if isinstance(control, (EpochWatermark, EndOfData)):
+            control = type(control)(control.epoch + 1)
         for channel in self._channels:
             channel.put_control(control)
 

@@ -11,8 +11,6 @@ from support.kafka_server import KafkaServer, running_kafka
 
 from streamiter.topics import Topic, topic
 
-pytest.register_assert_rewrite("topics.topic_case")
-
 
 @pytest.fixture
 def kafka_topic(kafka_broker, topic_prefix) -> Callable[..., Topic]:

@@ -49,12 +49,24 @@ def test_reading_begins_and_ends_inside_of_stored_batches() -> None:
     assert read.lag == 0
 
 
+def test_where_reading_goes_on_is_never_behind_what_was_dropped() -> None:
+    """A run that ends at its stop position is restored by one that reads on: nothing may be missing."""
+    read = partition(offset=3, stop=7)
+    read.add(stored(0, 10), None, 10)
+    assert read.position == 3
+    assert taken(read) == [3, 4, 5, 6]
+    assert read.position == 7
+    compacted = partition(stop=50)
+    compacted.add(stored(60, 2), None, 62)
+    assert compacted.position == 50
+
+
 def test_batches_of_any_size_are_cut_and_joined_to_the_size_asked_for() -> None:
     """Neither a producer of single records nor one of huge batches decides how much a flow takes at once."""
     read = partition()
     read.add(b"".join(stored(first, 1) for first in range(4)) + stored(4, 30), None, 40)
     assert taken(read, 10) == list(range(10))
-    assert (read.next_offset, read.lag) == (10, 30)
+    assert (read.position, read.lag) == (10, 30)
     read.add(stored(34, 6), None, 40)
     assert taken(read, 10) == list(range(10, 20))
     assert taken(read, 10) == list(range(20, 30))

@@ -124,6 +124,17 @@ class TestUnwantedInputs:
         assert isinstance(end, EndOfInput)
         assert end.epoch == 3
 
+    def test_an_end_that_was_held_and_restored_brings_no_barrier_either(self) -> None:
+        """The next checkpoint after a restore once waited for the channel of a task that had ended."""
+        run = GateRun(["model", "data"], wants=lambda _: ("model",))
+        run.put_all(0, barrier())
+        run.put_all(1, data(10), EndOfInput())
+        run.run()
+        restored = GateRun(["model", "data"], restored=run.snapshots[1], wants=lambda _: ("model",))
+        restored.put_all(0, barrier(2))
+        restored.run()
+        assert restored.told() == ["barrier 2"]
+
     def test_control_at_the_front_of_an_unwanted_input_is_taken(self) -> None:
         """A watermark or barrier that waits for an input to be wanted holds everybody up."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",))

@@ -1,0 +1,98 @@
+"""What a job takes that has run for long, what one takes that has nothing to do, and how long the import takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import chain, repeat
+
+from benchmarks import kafka
+from benchmarks.events import make_events
+from benchmarks.measuring import Figure, Target
+from benchmarks.session import PROJECT, Session
+
+__all__ = ["idle_cpu", "import_time", "memory"]
+
+_FINISH_TIMEOUT_S = 900.0
+# Connections are made and the first, empty fetches are under way.
+_SETTLE_S = 3.0
+
+
+def memory(session: Session) -> Iterator[Figure]:
+    """Resident memory of one learning job after 1 M and after 5 M events."""
+    million, rounds = session.size(1_000_000, 20_000), 5
+    events = kafka.new_topic(session, "events", partitions=2)
+    once = list(make_events(million))
+    kafka.fill(session, events, chain.from_iterable(repeat(once, rounds)), partitions=2)
+    del once
+    updates = kafka.new_topic(session, "updates")
+    trials = [
+        _resident_mb(session.kafka, events.name, updates.name, million) for _ in range(min(session.repeat, 3))
+    ]
+    first = tuple(trial[0] for trial in trials)
+    last = tuple(trial[rounds - 1] for trial in trials)
+    after, later = f"after {million:,} events", f"after {rounds * million:,} events"
+    yield Figure(after, "MB resident", first)
+    ratios = tuple(late / early for early, late in zip(first, last, strict=True))
+    yield Figure(later, "MB resident", last, beside=after, ratios=ratios, target=Target("ratio", below=1.05))
+
+
+def _resident_mb(address: str, source: str, target: str, every: int) -> list[float]:
+    arguments = ["learn and tell memory", address, source, target, str(every)]
+    done = subprocess.run(
+        _pipeline(*arguments), cwd=PROJECT, capture_output=True, timeout=_FINISH_TIMEOUT_S, check=True
+    )
+    return [int(line) / 1024 for line in done.stdout.split()]
+
+
+def idle_cpu(session: Session) -> Iterator[Figure]:
+    """CPU time of a learning job, a loop behind a Kafka source, to which nothing comes."""
+    seconds = session.size(20, 2)
+    events, updates = kafka.new_topic(session, "events", partitions=2), kafka.new_topic(session, "updates")
+    process = subprocess.Popen(
+        _pipeline("learn in a flow", session.kafka, events.name, updates.name), cwd=PROJECT
+    )
+    try:
+        time.sleep(_SETTLE_S)
+        before_s = _cpu_s(process.pid)
+        time.sleep(seconds)
+        share = 100 * (_cpu_s(process.pid) - before_s) / seconds
+    finally:
+        process.terminate()
+        process.wait(_FINISH_TIMEOUT_S)
+    yield Figure("a job with nothing to do", "% CPU", (share,), target=Target("figure", below=1.0))
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system time of a process so far."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _pipeline(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.pipelines", *arguments]
+
+
+def import_time(session: Session) -> Iterator[Figure]:
+    """``import streamiter`` in a new interpreter, byte code being there already; beside that of numpy."""
+    modules = ("numpy, asyncio", "streamiter")
+    seconds: dict[str, list[float]] = {module: [] for module in modules}
+    for _ in range(session.size(10, 2) + 1):
+        for module in modules:
+            seconds[module].append(_import_s(module))
+    numpy, ours = (tuple(values[1:]) for values in seconds.values())
+    yield Figure("import numpy, asyncio", "s", numpy)
+    ratios = tuple(mine / theirs for mine, theirs in zip(ours, numpy, strict=True))
+    yield Figure(
+        "import streamiter", "s", ours, beside="numpy, asyncio", ratios=ratios, target=Target("figure", below=0.2)
+    )
+
+
+def _import_s(module: str) -> float:
+    code = f"import time; began = time.perf_counter(); import {module}; print(time.perf_counter() - began)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    return float(done.stdout)

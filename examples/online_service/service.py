@@ -1,0 +1,110 @@
+"""What the three programs agree on: their topics, what an event is, how a program ends.
+
+From the environment, the same for each program::
+
+    KAFKA               127.0.0.1:9092        host:port of a broker (more of them: host:port,host:port)
+    EVENTS_TOPIC        flights               departures and arrivals, as they come
+    UPDATES_TOPIC       model-updates         every state of the model
+    DEAD_LETTERS_TOPIC  flights-dead-letters  events that nobody could read
+    MODEL               late-flights          the model's name in the topic of updates
+    PARTITIONS          1                     of the events
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
+
+import msgspec
+
+from streamiter import topic
+from streamiter.errors import TopicUnavailable
+from streamiter.topics import Topic
+
+KAFKA = os.environ.get("KAFKA", "127.0.0.1:9092")
+MODEL = os.environ.get("MODEL", "late-flights")
+PARTITIONS = int(os.environ.get("PARTITIONS", "1"))
+
+# A day of events, given back in files of 64 MB.
+EVENTS_SETTINGS = {"retention.ms": "86400000", "segment.bytes": "67108864"}
+# Of the updates Kafka keeps the last one for ever, and those before it until a file of 16 MB is full.
+UPDATES_SETTINGS = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "16777216",
+    "max.compaction.lag.ms": "3600000",
+}
+
+
+class Departure(msgspec.Struct, tag_field="event", tag="departure"):
+    """A flight that leaves according to schedule: will it be late?"""
+
+    flight: str
+    carrier: str
+    origin: str
+    dest: str
+    hour: int
+    weekday: int
+    month: int
+    distance: int
+
+
+class Arrival(msgspec.Struct, tag_field="event", tag="arrival"):
+    """The answer, hours later: how many minutes behind schedule."""
+
+    flight: str
+    delay: int
+
+
+class Topics(NamedTuple):
+    """The topics of the service."""
+
+    events: Topic
+    updates: Topic
+    dead_letters: Topic
+
+
+def topics() -> Topics:
+    """The topics, connected to nothing yet."""
+    return Topics(
+        _topic("EVENTS_TOPIC", "flights"),
+        _topic("UPDATES_TOPIC", "model-updates"),
+        _topic("DEAD_LETTERS_TOPIC", "flights-dead-letters"),
+    )
+
+
+async def created_topics() -> Topics:
+    """The topics, of which each program creates those that are missing; waits for Kafka to be up."""
+    events, updates, dead_letters = all_topics = topics()
+    while True:
+        try:
+            await events.create(partitions=PARTITIONS, settings=EVENTS_SETTINGS)
+            await updates.create(settings=UPDATES_SETTINGS)
+            await dead_letters.create()
+        except TopicUnavailable as error:
+            print(f"Kafka is not up yet, trying again: {error}", flush=True)
+            await asyncio.sleep(1.0)
+        else:
+            return all_topics
+
+
+def until_terminated(program: Coroutine[Any, Any, None]) -> bool:
+    """Run a program to its end; SIGTERM and Ctrl-C cancel it, which is no error. Tells whether it was cancelled."""
+    return asyncio.run(_until_terminated(program))
+
+
+async def _until_terminated(program: Coroutine[Any, Any, None]) -> bool:
+    task = asyncio.ensure_future(program)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        return True
+    return False
+
+
+def _topic(variable: str, default: str) -> Topic:
+    return topic(f"kafka://{KAFKA}/{os.environ.get(variable, default)}")

@@ -1,0 +1,6 @@
+"""``python -m streamiter``: the same as the program ``streamiter``."""
+
+from streamiter.cli import main
+
+if __name__ == "__main__":
+    main()

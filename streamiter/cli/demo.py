@@ -1,0 +1,136 @@
+"""``streamiter demo``: online learning on a year of flights."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from streamiter.cli.demo_data import Contents, DemoTopics, flights_in_topic, start_over, write_flights
+from streamiter.cli.demo_summary import print_summary, summarize
+from streamiter.cli.demo_training import TrainingProgress, train
+from streamiter.learn.flight_events import FlightEvents
+from streamiter.runtime.running import run_in_own_loop
+
+__all__ = ["When", "demo"]
+
+
+class When(StrEnum):
+    """When labels are known."""
+
+    delayed = "delayed"
+    immediate = "immediate"
+
+
+def demo(
+    directory: Annotated[
+        Path, typer.Option("--directory", "-d", metavar="DIR", help="Where events and updates are kept.")
+    ] = Path("demo-data"),
+    flights: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only the first N flights of the year.")
+    ] = None,
+    mini_batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Events for one step of the model.")
+    ] = 100,
+    labels: Annotated[
+        When,
+        typer.Option(
+            help="When it is known whether a flight was late: when it has arrived, or (to compare) at once."
+        ),
+    ] = When.delayed,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete what earlier runs have written there.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")] = False,
+) -> None:
+    """Learn online which flights will be late; no server needed.
+
+    336,776 flights that left New York in 2013 become events in time order in a topic. A model predicts at each
+    scheduled departure whether the flight will come in more than 15 minutes late, learns when it has
+    arrived, and publishes every update to another topic, where it can be followed. Ctrl-C suspends.
+    """
+    wanted = Contents("immediate" if labels is When.immediate else "delayed", flights)
+    topics = DemoTopics.in_directory(directory)
+    say = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    started_s = time.monotonic()
+    try:
+        prepared = _prepare(topics, wanted, fresh, say)
+    except KeyboardInterrupt:
+        say.print("Stopped before the events were complete; nothing of them is kept.")
+        return
+    progress = TrainingProgress(prepared.events)
+    statistics = run_in_own_loop(train(topics, wanted.labels, mini_batch, progress))
+    summary = run_in_own_loop(
+        summarize(
+            topics,
+            wanted,
+            progress,
+            statistics,
+            mini_batch=mini_batch,
+            reused_events=prepared.reused,
+            flights=prepared.flights,
+            seconds=time.monotonic() - started_s,
+        )
+    )
+    if as_json:
+        typer.echo(msgspec.json.encode(summary).decode())
+    else:
+        print_summary(summary)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """The events that are in the topic."""
+
+    events: int
+    flights: int
+    reused: bool
+
+
+def _prepare(topics: DemoTopics, wanted: Contents, fresh: bool, say: Console) -> _Prepared:
+    if fresh and run_in_own_loop(start_over(topics)):
+        say.print(f"Deleted the topics of earlier runs in {escape(str(topics.database))}")
+    there = run_in_own_loop(flights_in_topic(topics, wanted))
+    if there is not None:
+        events, flights = there
+        say.print(
+            f"The {events:,} events of {flights:,} flights are in {escape(str(topics.database))} already, "
+            "and are used again (--fresh writes them anew)"
+        )
+        return _Prepared(events, flights, reused=True)
+    return _write(topics, wanted, say)
+
+
+def _write(topics: DemoTopics, wanted: Contents, say: Console) -> _Prepared:
+    started_s = time.monotonic()
+    bar = (
+        TextColumn("{task.description}"),
+        BarColumn(24),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("Reading the flights", total=None)
+        events = FlightEvents(wanted.labels, wanted.flights)
+        progress.update(task, description="Writing events in time order", total=len(events))
+        written = write_flights(topics, wanted, events, lambda count: progress.update(task, completed=count))
+        run_in_own_loop(written)
+    arrival = (
+        ""
+        if wanted.labels == "immediate"
+        else " (arrival: scheduled departure + delay there + time in the air)"
+    )
+    say.print(
+        f"Wrote {events.flights:,} flights of 2013 as {len(events):,} events in time order{arrival} "
+        f"to {escape(str(topics.database))} in {time.monotonic() - started_s:.1f} s"
+    )
+    return _Prepared(len(events), events.flights, reused=False)

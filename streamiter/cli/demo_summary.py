@@ -1,0 +1,194 @@
+"""What the demo tells at its end."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from streamiter.cli.demo_data import Contents, DemoTopics
+from streamiter.cli.demo_training import MODEL, TrainingProgress
+from streamiter.learn.flight_events import event_features
+from streamiter.models import ServedModel, last_update
+from streamiter.runtime.statistics import JobState, JobStatistics
+
+__all__ = ["Summary", "print_summary", "summarize"]
+
+# What ServedModel is asked at the end, as a departure event has it.
+_QUESTION: Final = {
+    "carrier": "UA",
+    "origin": "EWR",
+    "dest": "ORD",
+    "hour": 18,
+    "weekday": 4,
+    "month": 12,
+    "distance": 719,
+}
+_QUESTION_IN_WORDS: Final = "UA from EWR to ORD, a Friday in December at 18:00"
+
+# The model lies in a file on this machine: it is there at once, or something is wrong.
+_READY_TIMEOUT_S: Final = 10.0
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What ServedModel answered."""
+
+    question: str
+    late: float
+    generation: int
+    version: int
+    age_s: float
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What a run has reached. Without ``metrics``: before the first report of the validation."""
+
+    state: JobState
+    labels: str
+    mini_batch: int
+    reused_events: bool
+    flights: int
+    events: int
+    reached: str
+    predicted: int
+    learned_from: int
+    late: int
+    updates: int
+    metrics: dict[str, float]
+    training_s: float
+    events_per_s: float
+    updates_per_s: float
+    seconds: float
+    file: str
+    file_bytes: int
+    model: str
+    topic: str
+    follow: str
+    served: Served | None
+
+    @property
+    def always_on_time(self) -> float:
+        """The accuracy of whoever says that no flight is late."""
+        return 1 - self.late / self.learned_from if self.learned_from else 1.0
+
+
+async def summarize(
+    topics: DemoTopics,
+    contents: Contents,
+    progress: TrainingProgress,
+    statistics: JobStatistics,
+    *,
+    mini_batch: int,
+    reused_events: bool,
+    flights: int,
+    seconds: float,
+) -> Summary:
+    """The figures of the run, and a prediction with what it has published."""
+    training_s = max(statistics.elapsed_s, 1e-9)
+    return Summary(
+        state=statistics.state,
+        labels=contents.labels,
+        mini_batch=mini_batch,
+        reused_events=reused_events,
+        flights=flights,
+        events=progress.events,
+        reached=progress.reached,
+        predicted=progress.predicted,
+        learned_from=progress.learned_from,
+        late=progress.late,
+        updates=progress.updates,
+        metrics=progress.metrics,
+        training_s=training_s,
+        events_per_s=progress.events / training_s,
+        updates_per_s=progress.updates / training_s,
+        seconds=seconds,
+        file=str(topics.database),
+        file_bytes=_size_bytes(topics.database),
+        model=MODEL,
+        topic=topics.updates.url,
+        follow=f"{program()} models tail {shlex.quote(topics.updates.url)} --model {MODEL} --follow",
+        served=await _served(topics),
+    )
+
+
+async def _served(topics: DemoTopics) -> Served | None:
+    if await last_update(topics.updates, MODEL) is None:
+        return None
+    rows = event_features().rows([_QUESTION])
+    async with ServedModel(topics.updates, MODEL) as model:
+        await model.ready(timeout_s=_READY_TIMEOUT_S)
+        answer = model.predict((rows.indices, rows.values))
+    return Served(_QUESTION_IN_WORDS, answer.value, answer.generation, answer.version, answer.age_s)
+
+
+def _size_bytes(database: Path) -> int:
+    """The file with its journal."""
+    files = (database, database.with_name(f"{database.name}-wal"))
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+def program() -> str:
+    """How this program is called from here, so that a command that is printed works when it is pasted."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m streamiter"
+    found = shutil.which(called.name)
+    if found is not None and Path(found).resolve() == called.resolve():
+        return called.name
+    return shlex.quote(str(called))
+
+
+def print_summary(summary: Summary) -> None:
+    """The summary in words."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_headline(summary))
+    if summary.updates:
+        console.print(_figures(summary))
+    if summary.served is not None:
+        served = summary.served
+        console.print(
+            f"\nA prediction by ServedModel: {served.question}: {served.late:.0%} late "
+            f"(version {served.generation}.{served.version})"
+        )
+        console.print("Follow the updates (from another terminal, then start the demo again):")
+        console.print(f"  {escape(summary.follow)}")
+
+
+def _headline(summary: Summary) -> str:
+    speed = f"{summary.events:,} events in {summary.training_s:.1f} s, {summary.events_per_s:,.0f} events/s"
+    if summary.state == "finished":
+        return f"Trained on {speed}"
+    where = f" at {summary.reached[:10]} in the data" if summary.reached else ""
+    return f"{summary.state.capitalize()}{where}, after {speed}"
+
+
+def _figures(summary: Summary) -> Table:
+    table = Table.grid(padding=(0, 2))
+    at_once = summary.labels == "immediate"
+    table.add_row("  flights predicted", f"{summary.predicted:,}", "before anything was learned from them")
+    table.add_row(
+        "  learned from", f"{summary.learned_from:,}", "at once" if at_once else "when they had arrived"
+    )
+    table.add_row("  model updates", f"{summary.updates:,}", f"{summary.updates_per_s:,.0f}/s")
+    for name, value, remark in _metrics(summary):
+        table.add_row(f"  {name}", value, remark)
+    table.add_row("  file", f"{summary.file_bytes / 1e6:,.0f} MB", summary.file)
+    return table
+
+
+def _metrics(summary: Summary) -> list[tuple[str, str, str]]:
+    metrics = summary.metrics
+    remarks = {
+        "auc": "of all predictions so far",
+        "loss": "",
+        "accuracy": f"always “on time”: {summary.always_on_time:.4f}",
+    }
+    names = {"auc": "AUC", "loss": "log loss", "accuracy": "accuracy"}
+    return [(names[name], f"{metrics[name]:.4f}", remarks[name]) for name in names if name in metrics]

@@ -1,0 +1,383 @@
+"""What a flow that cannot run says, on the line that is wrong."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flow.fed_source import Fed
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    Operator,
+    OutputTag,
+    Stream,
+    connect,
+    iterate_unbounded_streams,
+    topic,
+)
+from streamiter.errors import GraphError
+from streamiter.operators import Output
+from streamiter.operators.source import Source
+
+
+class Pass(Operator):
+    def process(self, record: Any, out: Output) -> None:
+        out.emit(record)
+
+
+class ByBatch(Operator):
+    def process_batch(self, batch: Any, out: Output) -> None:
+        out.emit_batch(batch)
+
+
+class Empty(Operator):
+    pass
+
+
+class AsyncInThread(Operator):
+    runs_in_thread = True
+
+    async def process(self, record: Any, out: Output) -> None: ...
+
+
+class AsyncWanted(Pass):
+    async def wanted_inputs(self) -> tuple[str, ...]:
+        return ("input",)
+
+
+def stream() -> Stream:
+    return Flow("f").from_items([1])
+
+
+def unbounded() -> Stream:
+    return Flow("f").from_source(Fed, name="clicks")
+
+
+CLICKS = topic("memory://clicks")
+
+CASES: dict[str, tuple[Callable[[], Any], str]] = {
+    "flow without a name": (
+        lambda: Flow(""),
+        "Flow: expected a name, given ''; it keys checkpoints and transactions",
+    ),
+    "flow parallelism": (
+        lambda: Flow("f", parallelism=0),
+        "step 'f': expected a parallelism of at least 1, given 0; use a whole number",
+    ),
+    "source without a topic": (
+        lambda: Flow("f").source("kafka://x/y"),  # type: ignore[arg-type]
+        "flow.source: expected a topic, given 'kafka://x/y'; write flow.source(topic(\"scheme://…\"))",
+    ),
+    "source policy": (
+        lambda: Flow("f").source(CLICKS, on_error="ignore"),  # type: ignore[arg-type]
+        'step \'clicks\': expected on_error "fail", "skip" or "dead_letter", given \'ignore\'; choose one of these',
+    ),
+    "source dead letters without a topic": (
+        lambda: Flow("f").source(CLICKS, on_error="dead_letter"),
+        "step 'clicks': on_error=\"dead_letter\" expected a topic for the dead letters, given none; "
+        'add dead_letter=topic("scheme://…")',
+    ),
+    "source parallelism": (
+        lambda: Flow("f").source(CLICKS, parallelism=0),
+        "step 'clicks': expected a parallelism of at least 1, given 0; use a whole number",
+    ),
+    "one item": (
+        lambda: Flow("f").from_items(5),  # type: ignore[arg-type]
+        "from_items: expected a list, an array whose first axis is the record, Columns or another iterable of "
+        "records, given 5; for one record write [record]",
+    ),
+    "an array without axes": (
+        lambda: Flow("f").from_items(np.array(5)),
+        "from_items: expected a list, an array whose first axis is the record, Columns or another iterable of "
+        "records, given array(5); for one record write [record]",
+    ),
+    "a text as items": (
+        lambda: Flow("f").from_items("abc"),
+        "from_items: expected a list, an array whose first axis is the record, Columns or another iterable of "
+        "records, given 'abc'; for one record write [record]",
+    ),
+    "source instance": (
+        lambda: Flow("f").from_source(Fed()),  # type: ignore[arg-type]
+        "step 'source': expected a class or a callable without arguments that makes a new Source, given an "
+        "instance of Fed, which all subtasks would share; write Fed or lambda: Fed(…)",
+    ),
+    "source class": (
+        lambda: Flow("f").from_source(Pass),  # type: ignore[arg-type]
+        "step 'Pass': expected a class derived from streamiter.operators.Source, given Pass",
+    ),
+    "operator instance": (
+        lambda: stream().process(Pass(), name="step"),  # type: ignore[arg-type]
+        "step 'step': expected a class or a callable without arguments that makes a new Operator, given an "
+        "instance of Pass, which all subtasks would share; write Pass or lambda: Pass(…)",
+    ),
+    "operator that is none": (
+        lambda: stream().process(3),  # type: ignore[arg-type]
+        "step 'process': expected a class or a callable without arguments that makes a new Operator, given 3",
+    ),
+    "operator class": (
+        lambda: stream().process(Fed),  # type: ignore[arg-type]
+        "step 'Fed': expected a class derived from streamiter.Operator, given Fed",
+    ),
+    "operator without a method": (
+        lambda: stream().process(Empty),
+        "step 'Empty': expected Empty to define process(record, out) or process_batch(batch, out), given neither; "
+        "define one of them",
+    ),
+    "operator without a method for an input": (
+        lambda: connect(model=stream()).process(Pass),
+        "step 'Pass': expected Pass to define process_model(record, out) or process_model_batch(batch, out), given "
+        "neither; define one of them",
+    ),
+    "a keyed step by batch": (
+        lambda: stream().key_by(int).process(ByBatch),
+        "step 'ByBatch': expected ByBatch to define process(record, out), since a keyed step works record by "
+        "record, given a method for whole batches; define process, or leave out key_by",
+    ),
+    "a coroutine in a thread": (
+        lambda: stream().process(AsyncInThread),
+        "step 'AsyncInThread': expected AsyncInThread.process to be a plain method, since it runs in a thread, "
+        "given a coroutine function; write def, or leave out runs_in_thread",
+    ),
+    "wanted inputs as a coroutine": (
+        lambda: stream().process(AsyncWanted),
+        "step 'AsyncWanted': expected AsyncWanted.wanted_inputs to be a plain method, since it is asked after each "
+        "record, given a coroutine function; write def",
+    ),
+    "map without a function": (
+        lambda: stream().map(3),  # type: ignore[arg-type]
+        "map: expected a function, given 3; write a function or a lambda",
+    ),
+    "parallelism of a step": (
+        lambda: stream().map(str, parallelism=-1),
+        "step 'map': expected a parallelism of at least 1, given -1; use a whole number",
+    ),
+    "parallelism that is no number": (
+        lambda: stream().map(str, parallelism=True),
+        "step 'map': expected a parallelism of at least 1, given True; use a whole number",
+    ),
+    "policy": (
+        lambda: stream().map(str, on_error="log"),  # type: ignore[arg-type]
+        'step \'map\': expected on_error "fail", "skip" or "dead_letter", given \'log\'; choose one of these',
+    ),
+    "dead letters without a topic": (
+        lambda: stream().map(str, on_error="dead_letter", name="parse"),
+        "step 'parse': on_error=\"dead_letter\" expected a topic for the dead letters, given none; "
+        'add dead_letter=topic("scheme://…")',
+    ),
+    "dead letters to what is no topic": (
+        lambda: stream().map(str, dead_letter="memory://bad"),  # type: ignore[arg-type]
+        "step 'map': expected dead_letter to be a topic, given 'memory://bad'; "
+        'write dead_letter=topic("scheme://…")',
+    ),
+    "both skipped and dead letters": (
+        lambda: stream().map(str, on_error="skip", dead_letter=CLICKS),
+        "step 'map': expected on_error=\"skip\" or a dead_letter topic, given both; leave one of them out",
+    ),
+    "batch of none": (
+        lambda: stream().batch(0),
+        "step 'batch': expected a number of records of at least 1, given 0; use a whole number",
+    ),
+    "side output by name": (
+        lambda: stream().side_output("late"),  # type: ignore[arg-type]
+        "side_output: expected an OutputTag, given 'late'; write OutputTag(\"late\")",
+    ),
+    "union with a list": (
+        lambda: stream().union([1]),  # type: ignore[arg-type]
+        "union: expected streams, given [1]; write a.union(b, c)",
+    ),
+    "union of two flows": (
+        lambda: stream().union(Flow("g").from_items([1], name="others")),
+        "union: expected streams of one flow, given 'items' of flow 'f' and 'others' of flow 'g'",
+    ),
+    "join with a list": (
+        lambda: stream().join([1], on="id"),  # type: ignore[arg-type]
+        "join: expected a stream, given [1]; write left.join(right, on=…)",
+    ),
+    "join of an endless stream": (
+        lambda: (lambda s: s.flow.from_items([1]).join(s, on="id"))(unbounded()),
+        "join: expected a bounded stream, given 'clicks', which never ends; read the topic with stop=\"latest\", or "
+        "use key_by(…).reduce(…) for running results",
+    ),
+    "sort of an endless stream": (
+        lambda: unbounded().sort(),
+        "sort: expected a bounded stream, given 'clicks', which never ends; read the topic with stop=\"latest\", or "
+        "use key_by(…).reduce(…) for running results",
+    ),
+    "reduce of an endless stream": (
+        lambda: unbounded().map(str).reduce_all(max),
+        "reduce_all: expected a bounded stream, given 'map', which never ends; read the topic with stop=\"latest\", "
+        "or use key_by(…).reduce(…) for running results",
+    ),
+    "sink without a topic": (
+        lambda: stream().sink("memory://out"),  # type: ignore[arg-type]
+        "sink: expected a topic, given 'memory://out'; write .sink(topic(\"scheme://…\"))",
+    ),
+    "sink delivery": (
+        lambda: stream().sink(CLICKS, delivery="best_effort"),  # type: ignore[arg-type]
+        "sink: expected delivery \"at_least_once\", given 'best_effort'",
+    ),
+    "connect nothing": (
+        lambda: connect(),
+        "connect: expected at least one stream, given none; write connect(name=stream)",
+    ),
+    "connect what is no stream": (
+        lambda: connect(model=stream(), data=[1]),  # type: ignore[arg-type]
+        "connect: expected streams, given [1] for 'data'; write connect(data=stream)",
+    ),
+    "connect two flows": (
+        lambda: connect(a=stream(), b=Flow("g").from_items([1])),
+        "connect: expected streams of one flow, given 'items' of flow 'f' and 'items' of flow 'g'",
+    ),
+    "reduce after key_by_batch": (
+        lambda: stream().key_by_batch(np.array).reduce(max),
+        "reduce: after key_by_batch expected a numpy ufunc such as np.add, given <built-in function max>; use "
+        "key_by(f) for other functions",
+    ),
+    "process after key_by_batch": (
+        lambda: stream().key_by_batch(np.array).process(Pass),
+        "process: expected a stream keyed record by record, given key_by_batch; use key_by(f)",
+    ),
+    "stateful_map after key_by_batch": (
+        lambda: stream().key_by_batch(np.array).stateful_map(lambda s, r: (s, r), 0),
+        "stateful_map: expected a stream keyed record by record, given key_by_batch; use key_by(f)",
+    ),
+    "a flow without a source": (
+        lambda: Flow("f").run(),
+        "flow 'f': expected at least one source, given none; begin with flow.source(…) or flow.from_items(…)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_error_says_what_was_expected_what_was_given_and_what_to_do(name: str) -> None:
+    """Message texts are what a newcomer reads first: each is pinned whole."""
+    build, message = CASES[name]
+    with pytest.raises(GraphError) as caught:
+        build()
+    assert str(caught.value) == message
+
+
+def _in_body(step: Callable[[Flow, Stream], Any]) -> None:
+    flow = Flow("f")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        step(flow, variables[0])
+        return IterationBodyResult(variables, variables)
+
+    iterate_unbounded_streams([flow.from_items([0])], [], body)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (
+            lambda flow, _: flow.from_items([1]),
+            "step 'items': expected no sources inside an iteration body, given one; make it outside and pass its "
+            "stream as a data stream",
+        ),
+        (
+            lambda _, variable: variable.sink(CLICKS),
+            "step 'clicks': expected no sink inside an iteration body, given one; return the stream in "
+            "output_streams and put the sink behind the iteration",
+        ),
+        (
+            lambda _, variable: variable.collect(),
+            "step 'collect': expected no collect inside an iteration body, given one; return the stream in "
+            "output_streams and put the sink behind the iteration",
+        ),
+    ],
+)
+def test_sources_and_sinks_stay_outside_iteration_bodies(
+    step: Callable[[Flow, Stream], Any], message: str
+) -> None:
+    """A source inside would be read once and ended, or never: it is refused by name."""
+    with pytest.raises(GraphError) as caught:
+        _in_body(step)
+    assert str(caught.value) == message
+
+
+def test_streams_of_a_body_are_not_used_outside_and_others_not_inside() -> None:
+    """Records would cross the border without their epochs."""
+    flow = Flow("f")
+    outside = flow.from_items([1], name="outside")
+    escaped: list[Stream] = []
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        escaped.append(variables[0].map(str, name="inner"))
+        return IterationBodyResult(variables, escaped)
+
+    iterate_unbounded_streams([flow.from_items([0])], [], body)
+    with pytest.raises(GraphError) as caught:
+        escaped[0].map(str)
+    assert str(caught.value) == (
+        "step 'map': expected a stream from outside the iteration, given 'inner' of its body; return it in "
+        "output_streams and use what the iteration gives"
+    )
+    with pytest.raises(GraphError) as caught:
+        _in_body(lambda _, __: None) or iterate_unbounded_streams(
+            [outside], [], lambda variables, _: IterationBodyResult([outside.map(str)], variables)
+        )
+    assert str(caught.value) == (
+        "step 'map': expected streams that come in through the body's arguments, given 'outside' from outside; "
+        "pass it as a data stream"
+    )
+
+
+def test_a_name_that_is_taken_is_told_with_the_line_that_has_it() -> None:
+    """State is found again by the name of its step: two of one name would share it."""
+    flow = Flow("f")
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    source = flow.from_items([1], name="prices")
+    with pytest.raises(GraphError) as caught:
+        source.map(str, name="prices")
+    assert str(caught.value) == (
+        f"step 'prices': expected a name of its own, given one that test_graph_errors.py:{line} already uses; "
+        "choose another"
+    )
+
+
+def test_names_that_nobody_chose_are_numbered() -> None:
+    """Two maps in a flow must not be an error."""
+    flow = Flow("f")
+    mapped = flow.from_items([1]).map(str).map(int)
+    mapped.map(str, name="map-4").map(int)
+    assert [step.name for step in flow.steps] == ["items", "map", "map-2", "map-4", "map-3"]
+
+
+def test_a_step_knows_the_user_s_own_line() -> None:
+    """Also where the step was added by a helper of ours, such as ``connect`` or ``collect``."""
+    flow = Flow("f")
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    items = flow.from_items([1])
+    items.map(str)
+    connect(input=items).process(Pass)
+    items.collect()
+    assert [step.where for step in flow.steps] == [f"test_graph_errors.py:{line + n}" for n in range(4)]
+
+
+async def test_run_in_a_running_loop_says_what_to_write() -> None:
+    """In a notebook or a web service asyncio's own message leads nowhere."""
+    flow = Flow("f")
+    flow.from_items([1])
+    with pytest.raises(GraphError) as caught:
+        flow.run()
+    assert str(caught.value) == (
+        "flow 'f': run() expected no running event loop, given one; write: job = await flow.start(); "
+        "await job.wait()"
+    )
+
+
+def test_a_flow_and_a_stream_show_what_they_are() -> None:
+    """In a debugger or a notebook."""
+    flow = Flow("f", parallelism=2)
+    a, b = flow.from_items([1], name="a"), flow.from_items([1], name="b", parallelism=3)
+    assert repr(flow) == "Flow('f', 2 steps)"
+    assert repr(a.union(b)) == "Stream('a ∪ b', parallelism 3)"
+    assert (a.is_bounded, flow.from_source(Fed).is_bounded) == (True, False)
+    assert a.side_output(OutputTag("x")).name == "a"
+    assert issubclass(Fed, Source)

@@ -1,0 +1,85 @@
+"""Counts by epoch, against a plain dict."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter.iteration.epoch_counts import EpochCounts
+
+ADDS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3)), max_size=60)
+
+
+@given(ADDS, st.lists(st.integers(0, 14)))
+def test_counts_are_those_of_a_dict(adds: list[tuple[int, int]], taken: list[int]) -> None:
+    """A count that got lost ends the loop while records are on their way."""
+    counts, expected = EpochCounts(), Counter[int]()
+    for epoch, count in adds:
+        counts.add(epoch, count)
+        expected[epoch] += count
+    assert counts.last_epoch == max(expected, default=None)
+    below = -1
+    for epoch in sorted(set(taken)):
+        assert counts.take(epoch) == expected[epoch]
+        below = epoch
+    left = {epoch: count for first, last, count in counts.runs for epoch in range(first, last + 1)}
+    assert left == {epoch: count for epoch, count in expected.items() if epoch > below}
+
+
+@given(ADDS)
+def test_runs_are_in_order_and_as_few_as_can_be(adds: list[tuple[int, int]]) -> None:
+    """Ranges are kept, not a count for each."""
+    counts = EpochCounts()
+    for epoch, count in adds:
+        counts.add(epoch, count)
+    for (_, last, count), (first, _, following) in zip(counts.runs, counts.runs[1:], strict=False):
+        assert first > last
+        assert first > last + 1 or count != following
+
+
+@given(ADDS)
+def test_a_restored_copy_goes_on_the_same(adds: list[tuple[int, int]]) -> None:
+    """The counts of a loop are part of its snapshot."""
+    counts, restored = EpochCounts(), EpochCounts()
+    half = len(adds) // 2
+    for epoch, count in adds[:half]:
+        counts.add(epoch, count)
+    restored.restore(counts.snapshot())
+    for epoch, count in adds[half:]:
+        counts.add(epoch, count)
+        restored.add(epoch, count)
+    assert restored.runs == counts.runs
+
+
+def test_memory_does_not_grow_with_epochs_of_changing_counts() -> None:
+    """A loop whose epochs bring now one record and now two kept every one of them for months."""
+    counts, generator, brought = EpochCounts(), random.Random(1), {}
+    tracemalloc.start()
+    for epoch in range(1, 30_001):
+        brought[epoch % 10_000] = count = generator.randint(1, 9)
+        counts.add(epoch, count)
+        if epoch == 15_000:
+            before = tracemalloc.get_traced_memory()[0]
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert len(counts.runs) <= 1100
+    assert grown < 200_000
+    assert counts.runs[0][0] == 1
+    assert counts.runs[-1][1] == 30_000
+    assert all(
+        later[0] == earlier[1] + 1 for earlier, later in zip(counts.runs, counts.runs[1:], strict=False)
+    )
+    assert all(1 <= counts.take(epoch) <= 9 for epoch in (1, 2, 777, 15_000))
+    assert counts.take(30_000) == brought[0]
+
+
+def test_gaps_are_never_filled() -> None:
+    """An epoch that brought nothing must not count as one that did, or the loop ends too late."""
+    counts = EpochCounts()
+    for epoch in range(0, 5_000, 2):
+        counts.add(epoch, 1)
+    assert [counts.take(epoch) for epoch in range(100)] == [1, 0] * 50

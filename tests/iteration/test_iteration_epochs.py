@@ -1,0 +1,292 @@
+"""Which epoch a record has, whatever it was emitted by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from iteration.iteration_support import (
+    SMALL,
+    Endless,
+    Log,
+    Witness,
+    callbacks,
+    check_listener,
+    cut_items,
+    ended,
+    run,
+    until,
+)
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    IterationListener,
+    Operator,
+    OutputTag,
+    Stream,
+    connect,
+    epochs_every,
+    iterate_unbounded_streams,
+)
+from streamiter.testing import VirtualClock
+
+SIDE = OutputTag("side")
+
+
+class WithEpoch(Operator):
+    """Each record with the epoch it has here."""
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process(self, record: Any, out: Any) -> None:
+        out.emit((record, self._context.epoch))
+
+
+def tagged(stream: Stream, **options: Any) -> Stream:
+    return stream.process(WithEpoch, **options)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("ahead", [None, 0])
+def test_the_first_example_of_the_reference(seed: int, ahead: int | None) -> None:
+    """A token that goes round five times: records 1 to 5 of epochs 0 to 4, and a callback for each."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        mapped = variables[0].process(
+            lambda: Witness(log, on_record=lambda x, context, out: out.emit(x + 1)), name="map"
+        )
+        return IterationBodyResult([mapped.filter(lambda x: x < 5)], [tagged(mapped)])
+
+    config = IterationConfig(max_epochs_ahead=ahead)
+    [numbers] = iterate_unbounded_streams([flow.from_items([0])], [], body, config)
+    seen = numbers.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert seen.items == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
+    check_listener(log["map", 0])
+    assert callbacks(log["map", 0]) == [0, 1, 2, 3, 4]
+    assert log["map", 0][-4:] == [("input ended", "input"), ("terminated", 5), ("finish",), ("close",)]
+    if ahead == 0:
+        in_turn = [entry for epoch in range(5) for entry in (("record", epoch, epoch), ("callback", epoch))]
+        assert log["map", 0][:-4] == in_turn
+
+
+def test_initial_variables_and_data_have_epoch_0() -> None:
+    """Whatever a stream has been through before, the loop begins with epoch 0."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        nothing = variables[0].filter(lambda x: False)
+        return IterationBodyResult([nothing], [tagged(variables[0]), tagged(data[0])])
+
+    mixed = epochs_every(flow.from_items([5, 6]), records=1).union(flow.from_items([7]))
+    variables, data = iterate_unbounded_streams([flow.from_items([1, 2])], [mixed], body)
+    seen, seen_data = variables.collect(), data.collect()
+    run(flow)
+    assert seen.items == [(1, 0), (2, 0)]
+    assert sorted(seen_data.items) == [(5, 0), (6, 0), (7, 0)]
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_what_is_emitted_has_the_epoch_of_what_it_is_emitted_for(parallelism: int) -> None:
+    """By records and by callbacks, on the main and on a side output, next to it and in another task."""
+    flow = Flow("loop")
+
+    def on_record(record: int, context: Any, out: Any) -> None:
+        out.emit(("record", record))
+        out.emit(("side", record), tag=SIDE)
+
+    def on_callback(epoch: int, context: Any, out: Any) -> None:
+        out.emit(("callback", epoch))
+        out.emit(("side of callback", epoch), tag=SIDE)
+
+    def on_terminated(context: Any, out: Any) -> None:
+        out.emit(("terminated", context.epoch))
+
+    def on_finish(out: Any) -> None:
+        out.emit(("finish", None), tag=SIDE)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        raised = variables[0].map(lambda x: x + 1)
+        emitting = raised.process(
+            lambda: Witness(
+                {},
+                on_record=on_record,
+                on_callback=on_callback,
+                on_terminated=on_terminated,
+                on_finish=on_finish,
+            )
+        )
+        both = [emitting, emitting.side_output(SIDE)]
+        outputs = [tagged(stream.rebalance(), parallelism=parallelism) for stream in both]
+        return IterationBodyResult([raised.filter(lambda x: x < 3)], outputs)
+
+    main, side = iterate_unbounded_streams([flow.from_items([0])], [], body)
+    seen, seen_side = main.collect(), side.collect()
+    run(flow, limits=SMALL)
+    assert sorted(seen.items) == sorted(
+        [(("record", epoch + 1), epoch) for epoch in range(3)]
+        + [(("callback", epoch), epoch) for epoch in range(3)]
+        + [(("terminated", 3), 3)]
+    )
+    assert sorted(seen_side.items, key=repr) == sorted(
+        [(("side", epoch + 1), epoch) for epoch in range(3)]
+        + [(("side of callback", epoch), epoch) for epoch in range(3)]
+        + [(("finish", None), 3)],
+        key=repr,
+    )
+
+
+def test_feedback_is_one_epoch_on_also_from_callbacks() -> None:
+    """A synchronous body feeds back in its callbacks only: round e + 1 must not count as round e."""
+    flow, log = Flow("loop"), Log()
+
+    def on_callback(epoch: int, context: Any, out: Any) -> None:
+        if epoch < 3:
+            out.emit(10 * epoch)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        synchronous = variables[0].process(
+            lambda: Witness(log, on_record=lambda *_: None, on_callback=on_callback), name="model"
+        )
+        return IterationBodyResult([synchronous], [])
+
+    iterate_unbounded_streams([flow.from_items([-10])], [], body)
+    run(flow)
+    records = [entry for entry in log["model", 0] if entry[0] == "record"]
+    assert records == [("record", -10, 0), ("record", 0, 1), ("record", 10, 2), ("record", 20, 3)]
+    assert [entry for entry in log["model", 0] if entry[0] == "terminated"] == [("terminated", 4)]
+
+
+def test_a_mini_batch_holds_records_of_one_epoch() -> None:
+    """What is left over goes out with its own epoch, before the next operator's callback."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        raised = variables[0].map(lambda x: x + 1)
+        raised.batch(2).process(lambda: Witness(log), name="batches")
+        return IterationBodyResult([raised.filter(lambda x: x % 10 < 2)], [])
+
+    synchronous = IterationConfig(max_epochs_ahead=0)
+    iterate_unbounded_streams([cut_items(flow, [0, 10, 20], seed=4)], [], body, synchronous)
+    run(flow, limits=SMALL)
+    without_end = log["batches", 0][: log["batches", 0].index(("input ended", "input"))]
+    assert without_end == [
+        ("record", [1, 11], 0),
+        ("record", [21], 0),
+        ("callback", 0),
+        ("record", [2, 12], 1),
+        ("record", [22], 1),
+        ("callback", 1),
+    ]
+
+
+def test_a_mini_batch_of_stamped_data_holds_records_of_one_epoch_also_before_the_loop() -> None:
+    """Left-over records of one group were filled up with records of the next, and counted to that."""
+    flow, log = Flow("loop"), Log()
+    batches = epochs_every(flow.from_items(range(10)), records=5).batch(3)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        data[0].process(lambda: Witness(log), name="batches")
+        return IterationBodyResult([variables[0]], [])
+
+    iterate_unbounded_streams([flow.from_items([])], [batches], body)
+    run(flow)
+    records = [entry for entry in log["batches", 0] if entry[0] in ("record", "callback")]
+    assert records == [
+        ("record", [0, 1, 2], 0),
+        ("record", [3, 4], 0),
+        ("callback", 0),
+        ("record", [5, 6, 7], 1),
+        ("record", [8, 9], 1),
+        ("callback", 1),
+    ]
+
+
+class Alarm(Operator, IterationListener):
+    """Sets a timer in each callback, which emits."""
+
+    def process(self, record: Any, out: Any) -> None:
+        pass
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        context.set_timer(1.0, payload=epoch_watermark)
+
+    def on_timer(self, payload: Any, out: Any) -> None:
+        out.emit(payload)
+
+
+async def test_a_record_of_a_timer_has_the_epoch_after_the_watermark() -> None:
+    """One of an earlier epoch would come behind its watermark and be counted nowhere."""
+    clock, flow = VirtualClock(), Flow("loop")
+    log: list[Any] = []
+
+    class Keep(WithEpoch):
+        def process(self, record: Any, out: Any) -> None:
+            log.append((record, self._context.epoch))
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        data[0].process(Alarm).process(Keep)
+        return IterationBodyResult([variables[0]], [])
+
+    stamped = epochs_every(flow.from_source(Endless([1, 2, 3])), records=1)
+    iterate_unbounded_streams([flow.from_items([])], [stamped], body)
+    job = await flow.start(clock=clock)
+    await until(lambda: any(task.epoch_watermark == 2 for task in job.statistics().tasks))
+    await clock.advance(1.0)
+    await until(lambda: len(log) == 3)
+    assert log == [(0, 3), (1, 3), (2, 3)]
+    await job.stop("drain")
+    await ended(job)
+
+
+def test_records_that_leave_carry_no_epoch() -> None:
+    """Epochs of one loop would be taken for those of the next."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        raised = variables[0].map(lambda x: x + 1)
+        return IterationBodyResult([raised.filter(lambda x: x < 3)], [raised])
+
+    def again(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([variables[0]], [tagged(data[0])])
+
+    [numbers] = iterate_unbounded_streams([flow.from_items([0])], [], body)
+    outside = tagged(numbers).collect()
+    [second] = iterate_unbounded_streams([flow.from_items([])], [numbers], again)
+    in_the_next = second.collect()
+    run(flow)
+    assert outside.items == [(1, None), (2, None), (3, None)]
+    assert in_the_next.items == [(1, 0), (2, 0), (3, 0)]
+
+
+class Both(Operator):
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process_left(self, record: Any, out: Any) -> None:
+        out.emit((record, self._context.epoch))
+
+    process_right = process_left
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_batch_has_its_own_epoch_also_where_inputs_meet(seed: int) -> None:
+    """Records of several epochs wait in one channel and are joined to batches."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        raised = variables[0].map(lambda x: (x[0], x[1] + 1))
+        both = connect(left=raised, right=data[0].map(lambda x: (x, 0))).process(Both)
+        return IterationBodyResult([raised.filter(lambda x: x[1] < 7)], [both])
+
+    initial = cut_items(flow, [(number, 0) for number in range(5)], seed=seed)
+    data = cut_items(flow, range(100, 140), seed=seed + 1)
+    [numbers] = iterate_unbounded_streams([initial], [data], body)
+    seen = numbers.collect()
+    run(flow, seed=seed, limits=SMALL)
+    rounds = [((number, times), times - 1) for number in range(5) for times in range(1, 8)]
+    assert sorted(seen.items) == sorted([*rounds, *(((number, 0), 0) for number in range(100, 140))])

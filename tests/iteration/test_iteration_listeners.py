@@ -1,0 +1,466 @@
+"""What a listener in a loop hears, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from iteration.iteration_support import (
+    SMALL,
+    CutItems,
+    Dawdle,
+    Endless,
+    Log,
+    Witness,
+    callbacks,
+    check_listener,
+    cut_items,
+    ended,
+    run,
+    run_shuffled,
+    until,
+)
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    IterationListener,
+    Operator,
+    Stream,
+    connect,
+    epochs_every,
+    iterate_unbounded_streams,
+)
+
+SEEDS = range(6)
+
+
+def kinds(log: Sequence[tuple[Any, ...]], *wanted: str) -> list[tuple[Any, ...]]:
+    return [entry for entry in log if entry[0] in wanted]
+
+
+def count_down(record: int, context: Any, out: Any) -> None:
+    if record > 0:
+        out.emit(record - 1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", [None, 0, 1])
+def test_every_instance_hears_every_epoch_once_in_order_after_its_records(
+    seed: int, ahead: int | None
+) -> None:
+    """Chained, repartitioned, behind a slow step, with and without records of an epoch."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        first = variables[0].process(lambda: Witness(log), name="first")
+        chained = first.process(lambda: Witness(log), name="chained")
+        slow = chained.process(lambda: Dawdle(seed)).process(lambda: Witness(log), name="behind slow")
+        dealt = slow.rebalance().process(lambda: Witness(log), name="dealt", parallelism=3)
+        by_key = dealt.key_by(lambda x: x).process(
+            lambda: Witness(log, on_record=count_down), name="by key", parallelism=2
+        )
+        by_key.filter(lambda x: False).process(lambda: Witness(log), name="without records")
+        return IterationBodyResult([by_key.rebalance()], [])
+
+    initial = cut_items(flow, [4, 0, 2, 2, 3], seed=seed, parallelism=2)
+    iterate_unbounded_streams([initial], [], body, IterationConfig(max_epochs_ahead=ahead))
+    run(flow, seed=seed, limits=SMALL)
+    assert len(log) == 2 + 2 + 2 + 3 + 2 + 2
+    for entries in log.values():
+        check_listener(entries)
+        assert callbacks(entries) == [0, 1, 2, 3, 4]
+        assert kinds(entries, "terminated") == [("terminated", 5)]
+    for name in ("first", "chained", "behind slow", "dealt", "by key"):
+        records = [
+            entry[1:] for subtask in range(3) for entry in kinds(log.get((name, subtask), []), "record")
+        ]
+        expected = [
+            (left, epoch) for start in [4, 0, 2, 2, 3] for epoch, left in enumerate(range(start, -1, -1))
+        ]
+        assert sorted(records) == sorted(expected), name
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_fed_by_data_only_hears_epoch_0_at_the_end_of_the_data_and_then_the_end(seed: int) -> None:
+    """It must neither hold the others back, nor be left without its end."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        only_data = data[0].process(lambda: Witness(log), name="data only")
+        behind = only_data.rebalance().process(lambda: Witness(log), name="behind it", parallelism=2)
+        both = connect(variable=variables[0], data=behind).process(
+            lambda: Witness(
+                log, on_record=lambda x, context, out: count_down(x, context, out) if x < 9 else None
+            ),
+            name="both",
+        )
+        return IterationBodyResult([both.rebalance()], [])
+
+    data = cut_items(flow, [10, 11, 12, 13], seed=seed)
+    iterate_unbounded_streams([flow.from_items([3])], [data], body)
+    run(flow, seed=seed, limits=SMALL)
+    for name, subtask in [("data only", 0), ("behind it", 0), ("behind it", 1)]:
+        entries = log[name, subtask]
+        check_listener(entries)
+        assert callbacks(entries) == [0]
+        assert entries[-5:] == [
+            ("input ended", "input"),
+            ("callback", 0),
+            ("terminated", 4),
+            ("finish",),
+            ("close",),
+        ]
+    check_listener(log["both", 0])
+    assert callbacks(log["both", 0]) == [0, 1, 2, 3]
+    assert kinds(log["both", 0], "input ended") == [("input ended", "data"), ("input ended", "variable")]
+
+
+def test_one_fed_by_stamped_data_only_hears_the_epochs_of_the_data() -> None:
+    """Two stamped streams of different lengths: whichever ends last, all epochs of both are heard."""
+    for lengths in ((2, 5), (5, 2)):
+        flow, log = Flow("loop"), Log()
+
+        def body(variables: list[Stream], data: list[Stream], log: Log = log) -> IterationBodyResult:
+            both = connect(left=data[0], right=data[1]).process(lambda: Witness(log), name="both")
+            both.process(lambda: Witness(log), name="behind it")
+            return IterationBodyResult(variables, [])
+
+        streams = [epochs_every(flow.from_items(range(length)), records=1) for length in lengths]
+        iterate_unbounded_streams([flow.from_items([])], streams, body)
+        run(flow, limits=SMALL)
+        for name in ("both", "behind it"):
+            check_listener(log[name, 0])
+            assert callbacks(log[name, 0]) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_termination_runs_in_dataflow_order_and_what_it_emits_is_handled_first(seed: int) -> None:
+    """A sum that is emitted at the end would come after its consumer had ended."""
+    flow, log, order = Flow("loop"), Log(), list[str]()
+
+    def step(name: str, stream: Any, parallelism: int = 1) -> Stream:
+        return stream.process(
+            lambda: Witness(
+                log,
+                on_terminated=lambda context, out: (order.append(name), out.emit(f"terminated {name}")),
+                on_finish=lambda out: out.emit(f"finished {name}"),
+            ),
+            name=name,
+            parallelism=parallelism,
+        )
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        first = step("first", variables[0])
+        chained = step("chained", first)
+        last = step("last", chained.union(step("data", data[0])).rebalance(), parallelism=2)
+        return IterationBodyResult([last.filter(lambda x: not isinstance(x, int)).rebalance()], [last])
+
+    data = flow.from_items([5])
+    [output] = iterate_unbounded_streams([flow.from_items([1])], [data], body)
+    seen = output.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert order.index("first") < order.index("chained") < order.index("last")
+    assert order.index("data") < order.index("last")
+    of_chained = log["chained", 0]
+    assert of_chained.index(("record", "terminated first", 1)) < of_chained.index(("terminated", 1))
+    assert of_chained.index(("record", "finished first", 1)) < of_chained.index(("terminated", 1))
+    emitted = [
+        f"{kind} {name}" for kind in ("terminated", "finished") for name in ("first", "chained", "data")
+    ]
+    of_last = log["last", 0] + log["last", 1]
+    assert sorted(entry[1] for entry in kinds(of_last, "record") if isinstance(entry[1], str)) == sorted(
+        emitted
+    )
+    assert {entry[2] for entry in kinds(of_last, "record") if isinstance(entry[1], str)} == {1}
+    assert sorted(map(str, seen.items)) == sorted(
+        ["1", "5", *emitted, *2 * ["terminated last"], *2 * ["finished last"]]
+    )
+    for entries in log.values():
+        check_listener(entries)
+
+
+def test_what_is_emitted_on_termination_towards_feedback_is_dropped() -> None:
+    """There is no epoch after the last one."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        step = variables[0].process(
+            lambda: Witness(log, on_record=count_down, on_terminated=lambda context, out: out.emit(100)),
+            name="step",
+        )
+        return IterationBodyResult([step], [step])
+
+    [output] = iterate_unbounded_streams([flow.from_items([2])], [], body)
+    seen = output.collect()
+    run(flow)
+    assert seen.items == [1, 0, 100]
+    assert [entry[1] for entry in kinds(log["step", 0], "record")] == [2, 1, 0]
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_loop_without_any_record_ends_with_one_callback(parallelism: int) -> None:
+    """Epoch 0 never ends it; epoch 1 brings nothing."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        step = connect(left=variables[0], right=data[0]).process(lambda: Witness(log), name="step")
+        return IterationBodyResult([step], [])
+
+    initial = flow.from_items([], parallelism=parallelism)
+    iterate_unbounded_streams([initial], [flow.from_items([], parallelism=parallelism)], body)
+    run(flow)
+    for subtask in range(parallelism):
+        assert sorted(log["step", subtask][:1]) == [("input ended", "right")]
+        check_listener(log["step", subtask])
+        assert callbacks(log["step", subtask]) == [0]
+        assert kinds(log["step", subtask], "terminated") == [("terminated", 1)]
+
+
+# -- the end of an input ---------------------------------------------------------------------------------
+
+
+def test_the_end_of_data_is_heard_at_its_own_end_while_another_stream_goes_on() -> None:
+    """Not at the end of the epoch, which endless data never reaches."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        both = connect(left=data[0], right=data[1]).process(lambda: Witness(log), name="both")
+        return IterationBodyResult([variables[0]], [both])
+
+    async def main() -> None:
+        [out] = iterate_unbounded_streams(
+            [flow.from_items([])], [flow.from_items([1, 2]), flow.from_source(Endless([3]))], body
+        )
+        out.collect()
+        job = await flow.start()
+        await until(lambda: ("input ended", "left") in log["both", 0])
+        assert kinds(log["both", 0], "callback", "terminated") == []
+        await job.stop("drain")
+        await ended(job)
+
+    run_shuffled(main())
+    check_listener(log["both", 0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("stamped", [False, True])
+def test_what_is_emitted_at_the_end_of_an_input_is_not_lost(seed: int, stamped: bool) -> None:
+    """The last partial report of a worker went out with an epoch that was complete already, and was not counted."""
+    flow, log = Flow("loop"), Log()
+
+    def at_end(name: str, out: Any) -> None:
+        if name == "data":
+            out.emit("the rest")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        model = (
+            variables[0]
+            .process(lambda: Dawdle(seed))
+            .process(lambda: Witness(log, on_record=lambda *_: None), name="model")
+        )
+        slow = data[0].process(lambda: Dawdle(seed + 1))
+        worker = connect(variable=model, data=slow).process(
+            lambda: Witness(log, on_record=lambda *_: None, on_ended=at_end), name="worker"
+        )
+        return IterationBodyResult([worker], [])
+
+    data = cut_items(flow, range(5), seed=seed)
+    data = epochs_every(data, records=2) if stamped else data
+    iterate_unbounded_streams([flow.from_items(["start"])], [data], body)
+    run(flow, seed=seed, limits=SMALL)
+    [rest] = [entry for entry in kinds(log["model", 0], "record") if entry[1] == "the rest"]
+    check_listener(log["model", 0])
+    check_listener(log["worker", 0])
+    assert rest[2] == 1 or stamped
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_data_that_is_fed_back_only_at_its_end_goes_round(seed: int) -> None:
+    """A step fed by data alone: its end, its callback and its feedback are all there is."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        variables[0].process(lambda: Witness(log), name="model")
+        step = data[0].process(
+            lambda: Witness(
+                log,
+                on_record=lambda *_: None,
+                on_ended=lambda name, out: out.emit("end"),
+                on_callback=lambda epoch, context, out: out.emit(epoch),
+            ),
+            name="step",
+        )
+        return IterationBodyResult([step], [])
+
+    data = flow.from_items([1, 2, 3])
+    iterate_unbounded_streams([cut_items(flow, ["start"], seed=seed)], [data], body)
+    run(flow, seed=seed, limits=SMALL)
+    records = kinds(log["model", 0], "record")
+    assert sorted(records, key=repr) == [("record", "end", 1), ("record", "start", 0), ("record", 0, 1)]
+    check_listener(log["model", 0])
+    assert callbacks(log["model", 0]) == [0, 1]
+
+
+# -- wanted inputs ---------------------------------------------------------------------------------------
+
+
+class Picky(Witness):
+    """Wants the inputs that ``wishes`` tells, in turn: one wish for each record."""
+
+    def __init__(self, log: Log, wishes: Sequence[tuple[str, ...] | None], **options: Any) -> None:
+        super().__init__(log, **options)
+        self._wishes = list(wishes)
+        self._handled = 0
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        return self._wishes[min(self._handled, len(self._wishes) - 1)]
+
+    def process(self, record: Any, out: Any) -> None:
+        self._handled += 1
+        super().process(record, out)
+
+    process_left = process_right = process_variable = process_data = process
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_records_come_from_the_wanted_input_only(seed: int) -> None:
+    """A worker that reads examples before the parameters are there learns with the wrong ones."""
+    flow, log = Flow("loop"), Log()
+    wishes = [("left",), ("left",), ("right",), ("left",), None]
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        picky = connect(left=data[0], right=data[1]).process(lambda: Picky(log, wishes), name="picky")
+        return IterationBodyResult([variables[0]], [picky])
+
+    streams = [
+        cut_items(flow, [(name, number) for number in range(5)], seed=seed) for name in ("left", "right")
+    ]
+    iterate_unbounded_streams([flow.from_items([])], streams, body)
+    run(flow, seed=seed, limits=SMALL)
+    records = [entry[1] for entry in kinds(log["picky", 0], "record")]
+    assert records[:4] == [("left", 0), ("left", 1), ("right", 0), ("left", 2)]
+    assert len(records) == 10
+    check_listener(log["picky", 0])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_where_only_ended_inputs_are_wanted_all_are_read(seed: int) -> None:
+    """Workers whose partitions are uneven waited for ever for data of the shorter one."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        picky = connect(left=data[0], right=data[1], variable=variables[0]).process(
+            lambda: Picky(log, [("left", "right"), ("left",)], on_record=lambda *_: None), name="picky"
+        )
+        return IterationBodyResult([picky], [])
+
+    streams = [cut_items(flow, range(3), seed=seed), cut_items(flow, range(100, 120), seed=seed + 1)]
+    iterate_unbounded_streams([flow.from_items(["start"])], streams, body)
+    run(flow, seed=seed, limits=SMALL)
+    entries = log["picky", 0]
+    assert sorted(map(str, (entry[1] for entry in kinds(entries, "record")))) == sorted(
+        ["start", *map(str, range(3)), *map(str, range(100, 120))]
+    )
+    at = entries.index(("input ended", "left"))
+    before = [entry[1] for entry in entries[:at] if entry[0] == "record"]
+    assert "start" not in before
+    assert sum(number not in (0, 1, 2) for number in before) <= 1
+    check_listener(entries)
+
+
+# -- epochs in order -------------------------------------------------------------------------------------
+
+
+class InOrder(Picky):
+    epochs_in_order = True
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_epochs_in_order_means_no_record_before_its_turn(seed: int, parallelism: int) -> None:
+    """Asynchronous feedback and stamped data run ahead by as much as they like."""
+    flow, log = Flow("loop"), Log()
+    wishes: list[tuple[str, ...] | None] = [("data",), None]
+    if parallelism == 1:
+        wishes = [("variable",), ("data",), None, ("data",), ("data", "variable"), None]
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        free = variables[0].map(lambda x: x - 1).filter(lambda x: x >= 0)
+        connect(variable=free.rebalance(), data=data[0].rebalance()).process(
+            lambda: InOrder(log, wishes), name="in order", parallelism=parallelism
+        ).process(lambda: Witness(log), name="behind it")
+        return IterationBodyResult([free], [])
+
+    data = epochs_every(cut_items(flow, [("data", number) for number in range(17)], seed=seed), records=3)
+    initial = cut_items(flow, [9, 4, 4, 1, 0], seed=seed)
+    iterate_unbounded_streams([initial], [data], body)
+    run(flow, seed=seed, limits=SMALL)
+    entries = [entry for subtask in range(parallelism) for entry in log["in order", subtask]]
+    for subtask in range(parallelism):
+        check_listener(log["in order", subtask], in_order=True)
+        check_listener(log["behind it", subtask], in_order=True)
+        assert callbacks(log["in order", subtask]) == list(range(10))
+    expected = [(("data", number), number // 3) for number in range(17)]
+    expected += [
+        (left, epoch) for start in (9, 4, 4, 1, 0) for epoch, left in enumerate(range(start - 1, -1, -1))
+    ]
+    assert sorted((entry[1:] for entry in kinds(entries, "record")), key=repr) == sorted(expected, key=repr)
+
+
+def test_at_termination_the_rest_is_handled_in_epoch_order_before_terminated() -> None:
+    """What a timer or the end of an input sent into epochs that have no callback any more."""
+    flow, log = Flow("loop"), Log()
+
+    def ahead(epoch: int, context: Any, out: Any) -> None:
+        if epoch == 0:
+            context.set_timer(0.0)
+
+    class Late(Witness):
+        def on_timer(self, payload: Any, out: Any) -> None:
+            out.emit("timer")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        late = variables[0].process(
+            lambda: Late(log, on_callback=ahead, on_terminated=lambda context, out: out.emit("last")),
+            name="late",
+        )
+        late.process(lambda: InOrder(log, [None]), name="in order")
+        return IterationBodyResult([late.filter(lambda x: False)], [])
+
+    iterate_unbounded_streams([flow.from_items(["start"])], [], body)
+    run(flow)
+    entries = log["in order", 0]
+    check_listener(entries, in_order=True)
+    assert entries.index(("record", "last", 1)) < entries.index(("terminated", 1))
+
+
+def test_what_is_set_aside_goes_to_disk_beyond_memory() -> None:
+    """A fast source far ahead of a slow epoch filled the memory of its consumer."""
+    flow, log = Flow("loop"), Log()
+    big = b"x" * 1_000_000
+
+    class Slow(Operator, IterationListener):
+        """Lets epoch 0 wait for the data of all others."""
+
+        def process(self, record: Any, out: Any) -> None:
+            out.emit(record)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        both = connect(variable=variables[0], data=data[0].process(Slow)).process(
+            lambda: InOrder(log, [None], on_record=lambda x, context, out: out.emit(x[0])), name="in order"
+        )
+        return IterationBodyResult([both.filter(lambda x: False)], [])
+
+    stamped = epochs_every(
+        flow.from_source(lambda: CutItems([(number, big) for number in range(90)], 0)), records=1
+    )
+    initial = cut_items(flow, [(number, b"") for number in range(1_000, 1_400)], seed=1)
+    iterate_unbounded_streams([initial], [stamped], body)
+    run(flow)
+    check_listener(log["in order", 0], in_order=True)
+    assert [entry[1][0] for entry in kinds(log["in order", 0], "record") if entry[1][0] < 1_000] == list(
+        range(90)
+    )

@@ -1,0 +1,132 @@
+"""Operators and sources for tests of the job: they note their life, fail and wait where they are told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from streamiter import Operator
+from streamiter.operators import Output
+from streamiter.operators.context import Context
+from streamiter.operators.source import Positions, Source, SourceBatch
+
+
+class Life:
+    """What happened to a flow's operators and sources, by name."""
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+
+    def note(self, what: str) -> None:
+        """Write it down."""
+        self.noted.append(what)
+
+    def count(self, what: str) -> int:
+        """How often it happened."""
+        return Counter(self.noted)[what]
+
+    def opened_but_not_closed_once(self) -> list[str]:
+        """Names of what was not closed as often as it was opened."""
+        opened = Counter(what.removesuffix(" open") for what in self.noted if what.endswith(" open"))
+        closed = Counter(what.removesuffix(" close") for what in self.noted if what.endswith(" close"))
+        return sorted((opened - closed) + (closed - opened))
+
+
+class Probe(Operator):
+    """Passes records on; raises where ``fails_in`` says so."""
+
+    def __init__(self, life: Life, name: str, fails_in: str = "") -> None:
+        self._life = life
+        self._name = name
+        self._fails_in = fails_in
+
+    def _at(self, place: str) -> None:
+        self._life.note(f"{self._name} {place}")
+        if place == self._fails_in:
+            raise ValueError(f"{self._name} cannot {place}")
+
+    def open(self, context: Context) -> None:
+        self._at("open")
+
+    def process(self, record: Any, out: Output) -> None:
+        self._at("process")
+        out.emit(record)
+
+    def finish(self, out: Output) -> None:
+        self._at("finish")
+
+    def snapshot(self) -> None:
+        self._at("snapshot")
+
+    def close(self) -> None:
+        self._at("close")
+
+
+class AwaitedProbe(Probe):
+    """The same as a task of its own."""
+
+    async def process(self, record: Any, out: Output) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        super().process(record, out)
+
+
+class ThreadProbe(Probe):
+    """The same in a thread."""
+
+    runs_in_thread = True
+
+
+class ProbeSource(Source):
+    """Numbers from 0, one a batch, without end; raises where ``fails_in`` says so."""
+
+    bounded = False
+
+    def __init__(self, life: Life, fails_in: str = "", after: int = 3) -> None:
+        self._life = life
+        self._fails_in = fails_in
+        self._after = after
+        self._next = 0
+
+    def _at(self, place: str) -> None:
+        self._life.note(f"source {place}")
+        if place == self._fails_in and self._next >= self._after:
+            raise ValueError(f"source cannot {place}")
+
+    def open(self, context: Context, positions: Positions | None) -> None:
+        self._after, after = 0, self._after
+        self._at("open")
+        self._after = after
+
+    async def read(self) -> SourceBatch:
+        await asyncio.sleep(0)
+        self._at("read")
+        self._next += 1
+        return SourceBatch([self._next - 1], {"next": self._next})
+
+    def close(self) -> None:
+        self._at("close")
+
+
+class Valve(Operator):
+    """Passes records on while it is open; counts what it has taken in."""
+
+    def __init__(self, opened: asyncio.Event) -> None:
+        self._opened = opened
+        self.taken: list[Any] = []
+
+    async def process(self, record: Any, out: Output) -> None:
+        await self._opened.wait()
+        self.taken.append(record)
+        out.emit(record)
+
+
+async def turns(count: int = 50) -> None:
+    """Let tasks run on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def tasks_left() -> list[str]:
+    """Names of asyncio tasks beside the test's own."""
+    return [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]

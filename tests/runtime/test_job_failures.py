@@ -1,0 +1,375 @@
+"""A step that fails: one clear error, nothing left running, everything closed once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+from typing import Any
+
+import pytest
+from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, ThreadProbe, Valve, tasks_left, turns
+
+from streamiter import Flow, Operator, connect
+from streamiter.errors import ConfigurationError, InternalError, JobFailed, RejectRecords
+from streamiter.operators import Output
+from streamiter.operators.context import Context
+from streamiter.operators.source import Source, SourceBatch
+from streamiter.runtime.job import Job
+from streamiter.runtime.plan import ChannelLimits
+
+KINDS = pytest.mark.parametrize("kind", [Probe, AwaitedProbe, ThreadProbe])
+
+
+def flow_of(life: Life, kind: type[Probe], fails_in: str, *, bounded: bool = True) -> Flow:
+    """Source → before → middle (which fails) → after, the source and the last also with parallelism 2."""
+    flow = Flow("f", parallelism=2)
+    source = flow.from_items(list(range(40)), name="in") if bounded else endless(flow, life)
+    source.process(lambda: Probe(life, "before"), name="before").rebalance().process(
+        lambda: kind(life, "middle", fails_in), name="middle"
+    ).process(lambda: Probe(life, "after"), name="after", parallelism=1)
+    return flow
+
+
+def endless(flow: Flow, life: Life, **options: Any) -> Any:
+    return flow.from_source(lambda: ProbeSource(life, **options), name="in")
+
+
+async def failure_of(flow: Flow, **options: Any) -> JobFailed:
+    """The error of a job that fails, with the checks that hold for all of them."""
+    threads = threading.active_count()
+    jobs: list[Job] = []
+
+    async def run() -> None:
+        jobs.append(await flow.start(**options))
+        await jobs[0].wait()
+
+    with pytest.raises(JobFailed) as caught:
+        await run()
+    await turns(3)
+    assert tasks_left() == []
+    # The event loop keeps a thread for ``to_thread``; no other stays.
+    assert threading.active_count() <= threads + 1
+    for job in jobs:
+        assert job.statistics().state == "failed"
+        with pytest.raises(JobFailed) as again:
+            await job.stop("drain")
+        assert str(again.value) == str(caught.value)
+    return caught.value
+
+
+class TestOneClearError:
+    @KINDS
+    @pytest.mark.parametrize("bounded", [True, False])
+    async def test_in_the_middle_it_names_step_line_and_record(
+        self, kind: type[Probe], bounded: bool
+    ) -> None:
+        """What stands in the log must lead to the record and the line, whichever way the step runs."""
+        life = Life()
+        error = await failure_of(flow_of(life, kind, "process", bounded=bounded))
+        assert error.step == "middle"
+        assert isinstance(error.__cause__, ValueError)
+        line = str(error).partition("(test_job_failures.py:")[2].partition(")")[0]
+        record = str(error).partition("on record ")[2].partition(":")[0]
+        assert str(error) == (
+            f"flow 'f', step 'middle' (test_job_failures.py:{line}) on record {record}: "
+            "ValueError: middle cannot process"
+        )
+        assert int(line) > 0
+        assert int(record) in (0, 1)
+        assert life.opened_but_not_closed_once() == []
+        assert life.count("middle finish") == 0
+
+    @KINDS
+    @pytest.mark.parametrize("place", ["open", "finish", "close", "snapshot"])
+    async def test_in_any_other_method_it_names_the_step(self, kind: type[Probe], place: str) -> None:
+        """A sink whose close fails has lost its last records: the job must not end as finished."""
+        life = Life()
+        flow = flow_of(life, kind, place, bounded=place != "snapshot")
+        if place == "snapshot":
+            job = await flow.start()
+            with pytest.raises(JobFailed, match="middle cannot snapshot"):
+                await job.snapshot()
+            with pytest.raises(JobFailed) as caught:
+                await job.wait()
+            error = caught.value
+        else:
+            error = await failure_of(flow)
+        assert error.step == "middle"
+        assert f"ValueError: middle cannot {place}" in str(error)
+        assert isinstance(error.__cause__, ValueError)
+        assert life.opened_but_not_closed_once() == []
+
+    @pytest.mark.parametrize("place", ["open", "read", "close"])
+    async def test_in_a_source_it_names_the_source(self, place: str) -> None:
+        """The connection is lost while reading, or cannot be made."""
+        life = Life()
+        flow = Flow("f")
+        endless(flow, life, fails_in=place).process(lambda: Probe(life, "after"), name="after")
+        if place == "close":
+            job = await flow.start()
+            await turns()
+            with pytest.raises(JobFailed) as caught:
+                await job.stop("drain")
+            error = caught.value
+        else:
+            error = await failure_of(flow)
+        assert error.step == "in"
+        assert f"ValueError: source cannot {place}" in str(error)
+        assert life.opened_but_not_closed_once() == []
+
+    async def test_a_failed_open_closes_what_had_opened_and_reads_nothing(self) -> None:
+        """A topic that is not there, beside connections that are: these must not stay open."""
+        life = Life()
+        await failure_of(flow_of(life, Probe, "open", bounded=False))
+        assert life.opened_but_not_closed_once() == []
+        assert life.count("source read") == 0
+
+    async def test_a_second_failure_while_closing_is_told_with_the_first(self) -> None:
+        """The first is the cause; the second may explain what was lost."""
+        life = Life()
+        flow = Flow("f")
+        flow.from_items([1]).process(lambda: Probe(life, "a", "process"), name="a").process(
+            lambda: Probe(life, "b", "close"), name="b"
+        )
+        error = await failure_of(flow)
+        assert error.step == "a"
+        [note] = error.__notes__
+        assert note.startswith("then, while closing: flow 'f', step 'b'")
+        assert life.opened_but_not_closed_once() == []
+
+    async def test_a_long_record_is_shown_shortened(self) -> None:
+        """A megabyte in the log is not a line any more."""
+        flow = Flow("f")
+        flow.from_items(["x" * 100_000]).map(int)
+        error = await failure_of(flow)
+        assert "… (100002 characters)" in str(error)
+        assert len(str(error)) < 1000
+
+    async def test_the_record_of_a_chained_step_is_its_own(self) -> None:
+        """The record before the map is not the one the next step failed on."""
+        flow = Flow("f")
+        flow.from_items([1, 2]).map(lambda x: 10 * x).map(lambda x: 1 / (x - 20), name="second")
+        assert "step 'second'" in str(error := await failure_of(flow))
+        assert "on record 20: ZeroDivisionError" in str(error)
+
+    async def test_a_source_s_batch_is_named_by_where_reading_goes_on(self) -> None:
+        """Where neither record nor offsets are known."""
+
+        class Fails(Operator):
+            def process_batch(self, batch: Any, out: Output) -> None:
+                raise ValueError("no")
+
+        flow = Flow("f")
+        flow.from_items([1, 2, 3]).process(Fails)
+        assert "in the batch after which its source goes on at {'items done': 3}: " in str(
+            await failure_of(flow)
+        )
+
+
+class TestKeysAndPartitions:
+    @pytest.mark.parametrize("parallelism", [1, 3])
+    async def test_a_record_without_a_key_fails_at_the_keyed_step(self, parallelism: int) -> None:
+        """It once was an internal error of ours, or blamed the step before."""
+        flow = Flow("f", parallelism=parallelism)
+        flow.from_items([{"user": 1}, {"name": 2}]).key_by(lambda r: r["user"]).process(
+            lambda: Probe(Life(), "count"), name="count"
+        )
+        error = await failure_of(flow)
+        assert error.step == "count"
+        assert "on record {'name': 2}: KeyError: 'user'" in str(error)
+
+    @pytest.mark.parametrize("parallelism", [1, 3])
+    async def test_what_cannot_be_a_key_says_why(self, parallelism: int) -> None:
+        """A float key finds its state never again."""
+        flow = Flow("f", parallelism=parallelism)
+        flow.from_items([1, 0.5]).key_by(lambda r: r).reduce(max, name="top")
+        error = await failure_of(flow)
+        assert error.step == "top"
+        assert "on record 0.5" in str(error)
+        assert "expected an int, str, bytes or a tuple of such, given float" in str(error)
+
+    async def test_a_partition_function_that_fails_names_the_step_behind_it(self) -> None:
+        """It belongs to no step of its own."""
+        flow = Flow("f", parallelism=2)
+        flow.from_items([1, 2]).partition_by(lambda r: r / 0).map(str, name="target")
+        error = await failure_of(flow)
+        assert (error.step, isinstance(error.__cause__, ZeroDivisionError)) == ("target", True)
+
+
+class TestWhatOperatorsMayNotDo:
+    async def test_an_unknown_wanted_input_names_the_step(self) -> None:
+        """A typo that once read all inputs, in any order."""
+
+        class Choosy(Operator):
+            def wanted_inputs(self) -> tuple[str, ...]:
+                return ("modle",)
+
+            def process_model(self, record: Any, out: Output) -> None: ...
+
+        flow = Flow("f")
+        connect(model=flow.from_items([1])).process(Choosy, name="train")
+        error = await failure_of(flow)
+        assert error.step == "train"
+        assert "expected names of inputs (model), given 'modle'" in str(error)
+
+    async def test_a_coroutine_that_could_not_be_seen_is_not_lost(self) -> None:
+        """A decorated method hides that it is a coroutine function: its records vanished without a word."""
+
+        class Hidden(Operator):
+            def process(self, record: Any, out: Output) -> Any:
+                async def later() -> None:
+                    out.emit(record)
+
+                return later()
+
+        flow = Flow("f")
+        flow.from_items([1]).process(Hidden)
+        assert "given something to await" in str(await failure_of(flow))
+
+    async def test_a_source_must_give_source_batches(self) -> None:
+        """A list without positions could not be restored."""
+
+        class Lists(Source):
+            def read(self) -> Any:
+                return [1, 2]
+
+        flow = Flow("f")
+        flow.from_source(Lists, name="in")
+        error = await failure_of(flow)
+        assert "Lists.read: expected a SourceBatch, or None at the end, given [1, 2]" in str(error)
+
+    async def test_rejected_indices_must_be_of_the_batch(self) -> None:
+        """Index 8192 of a batch of 100 means that something else is wrong."""
+
+        def check(batch: Any) -> Any:
+            raise RejectRecords([5], "too large")
+
+        flow = Flow("f")
+        flow.from_items([1, 2]).map_batch(check, name="check", on_error="skip")
+        error = await failure_of(flow)
+        assert "expected indices of a batch of 2, given (5,); what was to be said: too large" in str(error)
+        assert isinstance(error.__cause__, ConfigurationError)
+
+    async def test_a_rejected_record_without_a_policy_fails_with_the_reason(self) -> None:
+        """By batch and by record alike."""
+
+        class Strict(Operator):
+            def process(self, record: Any, out: Output) -> None:
+                raise RejectRecords([0], "too old")
+
+        def strict(batch: Any) -> Any:
+            raise RejectRecords([1], "too old")
+
+        for build, record in (
+            (lambda s: s.process(Strict, name="step"), 7),
+            (lambda s: s.map_batch(strict, name="step"), 8),
+        ):
+            flow = Flow("f")
+            build(flow.from_items([7, 8]))
+            error = await failure_of(flow)
+            assert f"on record {record}: too old" in str(error)
+            assert isinstance(error.__cause__, RejectRecords)
+
+
+class TestCancellationByOthers:
+    """A CancelledError that nobody asked for: asyncio drops such a task without a word, and the job hangs."""
+
+    async def test_in_a_step(self) -> None:
+        """An HTTP client that was closed cancels what waits for it."""
+
+        class Cancelled(Operator):
+            async def process(self, record: Any, out: Output) -> None:
+                raise asyncio.CancelledError
+
+        flow = Flow("f")
+        flow.from_items([1]).process(Cancelled, name="ask")
+        error = await failure_of(flow)
+        assert error.step == "ask"
+        assert "was cancelled, though nobody stopped the job" in str(error)
+
+    async def test_in_a_source(self) -> None:
+        """The same while reading."""
+
+        class Cancelled(Source):
+            async def read(self) -> SourceBatch:
+                raise asyncio.CancelledError
+
+        flow = Flow("f")
+        flow.from_source(Cancelled, name="in")
+        assert (await failure_of(flow)).step == "in"
+
+    async def test_while_opening(self) -> None:
+        """The job went on with a step that was not open."""
+
+        class Cancelled(Operator):
+            async def open(self, context: Context) -> None:
+                raise asyncio.CancelledError
+
+            def process(self, record: Any, out: Output) -> None: ...
+
+        flow = Flow("f")
+        flow.from_items([1]).process(Cancelled, name="ask")
+        assert (await failure_of(flow)).step == "ask"
+
+
+async def test_a_failure_ends_a_job_that_is_blocked_and_waiting_elsewhere() -> None:
+    """One step waits for room, another for a server that does not answer: both must end with the third."""
+    closed = asyncio.Event()
+    life = Life()
+    flow = Flow("f")
+    numbers = endless(flow, life)
+    numbers.process(lambda: Valve(closed), name="stuck")
+    numbers.process(lambda: AwaitedProbe(life, "other", ""), name="other").map(
+        lambda x: 1 // (x - 2), name="bad"
+    )
+    error = await failure_of(flow, channel_limits=ChannelLimits(records=3))
+    # The valve never opens, so the source is blocked after some records; "bad" has had them already.
+    assert error.step == "bad"
+
+
+async def test_a_mistake_of_ours_says_so() -> None:
+    """What no user can have caused must not be blamed on a step."""
+    flow = Flow("f")
+    flow.from_items([1])
+    job = await flow.start()
+    job._tasks[0].gate.poll = lambda: 1 / 0  # type: ignore[assignment,return-value]
+    with pytest.raises(InternalError, match="ZeroDivisionError: division by zero; please report this"):
+        await job.wait()
+    assert tasks_left() == []
+
+
+async def test_start_that_is_cancelled_closes_what_was_opened() -> None:
+    """A service that is shut down while it still connects."""
+    life = Life()
+
+    class Hangs(Probe):
+        async def open(self, context: Context) -> None:  # type: ignore[override]
+            self._at("open")
+            await asyncio.Event().wait()
+
+    flow = Flow("f")
+    flow.from_items([1]).process(lambda: Hangs(life, "hangs")).rebalance().process(
+        lambda: AwaitedProbe(life, "other")
+    )
+    starting = asyncio.create_task(flow.start())
+    await turns()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert life.count("hangs open") == 1
+    assert life.opened_but_not_closed_once() == []
+    assert tasks_left() == []
+
+
+async def test_a_failed_job_that_nobody_waits_for_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:
+    """Asyncio says it when the job is forgotten; nothing of ours may swallow it."""
+    flow = Flow("f")
+    flow.from_items([1]).map(lambda x: x / 0)
+    job = await flow.start()
+    await turns()
+    with caplog.at_level(logging.ERROR, logger="asyncio"):
+        del job
+        gc.collect()
+    assert "JobFailed" in caplog.text

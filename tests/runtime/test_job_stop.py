@@ -1,0 +1,403 @@
+"""Stopping a job: suspend, drain, abort; and waiting for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any, Literal
+
+import pytest
+from flow.fed_source import Fed
+from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, Valve, tasks_left, turns
+
+from streamiter import Flow, Operator, connect
+from streamiter.errors import ConfigurationError, JobFailed
+from streamiter.operators import Output
+from streamiter.operators.context import Context
+from streamiter.operators.source import Source, SourceBatch
+from streamiter.runtime.plan import ChannelLimits
+from streamiter.topics.memory import MemoryBroker
+
+Mode = Literal["suspend", "drain", "abort"]
+MODES = pytest.mark.parametrize("mode", ["suspend", "drain", "abort"])
+GRACEFUL = pytest.mark.parametrize("mode", ["suspend", "drain"])
+STATES = {"suspend": "suspended", "drain": "finished", "abort": "aborted"}
+
+
+def endless(life: Life | None = None) -> Flow:
+    """Numbers without end, through a chained step, one of its own and a last one."""
+    life = life or Life()
+    flow = Flow("f", parallelism=2)
+    flow.from_source(lambda: ProbeSource(life), name="in").process(
+        lambda: Probe(life, "chained")
+    ).rebalance().process(lambda: AwaitedProbe(life, "awaited")).process(
+        lambda: Probe(life, "last"), parallelism=1
+    )
+    return flow
+
+
+@MODES
+async def test_a_stopped_job_has_ended_in_its_state_and_left_nothing_behind(mode: Mode) -> None:
+    """A service that stops must be able to start again in the same process."""
+    life = Life()
+    job = await endless(life).start()
+    await turns()
+    statistics = await job.stop(mode)
+    assert statistics.state == STATES[mode]
+    assert statistics == await job.wait()
+    assert all(task.ended for task in statistics.tasks) or mode == "abort"
+    assert tasks_left() == []
+    assert life.opened_but_not_closed_once() == []
+    assert life.count("last finish") == (1 if mode == "drain" else 0)
+
+
+@MODES
+async def test_stopping_again_gives_the_same_statistics(mode: Mode) -> None:
+    """A deployment tool that sends the stop twice."""
+    job = await endless().start()
+    await turns()
+    first = await job.stop(mode)
+    for again in ("suspend", "drain", "abort"):
+        assert await job.stop(again) == first  # type: ignore[arg-type]
+
+
+@MODES
+async def test_two_stops_at_once_both_return(mode: Mode) -> None:
+    """The HTTP handler and the signal handler."""
+    life = Life()
+    job = await endless(life).start()
+    await turns()
+    first, second = await asyncio.gather(job.stop(mode), job.stop(mode))
+    assert first == second
+    assert first.state == STATES[mode]
+    assert life.opened_but_not_closed_once() == []
+
+
+@MODES
+async def test_a_stop_right_after_the_start_is_heard(mode: Mode) -> None:
+    """Before any task has had its first turn: the reading of the source once began after the stop, for ever."""
+    life = Life()
+    job = await endless(life).start()
+    statistics = await job.stop(mode)
+    assert statistics.state == STATES[mode]
+    assert tasks_left() == []
+    assert life.opened_but_not_closed_once() == []
+
+
+@GRACEFUL
+async def test_everything_that_was_read_is_handled(mode: Mode) -> None:
+    """Records that a source has given away and that nobody has handled are lost, where it cannot give them again."""
+    given: list[int] = []
+
+    class Once(Source):
+        """A socket: what it has given it does not have any more."""
+
+        bounded = False
+
+        async def read(self) -> SourceBatch:
+            await asyncio.sleep(0)
+            given.append(len(given))
+            return SourceBatch([given[-1]], {})
+
+    opened = asyncio.Event()
+    flow = Flow("f")
+    got = flow.from_source(Once).process(lambda: Valve(opened)).collect()
+    job = await flow.start(channel_limits=ChannelLimits(records=4))
+    await turns(200)
+    assert len(given) >= 9
+    stopping = asyncio.create_task(job.stop(mode))
+    await turns()
+    assert not stopping.done()
+    opened.set()
+    await stopping
+    assert got.items == given
+
+
+@GRACEFUL
+@pytest.mark.parametrize("limit", [1, 2, 5])
+async def test_stop_while_blocked_by_backpressure_waits_for_the_slow_step(mode: Mode, limit: int) -> None:
+    """A sink that hangs for a while: the stop is obeyed when it goes on, and nothing is lost."""
+    opened, fed = asyncio.Event(), Fed()
+    flow = Flow("f")
+    got = flow.from_source(lambda: fed).map(lambda x: x).process(lambda: Valve(opened)).collect()
+    job = await flow.start(channel_limits=ChannelLimits(records=limit))
+    for number in range(20):
+        fed.give(number)
+    await turns(200)
+    stopping = asyncio.create_task(job.stop(mode))
+    await turns()
+    assert not stopping.done()
+    opened.set()
+    assert (await stopping).state == STATES[mode]
+    assert got.items == list(range(fed.brought))
+
+
+async def test_abort_ends_a_job_whose_step_hangs() -> None:
+    """The way out when a server does not answer, also of a suspend that waits for it."""
+    life = Life()
+    flow = Flow("f")
+    flow.from_source(lambda: ProbeSource(life)).process(lambda: Valve(asyncio.Event()))
+    job = await flow.start(channel_limits=ChannelLimits(records=3))
+    await turns()
+    suspending = asyncio.create_task(job.stop("suspend"))
+    await turns()
+    statistics = await job.stop("abort")
+    assert statistics.state == "aborted"
+    assert await suspending == statistics
+    assert tasks_left() == []
+    assert life.opened_but_not_closed_once() == []
+
+
+async def test_suspend_flushes_sinks_and_its_positions_are_what_was_written() -> None:
+    """The job that goes on from there neither loses nor repeats a record."""
+    broker = MemoryBroker()
+    out = broker.topic("out")
+    await out.create()
+    fed = Fed()
+    flow = Flow("f")
+    flow.from_source(lambda: fed, name="in").sink(out)
+    job = await flow.start()
+    for number in range(10):
+        fed.give(number)
+    await turns(5)
+    await job.stop("suspend")
+    written = (await out.describe()).offsets[0][1]
+    [source] = [task for task in job._tasks if task.feeder is not None]
+    assert source.positions == {"brought": written}
+    assert written == fed.brought
+
+
+async def test_suspend_is_heard_where_nothing_is_wanted_and_where_data_waits() -> None:
+    """An operator that waits for its model has a barrier behind data: it must not keep the job from stopping."""
+
+    class Waits(Operator):
+        def open(self, context: Context) -> None:
+            self.handled = 0
+
+        def wanted_inputs(self) -> tuple[str, ...]:
+            return ("model",)
+
+        def process_model(self, record: Any, out: Output) -> None: ...
+
+        def process_data(self, record: Any, out: Output) -> None:
+            raise AssertionError("not wanted")
+
+    flow = Flow("f")
+    model, data = Fed(), Fed()
+    connect(model=flow.from_source(lambda: model), data=flow.from_source(lambda: data, name="data")).process(
+        Waits
+    )
+    job = await flow.start()
+    data.give(1, 2, 3)
+    await turns()
+    assert (await job.stop("suspend")).state == "suspended"
+
+
+async def test_suspend_after_all_inputs_have_ended_is_the_end() -> None:
+    """Bounded inputs ended a moment before the signal: every step has heard of the end, so it is ``finished``."""
+    opened, life = asyncio.Event(), Life()
+    flow = Flow("f")
+    got = (
+        flow.from_items([1, 2, 3])
+        .process(lambda: Valve(opened))
+        .process(lambda: Probe(life, "last"))
+        .collect()
+    )
+    job = await flow.start()
+    await turns()
+    stopping = asyncio.create_task(job.stop("suspend"))
+    await turns()
+    opened.set()
+    statistics = await stopping
+    assert statistics.state == "finished"
+    assert (got.items, life.count("last finish")) == ([1, 2, 3], 1)
+
+
+async def test_suspend_beside_an_input_that_has_ended() -> None:
+    """One of two inputs had ended; the other is suspended: the job can go on, so it is ``suspended``."""
+    life, fed = Life(), Fed()
+    flow = Flow("f")
+    ended = flow.from_items([1, 2])
+    ended.union(flow.from_source(lambda: fed)).process(lambda: Probe(life, "both"))
+    job = await flow.start()
+    fed.give(3)
+    await turns()
+    assert (await job.stop("suspend")).state == "suspended"
+    assert life.count("both process") == 3
+    assert life.count("both finish") == 0
+
+
+async def test_drain_lets_mini_batches_and_finish_go_out() -> None:
+    """The end of input, as if it had come by itself."""
+    fed = Fed()
+    flow = Flow("f")
+    got = flow.from_source(lambda: fed).batch(10).collect()
+    job = await flow.start()
+    fed.give(1, 2, 3)
+    await turns()
+    assert got.items == []
+    assert (await job.stop("drain")).state == "finished"
+    assert got.items == [[1, 2, 3]]
+
+
+async def test_timers_and_records_are_not_heard_after_the_end() -> None:
+    """A timer that fires while the job closes must not reach an operator that has finished."""
+    heard: list[str] = []
+
+    class Late(Operator):
+        def open(self, context: Context) -> None:
+            self.context = context
+
+        def process(self, record: Any, out: Output) -> None:
+            self.context.set_timer(0.0, "late")
+
+        def on_timer(self, payload: Any, out: Output) -> None:
+            heard.append(payload)
+
+        def finish(self, out: Output) -> None:
+            heard.append("finish")
+            self.context.set_timer(0.0, "too late")
+
+        async def close(self) -> None:
+            await turns()
+            heard.append("close")
+
+    flow = Flow("f")
+    flow.from_items([1]).process(Late)
+    job = await flow.start()
+    await job.wait()
+    await asyncio.sleep(0)
+    assert [what for what in heard if what != "late"] == ["finish", "close"]
+    assert heard.index("finish") >= heard.count("late")
+
+
+async def test_an_unknown_mode_is_told_the_known_ones() -> None:
+    """A typo must not stop the job in some other way."""
+    job = await endless().start()
+    with pytest.raises(ConfigurationError, match='expected "suspend", "drain" or "abort", given \'kill\''):
+        await job.stop("kill")  # type: ignore[arg-type]
+    assert job.statistics().state == "running"
+    await job.stop("abort")
+
+
+async def test_a_failure_while_it_suspends_is_raised_by_the_stop() -> None:
+    """A sink that cannot flush: the stop must not pretend that all is well."""
+    life = Life()
+    flow = Flow("f")
+    flow.from_source(lambda: ProbeSource(life)).process(lambda: Probe(life, "sink", "snapshot"), name="sink")
+    job = await flow.start()
+    await turns()
+    with pytest.raises(JobFailed, match="sink cannot snapshot"):
+        await job.stop("suspend")
+    assert job.statistics().state == "failed"
+    assert tasks_left() == []
+
+
+class TestWait:
+    async def test_cancelling_it_leaves_the_job_running(self) -> None:
+        """A web request that asked for the result and was closed must not stop the service."""
+        fed = Fed()
+        flow = Flow("f")
+        got = flow.from_source(lambda: fed).collect()
+        job = await flow.start()
+        waiting = asyncio.create_task(job.wait())
+        await turns()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        fed.give(1)
+        await turns()
+        assert (job.statistics().state, got.items) == ("running", [1])
+        fed.end()
+        assert (await job.wait()).state == "finished"
+
+    async def test_cancelling_a_stop_leaves_the_job_stopping(self) -> None:
+        """With a time limit around it: the job goes on to stop, no task is left behind."""
+        opened, fed = asyncio.Event(), Fed()
+        flow = Flow("f")
+        flow.from_source(lambda: fed).process(lambda: Valve(opened))
+        job = await flow.start()
+        fed.give(1)
+        await turns()
+        stopping = asyncio.create_task(job.stop("suspend"))
+        await turns()
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        opened.set()
+        assert (await job.wait()).state == "suspended"
+        assert tasks_left() == []
+
+    async def test_an_aborted_job_gives_its_statistics(self) -> None:
+        """Whoever waits gets them, not a CancelledError as if it had been cancelled itself."""
+        job = await endless().start()
+        waiting = asyncio.create_task(job.wait())
+        await turns()
+        await job.stop("abort")
+        assert (await waiting).state == "aborted"
+
+    async def test_a_loop_that_shuts_down_closes_the_steps(self) -> None:
+        """``asyncio.run`` cancels all tasks at its end, the job's supervisor among them."""
+        life = Life()
+        job = await endless(life).start()
+        await turns()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:  # type: ignore[operator]
+            task.cancel()
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})  # type: ignore[operator]
+        assert job.statistics().state == "aborted"
+        assert life.opened_but_not_closed_once() == []
+
+
+class TestSnapshotOfAJob:
+    async def test_of_a_job_that_has_ended_says_so(self) -> None:
+        """There is nothing to go on from."""
+        flow = Flow("f")
+        flow.from_items([1])
+        job = await flow.start()
+        await job.wait()
+        with pytest.raises(ConfigurationError, match="expected a running job, given one that has ended"):
+            await job.snapshot()
+
+    async def test_several_at_once_come_one_after_the_other(self) -> None:
+        """Two barriers of different checkpoints must not be taken for one."""
+        job = await endless().start()
+        await turns()
+        snapshots = await asyncio.gather(*(job.snapshot() for _ in range(3)))
+        counts = [
+            sum(task["positions"].get("next", 0) for task in snapshot.values()) for snapshot in snapshots
+        ]
+        assert counts == sorted(counts)
+        await job.stop("abort")
+
+    async def test_one_that_is_cancelled_does_not_spoil_the_next(self) -> None:
+        """Its barriers are still on their way when the next begins."""
+        opened, fed = asyncio.Event(), Fed()
+        flow = Flow("f", parallelism=2)
+        stream = flow.from_source(lambda: fed, parallelism=1)
+        valve = Valve(opened)
+        stream.process(lambda: valve, parallelism=1).union(stream).process(
+            lambda: Probe(Life(), "both"), parallelism=1
+        )
+        job = await flow.start()
+        fed.give(1)
+        await turns()
+        first = asyncio.create_task(job.snapshot())
+        await turns()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        second = asyncio.create_task(job.snapshot())
+        await turns()
+        opened.set()
+        assert set(await second) == {task.name for task in job.statistics().tasks}
+        await job.stop("drain")
+        assert tasks_left() == []
+
+
+async def test_many_short_jobs_leave_nothing_behind() -> None:
+    """A notebook that runs a flow again and again."""
+    for _, mode in zip(range(12), itertools.cycle(["suspend", "drain", "abort"]), strict=False):
+        job = await endless().start()
+        await turns(3)
+        await job.stop(mode)  # type: ignore[arg-type]
+    assert tasks_left() == []

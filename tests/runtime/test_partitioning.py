@@ -1,0 +1,178 @@
+"""Which subtask a record goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter.checkpoints.keys import key_group
+from streamiter.errors import ConfigurationError, PlainDataError
+from streamiter.records import Batch, Columns, slice_batch
+from streamiter.runtime.partitioning import (
+    KEY_GROUPS,
+    Broadcast,
+    ByFunction,
+    ByKey,
+    Forward,
+    Partitioning,
+    Rebalance,
+    subtask_of_group,
+)
+
+KINDS: dict[str, Callable[[list[int]], Batch]] = {
+    "list": list,
+    "tuple": tuple,
+    "array": lambda values: np.array(values, np.int64),
+    "columns": lambda values: Columns({"value": np.array(values, np.int64)}),
+}
+
+
+def value_of(record: Any) -> int:
+    return int(record["value"] if isinstance(record, dict) else record)
+
+
+def is_part_in_order(part: list[int], whole: list[int]) -> bool:
+    """Whether ``part`` is ``whole`` with some left out."""
+    rest = iter(whole)
+    return all(value in rest for value in part)
+
+
+PARTITIONINGS: dict[str, Partitioning] = {
+    "broadcast": Broadcast(),
+    "rebalance": Rebalance(),
+    "by key": ByKey(lambda record: value_of(record) % 7),
+    "by text key": ByKey(lambda record: f"user-{value_of(record)}"),
+    "by function": ByFunction(lambda record: value_of(record) // 2),
+}
+
+
+def spread(
+    partitioning: Partitioning, batches: list[Batch], subtasks: int, subtask: int = 0
+) -> list[list[int]]:
+    """The records that each downstream subtask gets, in order."""
+    split = partitioning.splitter(subtask, subtasks)
+    got: list[list[int]] = [[] for _ in range(subtasks)]
+    for batch in batches:
+        for target, part in split(batch):
+            assert len(part) > 0
+            got[target] += [value_of(record) for record in part]
+    return got
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PARTITIONINGS)
+@given(data=st.data())
+def test_where_batches_are_cut_carries_no_meaning(name: str, kind: str, data: st.DataObject) -> None:
+    """The same records cut elsewhere must go to the same subtasks, or results change with the load."""
+    values = data.draw(st.lists(st.integers(-50, 50), max_size=20))
+    subtasks = data.draw(st.integers(2, 5))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=5)))
+    batch = KINDS[kind](values)
+    bounds = [0, *cuts, len(values)]
+    parts = [slice_batch(batch, start, stop) for start, stop in pairwise(bounds) if stop > start]
+    whole = spread(PARTITIONINGS[name], [batch] if values else [], subtasks)
+    assert spread(PARTITIONINGS[name], parts, subtasks) == whole
+    copies = subtasks if name == "broadcast" else 1
+    assert sorted(chain.from_iterable(whole)) == sorted(values * copies)
+    assert all(is_part_in_order(got, values) for got in whole)
+
+
+@given(
+    keys=st.lists(st.one_of(st.integers(), st.text(), st.binary()), min_size=1, max_size=20),
+    n=st.integers(2, 9),
+)
+def test_a_key_goes_where_its_group_belongs(keys: list[Any], n: int) -> None:
+    """Keyed state is found again after a restore by the same rule: key → group → subtask."""
+    split = ByKey(lambda record: record).splitter(0, n)
+    for target, part in split(keys):
+        assert {subtask_of_group(key_group(key), n) for key in part} == {target}
+
+
+@given(subtasks=st.integers(1, 128))
+def test_every_subtask_owns_a_range_of_groups(subtasks: int) -> None:
+    """A subtask without a group would be idle for ever; groups out of order could not move as ranges."""
+    owners = [subtask_of_group(group, subtasks) for group in range(KEY_GROUPS)]
+    assert owners == sorted(owners)
+    assert set(owners) == set(range(subtasks))
+
+
+def test_keys_of_whole_batches_and_of_single_records_agree() -> None:
+    """``key_by_batch`` and ``key_by`` on the same key must meet in the same subtask, as in a join of the two."""
+    values = np.arange(-40, 40)
+    single = spread(ByKey(lambda record: int(record) % 11), [values], 4)
+    batched = spread(ByKey(lambda batch: batch % 11, whole_batches=True), [values], 4)
+    assert batched == single
+    as_list = spread(
+        ByKey(lambda batch: [int(value) % 11 for value in batch], whole_batches=True), [values], 4
+    )
+    assert as_list == single
+
+
+@pytest.mark.parametrize("length", [0, 2, 4])
+def test_as_many_keys_as_records_are_expected(length: int) -> None:
+    """A function that gave fewer keys than records once lost the records that had none, without a word."""
+    split = ByKey(lambda _: np.zeros(length, np.int64), whole_batches=True).splitter(0, 2)
+    with pytest.raises(ConfigurationError, match=f"a key for each of 3 records, given {length}"):
+        split([1, 2, 3])
+
+
+@pytest.mark.parametrize("key", [1.5, None, True, [1]])
+def test_what_cannot_be_a_key_is_refused(key: Any) -> None:
+    """A float key: 0.1 + 0.2 is not 0.3, and its state is never found again."""
+    with pytest.raises(PlainDataError, match="expected an int, str, bytes or a tuple"):
+        ByKey(lambda _: key).splitter(0, 2)([1])
+
+
+@given(counts=st.lists(st.integers(1, 7), max_size=8), subtask=st.integers(0, 5), n=st.integers(2, 4))
+def test_rebalancing_deals_records_in_turn_across_batches(counts: list[int], subtask: int, n: int) -> None:
+    """Dealing batches, or beginning anew with each batch, loads the first subtask with all single records."""
+    batches: list[Batch] = []
+    for count in counts:
+        begin = sum(len(batch) for batch in batches)
+        batches.append(list(range(begin, begin + count)))
+    total = sum(counts)
+    got = spread(Rebalance(), batches, n, subtask)
+    assert got == [
+        [value for value in range(total) if (value + subtask) % n == target] for target in range(n)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "subtask"), [(0, 0), (4, 1), (-1, 2), (-7, 2), (2**70, 1), (np.int8(-2), 1), (True, 1)]
+)
+def test_a_function_s_whole_number_is_taken_modulo_the_subtasks(chosen: Any, subtask: int) -> None:
+    """Negative hashes are common; so are numbers of more than 64 bits."""
+    [(target, _)] = ByFunction(lambda _: chosen).splitter(0, 3)([1])
+    assert target == subtask
+
+
+@pytest.mark.parametrize("chosen", [1.0, "1", None])
+def test_a_function_that_gives_no_whole_number_is_told_so(chosen: Any) -> None:
+    """The message once blamed the function for every TypeError that happened inside it."""
+    with pytest.raises(
+        ConfigurationError, match=r"partition_by: expected the function to give a whole number"
+    ) as caught:
+        ByFunction(lambda _: chosen).splitter(0, 3)([1])
+    assert f"given {chosen!r}" in str(caught.value)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        ByFunction(lambda record: record + None).splitter(0, 3)([1])
+
+
+def test_forward_keeps_the_subtask_and_broadcast_shares_the_batch() -> None:
+    """A copy for each consumer would multiply the memory of a large model by the parallelism."""
+    batch = np.arange(3)
+    assert list(Forward().splitter(2, 4)(batch)) == [(2, batch)]
+    assert all(part is batch for _, part in Broadcast().splitter(0, 3)(batch))
+
+
+def test_a_batch_that_goes_to_one_subtask_is_not_copied() -> None:
+    """The common case of a skewed key."""
+    batch = np.arange(3)
+    [(_, part)] = ByKey(lambda _: 1).splitter(0, 4)(batch)
+    assert np.shares_memory(part, batch)

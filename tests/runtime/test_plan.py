@@ -1,0 +1,194 @@
+"""The plan: which steps run together in one task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streamiter import Flow, Operator, OutputTag, connect
+from streamiter.errors import GraphError
+from streamiter.operators import Output
+from streamiter.operators.source import Source
+from streamiter.runtime.job import Job, JobOptions
+
+TAG = OutputTag("side")
+
+
+class Pass(Operator):
+    def process(self, record: Any, out: Output) -> None:
+        out.emit(record)
+
+
+class Awaited(Operator):
+    async def process(self, record: Any, out: Output) -> None:
+        await asyncio.sleep(0)
+        out.emit(record)
+
+
+class InThread(Pass):
+    runs_in_thread = True
+
+
+class Choosy(Pass):
+    def wanted_inputs(self) -> tuple[str, ...]:
+        return ("input",)
+
+
+class Both(Operator):
+    def process_left(self, record: Any, out: Output) -> None:
+        out.emit(record)
+
+    def process_right(self, record: Any, out: Output) -> None:
+        out.emit(record)
+
+
+def planned(flow: Flow) -> dict[str, list[str]]:
+    """Names of the tasks, each with its steps."""
+    job = Job(flow.name, flow.steps, flow.plain_data, JobOptions())
+    return {task.name: [step.step for step in task.steps] for task in job.statistics().tasks}
+
+
+def test_forward_edges_of_equal_parallelism_are_one_task() -> None:
+    """Each hop between tasks costs; a chain of maps must cost a function call a batch."""
+    flow = Flow("f", parallelism=2)
+    flow.from_items([1], name="in").map(str, name="a").filter(bool, name="b").map_batch(list, name="c")
+    assert planned(flow) == {"in[0]": ["in", "a", "b", "c"], "in[1]": ["in", "a", "b", "c"]}
+
+
+def test_a_step_read_by_two_is_one_task_with_both() -> None:
+    """A branch needs no channel."""
+    flow = Flow("f")
+    source = flow.from_items([1], name="in")
+    source.map(str, name="a").map(str, name="b")
+    source.side_output(TAG).map(str, name="c")
+    assert planned(flow) == {"in[0]": ["in", "a", "c", "b"]}
+
+
+@pytest.mark.parametrize("factory", [Awaited, InThread, Choosy])
+def test_steps_that_wait_begin_a_task(factory: type[Operator]) -> None:
+    """The steps before them go on meanwhile."""
+    flow = Flow("f")
+    flow.from_items([1], name="in").process(factory, name="waits")
+    assert planned(flow) == {"in[0]": ["in"], "waits[0]": ["waits"]}
+
+
+def test_a_step_behind_a_coroutine_joins_it_and_one_behind_a_thread_does_not() -> None:
+    """What a thread emits goes on in the event loop: only its own step may run in the thread."""
+    flow = Flow("f")
+    flow.from_items([1], name="in").process(Awaited, name="a").map(str, name="b").process(
+        InThread, name="c"
+    ).map(str, name="d")
+    assert planned(flow) == {"in[0]": ["in"], "a[0]": ["a", "b"], "c[0]": ["c"], "d[0]": ["d"]}
+
+
+def test_fan_in_begins_a_task() -> None:
+    """Where channels come together a gate must take turns and align barriers."""
+    flow = Flow("f")
+    left, right = flow.from_items([1], name="left"), flow.from_items([2], name="right")
+    left.union(right).map(str, name="union")
+    connect(left=left, right=right).process(Both, name="connected")
+    assert planned(flow) == {
+        "left[0]": ["left"],
+        "right[0]": ["right"],
+        "union[0]": ["union"],
+        "connected[0]": ["connected"],
+    }
+
+
+def test_a_named_input_begins_a_task_even_alone() -> None:
+    """``connect`` with one stream is still handled by the name of its input."""
+
+    class Left(Operator):
+        def process_left(self, record: Any, out: Output) -> None: ...
+
+    flow = Flow("f")
+    connect(left=flow.from_items([1], name="in")).process(Left, name="step")
+    assert planned(flow) == {"in[0]": ["in"], "step[0]": ["step"]}
+
+
+def test_another_parallelism_begins_a_task() -> None:
+    """Records have to be dealt out."""
+    flow = Flow("f", parallelism=2)
+    flow.from_items([1], name="in").map(str, name="narrow", parallelism=1)
+    assert planned(flow) == {"in[0]": ["in"], "in[1]": ["in"], "narrow[0]": ["narrow"]}
+
+
+def test_partitioning_begins_a_task_but_for_a_single_subtask() -> None:
+    """With one subtask on both sides there is nothing to choose."""
+    for parallelism, chained in ((1, True), (2, False)):
+        flow = Flow("f", parallelism=parallelism)
+        keyed = flow.from_items([1], name="in").key_by(int)
+        keyed.reduce(max, name="reduce")
+        names = list(planned(flow))
+        assert ("reduce[0]" not in names) == chained
+
+
+def test_a_union_of_a_stream_with_itself_brings_each_record_twice() -> None:
+    """Two edges between the same steps are two channels, not one."""
+    flow = Flow("f")
+    source = flow.from_items([1, 2], name="in")
+    twice = source.union(source).collect()
+    flow.run()
+    assert sorted(twice.items) == [1, 1, 2, 2]
+
+
+SHARED = Pass()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda flow: flow.from_items([1]).process(lambda: SHARED, name="step", parallelism=2),
+        lambda flow: (
+            flow.from_items([1]).process(lambda: SHARED, name="other").process(lambda: SHARED, name="step")
+        ),
+    ],
+)
+def test_a_factory_that_gives_the_same_operator_again_is_refused(build: Callable[[Flow], Any]) -> None:
+    """Two subtasks on one state: every count is wrong, and differently each time."""
+    flow = Flow("f")
+    build(flow)
+    with pytest.raises(
+        GraphError, match=r"step 'step' \(test_plan.py:\d+\): expected its factory to make a new"
+    ):
+        flow.run()
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (
+            lambda: 1 / 0,
+            r"expected its factory to work without arguments, given ZeroDivisionError: division by zero",
+        ),
+        (
+            lambda: 3,
+            r"expected its factory to give an Operator, given int; derive it from streamiter.Operator",
+        ),
+        (
+            lambda: Operator(),
+            r"expected Operator to define process\(record, out\) or process_batch\(batch, out\)",
+        ),
+    ],
+)
+def test_a_factory_that_gives_no_operator_is_told_so_before_anything_starts(
+    factory: Callable[[], Any], message: str
+) -> None:
+    """An error in a factory names its step, like every other."""
+    flow = Flow("f")
+    flow.from_items([1]).process(factory, name="step")
+    with pytest.raises(GraphError, match=message) as caught:
+        flow.run()
+    assert "step 'step'" in str(caught.value)
+
+
+def test_a_source_factory_must_give_a_source() -> None:
+    """The same for sources."""
+    flow = Flow("f")
+    flow.from_source(lambda: 3, name="in")  # type: ignore[arg-type,return-value]
+    with pytest.raises(GraphError, match="expected its factory to give a Source, given int"):
+        flow.run()
+    assert issubclass(Source, object)
