@@ -88,7 +88,12 @@ def import_time(session: Session) -> Iterator[Figure]:
     yield Figure("import numpy, asyncio", "s", numpy)
     ratios = tuple(mine / theirs for mine, theirs in zip(ours, numpy, strict=True))
     yield Figure(
-        "import streamiter", "s", ours, beside="numpy, asyncio", ratios=ratios, target=Target("figure", below=0.2)
+        "import streamiter",
+        "s",
+        ours,
+        beside="numpy, asyncio",
+        ratios=ratios,
+        target=Target("figure", below=0.2),
     )
 
 

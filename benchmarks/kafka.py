@@ -22,7 +22,16 @@ from benchmarks.session import Session
 from streamiter import topic
 from streamiter.topics.topic import Topic
 
-__all__ = ["BatchSender", "consumer", "count_records", "fill", "new_topic", "producer", "run", "with_rare_collections"]
+__all__ = [
+    "BatchSender",
+    "consumer",
+    "count_records",
+    "fill",
+    "new_topic",
+    "producer",
+    "run",
+    "with_rare_collections",
+]
 
 _BATCH_BYTES = 1_000_000
 _FETCH_BYTES = 8_000_000

@@ -116,7 +116,15 @@ def _running(pipeline: str | None, session: Session, source: Topic, target: Topi
     if pipeline is None:
         yield
         return
-    command = [sys.executable, "-m", "benchmarks.pipelines", pipeline, session.kafka, source.name, target.name]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.pipelines",
+        pipeline,
+        session.kafka,
+        source.name,
+        target.name,
+    ]
     process = subprocess.Popen(command, cwd=PROJECT)
     try:
         yield

@@ -18,7 +18,16 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-__all__ = ["Contender", "DifferentResultsError", "Figure", "Series", "Stopwatch", "Target", "Trial", "alternate"]
+__all__ = [
+    "Contender",
+    "DifferentResultsError",
+    "Figure",
+    "Series",
+    "Stopwatch",
+    "Target",
+    "Trial",
+    "alternate",
+]
 
 _CPU: Final = "CPU-s"
 

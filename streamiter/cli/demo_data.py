@@ -14,7 +14,7 @@ from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.learn.flight_events import FlightEvents, Labels
 from streamiter.topics import Headers, OutgoingBatch, ReadRequest, Topic, topic
 
-__all__ = ["Contents", "DemoTopics", "flights_in_topic", "start_over", "write_flights"]
+__all__ = ["UPDATES_BYTES", "Contents", "DemoTopics", "flights_in_topic", "start_over", "write_flights"]
 
 DATABASE: Final = "streamiter.db"
 
@@ -28,7 +28,7 @@ _WRITING_TIMEOUT_S: Final = 600.0
 
 # What is kept of the updates: about 15,000, more than two runs of the demo with mini-batches of 100. With smaller
 # ones there are up to 327,346, over a gigabyte.
-_UPDATES_BYTES: Final = 64 << 20
+UPDATES_BYTES: Final = 64 << 20
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -59,9 +59,11 @@ class DemoTopics:
         try:
             self.database.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigurationError(f"--directory {self.database.parent}: {error.strerror}") from error
+            raise ConfigurationError(
+                f"--directory {self.database.parent}: it cannot be made: {error.strerror}"
+            ) from error
         await self.flights.create()
-        await self.updates.create(settings={"retention_bytes": str(_UPDATES_BYTES)})
+        await self.updates.create(settings={"retention_bytes": str(UPDATES_BYTES)})
         await self.validation.create()
 
 

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import typer
 
-from streamiter.cli.demo_data import Contents, DemoTopics
+from streamiter.cli.demo_data import UPDATES_BYTES, Contents, DemoTopics
 from streamiter.cli.demo_training import MODEL, TrainingProgress
 from streamiter.learn.flight_events import event_features
 from streamiter.models import ServedModel, last_update
@@ -147,18 +145,13 @@ def program() -> str:
 
 def print_summary(summary: Summary) -> None:
     """The summary in words."""
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(_headline(summary))
-    if summary.updates:
-        console.print(_figures(summary))
+    typer.echo(_headline(summary))
+    for name, value, remark in _figures(summary):
+        typer.echo(f"  {name:<18}{value:>9}  {remark}".rstrip())
     if summary.served is not None:
-        served = summary.served
-        console.print(
-            f"\nA prediction by ServedModel: {served.question}: {served.late:.0%} late "
-            f"(version {served.generation}.{served.version})"
-        )
-        console.print("Follow the updates (from another terminal, then start the demo again):")
-        console.print(f"  {escape(summary.follow)}")
+        typer.echo(f"\nA prediction by ServedModel: {_answer(summary.served)}")
+        typer.echo("Follow the updates, in another terminal while the demo runs again:")
+        typer.echo(f"  {summary.follow}")
 
 
 def _headline(summary: Summary) -> str:
@@ -169,26 +162,35 @@ def _headline(summary: Summary) -> str:
     return f"{summary.state.capitalize()}{where}, after {speed}"
 
 
-def _figures(summary: Summary) -> Table:
-    table = Table.grid(padding=(0, 2))
-    at_once = summary.labels == "immediate"
-    table.add_row("  flights predicted", f"{summary.predicted:,}", "before anything was learned from them")
-    table.add_row(
-        "  learned from", f"{summary.learned_from:,}", "at once" if at_once else "when they had arrived"
-    )
-    table.add_row("  model updates", f"{summary.updates:,}", f"{summary.updates_per_s:,.0f}/s")
-    for name, value, remark in _metrics(summary):
-        table.add_row(f"  {name}", value, remark)
-    table.add_row("  file", f"{summary.file_bytes / 1e6:,.0f} MB", summary.file)
-    return table
+def _answer(served: Served) -> str:
+    return f"{served.question}: {served.late:.0%} late (version {served.generation}.{served.version})"
+
+
+def _figures(summary: Summary) -> list[tuple[str, str, str]]:
+    """Name, value, remark."""
+    when = "at once" if summary.labels == "immediate" else "when they had arrived"
+    return [
+        ("flights predicted", f"{summary.predicted:,}", "each before it was learned from"),
+        ("learned from", f"{summary.learned_from:,}", when),
+        ("model updates", f"{summary.updates:,}", f"{summary.updates_per_s:,.0f}/s, each published"),
+        *_metrics(summary),
+        (
+            "file",
+            f"{summary.file_bytes / 1e6:,.0f} MB",
+            f"{summary.file} (of all updates it keeps the last {UPDATES_BYTES >> 20} MiB)",
+        ),
+    ]
 
 
 def _metrics(summary: Summary) -> list[tuple[str, str, str]]:
-    metrics = summary.metrics
     remarks = {
-        "auc": "of all predictions so far",
-        "loss": "",
-        "accuracy": f"always “on time”: {summary.always_on_time:.4f}",
+        "auc": ("AUC", "of all predictions so far"),
+        "loss": ("log loss", ""),
+        "accuracy": ("accuracy", f"always “on time” has {summary.always_on_time:.4f}"),
     }
-    names = {"auc": "AUC", "loss": "log loss", "accuracy": "accuracy"}
-    return [(names[name], f"{metrics[name]:.4f}", remarks[name]) for name in names if name in metrics]
+    metrics = summary.metrics
+    return [
+        (name, f"{metrics[metric]:.4f}", remark)
+        for metric, (name, remark) in remarks.items()
+        if metric in metrics
+    ]

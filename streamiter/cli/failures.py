@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from streamiter.errors import InternalError, StreamiterError
+from streamiter.errors import InternalError, StreamiterError, TopicNotFound
 
-__all__ = ["Commands", "print_error"]
+__all__ = ["INTERRUPTED", "Commands", "print_error"]
 
 # What a shell reports of a program that Ctrl-C ended: 128 and the signal's number.
-_INTERRUPTED = 130
+INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
@@ -33,7 +33,7 @@ class Commands(TyperGroup):
             _nobody_reads()
             raise typer.Exit(0) from None
         except KeyboardInterrupt:
-            raise typer.Exit(_INTERRUPTED) from None
+            raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             if _is_of_typer(error):
                 raise
@@ -50,7 +50,9 @@ def _is_of_typer(error: Exception) -> bool:
 def _report(error: Exception, *, debug: bool) -> None:
     if debug:
         traceback.print_exception(error)
-    if isinstance(error, (StreamiterError, OSError)):
+    if isinstance(error, TopicNotFound):
+        print_error(f"{error}\nFrom the command line: streamiter topics produce URL FILE --create")
+    elif isinstance(error, (StreamiterError, OSError)):
         print_error(str(error))
     else:
         print_error(f"unexpected {type(error).__name__}: {error}\nPlease report it, with what --debug shows.")

@@ -57,9 +57,11 @@ def statistics_table(statistics: JobStatistics) -> Table:
     table = Table(
         title=_title(statistics), title_justify="left", title_style="bold", box=None, pad_edge=False
     )
-    table.add_column("step", overflow="ellipsis", no_wrap=True)
+    table.add_column("step", overflow="fold")
     for column in there:
-        table.add_column(_COLUMNS[column], justify="right", no_wrap=True)
+        # On a narrow terminal names are cut, numbers never.
+        width = max(len(row[column]) for row in (_COLUMNS, *rows))
+        table.add_column(_COLUMNS[column], justify="right", no_wrap=True, min_width=width)
     for row in rows:
         table.add_row(row[0], *(row[column] for column in there))
     return table

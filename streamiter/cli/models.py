@@ -62,7 +62,8 @@ def tail(
         bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
     ] = False,
     count: Annotated[
-        int, typer.Option("--count", "-n", metavar="N", min=0, help="How many of the last updates to begin with.")
+        int,
+        typer.Option("--count", "-n", metavar="N", min=0, help="How many of the last updates to begin with."),
     ] = 10,
     as_json: AsJson = False,
 ) -> None:

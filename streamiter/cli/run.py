@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from streamiter.cli.failures import INTERRUPTED
 from streamiter.cli.figures import print_statistics, watched
 from streamiter.cli.loading import Target, load_flow
 from streamiter.flow.flow import Flow
@@ -23,10 +24,13 @@ def run(
 ) -> None:
     """Run a flow until its inputs end, with live figures on a terminal.
 
-    Ctrl-C and SIGTERM suspend it: what was read is handled, then it stops (exit code 0); a second one aborts it.
+    Ctrl-C and SIGTERM suspend it: what was read is handled, then it stops (exit code 0); a second
+    one aborts it (exit code 130).
     """
     statistics = run_in_own_loop(run_flow(load_flow(target)))
     print_statistics(statistics, as_json=as_json)
+    if statistics.state == "aborted":
+        raise typer.Exit(INTERRUPTED)
 
 
 async def run_flow(flow: Flow) -> JobStatistics:

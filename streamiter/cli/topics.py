@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from rich.table import Table
 
 from streamiter.cli.examples import examples
 from streamiter.cli.lines import lines_of
-from streamiter.errors import ConfigurationError, TopicNotFound
+from streamiter.errors import ConfigurationError
 from streamiter.runtime.running import run_in_own_loop
 from streamiter.topics import (
     OutgoingBatch,
@@ -146,8 +147,6 @@ def produce(
     producing = _Producing(topic(url), key)
     try:
         run_in_own_loop(producing.run(file, partitions if create else None))
-    except TopicNotFound as error:
-        raise TopicNotFound(f"{error}; here: --create") from error
     finally:
         if producing.written:
             typer.echo(f"{producing.written:,} records written to {url}", err=True)
@@ -217,7 +216,13 @@ def tail(
     ] = False,
     count: Annotated[
         int,
-        typer.Option("--count", "-n", metavar="N", min=0, help="How many of each partition's last records to begin with."),
+        typer.Option(
+            "--count",
+            "-n",
+            metavar="N",
+            min=0,
+            help="How many of each partition's last records to begin with.",
+        ),
     ] = 10,
     as_json: AsJson = False,
 ) -> None:
@@ -272,15 +277,19 @@ def _print_record_json(record: TopicRecord) -> None:
             "partition": record.partition,
             "offset": record.offset,
             "timestamp_ms": record.timestamp_ms,
-            "key": _text(record.key),
-            "value": _text(record.value),
-            "headers": [[name, _text(value)] for name, value in record.headers],
+            **_text("key", record.key),
+            **_text("value", record.value),
+            "headers": [{"name": name, **_text("value", value)} for name, value in record.headers],
         }
     )
 
 
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode(errors="backslashreplace")
+def _text(name: str, value: bytes | None) -> dict[str, str | None]:
+    """A field with the text, or, of what is no text, one with its base64."""
+    try:
+        return {name: None if value is None else value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(value or b"").decode()}
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from streamiter.errors import GraphError
@@ -18,11 +17,11 @@ __all__ = ["check_factory", "check_parallelism", "check_policy", "user_line"]
 
 def user_line() -> str:
     """``file:line`` of the innermost frame outside streamiter: the user's own line."""
-    ours = str(Path(__file__).parents[1]) + os.sep
+    ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def check_parallelism(parallelism: int, *, step: str) -> int:

@@ -26,7 +26,8 @@ class IterationConfig:
     """``max_epochs_ahead``: how far feedback may run ahead of the last complete epoch.
 
     0 is synchronous (BSP), s bounded-stale (SSP), None asynchronous (ASP). In an unbounded iteration it is
-    None unless said otherwise, and a number needs stamped data (``epochs_every``).
+    None unless said otherwise, and a number needs stamped data (``epochs_every``). ``feedback_limits``: how
+    much may wait at each head, and at each operator with ``epochs_in_order``.
     """
 
     max_epochs_ahead: int | _Default | None = AS_THE_ENTRY_POINT_SAYS

@@ -9,7 +9,7 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.coordinator import LoopCoordinator
 from streamiter.operators.context import Context
 from streamiter.operators.operator import Operator
-from streamiter.runtime.graph import Step
+from streamiter.runtime.graph import FeedbackLimits, Step
 
 __all__ = ["Loop"]
 
@@ -17,10 +17,12 @@ __all__ = ["Loop"]
 class Loop:
     """The scope of one iteration body: its border steps, and what leaves it beside its outputs."""
 
-    def __init__(self, *, has_plain_endless_data: bool) -> None:
+    def __init__(self, *, has_plain_endless_data: bool, limits: FeedbackLimits) -> None:
         self.heads: list[Step] = []
         self.entrances: list[Step] = []
         self.leaving: list[tuple[Stream, Callable[[Stream], None]]] = []
+        self.limits = limits
+        """Of feedback that waits, and of records whose epoch's turn has not come."""
         self._has_plain_endless_data = has_plain_endless_data
 
     def leave(self, stream: Stream, then: Callable[[Stream], None]) -> None:

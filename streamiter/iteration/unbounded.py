@@ -77,7 +77,7 @@ class _Builder:
 
     def build(self, body: Body) -> Any:
         endless = any(not stream.is_bounded and not is_stamped(stream) for stream in self._data)
-        loop = self._loop = Loop(has_plain_endless_data=endless)
+        loop = self._loop = Loop(has_plain_endless_data=endless, limits=self._config.feedback_limits)
         self._flow.loop = loop
         try:
             variables = [self._add_head(number, stream) for number, stream in enumerate(self._initial)]
@@ -144,7 +144,7 @@ class _Builder:
         edges = feedback.edges(FEEDBACK)
         _match(edges, initial.parallelism)
         for edge in edges:
-            edge.feedback = self._config.feedback_limits
+            edge.feedback = self._loop.limits
         head.inputs.extend(edges)
 
 

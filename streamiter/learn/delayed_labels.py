@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,16 @@ __all__ = ["DelayedGradientWorker", "DelayedLabels"]
 
 # Indices and values, as lists: some eight features in numpy arrays of their own would take ten times as long.
 _Row = tuple[list[int], list[float]]
+_Answered = tuple[Any, _Row, float, float]
+"""The answer, the features and prediction of its question, the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class DelayedLabels:
     """How questions and answers are told apart in one stream of events, in time order.
 
-    ``key_of(event)`` is what an answer shares with its question; ``is_answer(event)`` tells which it is;
+    ``key_of(event)`` is what an answer shares with its question (int, str, bytes or a tuple of these);
+    ``is_answer(event)`` tells which it is;
     ``features(questions)`` gives the rows of a list of questions; ``target_of(answer)`` the target, None
     where there will never be one (the question is forgotten). At most ``waiting_max`` questions wait;
     the oldest is forgotten beyond that.
@@ -51,39 +54,43 @@ class DelayedGradientWorker(GradientWorker):
         self._waiting: dict[Hashable, tuple[_Row, float]] = {}
 
     def process_examples(self, mini_batch: Batch, out: Output) -> None:
-        """The questions of a mini-batch of events, then its answers."""
-        is_answer = self._labels.is_answer
-        questions = [event for event in mini_batch if not is_answer(event)]
-        if questions:
-            self._ask(questions, out)
-        answers = [event for event in mini_batch if is_answer(event)]
-        if answers:
-            self._learn_from(answers, out)
+        """Predict all questions, then go through the events in order; learn from the answers together."""
+        asked = self._ask([event for event in mini_batch if not self._labels.is_answer(event)], out)
+        answered: list[_Answered] = []
+        for event in mini_batch:
+            if not self._labels.is_answer(event):
+                question = next(asked)
+                if question is not None:
+                    self._wait(event, *question)
+            elif (answer := self._answered(event, out)) is not None:
+                answered.append(answer)
+        self._learn_from(answered, out)
 
-    def _ask(self, questions: list[Any], out: Output) -> None:
+    def _ask(self, questions: list[Any], out: Output) -> Iterator[tuple[_Row, float] | None]:
+        """Features and prediction of each question, None for one that has no features."""
+        if not questions:
+            return iter(())
         try:
             rows = self._labels.features(questions)
         except BadRows as bad:
-            good = without(questions, bad, out)
-            if len(good):
-                self._ask(list(good), out)
-            return
-        predictions = self._model.predict(rows).tolist()
-        for question, row, prediction in zip(questions, rows.rows(), predictions, strict=True):
-            self._waiting[self._labels.key_of(question)] = (row, prediction)
-        while len(self._waiting) > self._labels.waiting_max:
+            good = iter(self._ask(list(without(questions, bad, out)), out))
+            return iter([None if row in bad.rows else next(good) for row in range(len(questions))])
+        return zip(rows.rows(), self._model.predict(rows).tolist(), strict=True)
+
+    def _wait(self, question: Any, row: _Row, prediction: float) -> None:
+        self._waiting[self._labels.key_of(question)] = (row, prediction)
+        if len(self._waiting) > self._labels.waiting_max:
             del self._waiting[next(iter(self._waiting))]
 
-    def _learn_from(self, answers: list[Any], out: Output) -> None:
-        answered = []
-        for answer in answers:
-            waiting = self._waiting.pop(self._labels.key_of(answer), None)
-            if waiting is None:
-                out.reject(answer, ModelError("an answer without a question that waits for it"))
-                continue
-            target = self._labels.target_of(answer)
-            if target is not None:
-                answered.append((answer, *waiting, target))
+    def _answered(self, answer: Any, out: Output) -> _Answered | None:
+        waiting = self._waiting.pop(self._labels.key_of(answer), None)
+        if waiting is None:
+            out.reject(answer, ModelError("an answer without a question that waits for it"))
+            return None
+        target = self._labels.target_of(answer)
+        return None if target is None else (answer, *waiting, target)
+
+    def _learn_from(self, answered: list[_Answered], out: Output) -> None:
         while answered:
             events, rows, predictions, targets = zip(*answered, strict=True)
             try:

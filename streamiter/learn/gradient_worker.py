@@ -45,6 +45,8 @@ class GradientWorker(Operator, IterationListener):
         self._model = options.make_model()
         self._needed_epoch = 0
         self._model_epoch = -1
+        self._reported_epoch = -1
+        self._examples_ended = False
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -55,12 +57,24 @@ class GradientWorker(Operator, IterationListener):
 
     def process_model(self, parameters: Any, out: Output) -> None:
         """Go on with these parameters."""
-        self._model.follow(parameters)
+        if parameters is not None:  # None: begin as the model was made.
+            self._model.follow(parameters)
         self._model_epoch = self._context.epoch or 0
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
+        """Report also where there was nothing to learn, as long as there are examples to come.
+
+        All workers wait for the parameters of the next epoch, and the owner sends them when it has heard
+        of one; when nobody has anything to say any more the iteration ends.
+        """
         if self._synchronous:
             self._needed_epoch = epoch_watermark + 1
+            if self._reported_epoch < epoch_watermark and not self._examples_ended:
+                out.emit({"worker": context.subtask_index, "gradient": None, "loss": 0.0})
+
+    def input_ended(self, name: str, out: Output) -> None:
+        """No report is owed any more when the examples have ended."""
+        self._examples_ended = self._examples_ended or name == "examples"
 
     def process_examples(self, mini_batch: Batch, out: Output) -> None:
         """Predict, then make the gradient."""
@@ -82,7 +96,8 @@ class GradientWorker(Operator, IterationListener):
         given = np.ones(len(targets)) if examples.weights is None else examples.weights
         weights = row_weights("train", given, len(targets))
         loss = float((self._model.loss.values(predictions, targets) * weights).sum())
-        out.emit({"gradient": gradient.to_record(), "loss": loss})
+        self._reported_epoch = self._context.epoch or 0
+        out.emit({"worker": self._context.subtask_index, "gradient": gradient.to_record(), "loss": loss})
         out.emit({"predictions": predictions, "targets": targets, "weights": weights}, tag=PREDICTIONS)
 
     def snapshot(self) -> dict[str, Any]:
@@ -90,12 +105,16 @@ class GradientWorker(Operator, IterationListener):
             "parameters": self._model.parameters(),
             "needed epoch": self._needed_epoch,
             "model epoch": self._model_epoch,
+            "reported epoch": self._reported_epoch,
+            "examples ended": self._examples_ended,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._model.follow(state["parameters"])
         self._needed_epoch = state["needed epoch"]
         self._model_epoch = state["model epoch"]
+        self._reported_epoch = state["reported epoch"]
+        self._examples_ended = state["examples ended"]
 
 
 def without(mini_batch: Batch, bad: BadRows, out: Output) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamiter.learn.gradients import Gradient
@@ -22,30 +23,34 @@ MODELS: Final = OutputTag("models")
 class _Owner(Operator):
     """Keeps the model with its optimizer's slots; parallelism 1.
 
-    Records are the start (None, bare weights or a model's parameters), then gradients as the workers
-    make them.
+    Input ``start``: the variable stream, of which only the initial record counts (None, bare weights or a
+    model's parameters); the others are the owner's own, on their way round. Input ``gradients``: what the
+    workers make. It emits the parameters that the workers go on with.
     """
 
     def __init__(self, make_model: Callable[[], LinearModel], publish_every: int) -> None:
         self._model = make_model()
         self._publish_every = publish_every
         self._published = 0
+        self._started = False
         self._loss: float | None = None
 
     def open(self, context: Context) -> None:
         self._context = context
 
-    def process(self, record: Any, out: Output) -> None:
-        """Take in the start or a gradient."""
-        if isinstance(record, dict) and "gradient" in record:
-            self.take_in(Gradient.from_record(record["gradient"]), record["loss"], out)
-            return
-        if record is not None:
-            self._model.start_from(record)
-        out.emit(self._model.parameters())
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        """Nothing can be learned before it is known what from."""
+        return None if self._started else ("start",)
 
-    def take_in(self, gradient: Gradient, loss: float, out: Output) -> None:
-        """Handle a gradient and the sum of its rows' losses."""
+    def process_start(self, parameters: Any, out: Output) -> None:
+        """Take over the initial parameters."""
+        if not self._started:
+            self._started = True
+            if parameters is not None:
+                self._model.start_from(parameters)
+
+    def process_gradients(self, record: dict[str, Any], out: Output) -> None:
+        """Take in a gradient of a worker, with the sum of its rows' losses."""
         raise NotImplementedError
 
     def step(self, gradient: Gradient, loss: float, out: Output) -> None:
@@ -63,60 +68,96 @@ class _Owner(Operator):
     def _publish(self, out: Output) -> None:
         self._published = self._model.version
         metrics = {} if self._loss is None else {"loss": self._loss}
-        snapshot = ModelSnapshot(self._model.parameters(), self._model.records, metrics, self._context.epoch)
-        out.emit(snapshot, tag=MODELS)
+        parameters, records = self._model.parameters(), self._model.records
+        out.emit(ModelSnapshot(parameters, records, metrics, self._context.epoch), tag=MODELS)
 
     def snapshot(self) -> dict[str, Any]:
-        return {"model": self._model.state(), "published": self._published, "loss": self._loss}
+        return {
+            "model": self._model.state(),
+            "published": self._published,
+            "started": self._started,
+            "loss": self._loss,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._model.restore(state["model"])
         self._published = state["published"]
+        self._started = state["started"]
         self._loss = state["loss"]
 
 
 class AsynchronousOwner(_Owner):
     """A step for each gradient, as it comes."""
 
-    def take_in(self, gradient: Gradient, loss: float, out: Output) -> None:
-        self.step(gradient, loss, out)
+    def process_gradients(self, record: dict[str, Any], out: Output) -> None:
+        self.step(Gradient.from_record(record["gradient"]), record["loss"], out)
         out.emit(self._model.parameters())
 
 
 class SynchronousOwner(_Owner, IterationListener):
     """A step for each epoch, with the gradients of all workers together.
 
-    Parameters go out for every epoch, also where no gradient came: the workers wait for them.
+    They are added in the workers' order, not in that of their arrival, so the sum is the same to the last
+    bit. Parameters go out for every epoch that a worker has reported, if only that it had nothing to learn.
     """
 
     def __init__(self, make_model: Callable[[], LinearModel], publish_every: int) -> None:
         super().__init__(make_model, publish_every)
-        self._sums: dict[int, tuple[Gradient, float]] = {}
+        self._epochs: dict[int, _EpochGradients] = {}
 
-    def take_in(self, gradient: Gradient, loss: float, out: Output) -> None:
-        epoch = self._context.epoch or 0
-        if epoch in self._sums:
-            before, loss_before = self._sums[epoch]
-            gradient, loss = before + gradient, loss_before + loss
-        self._sums[epoch] = (gradient, loss)
+    def process_gradients(self, record: dict[str, Any], out: Output) -> None:
+        epoch = self._epochs.setdefault(self._context.epoch or 0, _EpochGradients())
+        if record["gradient"] is not None:
+            epoch.add(record["worker"], Gradient.from_record(record["gradient"]), record["loss"])
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
-        self._step_for(epoch_watermark, out)
-        out.emit(self._model.parameters())
+        if epoch_watermark in self._epochs:
+            self._step_for(epoch_watermark, out)
+            out.emit(self._model.parameters())
 
     def on_iteration_terminated(self, context: Context, out: Output) -> None:
-        for epoch in sorted(self._sums):
+        for epoch in sorted(self._epochs):
             self._step_for(epoch, out)
 
     def _step_for(self, epoch: int, out: Output) -> None:
-        if epoch in self._sums:
-            gradient, loss = self._sums.pop(epoch)
-            self.step(gradient, loss, out)
+        gradients = self._epochs.pop(epoch)
+        if gradients.gradients:
+            self.step(*gradients.total(), out)
 
     def snapshot(self) -> dict[str, Any]:
-        sums = [(epoch, gradient.to_record(), loss) for epoch, (gradient, loss) in self._sums.items()]
-        return super().snapshot() | {"sums": sums}
+        epochs = [(epoch, gradients.to_record()) for epoch, gradients in self._epochs.items()]
+        return super().snapshot() | {"epochs": epochs}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._sums = {epoch: (Gradient.from_record(record), loss) for epoch, record, loss in state["sums"]}
+        self._epochs = {epoch: _EpochGradients.from_record(record) for epoch, record in state["epochs"]}
+
+
+@dataclass
+class _EpochGradients:
+    """What the workers have reported for one epoch."""
+
+    gradients: dict[int, Gradient] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+
+    def add(self, worker: int, gradient: Gradient, loss: float) -> None:
+        before = self.gradients.get(worker)
+        self.gradients[worker] = gradient if before is None else before + gradient
+        self.losses[worker] = self.losses.get(worker, 0.0) + loss
+
+    def total(self) -> tuple[Gradient, float]:
+        workers = sorted(self.gradients)
+        gradient = self.gradients[workers[0]]
+        for worker in workers[1:]:
+            gradient = gradient + self.gradients[worker]
+        return gradient, sum(self.losses[worker] for worker in workers)
+
+    def to_record(self) -> list[tuple[int, dict[str, Any], float]]:
+        return [
+            (worker, gradient.to_record(), self.losses[worker]) for worker, gradient in self.gradients.items()
+        ]
+
+    @classmethod
+    def from_record(cls, record: list[tuple[int, dict[str, Any], float]]) -> _EpochGradients:
+        gradients = {worker: Gradient.from_record(gradient) for worker, gradient, _ in record}
+        return cls(gradients, {worker: loss for worker, _, loss in record})

@@ -1,8 +1,8 @@
 """Online training as part of a flow: an unbounded iteration around a parameter owner and its workers.
 
-The graph is that of the linear regressions of FLIP-176: the variable stream carries the start and then
-the workers' gradients to the owner, which sends new parameters to all workers; they bring them together
-with their examples. What the owner's epochs mean makes the training synchronous or asynchronous.
+The variable stream carries the parameters: the start, then what the owner feeds back. Workers bring them
+together with their examples and send gradients to the owner, which makes a step of each as it comes
+(asynchronous), or in the callback of each epoch one of all of them (synchronous).
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def train_online(
     on_error: RejectionPolicy = "fail",
     dead_letter: Topic | None = None,
     config: IterationConfig | None = None,
+    name: str | None = None,
 ) -> OnlineTraining:
     """Train a linear model on a stream, for as long as it flows.
 
@@ -67,7 +68,8 @@ def train_online(
     ``"synchronous"``: the owner makes one step of the gradients of one mini-batch of each worker, and the
     workers wait for it; the result does not depend on timing.
 
-    Rows that are no examples follow ``on_error`` or go to ``dead_letter``.
+    Rows that are no examples follow ``on_error`` or go to ``dead_letter``. ``name`` stands before the names
+    of the steps, for a flow with more than one training.
     """
     if (extract is None) == (labels is None):
         raise GraphError("train_online: expected one of extract= and labels=, given both or neither")
@@ -84,17 +86,20 @@ def train_online(
     def make_worker() -> GradientWorker:
         return GradientWorker(options) if labels is None else DelayedGradientWorker(options, labels)
 
+    def label(step: str) -> str:
+        return flow.unique_name(step if name is None else f"{name}: {step}", named=name is not None)
+
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        parameters = variables[0].process(
-            lambda: owner(model, publish_every), name="parameters", parallelism=1
+        rows = data[0] if labels is None else data[0].key_by(labels.key_of)
+        mini_batches = rows.batch(mini_batch, parallelism=workers, name=label("mini-batches"))
+        gradients = connect(model=variables[0].broadcast(), examples=mini_batches).process(
+            make_worker, name=label("train"), on_error=on_error, dead_letter=dead_letter
         )
-        mini_batches = data[0].batch(mini_batch, parallelism=workers)
-        gradients = connect(model=parameters.broadcast(), examples=mini_batches).process(
-            make_worker, name="train", on_error=on_error, dead_letter=dead_letter
+        parameters = connect(start=variables[0], gradients=gradients.rebalance()).process(
+            lambda: owner(model, publish_every), name=label("parameters"), parallelism=1
         )
-        feedback = gradients.rebalance()
         return IterationBodyResult(
-            feedback_variable_streams=[feedback],
+            feedback_variable_streams=[parameters],
             output_streams=[parameters.side_output(MODELS), gradients.side_output(PREDICTIONS)],
         )
 
@@ -104,7 +109,9 @@ def train_online(
         "classification" if isinstance(model().loss, LogLoss) else "regression"
     )
     validation = predictions.process(
-        lambda: Validate(kind, window=window, report_every=report_every), name="validate", parallelism=1
+        lambda: Validate(kind, window=window, report_every=report_every),
+        name=label("validate"),
+        parallelism=1,
     )
     return OnlineTraining(models, validation)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,56 +13,79 @@ __all__ = ["EpochsAside"]
 
 
 class EpochsAside:
-    """What an operator with ``epochs_in_order`` has been sent too early; a queue for each epoch and port."""
+    """What an operator with ``epochs_in_order`` has been sent too early; one queue for each port.
+
+    Batches wait in the order they came, which is mostly that of their epochs: then taking an epoch costs
+    what it holds. Where it is not, the whole queue is gone through once.
+    """
 
     def __init__(self, make_queue: Callable[[], SpillQueue]) -> None:
         self._make_queue = make_queue
-        self._queues: dict[int, dict[int, SpillQueue]] = {}
+        self._queues: dict[int, SpillQueue] = {}
+        self._batches: dict[int, Counter[int]] = {}
+        """By port: how many batches of each epoch wait."""
 
     def put(self, port: int, batch: DataBatch) -> None:
         """Set a batch aside."""
-        ports = self._queues.setdefault(batch.epoch, {})
-        if port not in ports:
-            ports[port] = self._make_queue()
-        ports[port].put(batch)
+        self._queue(port).put(batch)
+        self._batches.setdefault(port, Counter())[batch.epoch] += 1
 
     def lowest_epoch(self, port: int) -> int | None:
         """The lowest epoch of which something of this port is set aside."""
-        return min((epoch for epoch, ports in self._queues.items() if port in ports), default=None)
+        return min(self._batches.get(port, ()), default=None)
 
     def take(self, epoch: int) -> list[tuple[int, DataBatch]]:
-        """All that was set aside for this epoch (and any before it), in order."""
-        taken = []
-        for due in sorted(waiting for waiting in self._queues if waiting <= epoch):
-            for port, queue in self._queues.pop(due).items():
-                while len(queue):
-                    batch = queue.take()
-                    assert isinstance(batch, DataBatch)
-                    taken.append((port, batch))
-                queue.close()
+        """All that was set aside for this epoch (and any before it), in epoch order."""
+        taken = [(port, batch) for port in list(self._queues) for batch in self._take_from(port, epoch)]
+        taken.sort(key=lambda item: item[1].epoch)
+        return taken
+
+    def _take_from(self, port: int, epoch: int) -> list[DataBatch]:
+        queue, batches = self._queues[port], self._batches[port]
+        due = [waiting for waiting in batches if waiting <= epoch]
+        left = sum(batches.pop(waiting) for waiting in due)
+        taken: list[DataBatch] = []
+        turned = False
+        for _ in range(len(queue)):
+            if not left and not turned:
+                break
+            batch = queue.take()
+            assert isinstance(batch, DataBatch)
+            if batch.epoch <= epoch:
+                taken.append(batch)
+                left -= 1
+            else:
+                queue.put(batch)
+                turned = True
+        if not len(queue):
+            self._queues.pop(port).close()
         return taken
 
     def take_all(self) -> list[tuple[int, DataBatch]]:
         """All that was set aside, in epoch order."""
-        return self.take(max(self._queues, default=0))
+        return self.take(max((epoch for batches in self._batches.values() for epoch in batches), default=0))
 
-    def snapshot(self) -> list[tuple[int, int, list[Any]]]:
-        """All that is set aside, left where it is, as plain data: epoch, port and what waits there."""
+    def snapshot(self) -> list[tuple[int, list[Any], list[tuple[int, int]]]]:
+        """All that is set aside, left where it is, as plain data: port, what waits there, and its epochs."""
         return [
-            (epoch, port, queue.snapshot())
-            for epoch in sorted(self._queues)
-            for port, queue in self._queues[epoch].items()
+            (port, queue.snapshot(), sorted(self._batches[port].items()))
+            for port, queue in self._queues.items()
         ]
 
-    def restore(self, state: Iterable[tuple[int, int, list[Any]]]) -> None:
+    def restore(self, state: Iterable[tuple[int, list[Any], list[tuple[int, int]]]]) -> None:
         """Take over what ``snapshot`` gave."""
-        for epoch, port, entries in state:
-            queue = self._queues.setdefault(epoch, {})[port] = self._make_queue()
-            queue.refill(entries)
+        for port, entries, batches in state:
+            self._queue(port).refill(entries)
+            self._batches[port] = Counter(dict(batches))
 
     def close(self) -> None:
         """Let go of files."""
-        for ports in self._queues.values():
-            for queue in ports.values():
-                queue.close()
+        for queue in self._queues.values():
+            queue.close()
         self._queues.clear()
+        self._batches.clear()
+
+    def _queue(self, port: int) -> SpillQueue:
+        if port not in self._queues:
+            self._queues[port] = self._make_queue()
+        return self._queues[port]

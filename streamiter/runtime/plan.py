@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel
 from streamiter.checkpoints.plain_data import PlainData
@@ -26,6 +24,9 @@ from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.partitioning import Forward
 from streamiter.runtime.task import Acknowledge, Task
 from streamiter.runtime.writers import EdgeWriter, FeedbackWriter, Lane, Writer
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 __all__ = ["ChannelLimits", "Planner", "Surroundings"]
 
@@ -131,6 +132,8 @@ class Planner:
         return FeedbackChannel(name, self._spill_queue(name, feedback))
 
     def _spill_queue(self, name: str, limits: FeedbackLimits) -> SpillQueue:
+        import tempfile  # 4 ms with what it imports, which only a job needs
+
         return SpillQueue(
             name=name,
             plain_data=self.plain_data,
@@ -190,7 +193,8 @@ class Planner:
     def _epochs_aside(self, head: Step, name: str) -> EpochsAside | None:
         if not self._operators[head][0].epochs_in_order:
             return None
-        return EpochsAside(lambda: self._spill_queue(name, FeedbackLimits()))
+        limits = FeedbackLimits() if head.loop is None else head.loop.limits
+        return EpochsAside(lambda: self._spill_queue(name, limits))
 
     def _instances(
         self, head: Step, subtask: int, progress: Progress, gate: Gate

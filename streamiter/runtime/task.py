@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, final
 import numpy as np
 
 from streamiter.clock import Clock
+from streamiter.errors import StreamiterError
 from streamiter.operators.context import Progress
 from streamiter.operators.operator import Boundary, BoundaryOutput
 from streamiter.operators.rejection import RecordFailure
@@ -174,7 +175,10 @@ class Task:
 
     async def _turn(self) -> bool:
         """Handle one batch or control record; says whether there was one."""
-        polled = self.gate.poll()
+        try:
+            polled = self.gate.poll()
+        except StreamiterError as error:  # What is set aside went past its disk limit, or is not plain data.
+            raise RecordFailure(self.head.step.name) from error
         if polled is None:
             self._batches_in_a_row = self._records_in_a_row = 0
             return False

@@ -8,12 +8,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from streamiter.errors import ConfigurationError
 from streamiter.topics.topic import Connector, Topic
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 __all__ = ["ENTRY_POINT_GROUP", "connector_for", "known_schemes", "topic"]
 
@@ -48,7 +50,7 @@ def connector_for(url: str) -> Connector:
     Entry points are looked up anew each time (about 1 ms): a topic is made a few times in a job's life.
     """
     scheme = _scheme(url)
-    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+    for entry_point in _entry_points():
         if entry_point.name == scheme:
             return _load(entry_point, url)
     raise ConfigurationError(
@@ -63,7 +65,13 @@ def known_schemes() -> list[str]:
     >>> "memory" in known_schemes()
     True
     """
-    return sorted({entry_point.name for entry_point in entry_points(group=ENTRY_POINT_GROUP)})
+    return sorted({entry_point.name for entry_point in _entry_points()})
+
+
+def _entry_points() -> EntryPoints:
+    from importlib.metadata import entry_points  # 5 ms that nobody needs who only imports streamiter
+
+    return entry_points(group=ENTRY_POINT_GROUP)
 
 
 def _scheme(url: str) -> str:

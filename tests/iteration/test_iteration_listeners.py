@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,13 +28,12 @@ from streamiter import (
     Flow,
     IterationBodyResult,
     IterationConfig,
-    IterationListener,
-    Operator,
     Stream,
     connect,
     epochs_every,
     iterate_unbounded_streams,
 )
+from streamiter.runtime.graph import FeedbackLimits
 
 SEEDS = range(6)
 
@@ -437,30 +438,42 @@ def test_at_termination_the_rest_is_handled_in_epoch_order_before_terminated() -
     assert entries.index(("record", "last", 1)) < entries.index(("terminated", 1))
 
 
-def test_what_is_set_aside_goes_to_disk_beyond_memory() -> None:
+def test_what_is_set_aside_goes_to_disk_beyond_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fast source far ahead of a slow epoch filled the memory of its consumer."""
+    opened: list[str] = []
+    make = tempfile.TemporaryFile
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        opened.append("file")
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", counted)
     flow, log = Flow("loop"), Log()
-    big = b"x" * 1_000_000
 
-    class Slow(Operator, IterationListener):
-        """Lets epoch 0 wait for the data of all others."""
+    async def main() -> None:
+        all_data_is_there = asyncio.Event()
 
-        def process(self, record: Any, out: Any) -> None:
-            out.emit(record)
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            both = connect(variable=variables[0], data=data[0]).process(
+                lambda: InOrder(log, [None]), name="in order"
+            )
+            return IterationBodyResult([both.filter(lambda x: False)], [])
 
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        both = connect(variable=variables[0], data=data[0].process(Slow)).process(
-            lambda: InOrder(log, [None], on_record=lambda x, context, out: out.emit(x[0])), name="in order"
+        stamped = epochs_every(
+            flow.from_source(lambda: CutItems([bytes([number]) * 10_000 for number in range(90)], 0)),
+            records=1,
         )
-        return IterationBodyResult([both.filter(lambda x: False)], [])
+        held_open = flow.from_source(lambda: CutItems([b"start"], 0, at_end=all_data_is_there.wait))
+        config = IterationConfig(feedback_limits=FeedbackLimits(memory_bytes=100_000))
+        iterate_unbounded_streams([held_open], [stamped], body, config)
+        job = await flow.start()
+        await until(lambda: job.statistics().step("data 0").records_in == 90)
+        assert len(kinds(log["in order", 0], "record")) == 2
+        all_data_is_there.set()
+        await ended(job)
 
-    stamped = epochs_every(
-        flow.from_source(lambda: CutItems([(number, big) for number in range(90)], 0)), records=1
-    )
-    initial = cut_items(flow, [(number, b"") for number in range(1_000, 1_400)], seed=1)
-    iterate_unbounded_streams([initial], [stamped], body)
-    run(flow)
+    run_shuffled(main())
+    assert opened
     check_listener(log["in order", 0], in_order=True)
-    assert [entry[1][0] for entry in kinds(log["in order", 0], "record") if entry[1][0] < 1_000] == list(
-        range(90)
-    )
+    data = [entry for entry in kinds(log["in order", 0], "record") if entry[1] != b"start"]
+    assert data == [("record", bytes([number]) * 10_000, number) for number in range(90)]

@@ -1,0 +1,74 @@
+"""``python -m benchmarks [NAME ...] [--quick] [--repeat N] [--output DIR]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from benchmarks.feedback import feedback_latency, feedback_throughput
+from benchmarks.footprint import idle_cpu, import_time, memory
+from benchmarks.in_memory import in_memory
+from benchmarks.kafka_map import kafka_map
+from benchmarks.latency import latency, latency_of_updates
+from benchmarks.measuring import Figure
+from benchmarks.online_learning import online_learning
+from benchmarks.report import write
+from benchmarks.session import PROJECT, Session
+
+__all__ = ["BENCHMARKS", "main"]
+
+BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = MappingProxyType(
+    {
+        "import": import_time,
+        "in-memory": in_memory,
+        "feedback-throughput": feedback_throughput,
+        "feedback-latency": feedback_latency,
+        "online-learning": online_learning,
+        "kafka-map": kafka_map,
+        "latency": latency,
+        "latency-of-updates": latency_of_updates,
+        "memory": memory,
+        "idle-cpu": idle_cpu,
+    }
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmarks named, or all; never fails because something is slow."""
+    options = _parsed(arguments)
+    results: dict[str, list[Figure]] = {}
+    with Session(quick=options.quick, repeat=options.repeat) as session:
+        for name in options.names or BENCHMARKS:
+            benchmark = BENCHMARKS[name]
+            print(f"{name}: {benchmark.__doc__}", file=sys.stderr, flush=True)
+            results[name] = list(benchmark(session))
+            markdown = write(options.output, results)  # after each: an interrupted run leaves what it has
+    print(markdown)
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Speed beside hand-written loops."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one or more of: {', '.join(BENCHMARKS)}")
+    parser.add_argument("--quick", action="store_true", help="small sizes: whether it works, not how fast")
+    parser.add_argument("--repeat", type=_at_least_one, default=5, metavar="N", help="rounds (default 5)")
+    parser.add_argument("--output", type=Path, default=PROJECT / "benchmarks" / "results", metavar="DIR")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.names if name not in BENCHMARKS]:
+        parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    return options
+
+
+def _at_least_one(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The report: a Markdown table for people, ``results.json`` for programs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import Figure
+
+__all__ = ["as_json", "as_markdown", "write"]
+
+Results = Mapping[str, Sequence[Figure]]
+"""Figures by the name of their benchmark."""
+
+_HEADER = ("", "figure", "spread", "beside", "ratio", "spread", "ratio by CPU time", "target", "")
+_PACKAGES = ("streamiter", "aiokafka", "numpy", "orjson", "msgspec", "uvloop")
+
+
+def write(directory: Path, results: Results) -> str:
+    """Write both files; gives the Markdown."""
+    directory.mkdir(parents=True, exist_ok=True)
+    markdown = as_markdown(results)
+    (directory / "results.md").write_text(markdown)
+    (directory / "results.json").write_text(json.dumps(as_json(results), indent=2) + "\n")
+    return markdown
+
+
+def as_json(results: Results) -> dict[str, Any]:
+    """All values of all figures, and what they were measured with."""
+    return {
+        "environment": _environment(),
+        "benchmarks": {
+            name: [asdict(figure) | {"median": figure.median, "ratio": figure.ratio} for figure in figures]
+            for name, figures in results.items()
+        },
+    }
+
+
+def as_markdown(results: Results) -> str:
+    """A table for each benchmark."""
+    environment = ", ".join(f"{name} {value}" for name, value in _environment().items())
+    parts = [f"# Benchmarks\n\n{environment}. Medians; spread is lowest–highest.\n"]
+    for name, figures in results.items():
+        rows = [_HEADER, ("---",) * len(_HEADER), *map(_row, figures)]
+        table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        parts.append(f"## {name}\n\n{table}\n")
+    return "\n".join(parts)
+
+
+def _row(figure: Figure) -> tuple[str, ...]:
+    cpu_ratio = figure.cpu.ratio if figure.cpu is not None else None
+    return (
+        figure.name + (f" ({figure.note})" if figure.note else ""),
+        f"{_shown(figure.median)} {figure.unit}",
+        _spread(figure.values),
+        figure.beside,
+        "" if figure.ratio is None else f"{figure.ratio:.2f}",
+        _spread(figure.ratios),
+        "" if cpu_ratio is None else f"{cpu_ratio:.2f}",
+        "" if figure.target is None else str(figure.target),
+        figure.verdict,
+    )
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{_shown(min(values))}–{_shown(max(values))}" if len(values) > 1 else ""
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _environment() -> dict[str, str]:
+    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {"Python": platform.python_version(), "cores": str(os.cpu_count()), **versions}

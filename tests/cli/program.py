@@ -1,0 +1,108 @@
+"""The real program as a process of its own: with pipes, or on a terminal."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PROGRAM = [sys.executable, "-m", "streamiter"]
+
+# Far above what anything here takes on a busy machine; a program that hangs fails its test.
+DEADLINE_S = 90
+
+
+def environment() -> dict[str, str]:
+    """Ours without what would change how the program prints."""
+    left_out = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERMINAL_WIDTH", "PYTHONWARNINGS")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    return kept | {"TERM": "xterm-256color"}
+
+
+def streamiter(
+    *arguments: str, cwd: Path, given: str | None = None, command: list[str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the program to its end."""
+    return subprocess.run(
+        [*(command or PROGRAM), *arguments],
+        cwd=cwd,
+        input="" if given is None else given,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env=environment(),
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def started(*arguments: str, cwd: Path, shell: str | None = None) -> Iterator[subprocess.Popen[str]]:
+    """The program (or a line of a shell) while it runs; what it prints can be read line by line."""
+    with subprocess.Popen(
+        [*PROGRAM, *arguments] if shell is None else ["/bin/sh", "-c", f"exec {shell}"],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as program:
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
+def on_terminal(
+    *arguments: str, cwd: Path, width: int = 80, interrupt_at: str | None = None
+) -> tuple[int, str]:
+    """Run the program on a terminal; Ctrl-C is typed once ``interrupt_at`` is seen. Exit code and raw output."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    # A session of its own whose terminal this is: only then does Ctrl-C become a signal.
+    program = subprocess.Popen(
+        [*PROGRAM, *arguments],
+        cwd=cwd,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env=environment(),
+        start_new_session=True,
+        preexec_fn=_take_terminal,
+    )
+    os.close(its)
+    try:
+        printed = _read_all(ours, interrupt_at)
+        return program.wait(DEADLINE_S), printed
+    finally:
+        program.kill()
+        program.wait()
+        os.close(ours)
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _read_all(terminal: int, interrupt_at: str | None) -> str:
+    printed = b""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while select.select([terminal], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:  # the program has closed its side
+            return printed.decode()
+        if not part:
+            return printed.decode()
+        printed += part
+        if interrupt_at is not None and interrupt_at.encode() in printed:
+            os.write(terminal, b"\x03")
+            interrupt_at = None
+    raise AssertionError(f"the program did not end; it printed {printed.decode()}")

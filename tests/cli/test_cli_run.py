@@ -1,0 +1,230 @@
+"""`streamiter run` and `streamiter draw`: finding flows, running them, and what goes wrong in them."""
+
+import json
+import signal
+
+import pytest
+from cli.program import on_terminal, started, streamiter
+
+from streamiter.topics import OutgoingBatch, topic
+
+FLOWS = """
+from streamiter import Flow, Operator, topic
+
+flow = Flow("clicks")
+flow.from_items(range(1000)).map(lambda x: x + 1, name="plus").collect()
+
+number = 5
+
+def make():
+    made = Flow("made")
+    made.from_items([4, 0, 2]).map(lambda x: 1 / x, name="invert").collect()
+    return made
+
+def broken():
+    return {}["missing"]
+
+def nothing():
+    pass
+
+def wrong():
+    flow = Flow("wrong")
+    flow.from_items([1]).batch(0)
+    return flow
+
+def endless():
+    flow = Flow("endless")
+    flow.source(topic("sqlite:///events.db?topic=events")).map(lambda x: print(x, flush=True), name="show").collect()
+    return flow
+
+class Stuck(Operator):
+    async def process(self, record, out):
+        import asyncio
+        print("stuck", flush=True)
+        await asyncio.Event().wait()
+
+def stuck():
+    flow = Flow("stuck")
+    flow.from_items([1]).process(Stuck).collect()
+    return flow
+
+class Odd(Flow):
+    def draw(self):
+        raise KeyError("no such thing")
+
+odd = Odd("odd")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "clicks.py").write_text(FLOWS)
+    (tmp_path / "needy.py").write_text("import no_such_module_at_all\n")
+    (tmp_path / "unfinished.py").write_text("def f(:\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("target", ["clicks:flow", "clicks.py:flow"])
+def test_a_flow_of_a_module_or_a_file_runs_quietly(folder, target):
+    """In a script or a container nothing but the outcome is of interest."""
+    ran = streamiter("run", target, cwd=folder)
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert ran.stderr.startswith("clicks: finished, ")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_a_file_in_another_folder_may_import_its_neighbours(folder):
+    """As with `python file.py`: otherwise a flow would only run from its own folder."""
+    inner = folder / "inner"
+    inner.mkdir()
+    (inner / "helper.py").write_text(
+        "from streamiter import Flow\nflow = Flow('helped')\nflow.from_items([1]).collect()\n"
+    )
+    (inner / "main.py").write_text("from helper import flow\n")
+    ran = streamiter("run", "inner/main.py:flow", cwd=folder)
+    assert (ran.returncode, ran.stderr.partition(":")[0]) == (0, "helped")
+
+
+def test_the_statistics_as_json_are_one_document(folder):
+    """A program that reads them must find nothing else on standard output."""
+    ran = streamiter("run", "clicks:flow", "--json", cwd=folder)
+    statistics = json.loads(ran.stdout)
+    assert (statistics["flow"], statistics["state"]) == ("clicks", "finished")
+    steps = [step for task in statistics["tasks"] for step in task["steps"]]
+    assert {step["step"]: step["counts"]["records_in"] for step in steps}["plus"] == 1000
+    assert ran.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (
+            "clicks",
+            "expected module:flow or file.py:flow, given 'clicks'; for example: streamiter run clicks.py:flow",
+        ),
+        (
+            "nosuch:flow",
+            "no module 'nosuch' in {folder} or the installed packages; give module:flow or file.py:flow",
+        ),
+        ("nosuch.py:flow", "no file 'nosuch.py' in {folder}"),
+        ("clicks:nosuch", "clicks has no 'nosuch'; its flows are flow, odd"),
+        ("clicks:number", "clicks:number: expected a Flow or a function that returns one, given int"),
+        (
+            "clicks:nothing",
+            "clicks:nothing: expected a Flow or a function that returns one, given a function that returned NoneType",
+        ),
+        ("clicks:broken", "clicks:broken failed: {folder}/clicks.py, line 15: KeyError: 'missing'"),
+        (
+            "needy:flow",
+            "needy cannot be imported: {folder}/needy.py, line 1: ModuleNotFoundError: "
+            "No module named 'no_such_module_at_all'",
+        ),
+        (
+            "unfinished.py:flow",
+            "unfinished.py cannot be imported: SyntaxError: invalid syntax (unfinished.py, line 1)",
+        ),
+        (
+            "clicks:make",
+            "flow 'made', step 'invert' (clicks.py:11) on record 0: ZeroDivisionError: division by zero",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_flow_is_said_in_a_line(folder, target, said):
+    """A traceback through the engine hides the one line of the user's that matters."""
+    ran = streamiter("run", target, cwd=folder)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == f"error: {said.format(folder=folder)}\n"
+
+
+def test_an_error_of_the_graph_names_the_step(folder):
+    """It is the user's own line that must change."""
+    ran = streamiter("run", "clicks:wrong", cwd=folder)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("error: step 'batch': expected a number of records of at least 1, given 0")
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "run", "clicks:make"), ("run", "clicks:make", "--debug")])
+def test_debug_shows_the_traceback_wherever_it_stands(folder, arguments):
+    """It is typed at the end of the line that has just failed."""
+    ran = streamiter(*arguments, cwd=folder)
+    assert ran.returncode == 1
+    assert "Traceback (most recent call last):" in ran.stderr
+    assert "ZeroDivisionError" in ran.stderr
+    assert ran.stderr.splitlines()[-1].startswith("error: flow 'made', step 'invert'")
+
+
+def test_an_unexpected_error_asks_to_be_reported(folder):
+    """A mistake of ours must not look like one of the user's."""
+    ran = streamiter("draw", "clicks:odd", cwd=folder)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines() == [
+        "error: unexpected KeyError: 'no such thing'",
+        "Please report it, with what --debug shows.",
+    ]
+
+
+def test_a_flow_is_drawn_to_standard_output_or_a_file(folder):
+    """Mermaid text is for a document."""
+    ran = streamiter("draw", "clicks:flow", cwd=folder)
+    assert ran.returncode == 0
+    assert "flowchart LR" in ran.stdout
+    assert '["plus"]' in ran.stdout
+    assert streamiter("draw", "clicks:flow", "-o", "flow.mmd", cwd=folder).stdout == ""
+    assert (folder / "flow.mmd").read_text() == ran.stdout
+
+
+def test_a_drawing_that_cannot_be_written_is_an_error(folder):
+    """The drawing would be lost silently."""
+    ran = streamiter("draw", "clicks:flow", "-o", "nosuch/flow.mmd", cwd=folder)
+    assert ran.returncode == 1
+    assert ran.stderr == "error: --output nosuch/flow.mmd: cannot write it: No such file or directory\n"
+
+
+async def _events(folder, count):
+    events = topic(f"sqlite:///{folder}/events.db?topic=events")
+    await events.create()
+    writer = await events.open_writer()
+    await writer.write(OutgoingBatch([b"%d" % number for number in range(count)]))
+    await writer.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_suspends_the_job_and_the_program_ends_well(folder, number):
+    """A service is stopped by SIGTERM; an exit code of failure would raise an alarm."""
+    await _events(folder, 2)
+    with started("run", "clicks:endless", cwd=folder) as program:
+        assert [program.stdout.readline() for _ in range(2)] == ["0\n", "1\n"]
+        program.send_signal(number)
+        printed, said = program.communicate(timeout=60)
+    assert (program.returncode, printed) == (0, "")
+    assert said.startswith("endless: suspended, ")
+
+
+def test_a_second_signal_aborts_a_step_that_does_not_end(folder):
+    """A step that waits for ever must not keep the program from being stopped."""
+    with started("run", "clicks:stuck", cwd=folder) as program:
+        assert program.stdout.readline() == "stuck\n"
+        program.send_signal(signal.SIGTERM)
+        program.send_signal(signal.SIGINT)  # another one: two equal ones that come at once count as one
+        program.wait(60)
+        assert program.returncode == 130
+        assert program.stderr.read().startswith("stuck: aborted, ")
+
+
+async def test_on_a_terminal_figures_are_live_and_ctrl_c_suspends(folder):
+    """What is seen is what runs; after Ctrl-C the last figures stay."""
+    await _events(folder, 2)
+    code, printed = on_terminal("run", "clicks:endless", cwd=folder, interrupt_at="endless: running")
+    assert code == 0
+    last = printed.rpartition("endless: suspended")[2]
+    assert "show" in last
+    assert "Traceback" not in printed
+
+
+def test_a_narrow_terminal_cuts_no_numbers(folder):
+    """`3,…` is worse than nothing."""
+    code, printed = on_terminal("run", "clicks:flow", cwd=folder, width=36)
+    assert code == 0
+    last = printed.rpartition("clicks: finished")[2]
+    assert last.count("1,000") >= 3
+    assert "…" not in last

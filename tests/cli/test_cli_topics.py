@@ -1,0 +1,237 @@
+"""`streamiter topics`: list, produce, tail."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+from cli.program import PROGRAM, environment, on_terminal, started, streamiter
+
+from streamiter.topics import OutgoingBatch, topic
+
+EVENTS = "sqlite:///events.db?topic=events"
+
+LINES = '{"user":"ann","n":1}\n\n{"user":"bob","n":2}\r\n{"user":7,"n":3}'
+
+
+async def written(folder, values, *, name="events", partitions=1, **columns):
+    """A topic with these values in a file of that folder."""
+    target = topic(f"sqlite:///{folder}/events.db?topic={name}")
+    await target.create(partitions=partitions)
+    writer = await target.open_writer()
+    await writer.write(
+        OutgoingBatch(values, timestamps_ms=[1_000 + n for n in range(len(values))], **columns)
+    )
+    await writer.close()
+    return target
+
+
+# ---- produce
+
+
+def test_lines_become_records_in_order(tmp_path):
+    """Empty lines are none, the last line needs no end, and what a record is does not depend on line ends."""
+    (tmp_path / "events.jsonl").write_text(LINES)
+    ran = streamiter("topics", "produce", EVENTS, "events.jsonl", "--create", "--key", "user", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", f"3 records written to {EVENTS}\n")
+    shown = streamiter("topics", "tail", EVENTS, "--json", cwd=tmp_path).stdout.splitlines()
+    records = [json.loads(line) for line in shown]
+    assert [record["key"] for record in records] == ["ann", "bob", "7"]
+    assert [json.loads(record["value"])["n"] for record in records] == [1, 2, 3]
+
+
+def test_standard_input_is_read_unless_a_file_is_named(tmp_path):
+    """The program stands at the end of a pipe."""
+    ran = streamiter("topics", "produce", EVENTS, "--create", "--partitions", "2", cwd=tmp_path, given=LINES)
+    assert (ran.returncode, ran.stderr) == (0, f"3 records written to {EVENTS}\n")
+    listed = streamiter("topics", "list", "sqlite:///events.db", cwd=tmp_path).stdout
+    assert listed == "events\t2\t3\n"
+
+
+def test_a_slow_pipe_is_written_as_it_comes(tmp_path):
+    """`tail -f log | streamiter topics produce` must not wait for thousands of lines."""
+    assert streamiter("topics", "produce", EVENTS, "--create", cwd=tmp_path).returncode == 0
+    with (
+        started("topics", "tail", EVENTS, "-f", cwd=tmp_path) as following,
+        subprocess.Popen(
+            [*PROGRAM, "topics", "produce", EVENTS],
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        ) as producing,
+    ):
+        producing.stdin.write(b"first\nsec")
+        producing.stdin.flush()
+        assert following.stdout.readline().endswith(" first\n")
+        _, said = producing.communicate(b"ond\n", timeout=60)
+        assert following.stdout.readline().endswith(" second\n")
+    assert said.decode() == f"2 records written to {EVENTS}\n"
+
+
+def test_ctrl_c_stores_what_was_read_and_says_how_much(tmp_path):
+    """Whoever types records by hand ends that way."""
+    assert streamiter("topics", "produce", EVENTS, "--create", cwd=tmp_path).returncode == 0
+    reading, writing = os.pipe()
+    with subprocess.Popen(
+        [*PROGRAM, "topics", "produce", EVENTS],
+        cwd=tmp_path,
+        stdin=reading,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as program:
+        os.close(reading)
+        with started("topics", "tail", EVENTS, "-f", cwd=tmp_path) as following:
+            os.write(writing, b"first\n")
+            assert following.stdout.readline().endswith(" first\n")
+        program.send_signal(signal.SIGINT)
+        said = program.stderr.read()
+        assert (program.wait(60), said) == (130, f"1 records written to {EVENTS}\n")
+    os.close(writing)
+
+
+def test_a_line_without_the_key_is_named_and_those_before_it_are_stored(tmp_path):
+    """With a silent null key, records of all users would go to any partition."""
+    (tmp_path / "events.jsonl").write_text('{"user":"ann"}\n{"other":1}')
+    ran = streamiter("topics", "produce", EVENTS, "events.jsonl", "--create", "--key", "user", cwd=tmp_path)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines() == [
+        f"1 records written to {EVENTS}",
+        'error: --key user: expected JSON objects with that field, given line 2: {"other":1}',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((EVENTS, "nosuch.jsonl"), "error: cannot read 'nosuch.jsonl': No such file or directory"),
+        ((EVENTS, "."), "error: cannot read '.': Is a directory"),
+        ((EVENTS,), "error: no topic 'events': "),
+        (("foo://events",), "error: topic 'foo://events': expected one of the schemes file://, kafka://, "),
+        (("events",), "error: topic 'events': expected a URL such as kafka://127.0.0.1:9092/clicks; "),
+        (
+            ("sqlite://events.db?topic=a",),
+            "error: topic 'sqlite://events.db?topic=a': expected three slashes ",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_an_error(tmp_path, arguments, said):
+    """Nothing is made by the way: a misspelt URL must not create a topic."""
+    ran = streamiter("topics", "produce", *arguments, cwd=tmp_path, given=LINES)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith(said)
+    assert len(ran.stderr.splitlines()) <= 2
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- list
+
+
+async def test_topics_are_listed_with_partitions_and_records(tmp_path):
+    """In a pipe a line each, with tabs; as JSON with the offsets."""
+    await written(tmp_path, [b"1", b"2"], partitions=2)
+    await written(tmp_path, [b"1"], name="another")
+    assert (
+        streamiter("topics", "list", "sqlite:///events.db", cwd=tmp_path).stdout
+        == "another\t1\t1\nevents\t2\t2\n"
+    )
+    ran = streamiter("topics", "list", "sqlite:///events.db", "--json", cwd=tmp_path)
+    described = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [entry["topic"] for entry in described] == ["another", "events"]
+    assert described[0] == {"topic": "another", "partitions": 1, "records": 1, "offsets": {"0": [0, 1]}}
+    code, printed = on_terminal("topics", "list", "sqlite:///events.db", cwd=tmp_path)
+    assert code == 0
+    assert re.search(r"events +2 +2", printed)
+
+
+def test_files_of_a_folder_are_topics_too(tmp_path):
+    """The URL of each is made from that of the folder."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "clicks.jsonl").write_text('{"a":1}\n{"a":2}\n')
+    assert streamiter("topics", "list", "file:data/", cwd=tmp_path).stdout == "clicks.jsonl\t1\t2\n"
+
+
+def test_no_topics_are_said_to_be_none(tmp_path):
+    """Not an error; and nothing on standard output that a script would take for a name."""
+    ran = streamiter("topics", "list", "sqlite:///nosuch.db", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "no topics in sqlite:///nosuch.db\n")
+
+
+# ---- tail
+
+
+async def test_the_last_records_are_printed_with_place_time_and_key(tmp_path):
+    """Ten unless said otherwise: a topic may hold millions."""
+    await written(tmp_path, [b"value %d" % n for n in range(12)], keys=[b"k%d" % n for n in range(12)])
+    lines = streamiter("topics", "tail", EVENTS, cwd=tmp_path).stdout.splitlines()
+    assert len(lines) == 10
+    assert lines[0] == "0:2 1970-01-01T00:00:01.002Z k2 value 2"
+    assert streamiter("topics", "tail", EVENTS, "-n", "1", cwd=tmp_path).stdout.splitlines() == lines[-1:]
+    assert streamiter("topics", "tail", EVENTS, "-n", "0", cwd=tmp_path).stdout == ""
+
+
+async def test_what_is_no_text_shows_its_size_and_is_whole_in_json(tmp_path):
+    """A model's bytes on a terminal would change its settings."""
+    await written(tmp_path, [b"\xff\x00", None])
+    lines = streamiter("topics", "tail", EVENTS, cwd=tmp_path).stdout.splitlines()
+    assert [line.split(" ", 2)[2] for line in lines] == ["(2 bytes that are not text)", "(no value)"]
+    shown = streamiter("topics", "tail", EVENTS, "--json", cwd=tmp_path).stdout.splitlines()
+    first, second = map(json.loads, shown)
+    assert (first["value_base64"], second["value"]) == ("/wA=", None)
+
+
+async def test_following_goes_on_until_ctrl_c_which_is_its_regular_end(tmp_path):
+    """Exit code 0 and no traceback."""
+    await written(tmp_path, [b"before"])
+    with started("topics", "tail", EVENTS, "--follow", cwd=tmp_path) as program:
+        assert program.stdout.readline().endswith(" before\n")
+        await written(tmp_path, [b"behind"])
+        assert program.stdout.readline().endswith(" behind\n")
+        program.send_signal(signal.SIGINT)
+        assert program.communicate(timeout=60) == ("", "")
+        assert program.returncode == 0
+
+
+async def test_a_reader_that_has_enough_ends_it_quietly(tmp_path):
+    """`streamiter topics tail … | head -1` must not print a traceback about a broken pipe."""
+    await written(tmp_path, [b"x" * 100] * 20_000)
+    with started("topics", "tail", EVENTS, "--json", "-n", "20000", cwd=tmp_path) as program:
+        assert json.loads(program.stdout.readline())["offset"] == 0
+        program.stdout.close()
+        assert (program.wait(60), program.stderr.read()) == (0, "")
+
+
+async def test_a_terminal_shows_long_values_shortened(tmp_path):
+    """One record of a megabyte would push everything else away."""
+    await written(tmp_path, [b"x" * 10_000])
+    code, printed = on_terminal("topics", "tail", EVENTS, cwd=tmp_path)
+    assert code == 0
+    assert "… (10,000 bytes)" in printed
+    assert len(printed) < 1000
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (
+            "sqlite:///events.db?topic=nosuch",
+            "error: no topic 'nosuch' in the file; the topics there are: events. Create it with "
+            "`await topic.create(partitions=...)`\nFrom the command line: streamiter topics produce URL FILE --create\n",
+        ),
+        (
+            "sqlite:///events.db",
+            "error: topic 'sqlite:///events.db': expected ?topic=<name> behind the path\n",
+        ),
+        ("file:nosuch.jsonl", "error: file '{folder}/nosuch.jsonl': there is no such file in '{folder}'\n"),
+    ],
+)
+async def test_a_topic_that_is_not_there_is_an_error(tmp_path, url, said):
+    """With what there is instead, since names are misspelt."""
+    await written(tmp_path, [b"1"])
+    ran = streamiter("topics", "tail", url, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith(said.format(folder=tmp_path))
+    assert len(ran.stderr.splitlines()) <= 2

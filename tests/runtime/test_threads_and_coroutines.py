@@ -1,0 +1,307 @@
+"""Operators that run in threads, and operators that are awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from flow.fed_source import Fed
+from runtime.probe import tasks_left, turns
+
+from streamiter import Flow, Operator, OutputTag, connect
+from streamiter.errors import RejectRecords
+from streamiter.operators import Output
+from streamiter.operators.context import Context
+from streamiter.runtime.plan import ChannelLimits
+from streamiter.testing import VirtualClock
+
+TAG = OutputTag("side")
+
+
+class Threaded(Operator):
+    """Notes the thread that it is called in; emits in each of its methods."""
+
+    runs_in_thread = True
+
+    def open(self, context: Context) -> None:
+        self.context = context
+        self.threads: set[str] = set()
+
+    def process(self, record: Any, out: Output) -> None:
+        self.threads.add(threading.current_thread().name)
+        out.emit(record)
+        out.emit(-record, tag=TAG)
+
+    def input_ended(self, name: str, out: Output) -> None:
+        out.emit("input ended")
+
+    def finish(self, out: Output) -> None:
+        out.emit("finish")
+        assert all(name.startswith("f-step") for name in self.threads)
+        assert len(self.threads) == 1
+
+
+async def test_batches_are_handled_in_a_thread_and_go_on_in_order() -> None:
+    """A slow model must not stop the event loop; what is behind it must not run in its thread."""
+    receivers: set[str] = set()
+
+    def note(record: Any) -> Any:
+        receivers.add(threading.current_thread().name)
+        return record
+
+    flow = Flow("f")
+    step = flow.from_items([1, 2, 3]).process(Threaded)
+    main, side = step.map(note).collect(), step.side_output(TAG).collect()
+    await (await flow.start()).wait()
+    assert main.items == [1, 2, 3, "input ended", "finish"]
+    assert side.items == [-1, -2, -3]
+    assert receivers == {"MainThread"}
+
+
+async def test_what_is_emitted_when_the_input_ends_is_not_lost() -> None:
+    """The last mini-batch of a threaded step stayed in the list where its thread had gathered."""
+
+    class Gathers(Operator):
+        runs_in_thread = True
+
+        def open(self, context: Context) -> None:
+            self.kept: list[Any] = []
+
+        def process_batch(self, batch: Any, out: Output) -> None:
+            self.kept.extend(batch)
+
+        def finish(self, out: Output) -> None:
+            out.emit_batch(self.kept)
+
+    flow = Flow("f", parallelism=2)
+    got = flow.from_items(list(range(10))).process(Gathers).collect()
+    await (await flow.start()).wait()
+    assert sorted(got.items) == list(range(10))
+
+
+async def test_several_inputs_may_be_handled_in_a_thread() -> None:
+    """What one input emitted came out only with the next batch of the other."""
+
+    class Both(Operator):
+        runs_in_thread = True
+
+        def process_a(self, record: Any, out: Output) -> None:
+            out.emit(("a", record))
+
+        def process_b_batch(self, batch: Any, out: Output) -> None:
+            out.emit_batch([("b", record) for record in batch])
+
+    a, b = Fed(), Fed()
+    flow = Flow("f")
+    got = connect(a=flow.from_source(lambda: a), b=flow.from_source(lambda: b)).process(Both).collect()
+    job = await flow.start()
+    for fed, record in ((a, 1), (b, 2), (a, 3)):
+        fed.give(record)
+        while len(got.items) < record:
+            await asyncio.sleep(0)
+    assert got.items == [("a", 1), ("b", 2), ("a", 3)]
+    await job.stop("drain")
+
+
+async def test_timers_can_be_set_in_a_thread() -> None:
+    """The clock belongs to the event loop: it once said that there was none running."""
+
+    class Timed(Threaded):
+        def process(self, record: Any, out: Output) -> None:
+            self.context.set_timer(record, record)
+
+        def on_timer(self, payload: Any, out: Output) -> None:
+            out.emit(payload)
+
+    clock, fed, handled = VirtualClock(), Fed(), asyncio.Event()
+    flow = Flow("f")
+    step = flow.from_source(lambda: fed).process(Timed)
+    got = step.collect()
+    job = await flow.start(clock=clock)
+    fed.give(2, 1)
+    while clock.timers < 3:  # The watchdog's and these two.
+        await asyncio.sleep(0)
+    await clock.advance(1)
+    assert got.items == [1]
+    await clock.advance(1)
+    assert got.items == [1, 2]
+    await job.stop("abort")
+    assert not handled.is_set()
+
+
+async def test_keys_rejections_and_snapshots_work_in_a_thread_too() -> None:
+    """The same operator with ``runs_in_thread`` gives the same results."""
+
+    class Count(Operator):
+        runs_in_thread = True
+
+        def open(self, context: Context) -> None:
+            self.context = context
+
+        def process(self, record: Any, out: Output) -> None:
+            if record < 0:
+                raise RejectRecords([0], "negative")
+            self.context.state = (self.context.state or 0) + record
+            out.emit((self.context.key, self.context.state))
+
+    fed = Fed()
+    flow = Flow("f")
+    got = (
+        flow.from_source(lambda: fed)
+        .key_by(lambda x: x % 2)
+        .process(Count, on_error="skip", name="c")
+        .collect()
+    )
+    job = await flow.start()
+    fed.give(1, 2, -1, 3)
+    while len(got.items) < 3:
+        await asyncio.sleep(0)
+    assert got.items == [(1, 1), (0, 2), (1, 4)]
+    assert job.statistics().step("c").rejected == 1
+    snapshot = await job.snapshot()
+    assert sorted(snapshot["c[0]"]["operators"]["c"]["keyed"]) == [(0, 2, 0.0), (1, 4, 0.0)]
+    await job.stop("drain")
+
+
+async def test_an_abort_waits_for_the_thread_before_it_closes_its_operator() -> None:
+    """``close`` while ``process`` still runs frees a model that is being used."""
+    life: list[str] = []
+    entered, leave = threading.Event(), threading.Event()
+
+    class Slow(Operator):
+        runs_in_thread = True
+
+        def process(self, record: Any, out: Output) -> None:
+            entered.set()
+            leave.wait(10)
+            life.append("processed")
+            out.emit(record)
+
+        def close(self) -> None:
+            life.append("closed")
+
+    flow = Flow("f")
+    flow.from_items([1]).process(Slow).collect()
+    job = await flow.start()
+    while not entered.is_set():
+        await asyncio.sleep(0)
+    stopping = asyncio.create_task(job.stop("abort"))
+    await turns()
+    assert life == []
+    leave.set()
+    assert (await stopping).state == "aborted"
+    assert life == ["processed", "closed"]
+    assert tasks_left() == []
+
+
+async def test_a_job_without_threaded_steps_starts_no_thread() -> None:
+    """A thread for each subtask of each flow of a service adds up."""
+    before = threading.active_count()
+    flow = Flow("f", parallelism=4)
+    flow.from_items(list(range(10))).rebalance().map(str)
+    await (await flow.start()).wait()
+    assert threading.active_count() == before
+
+
+class TestAwaited:
+    async def test_every_method_may_be_a_coroutine_function(self) -> None:
+        """The documented promise, with all of them at once."""
+        life: list[str] = []
+
+        class Everything(Operator):
+            async def open(self, context: Context) -> None:
+                await turns(2)
+                self.context = context
+                life.append("open")
+
+            async def process(self, record: Any, out: Output) -> None:
+                await turns(2)
+                out.emit(record)
+                self.context.set_timer(0.0, "payload")
+
+            async def on_timer(self, payload: Any, out: Output) -> None:
+                await turns(2)
+                out.emit(payload)
+
+            async def input_ended(self, name: str, out: Output) -> None:
+                life.append(f"{name} ended")
+
+            async def snapshot(self) -> str:
+                await turns(2)
+                return "state"
+
+            async def restore(self, state: str) -> None:
+                life.append(f"restored {state}")
+
+            async def finish(self, out: Output) -> None:
+                await turns(2)
+                out.emit("finish")
+
+            async def close(self) -> None:
+                await turns(2)
+                life.append("close")
+
+        clock, fed = VirtualClock(), [Fed(), Fed()]
+        sources = iter(fed)
+        flow = Flow("f")
+        got = flow.from_source(lambda: next(sources)).process(Everything).collect()
+        job = await flow.start(clock=clock)
+        fed[0].give(1)
+        await clock.advance(1)
+        assert got.items == [1, "payload"]
+        snapshot = await job.snapshot()
+        await job.stop("abort")
+        job = await flow.start(clock=clock, snapshot=snapshot)
+        await job.stop("drain")
+        assert got.items == [1, "payload", "finish"]
+        assert life == ["open", "close", "open", "restored state", "input ended", "close"]
+
+    async def test_records_are_handled_one_after_the_other(self) -> None:
+        """An operator is used by one call at a time, also while it waits."""
+        at_once = most = 0
+
+        class Serial(Operator):
+            async def process(self, record: Any, out: Output) -> None:
+                nonlocal at_once, most
+                at_once += 1
+                most = max(most, at_once)
+                await turns(record % 5)
+                at_once -= 1
+                out.emit(record)
+
+        flow = Flow("f")
+        got = flow.from_items(list(range(30))).process(Serial).collect()
+        await (await flow.start(channel_limits=ChannelLimits(records=2))).wait()
+        assert (got.items, most) == (list(range(30)), 1)
+
+    @pytest.mark.parametrize("limit", [1, 3])
+    async def test_timers_do_not_interrupt_a_call(self, limit: int) -> None:
+        """State is used by one call at a time, timers included."""
+        busy = False
+
+        class Busy(Operator):
+            def open(self, context: Context) -> None:
+                self.context = context
+
+            async def process(self, record: Any, out: Output) -> None:
+                nonlocal busy
+                busy = True
+                self.context.set_timer(0.0, record)
+                await turns(5)
+                busy = False
+
+            def on_timer(self, payload: Any, out: Output) -> None:
+                assert not busy
+                out.emit(payload)
+
+        clock, fed = VirtualClock(), Fed()
+        flow = Flow("f")
+        got = flow.from_source(lambda: fed).process(Busy).collect()
+        job = await flow.start(clock=clock, channel_limits=ChannelLimits(records=limit))
+        for number in range(5):
+            fed.give(number)
+            await clock.advance(1)
+        assert got.items == list(range(5))
+        await job.stop("drain")
