@@ -103,7 +103,7 @@ def regression(flow: Flow, examples: Stream) -> Stream:
 
 
 def made_up_examples(count: int = 20_000) -> Columns:
-    """y is 1·x₀ + 2·x₁ + … + 10·x₉, and a little noise."""
+    """Y is 1·x₀ + 2·x₁ + … + 10·x₉, and a little noise."""
     generator = np.random.default_rng(seed=1)
     features = generator.normal(size=(count, FEATURES))
     noise = 0.1 * generator.normal(size=count)

@@ -93,7 +93,12 @@ class Train(Operator):
         self.features, self.targets, self.parameters = [], [], None
 
     def snapshot(self) -> dict[str, Any]:
-        return {"parameters": self.parameters, "features": self.features, "targets": self.targets}
+        # Copies: a snapshot must not change when the next example comes.
+        return {
+            "parameters": self.parameters,
+            "features": list(self.features),
+            "targets": list(self.targets),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.parameters, self.features, self.targets = (
@@ -122,7 +127,7 @@ def regression(flow: Flow, examples: Stream) -> Stream:
 
 
 def made_up_examples(count: int = 20_000) -> Columns:
-    """y is 1·x₀ + 2·x₁ + … + 10·x₉, and a little noise."""
+    """Y is 1·x₀ + 2·x₁ + … + 10·x₉, and a little noise."""
     generator = np.random.default_rng(seed=1)
     features = generator.normal(size=(count, FEATURES))
     noise = 0.1 * generator.normal(size=count)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamiter.errors import InternalError
-from streamiter.records import Control, DataBatch, estimated_bytes
+from streamiter.records import Control, DataBatch, EpochWatermark, estimated_bytes
 
 __all__ = ["LIMIT_BYTES", "LIMIT_RECORDS", "Channel", "ChannelStatistics"]
 
@@ -113,7 +113,14 @@ class Channel:
         return True
 
     def put_control(self, control: Control) -> None:
-        """Put a control record behind all that is there (the producer's side)."""
+        """Put a control record behind all that is there (the producer's side).
+
+        An epoch watermark takes the place of one that nothing has followed: it says all that one said, and
+        a consumer that does not come to take them would find one for each epoch.
+        """
+        if self._items and isinstance(control, EpochWatermark) and isinstance(self._items[-1], EpochWatermark):
+            self._items[-1] = control
+            return
         self._append(control)
 
     async def wait_for_room(self) -> None:

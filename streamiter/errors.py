@@ -21,6 +21,7 @@
     │   ├── StorageFull        no room left on the disk
     │   └── ProducerFenced     a newer writer with the same transactional id has taken over
     ├── LoopOverflow           feedback went past the disk limit of its loop
+    ├── OutputOverflow         one call of an operator emitted more than can wait
     ├── JobFailed              a job ended because a step failed; the cause is its ``__cause__``
     └── InternalError          our own mistake, never the user's: please report it
 
@@ -41,6 +42,7 @@ __all__ = [
     "LoopOverflow",
     "ModelError",
     "OffsetOutOfRange",
+    "OutputOverflow",
     "PlainDataError",
     "ProducerFenced",
     "RecordTooLarge",
@@ -150,6 +152,10 @@ class ProducerFenced(TopicError):
 
 class LoopOverflow(StreamiterError):
     """Feedback went past the disk limit of its loop."""
+
+
+class OutputOverflow(StreamiterError):
+    """One call of an operator emitted more than can wait for room."""
 
 
 class JobFailed(StreamiterError):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamiter.channels import Channel
 from streamiter.errors import InternalError
-from streamiter.records import Control, DataBatch, EndOfInput, EpochWatermark, estimated_bytes
+from streamiter.records import Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, estimated_bytes
 
 
 def channel_of(records: int = 10, size_bytes: int = 1 << 20) -> Channel:
@@ -138,6 +138,20 @@ def test_statistics_count_what_waits_the_peaks_and_the_totals() -> None:
     assert (told.total_records, told.total_batches, told.total_bytes) == (8, 3, 64)
 
 
+def test_watermarks_that_nobody_takes_do_not_pile_up() -> None:
+    """A stuck worker behind a filter that drops everything: half a million watermarks waited in its channel."""
+    channel = channel_of()
+    channel.try_put(DataBatch([1]))
+    for epoch in range(1000):
+        channel.put_control(EpochWatermark(epoch))
+    channel.put_control(EndOfData())
+    channel.put_control(EpochWatermark(1000))
+    items = []
+    while channel.peek() is not None:
+        items.append(channel.take())
+    assert [repr(item) for item in items[1:]] == ["EpochWatermark(999)", "EndOfData()", "EpochWatermark(1000)"]
+
+
 ACTIONS = st.lists(st.one_of(st.integers(0, 9), st.sampled_from(["control", "take"])), max_size=60)
 
 
@@ -154,7 +168,7 @@ def test_whatever_is_put_and_taken_order_limits_and_numbers_hold(
             if model:
                 assert channel.take() is model.popleft()
         elif action == "control":
-            model.append(EpochWatermark(0))
+            model.append(EndOfData())
             channel.put_control(model[-1])  # type: ignore[arg-type]
         else:
             batch = DataBatch(np.zeros(int(action)))

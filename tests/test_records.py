@@ -166,7 +166,6 @@ def test_joining_what_was_cut_gives_the_batch_again(data: st.DataObject, length:
         ([1], np.array([1])),
         (np.array([1]), np.array([1.0])),
         (np.zeros((1, 2)), np.zeros((1, 3))),
-        (np.array(["ab"]), np.array(["abc"])),
         (Columns({"x": [1]}), Columns({"y": [1]})),
         (Columns({"x": [1], "y": [1]}), Columns({"y": [1], "x": [1]})),
         (Columns({"x": [1]}), Columns({"x": [1.5]})),

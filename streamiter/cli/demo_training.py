@@ -101,6 +101,7 @@ async def train(
     topics: DemoTopics, labels: Labels, mini_batch: int, progress: TrainingProgress
 ) -> JobStatistics:
     """Train on the events in the topic, until its present end or Ctrl-C; with live figures on a terminal."""
+    await topics.create()
     job = await _training_flow(topics, labels, mini_batch, progress).start()
     with stopping_on_signals(job):
         async with watched(job, progress.render):

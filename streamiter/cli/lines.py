@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import AsyncGenerator
@@ -12,7 +13,7 @@ from typing import Final
 
 from streamiter.errors import ConfigurationError
 
-__all__ = ["lines_of"]
+__all__ = ["lines_of", "open_lines"]
 
 _READ_BYTES: Final = 1 << 20
 _STANDARD_INPUT: Final = 0
@@ -21,32 +22,36 @@ _STANDARD_INPUT: Final = 0
 _CHUNKS_AHEAD: Final = 2
 
 
-async def lines_of(file: str) -> AsyncGenerator[list[bytes], None]:
-    """The lines of ``file`` (``-``: standard input) without their ends, as many at a time as there are.
+def open_lines(file: str) -> int:
+    """A descriptor to read ``file`` with; ``-`` is standard input."""
+    if file == "-":
+        return _STANDARD_INPUT
+    if os.path.isdir(file):
+        raise ConfigurationError(f"cannot read {file!r}: {os.strerror(errno.EISDIR)}")
+    try:
+        return os.open(file, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file!r}: {error.strerror}") from error
 
-    It is read in a thread of its own, so that a slow pipe or a terminal holds nothing else up. The thread is a
+
+async def lines_of(descriptor: int) -> AsyncGenerator[list[bytes], None]:
+    """The lines without their ends, as many at a time as there are; closes the descriptor.
+
+    They are read in a thread of its own, so that a slow pipe or a terminal holds nothing else up. The thread is a
     daemon: a read that never returns does not keep the program from ending.
     """
-    descriptor = _STANDARD_INPUT if file == "-" else _opened(file)
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(_CHUNKS_AHEAD)
     reading = (descriptor, chunks, asyncio.get_running_loop())
-    threading.Thread(target=_read, args=reading, daemon=True, name=f"read {file}").start()
+    threading.Thread(target=_read, args=reading, daemon=True, name="read lines").start()
     rest = b""
     while chunk := await chunks.get():
         if isinstance(chunk, OSError):
-            raise ConfigurationError(f"cannot read {file!r}: {chunk.strerror}") from chunk
+            raise ConfigurationError(f"cannot read on: {chunk.strerror}") from chunk
         *lines, rest = (rest + chunk).split(b"\n")
         if lines:
             yield [line.removesuffix(b"\r") for line in lines]
     if rest:
         yield [rest.removesuffix(b"\r")]
-
-
-def _opened(file: str) -> int:
-    try:
-        return os.open(file, os.O_RDONLY)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {file!r}: {error.strerror}") from error
 
 
 def _read(descriptor: int, chunks: asyncio.Queue[bytes | OSError], loop: asyncio.AbstractEventLoop) -> None:

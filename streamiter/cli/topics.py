@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from streamiter.cli.examples import examples
-from streamiter.cli.lines import lines_of
+from streamiter.cli.lines import lines_of, open_lines
 from streamiter.errors import ConfigurationError
 from streamiter.runtime.running import run_in_own_loop
 from streamiter.topics import (
@@ -48,6 +48,9 @@ _SHOWN_CHARACTERS: Final = 400
 
 # ---- list
 
+_Found = list[tuple[str, TopicDescription]]
+"""Topics by the names that their server, file or folder has for them."""
+
 
 @topics_app.command(
     "list",
@@ -66,23 +69,23 @@ def list_topics(
     as_json: AsJson = False,
 ) -> None:
     """Names, partitions and records of the topics of a server, file or folder."""
-    descriptions = run_in_own_loop(_descriptions(url))
+    found = run_in_own_loop(_descriptions(url))
     if as_json:
-        for description in descriptions:
-            _print_json(_described(description))
-    elif not descriptions:
+        for name, description in found:
+            _print_json(_described(name, description))
+    elif not found:
         typer.echo(f"no topics in {url}", err=True)
     elif sys.stdout.isatty():
-        Console().print(_table(descriptions))
+        Console().print(_table(found))
     else:
-        for description in descriptions:
-            typer.echo(f"{description.name}\t{description.partitions}\t{_records(description)}")
+        for name, description in found:
+            typer.echo(f"{name}\t{description.partitions}\t{_records(description)}")
 
 
-async def _descriptions(url: str) -> list[TopicDescription]:
+async def _descriptions(url: str) -> _Found:
     connector = connector_for(url)
     names = sorted(await connector.list_topics(url, {}))
-    return [await connector.topic(_with_topic(url, name), {}).describe() for name in names]
+    return [(name, await connector.topic(_with_topic(url, name), {}).describe()) for name in names]
 
 
 def _with_topic(url: str, name: str) -> str:
@@ -102,23 +105,23 @@ def _records(description: TopicDescription) -> int:
     return sum(end - start for start, end in description.offsets.values())
 
 
-def _described(description: TopicDescription) -> dict[str, Any]:
+def _described(name: str, description: TopicDescription) -> dict[str, Any]:
     offsets = {str(partition): list(ends) for partition, ends in description.offsets.items()}
     return {
-        "topic": description.name,
+        "topic": name,
         "partitions": description.partitions,
         "records": _records(description),
         "offsets": offsets,
     }
 
 
-def _table(descriptions: Sequence[TopicDescription]) -> Table:
+def _table(found: _Found) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("topic", overflow="fold")
     table.add_column("partitions", justify="right")
     table.add_column("records", justify="right")
-    for description in descriptions:
-        table.add_row(description.name, str(description.partitions), f"{_records(description):,}")
+    for name, description in found:
+        table.add_row(name, str(description.partitions), f"{_records(description):,}")
     return table
 
 
@@ -163,7 +166,7 @@ class _Producing:
 
     async def run(self, file: str, create_with_partitions: int | None) -> None:
         """Write all lines of the file."""
-        async with contextlib.aclosing(lines_of(file)) as chunks:
+        async with contextlib.aclosing(lines_of(open_lines(file))) as chunks:
             if create_with_partitions is not None:
                 await self._target.create(partitions=create_with_partitions)
             writer = await self._target.open_writer()

@@ -81,7 +81,7 @@ class LoopCoordinator:
         self._heads: list[Post] = []
         self._entrances: list[Post] = []
         self._feedback: list[FeedbackChannel] = []
-        self._throttled: list[Post] = []
+        self._throttled: dict[Post, None] = {}
         self._feedback_handled = 0
         self._restored: list[Restored] = []
         self._in_checkpoint = 0
@@ -189,7 +189,7 @@ class LoopCoordinator:
 
     def throttle(self, post: Post) -> None:
         """An entrance waits to be admitted again."""
-        self._throttled.append(post)
+        self._throttled[post] = None
 
     def feedback_handled(self) -> None:
         """A head has handled a batch of feedback."""
@@ -198,5 +198,5 @@ class LoopCoordinator:
         self._feedback_handled += 1
         if self._feedback_handled >= _FEEDBACK_FOR_ONE_INPUT or not self.is_overloaded:
             self._feedback_handled = 0
-            throttled, self._throttled = self._throttled, []
+            throttled, self._throttled = self._throttled, {}
             self._post(throttled, Admit())

@@ -24,6 +24,7 @@ from streamiter.records import (
     EpochWatermark,
     can_concatenate,
     concatenate,
+    slice_batch,
 )
 from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.watermarks import BEFORE_ALL_EPOCHS, WatermarkTracker
@@ -104,11 +105,22 @@ class Port:
         "input_name",
         "is_feedback",
         "listed",
+        "one_at_a_time",
         "parked",
     )
 
-    def __init__(self, index: int, input_name: str, channel: ReadableChannel, *, is_feedback: bool) -> None:
+    def __init__(
+        self,
+        index: int,
+        input_name: str,
+        channel: ReadableChannel,
+        *,
+        is_feedback: bool,
+        one_at_a_time: bool = False,
+    ) -> None:
         self.index = index
+        self.one_at_a_time = one_at_a_time
+        """Hand over single records (mini-batches in a loop), so that what is fed back is met in between."""
         self.input_name = input_name
         self.channel = channel
         self.is_feedback = is_feedback
@@ -423,6 +435,8 @@ class Gate:
         from_held = bool(port.held)
         first = self._take(port)
         assert isinstance(first, DataBatch)
+        if port.one_at_a_time:
+            return self._take_one(port, first)
         length = len(first.records)
         following = port.peek()
         if not isinstance(following, DataBatch) or length >= _JOINED_RECORDS:
@@ -440,6 +454,17 @@ class Gate:
             length += len(following.records)
             following = port.peek()
         return DataBatch(concatenate(joined), first.epoch)
+
+    def _take_one(self, port: Port, batch: DataBatch) -> DataBatch:
+        """The first record; the others are held one by one, so that each is cut out only once."""
+        records, epoch = batch.records, batch.epoch
+        if len(records) == 1:
+            return batch
+        singles = [
+            DataBatch(slice_batch(records, index, index + 1), epoch) for index in range(1, len(records))
+        ]
+        port.held.extendleft(reversed(singles))
+        return DataBatch(slice_batch(records, 0, 1), epoch)
 
     def _hold_up_to_barrier(self, port: Port) -> bool:
         """Take what lies before the barrier into the port's own buffer; says whether the port is done with.

@@ -279,6 +279,8 @@ def _task_statistics(task: Task) -> TaskStatistics:
         ),
         epoch_watermark=task.progress.watermark,
         inputs=tuple(channel.statistics() for channel in channels if isinstance(channel, Channel)),
+        outputs=tuple(lane.channel.statistics() for writer in task.writers for lane in writer.lanes),
+        waiting_records=sum(lane.waiting_records for writer in task.writers for lane in writer.lanes),
         feedback=tuple(
             FeedbackStatistics(
                 name=channel.name,

@@ -12,6 +12,7 @@ from streamiter.checkpoints.spill import SpillQueue
 from streamiter.clock import Clock
 from streamiter.errors import GraphError
 from streamiter.operators.context import JobScope, Progress
+from streamiter.operators.mini_batch import MiniBatch
 from streamiter.operators.operator import Boundary, Operator
 from streamiter.operators.source import Source
 from streamiter.runtime.entries import check_handlers, is_awaited
@@ -187,8 +188,32 @@ class Planner:
             for channels in self._channels.get(edge, ()):
                 if (channel := channels[subtask]) is not None:
                     is_feedback = edge.feedback is not None
-                    ports.append(Port(len(ports), edge.input_name, channel, is_feedback=is_feedback))
+                    one_at_a_time = self._brings_mini_batches(step, edge)
+                    ports.append(
+                        Port(
+                            len(ports),
+                            edge.input_name,
+                            channel,
+                            is_feedback=is_feedback,
+                            one_at_a_time=one_at_a_time,
+                        )
+                    )
         return ports
+
+    def _brings_mini_batches(self, step: Step, edge: Edge) -> bool:
+        """Whether mini-batches meet other inputs here, in a loop.
+
+        A batch of mini-batches would be worked through with one state of the model; a worker in another
+        thread or process would have got many newer ones meanwhile.
+        """
+        if step.loop is None or len(step.input_names()) < 2 or edge.feedback is not None:
+            return False
+        upstream = edge.upstream
+        while not isinstance(self._operators[upstream][0], MiniBatch):
+            if len(upstream.inputs) != 1 or upstream.loop is None:
+                return False
+            upstream = upstream.inputs[0].upstream
+        return True
 
     def _epochs_aside(self, head: Step, name: str) -> EpochsAside | None:
         if not self._operators[head][0].epochs_in_order:

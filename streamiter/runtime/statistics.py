@@ -47,6 +47,10 @@ class TaskStatistics:
     """Below 0 before the first epoch is complete."""
     inputs: tuple[ChannelStatistics, ...]
     """The channels it reads, with depth and peak."""
+    outputs: tuple[ChannelStatistics, ...]
+    """The channels it writes."""
+    waiting_records: int
+    """Records emitted that found no room in these channels yet."""
     feedback: tuple[FeedbackStatistics, ...]
     blocked_s: float
     """Time spent waiting for room downstream."""

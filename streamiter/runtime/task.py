@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol, final
 
-import numpy as np
-
 from streamiter.clock import Clock
 from streamiter.errors import StreamiterError
 from streamiter.operators.context import Progress
@@ -18,7 +16,6 @@ from streamiter.operators.source import Positions, SourceBatch
 from streamiter.records import (
     Batch,
     CheckpointBarrier,
-    Columns,
     Control,
     DataBatch,
     EndOfData,
@@ -238,29 +235,12 @@ class Task:
             await self.head.call("on_batch", port.input_name, records, epoch, self._boundary_out)
             return
         entry = self._entries[port.input_name]
-        if self._is_batch_of_batches(records):
-            self.gate.put_back(port, slice_batch(records, 1, len(records)), epoch)
-            records = slice_batch(records, 0, 1)
         if self._wanted is not None:
             await self._handle_while_wanted(port, entry, records, epoch)
         elif self._awaited:
             await entry(records)
         else:
             entry(records)
-
-    def _is_batch_of_batches(self, records: Batch) -> bool:
-        """Whether to take but one record now, so that what comes back through the loop is met in between.
-
-        A batch of mini-batches would otherwise be worked through with one state of the model: a worker
-        in another thread or process would have got many newer ones meanwhile.
-        """
-        return (
-            self._in_loop
-            and len(self._input_names) > 1
-            and isinstance(records, list)
-            and len(records) > 1
-            and isinstance(records[0], (Columns, np.ndarray, list))
-        )
 
     async def _handle_while_wanted(
         self, port: Port, entry: Callable[[Batch], Any], records: Batch, epoch: int

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 from streamiter.channels import Channel
 from streamiter.clock import Clock
-from streamiter.errors import StreamiterError
+from streamiter.errors import OutputOverflow, StreamiterError
 from streamiter.operators.context import Progress
 from streamiter.operators.rejection import RecordFailure
-from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, slice_batch
+from streamiter.records import (
+    Batch,
+    Control,
+    DataBatch,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    estimated_bytes,
+    slice_batch,
+)
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.partitioning import Splitter
 
 __all__ = ["EdgeWriter", "FeedbackWriter", "Lane", "Writer"]
+
+
+# What one call may emit beyond what its channel holds: generous for any batch, small beside the memory of
+# a machine, and reached in a second or two by an operator that never stops emitting.
+LANE_LIMIT_BYTES: Final = 1 << 30
 
 
 @final
@@ -24,19 +38,33 @@ class Lane:
 
     An operator that is called directly cannot wait in the middle of a call, so what it emits beyond the
     channel's limit is kept here, and its task handles no further input until the lane is clear: at most
-    the output of one call waits.
+    the output of one call waits, and that must stay below ``LANE_LIMIT_BYTES``.
     """
 
-    __slots__ = ("blocked_s", "channel", "waiting")
+    __slots__ = ("_waiting_bytes", "blocked_s", "channel", "waiting")
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.waiting: deque[DataBatch | Control] = deque()
         self.blocked_s = 0.0
+        self._waiting_bytes = 0
+
+    @property
+    def waiting_records(self) -> int:
+        """Records that found no room in the channel yet."""
+        return sum(len(item.records) for item in self.waiting if isinstance(item, DataBatch))
 
     def put(self, batch: DataBatch) -> None:
-        if self.waiting or not self.channel.try_put(batch):
-            self.waiting.append(batch)
+        if not self.waiting and self.channel.try_put(batch):
+            return
+        self.waiting.append(batch)
+        self._waiting_bytes += estimated_bytes(batch.records)
+        if self._waiting_bytes > LANE_LIMIT_BYTES:
+            raise OutputOverflow(
+                f"{self.channel.name}: expected a call of an operator to emit at most {LANE_LIMIT_BYTES >> 20} MiB, "
+                f"given {self._waiting_bytes >> 20} MiB and no end of it; emit less for each record, or read it "
+                "from a source"
+            )
 
     def put_control(self, control: Control) -> None:
         if self.waiting:
@@ -56,6 +84,7 @@ class Lane:
                     await self.channel.wait_for_room()
                     continue
                 self.waiting.popleft()
+            self._waiting_bytes = 0
         finally:
             self.blocked_s += clock.monotonic_s() - began_s
 

@@ -219,7 +219,8 @@ async def test_a_terminal_shows_long_values_shortened(tmp_path):
         (
             "sqlite:///events.db?topic=nosuch",
             "error: no topic 'nosuch' in the file; the topics there are: events. Create it with "
-            "`await topic.create(partitions=...)`\nFrom the command line: streamiter topics produce URL FILE --create\n",
+            "`await topic.create(partitions=...)`\n"
+            "From the command line: streamiter topics produce URL FILE --create\n",
         ),
         (
             "sqlite:///events.db",

