@@ -150,15 +150,15 @@ async def _send_and_receive(session: Session, source: Topic, target: Topic, load
     async with (
         kafka.producer(session.kafka) as producer,
         kafka.consumer(session.kafka, target.name, partitions=1) as consumer,
+        asyncio.TaskGroup() as group,
     ):
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_send(producer, source.name, load.events, sent_ns))
-            async with asyncio.timeout(load.events / RATE_PER_S + _PATIENCE_S):
-                while len(times) < load.answers:
-                    for records in (await consumer.getmany(timeout_ms=1000)).values():
-                        for record in records:
-                            number, ms = load.answer_ms(orjson.loads(record.value), sent_ns)
-                            times[number] = ms
+        group.create_task(_send(producer, source.name, load.events, sent_ns))
+        async with asyncio.timeout(load.events / RATE_PER_S + _PATIENCE_S):
+            while len(times) < load.answers:
+                for records in (await consumer.getmany(timeout_ms=1000)).values():
+                    for record in records:
+                        number, ms = load.answer_ms(orjson.loads(record.value), sent_ns)
+                        times[number] = ms
     return times
 
 

@@ -118,7 +118,11 @@ class Channel:
         An epoch watermark takes the place of one that nothing has followed: it says all that one said, and
         a consumer that does not come to take them would find one for each epoch.
         """
-        if self._items and isinstance(control, EpochWatermark) and isinstance(self._items[-1], EpochWatermark):
+        if (
+            self._items
+            and isinstance(control, EpochWatermark)
+            and isinstance(self._items[-1], EpochWatermark)
+        ):
             self._items[-1] = control
             return
         self._append(control)

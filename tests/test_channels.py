@@ -149,7 +149,11 @@ def test_watermarks_that_nobody_takes_do_not_pile_up() -> None:
     items = []
     while channel.peek() is not None:
         items.append(channel.take())
-    assert [repr(item) for item in items[1:]] == ["EpochWatermark(999)", "EndOfData()", "EpochWatermark(1000)"]
+    assert [repr(item) for item in items[1:]] == [
+        "EpochWatermark(999)",
+        "EndOfData()",
+        "EpochWatermark(1000)",
+    ]
 
 
 ACTIONS = st.lists(st.one_of(st.integers(0, 9), st.sampled_from(["control", "take"])), max_size=60)

@@ -21,7 +21,7 @@ async def until(is_so: Callable[[], bool]) -> None:
     """Let the other tasks run until something is so."""
 
     async def wait() -> None:
-        while not is_so():  # noqa: ASYNC110 (statistics are asked for, they tell nobody)
+        while not is_so():
             await asyncio.sleep(0)
 
     await asyncio.wait_for(wait(), PATIENCE_S)
