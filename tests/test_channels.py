@@ -151,7 +151,7 @@ def test_watermarks_that_nobody_takes_do_not_pile_up() -> None:
         items.append(channel.take())
     assert [repr(item) for item in items[1:]] == [
         "EpochWatermark(999)",
-        "EndOfData()",
+        "EndOfData(0)",
         "EpochWatermark(1000)",
     ]
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from streamiter.checkpoints import PlainData, SpillQueue
-from streamiter.checkpoints import spill_file as spill_file_module
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError, StorageFull
 from streamiter.records import (
     CheckpointBarrier,
@@ -318,7 +317,7 @@ def test_a_full_disk_is_told_and_changes_nothing(make_queue, monkeypatch):
     queue.put(fed[0])
     queue.put(fed[1])
     with open("/dev/full", "r+b", buffering=0) as full_disk, monkeypatch.context() as full:
-        full.setattr(spill_file_module.tempfile, "TemporaryFile", lambda **_: full_disk)
+        full.setattr(tempfile, "TemporaryFile", lambda **_: full_disk)
         queue.put(fed[2])  # fills the first segment
         with pytest.raises(
             StorageFull, match=r"^train: expected room for \d+ bytes in .*, given No space left.* free"

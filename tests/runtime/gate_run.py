@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +73,7 @@ class GateRun:
             for number, (name, channel) in enumerate(zip(self.inputs, self.channels, strict=True))
         ]
         self.gate = Gate(ports, epochs_aside=aside() if self.in_order else None)
+        weakref.finalize(self, self.gate.close)  # what it has set aside may lie in files
         if self.restored is not None:
             self.gate.restore(self.restored)
         self._ask()

@@ -57,7 +57,8 @@ class Last(Operator):
         print("close", flush=True)
 
 
-flow = Flow("signals")
-flow.from_source(Numbers).process(First).process(Last)
-statistics = flow.run()
-print(statistics.state, flush=True)
+if __name__ == "__main__":
+    flow = Flow("signals")
+    flow.from_source(Numbers).process(First).process(Last)
+    statistics = flow.run()
+    print(statistics.state, flush=True)

@@ -28,7 +28,7 @@ def test_a_watermark_waits_for_the_records_that_were_set_aside_before_it() -> No
     run.put_all(1, data(30, epoch=3), EpochWatermark(3))
     run.put_all(0, EpochWatermark(0), EpochWatermark(1), EpochWatermark(2), EpochWatermark(3))
     run.run()
-    assert run.told() == ["watermark 0", "watermark 1", "watermark 2", "30", "watermark 3"]
+    assert run.told() == ["watermark 2", "30", "watermark 3"]
 
 
 def test_an_unwanted_input_s_records_come_before_their_watermark_too() -> None:
@@ -52,7 +52,7 @@ def test_an_input_has_ended_only_when_what_was_set_aside_of_it_is_handled() -> N
     assert run.told() == []
     run.put_all(1, EpochWatermark(0), EpochWatermark(1))
     run.run()
-    assert run.told() == ["watermark 0", "watermark 1", "2", "a ended"]
+    assert run.told() == ["watermark 1", "2", "a ended"]
 
 
 def test_the_end_comes_after_all_that_waits() -> None:

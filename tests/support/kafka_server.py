@@ -79,6 +79,8 @@ _TEST_SETTINGS: Mapping[str, str] = {
     "transaction.state.log.num.partitions": "1",
     "share.coordinator.state.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
+    # Records of tests bear times of their own, most of them long past.
+    "log.retention.ms": "-1",
     # Tests of retention and of transaction timeouts should not wait for a check that runs every minutes.
     "log.retention.check.interval.ms": "500",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
