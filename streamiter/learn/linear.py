@@ -12,14 +12,14 @@ SGD unless it regularizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn.checks import Floats, as_floats, holds, row_vector, row_weights
+from streamiter.learn.checks import Floats, as_floats, holds, refuse_rows, row_vector, row_weights
 from streamiter.learn.feature_rows import (
     FEW,
     Features,
@@ -40,6 +40,8 @@ __all__ = ["LinearModel"]
 
 # Several optimizers keep the square of a gradient: that of 1e150 is still finite.
 _GRADIENT_LIMIT: Final = 1e150
+# A weight that large in steps of its own is a mistake, and would seem to hang.
+_STEPS_LIMIT: Final = 10_000
 
 
 class LinearModel:
@@ -161,7 +163,10 @@ class LinearModel:
         rows = checked_rows(self._name, features, self.width)
         if len(rows) == 1:
             refuse_not_finite(self._name, rows)
-            self._learn_rows(rows, targets, sample_weights)
+            checked = self.checked_targets(targets, 1)
+            # The mean of one row, however often it is counted, is that row.
+            if sample_weights is None or row_weights(self._name, sample_weights, 1)[0]:
+                self._learn_rows(rows, checked, None)
         else:
             self._take_step(self._gradient(rows, targets, sample_weights))
 
@@ -170,13 +175,25 @@ class LinearModel:
     ) -> Floats:
         """One step for each row, in order; the prediction that was made for each before its step.
 
-        The same as ``predict`` and ``learn`` row by row, only quicker. All rows are checked before the
-        first one is learned from; should the arithmetic break down at a later one, those before it stay
-        learned.
+        The same as ``predict`` and ``learn`` row by row, only quicker. A row of weight 2 is two rows and so
+        two steps; a fraction of a row is a step with that fraction of its gradient. All rows are checked
+        before the first one is learned from; should the arithmetic break down at a later one, those before
+        it stay learned.
         """
         rows = checked_rows(self._name, features, self.width)
         refuse_not_finite(self._name, rows)
-        return np.array(self._learn_rows(rows, targets, sample_weights), dtype=np.float64)
+        checked = self.checked_targets(targets, len(rows))
+        if sample_weights is None:
+            return np.array(self._learn_rows(rows, checked, None), dtype=np.float64)
+        weights = row_weights(self._name, sample_weights, len(rows))
+        few = weights <= _STEPS_LIMIT
+        if not holds(few):
+            raise refuse_rows(
+                few,
+                f"{self._name}.learn_each: expected sample weights up to {_STEPS_LIMIT:,}, as many steps",
+                weights,
+            )
+        return np.array(self._learn_rows(rows, checked, weights.tolist()), dtype=np.float64)
 
     def gradient(
         self, features: Features, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
@@ -279,50 +296,56 @@ class LinearModel:
                 (0,), self._bias_view, (slope,), self._bias_slot_views, self._step
             )
 
-    # ---- a step on one row, whose weight does not matter: the mean of one row is that row
+    # ---- steps on single rows
 
-    def _learn_rows(
-        self, rows: Rows, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None
-    ) -> list[float]:
-        checked = self.checked_targets(targets, len(rows)).tolist()
-        if sample_weights is None:
-            there = [True] * len(rows)
-        else:
-            there = (row_weights(self._name, sample_weights, len(rows)) > 0.0).tolist()
-        if not all_are_few(rows):
+    def _learn_rows(self, rows: Rows, targets: Floats, weights: Sequence[float] | None) -> list[float]:
+        times = [1.0] * len(rows) if weights is None else weights
+        if all_are_few(rows):
             return [
-                self._learn_row(rows[row : row + 1], target, learns)
-                for row, (target, learns) in enumerate(zip(checked, there, strict=True))
+                self._learn_few(indices, values, target, weight)
+                for (indices, values), target, weight in zip(
+                    rows_as_lists(rows), targets.tolist(), times, strict=True
+                )
             ]
         return [
-            self._learn_few(indices, values, target, learns)
-            for (indices, values), target, learns in zip(rows_as_lists(rows), checked, there, strict=True)
+            self._learn_row(rows[row : row + 1], targets[row : row + 1], weight)
+            for row, weight in enumerate(times)
         ]
 
-    def _learn_row(self, row: Rows, target: float, learns: bool) -> float:
+    def _learn_row(self, row: Rows, target: Floats, weight: float) -> float:
         if all_are_few(row):
             [(indices, values)] = rows_as_lists(row)
-            return self._learn_few(indices, values, target, learns)
+            return self._learn_few(indices, values, float(target[0]), weight)
         prediction = float(self.predict(row)[0])
-        if learns:
-            self._take_step(self._gradient_of(row, np.array([target]), None, weight=1.0, records=1))
+        for part, records in _steps(weight):
+            share = None if part == 1.0 else np.array([part])
+            self._take_step(self._gradient_of(row, target, share, weight=1.0, records=records))
         return prediction
 
-    def _learn_few(self, indices: Sequence[int], values: list[float], target: float, learns: bool) -> float:
+    def _learn_few(self, indices: Sequence[int], values: list[float], target: float, weight: float) -> float:
+        prediction = self._predict_few(indices, values)
+        if weight == 1.0:
+            self._step_few(indices, values, prediction - target, 1)
+        else:
+            for part, records in _steps(weight):
+                slope = self._predict_few(indices, values) - target
+                self._step_few(indices, values, slope * part, records)
+        return prediction
+
+    def _predict_few(self, indices: Sequence[int], values: list[float]) -> float:
         weights = self._weights_view
         margin = 0.0
         for index, value in zip(indices, values, strict=True):
             margin += value * weights[index]
         margin += self._bias_view[0]
-        prediction = self.loss.predict_one(margin)
-        slope = prediction - target
+        return self.loss.predict_one(margin)
+
+    def _step_few(self, indices: Sequence[int], values: list[float], slope: float, records: int) -> None:
         gradient = [slope * value for value in values]
         if not abs(slope) + sum(map(abs, gradient)) < _GRADIENT_LIMIT:
             raise self._runaway("a gradient")
-        if learns:
-            self.optimizer.update_few(indices, weights, gradient, self._slot_views, self._step + 1)
-            self._finish_step(slope, 1)
-        return prediction
+        self.optimizer.update_few(indices, self._weights_view, gradient, self._slot_views, self._step + 1)
+        self._finish_step(slope, records)
 
     # ---- checks
 
@@ -355,6 +378,17 @@ class LinearModel:
             f"extreme; scale the features or lower the learning rate (the model stays at version "
             f"{self._version})"
         )
+
+
+def _steps(weight: float) -> Iterator[tuple[float, int]]:
+    """The steps that a row of this weight stands for: the share of each (the last may be a fraction), and
+    the records it counts for, which are 1 altogether.
+    """
+    records = 1
+    while weight > 0.0:
+        yield min(weight, 1.0), records
+        weight -= 1.0
+        records = 0
 
 
 def _is_tame(gradient: Gradient) -> bool:

@@ -284,7 +284,7 @@ def test_a_sparse_step_touches_only_active_features():
 @pytest.mark.parametrize("features_in_a_row", [5, 45], ids=["few", "many"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_learning_each_row_is_predicting_and_learning_row_by_row(optimizer, features_in_a_row, sparse):
-    """The quick path of per-row training, with rows that are long, short, empty or of weight 0."""
+    """The quick path of per-row training: rows that are long, short, empty, and of weight 0, 1 and 2."""
     random = np.random.default_rng(7)
     features = random.normal(size=(30, features_in_a_row)) * (random.random((30, features_in_a_row)) < 0.8)
     features[4] = 0.0
@@ -297,11 +297,43 @@ def test_learning_each_row_is_predicting_and_learning_row_by_row(optimizer, feat
     alone = []
     for row in range(30):
         alone.append(one_by_one.predict(rows[row : row + 1])[0])
-        one_by_one.learn(rows[row : row + 1], targets[row : row + 1], weights[row : row + 1])
-    assert bits(each) == bits(one_by_one)
+        for _ in range(int(weights[row])):
+            one_by_one.learn(rows[row : row + 1], targets[row : row + 1])
+    # All but the count of records: a row of weight 2 is one record.
+    assert bits(each)[:3] == bits(one_by_one)[:3]
     assert together == pytest.approx(alone, rel=1e-12)
     assert not sparse or together.tobytes() == np.array(alone).tobytes()
-    assert each.version == np.count_nonzero(weights)
+    assert each.version == weights.sum()
+    assert each.records == np.count_nonzero(weights)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("features_in_a_row", [5, 45], ids=["few", "many"])
+def test_a_fraction_of_a_row_is_a_step_with_that_fraction_of_its_gradient(optimizer, features_in_a_row):
+    """Weights that decay with age were taken for 1 when each row was a step of its own."""
+    random = np.random.default_rng(7)
+    features = random.normal(size=(6, features_in_a_row))
+    targets, weights = random.integers(0, 2, 6), [0.25, 1.5, 0.0, 1.0, 2.75, 1e-9]
+    each, written_out = (LogisticRegression(features_in_a_row, optimizer=optimizer) for _ in range(2))
+    each.learn_each(features, targets, weights)
+    for row, shares in enumerate([[0.25], [1, 0.5], [], [1], [1, 1, 0.75], [1e-9]]):
+        for share in shares:
+            whole = written_out.gradient(features[row : row + 1], targets[row : row + 1])
+            written_out.apply(
+                Gradient(whole.total * share, whole.intercept * share, 1.0, 1, whole.width, whole.indices)
+            )
+    assert each.weights == pytest.approx(written_out.weights, rel=1e-11, abs=1e-14)
+    assert each.intercept_weight == pytest.approx(written_out.intercept_weight, rel=1e-11)
+
+
+def test_a_weight_that_would_be_a_million_steps_is_refused():
+    """A weight in other units than rows made one call run for minutes."""
+    model = LogisticRegression(2)
+    with pytest.raises(
+        BadRows, match=r"^LogisticRegression\.learn_each: .* up to 10,000, .* given 1000000\.0 \(row 1"
+    ):
+        model.learn_each(ROWS[:2], [0, 1], [1.0, 1e6])
+    assert model.version == 0
 
 
 def test_learning_each_row_does_not_depend_on_the_cut():
