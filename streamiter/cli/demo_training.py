@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -103,8 +103,8 @@ async def train(
     """Train on the events in the topic, until its present end or Ctrl-C; with live figures on a terminal."""
     await topics.create()
     job = await _training_flow(topics, labels, mini_batch, progress).start()
-    with stopping_on_signals(job):
-        async with watched(job, progress.render):
+    with stopping_on_signals(job) as stops:
+        async with watched(job, progress.render, stops=stops):
             return await job.wait()
 
 
@@ -130,16 +130,14 @@ def _training_flow(topics: DemoTopics, labels: Labels, mini_batch: int, progress
 
     rate = learning_rate(mini_batch, labels)
     delayed = replace(delayed_labels(features), features=asked, target_of=answered)
-    # Mini-batch after mini-batch where each is one event: with nothing to gain from working ahead, the figures are
-    # those of the model alone.
-    mode: Literal["asynchronous", "synchronous"] = "synchronous" if mini_batch == 1 else "asynchronous"
     training = train_online(
         events,
         lambda: event_model(rate),
         extract=examples if labels == "immediate" else None,
         labels=delayed if labels == "delayed" else None,
         mini_batch=mini_batch,
-        mode=mode,
+        # One worker in one process has nothing to gain from working ahead with an older model.
+        mode="synchronous",
         report_every=_REPORT_EVERY,
     )
 

@@ -9,14 +9,17 @@ from typing import Any
 import numpy.typing as npt
 
 from streamiter.learn.feature_rows import Features
-from streamiter.records import Batch
 
 __all__ = ["Examples", "Extract"]
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Features (rows × features, or ``SparseRows``), a target for each row, and optionally its weight."""
+    """Features (rows × features, or ``SparseRows``), a target for each row, and optionally its weight.
+
+    A row of weight 2 is two rows of its mini-batch. The step is the mean over the rows, so weights are
+    shares: they change nothing in a mini-batch of one row.
+    """
 
     features: Features
     targets: npt.ArrayLike
@@ -26,5 +29,3 @@ class Examples:
 Extract = Callable[[Any], Examples]
 """From a mini-batch (a list of records, an array or ``Columns``) to its examples. Raises ``BadRows``
 naming the rows that are none."""
-
-MiniBatch = Batch

@@ -49,6 +49,10 @@ class FeatureHasher:
     hash is the same on every machine and in every version of Python. There is no feature for a constant:
     models have an intercept.
 
+    A categorical field in ``tables`` has so many places of its own, behind those that the others share: its
+    features fall together among themselves only, and the model may treat them in their own way
+    (``places_of(field)`` tells where they are; see ``SGD(l2=)``).
+
     Up to ``cached`` values a field are remembered, for speed only.
     """
 
@@ -58,6 +62,7 @@ class FeatureHasher:
         *,
         numeric: Sequence[str] | Mapping[str, float] = (),
         crosses: Sequence[Sequence[str]] | Mapping[tuple[str, ...], float] = (),
+        tables: Mapping[str, int] | None = None,
         bits: int = 18,
         seed: int = 0,
         cached: int = 65536,
@@ -68,11 +73,17 @@ class FeatureHasher:
             raise ConfigurationError(
                 f"FeatureHasher: expected lists of fields, given {categorical!r} and {numeric!r}"
             )
-        self.width = 1 << bits
+        self._shared = slice(0, 1 << bits)
+        self._tables = _tables(tables or {}, start=1 << bits)
+        self.width = (1 << bits) + sum((tables or {}).values())
         self.categorical = tuple(categorical)
         self.crosses = tuple(tuple(cross) for cross in crosses)
         self.numeric = _scales(numeric)
         _check_fields(self.categorical, self.numeric, self.crosses)
+        if not self._tables.keys() <= set(self.categorical):
+            raise ConfigurationError(
+                f"FeatureHasher(tables=): expected categorical fields, given {sorted(self._tables)}"
+            )
         self._key = seed.to_bytes(8, "little", signed=True)
         self._places = {field: _Places(self._place_of(field), cached) for field in self.categorical}
         self._cross_places = {cross: _Places(self._cross_place_of(cross), cached) for cross in self.crosses}
@@ -88,6 +99,10 @@ class FeatureHasher:
         if isinstance(field, tuple):
             return self._cross_place_of(field)(value)
         return self._hashed(field) if field in self.numeric else self._place_of(field)(value)
+
+    def places_of(self, field: str) -> slice:
+        """The places on which features of this field may fall: its own table, or what the others share."""
+        return self._tables.get(field, self._shared)
 
     def rows(self, records: Columns | Sequence[Mapping[str, Any]]) -> SparseRows:
         """The features of each record.
@@ -136,18 +151,21 @@ class FeatureHasher:
 
     # ---- hashing
 
-    def _hashed(self, *parts: str) -> int:
+    def _hashed(self, *parts: str, among: slice | None = None) -> int:
         digest = blake2b(digest_size=8, key=self._key)
         for part in parts:
             text = part.encode("utf-8", "surrogatepass")
             # With its length in front of it, no part can pass for another and a piece of the next.
             digest.update(b"%d:%b" % (len(text), text))
-        return int.from_bytes(digest.digest(), "little") % self.width
+        places = among or self._shared
+        return places.start + int.from_bytes(digest.digest(), "little") % (places.stop - places.start)
 
     def _place_of(self, field: str) -> Callable[[Any], int]:
+        among = self.places_of(field)
+
         def place(value: Any) -> int:
             text = _text(value)
-            return _ABSENT if text is None else self._hashed(field, text)
+            return _ABSENT if text is None else self._hashed(field, text, among=among)
 
         return place
 
@@ -159,6 +177,19 @@ class FeatureHasher:
             return self._hashed(*cross, *[text for text in texts if text is not None])
 
         return place
+
+
+def _tables(sizes: Mapping[str, int], *, start: int) -> dict[str, slice]:
+    """Where the fields' own tables lie, one behind the other."""
+    tables = {}
+    for field, size in sizes.items():
+        if size < 1:
+            raise ConfigurationError(
+                f"FeatureHasher(tables=): expected 1 place or more for {field!r}, given {size}"
+            )
+        tables[field] = slice(start, start + size)
+        start += size
+    return tables
 
 
 class _Places(dict[Hashable, int]):

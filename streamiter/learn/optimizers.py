@@ -17,11 +17,13 @@ import abc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import ClassVar, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.errors import ConfigurationError
 from streamiter.learn.learning_rates import LearningRate, not_negative, positive, rate_of
 
 __all__ = ["FTRL", "SGD", "FloatView", "Optimizer", "Slots", "view_of"]
@@ -106,26 +108,55 @@ class SGD(Optimizer):
     ``soft(x, k) = sign(x)·max(|x| − k, 0)``. ``learning_rate`` is a number or a
     :class:`~streamiter.learn.learning_rates.LearningRate`. With sparse gradients l1 and l2 shrink the
     weights of the features that are there, when they are there: rare features are shrunk less often.
+
+    ``l2`` may be an array, one number for each weight: some may forget quickly what was learned from them,
+    such as those that follow the hour's conditions, while others keep it.
+
+    >>> weights = np.array([1.0, 1.0])
+    >>> SGD(0.5, l2=[0.0, 1.0]).update(weights, np.zeros(2), {}, step=1)
+    >>> weights.tolist()
+    [1.0, 0.5]
     """
 
     learning_rate: float | LearningRate = 0.5
     l1: float = 0.0
-    l2: float = 0.0
+    l2: float | npt.ArrayLike = 0.0
 
     name: ClassVar[str] = "sgd"
 
     def __post_init__(self) -> None:
         not_negative("SGD(l1=)", self.l1)
-        not_negative("SGD(l2=)", self.l2)
         object.__setattr__(self, "learning_rate", rate_of(self.learning_rate))
+        object.__setattr__(self, "l2", _checked_l2(self.l2))
+
+    def new_slots(self, weights: Floats) -> dict[str, Floats]:
+        l2 = self._l2()
+        if isinstance(l2, np.ndarray) and l2.shape != weights.shape:
+            raise ConfigurationError(
+                f"SGD(l2=): expected one number for each of the {weights.size} weights, given {l2.size}"
+            )
+        return super().new_slots(weights)
 
     def _rate(self, step: int) -> float:
         assert isinstance(self.learning_rate, LearningRate)
         return self.learning_rate.at(step)
 
+    def _l2(self) -> float | Floats:
+        return cast("float | Floats", self.l2)
+
     def update(self, weights: Floats, gradient: Floats, slots: Slots, step: int) -> None:
-        rate = self._rate(step)
-        weights -= rate * (gradient + self.l2 * weights if self.l2 else gradient)
+        self._move(weights, gradient, self._l2(), self._rate(step))
+
+    def update_at(
+        self, indices: npt.NDArray[np.intp], weights: Floats, gradient: Floats, slots: Slots, step: int
+    ) -> None:
+        l2, gathered = self._l2(), weights[indices]
+        self._move(gathered, gradient, l2[indices] if isinstance(l2, np.ndarray) else l2, self._rate(step))
+        weights[indices] = gathered
+
+    def _move(self, weights: Floats, gradient: Floats, l2: float | Floats, rate: float) -> None:
+        shrinks = isinstance(l2, np.ndarray) or l2 > 0.0
+        weights -= rate * (gradient + l2 * weights if shrinks else gradient)
         if self.l1:
             np.copysign(np.maximum(np.abs(weights) - rate * self.l1, 0.0), weights, out=weights)
             weights += 0.0  # turns −0.0 into 0.0
@@ -138,16 +169,32 @@ class SGD(Optimizer):
         slots: Sequence[FloatView],
         step: int,
     ) -> None:
-        rate, l2, threshold = self._rate(step), self.l2, self._rate(step) * self.l1
-        for index, slope in zip(indices, gradient, strict=True):
+        rate, l2, threshold = self._rate(step), self._l2(), self._rate(step) * self.l1
+        shrinking = map(view_of(l2).__getitem__, indices) if isinstance(l2, np.ndarray) else repeat(l2)
+        for index, slope, shrink in zip(indices, gradient, shrinking, strict=False):
             weight = weights[index]
-            weight -= rate * (slope + l2 * weight)
+            weight -= rate * (slope + shrink * weight)
             if threshold:
                 weight = math.copysign(max(abs(weight) - threshold, 0.0), weight) + 0.0
             weights[index] = weight
 
     def without_regularization(self) -> SGD:
         return replace(self, l1=0.0, l2=0.0)
+
+
+def _checked_l2(l2: float | npt.ArrayLike) -> float | Floats:
+    """A number, or an array that nobody changes."""
+    if isinstance(l2, (int, float)):
+        not_negative("SGD(l2=)", l2)
+        return float(l2)
+    each = np.array(l2, dtype=np.float64)
+    if each.ndim != 1 or not ((each >= 0.0) & (each < math.inf)).all():
+        raise ConfigurationError(
+            "SGD(l2=): expected a number of 0 or more, or one for each weight, "
+            f"given an array of shape {each.shape} with values from {each.min()} to {each.max()}"
+        )
+    each.flags.writeable = False
+    return each
 
 
 @dataclass(frozen=True)

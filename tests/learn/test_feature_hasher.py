@@ -209,6 +209,8 @@ def test_a_missing_column_is_an_error_of_the_whole_batch():
         (lambda: FeatureHasher(), "expected one field or more, given none"),
         (lambda: FeatureHasher(["a"], numeric=["a"]), "expected each field once"),
         (lambda: FeatureHasher(["a"], crosses=[("a",)]), r"crosses=\): expected two fields or more in each"),
+        (lambda: FeatureHasher(["a"], tables={"b": 4}), r"\(tables=\): expected categorical fields, given"),
+        (lambda: FeatureHasher(["a"], tables={"a": 0}), r"expected 1 place or more for 'a', given 0"),
         (
             lambda: FeatureHasher(numeric={"a": math.nan}),
             r"expected finite scales, given \[nan\]",
@@ -232,3 +234,26 @@ def test_scales_multiply_the_values_of_categorical_fields_and_crosses() -> None:
         hasher.index(("a", "b"), ("p", "q")): 3.0,
         hasher.index("x"): 40.0,
     }
+
+
+def test_a_field_with_a_table_of_its_own_shares_no_place_with_others() -> None:
+    """The model forgot a common feature quickly because an airport had fallen on its place."""
+    made = hasher(tables={"city": 3, "hour": 5}, bits=4)
+    assert made.width == 16 + 3 + 5
+    assert (made.places_of("city"), made.places_of("hour")) == (slice(16, 19), slice(19, 24))
+    cities = {made.index("city", f"city {number}") for number in range(100)}
+    hours = {made.index("hour", number) for number in range(100)}
+    others = {made.index(("city", "hour"), (f"city {number}", number)) for number in range(200)}
+    assert (cities, hours, others) == (set(range(16, 19)), set(range(19, 24)), set(range(16)))
+    rows = made.rows(RECORDS)
+    assert rows.width == 24
+    assert made.index("city", "Bern") in rows.indices
+
+
+def test_a_field_without_a_table_stays_where_it_was() -> None:
+    """A table for one field must not move the features of the others to other weights."""
+    plain, made = hasher(bits=4), hasher(tables={"city": 3}, bits=4)
+    assert [made.index("hour", number) for number in range(24)] == [
+        plain.index("hour", number) for number in range(24)
+    ]
+    assert made.places_of("hour") == slice(0, 16)

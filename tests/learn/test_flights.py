@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from streamiter.learn import ProgressiveValidation
+from streamiter.learn.flight_events import event_features, event_model, learning_rate
 from streamiter.learn.flights import flight_features, flight_model, is_late, read_flights
 
 pytestmark = pytest.mark.skipif(
@@ -48,17 +49,41 @@ def test_each_flight_has_eight_features(flights):
     """Seven of one-hot kind, among 384, and the distance."""
     rows = flight_features().rows(flights)
     assert (np.diff(rows.indptr) == 8).all()
-    assert len(np.unique(rows.indices)) == 385
+    # 385 but for those that fall on one place.
+    assert 375 <= len(np.unique(rows.indices)) <= 385
 
 
 def test_learning_row_by_row_reaches_the_known_quality(flights):
     """River's logistic regression reaches .7916 and .4419 on the same features."""
     rows, targets = flight_features().rows(flights), is_late(flights)
-    model, validation = flight_model(), ProgressiveValidation()
+    model, validation = flight_model(flight_features()), ProgressiveValidation()
     for start in range(0, len(rows), 8192):
         part = slice(start, start + 8192)
         validation.update(model.learn_each(rows[part], targets[part]), targets[part])
     metrics = validation.metrics()
-    assert metrics["auc"] >= 0.792
-    assert metrics["loss"] <= 0.437
+    assert metrics["auc"] >= 0.797
+    assert metrics["loss"] <= 0.433
     assert model.version == model.records == 327_346
+
+
+@pytest.mark.parametrize(
+    "features", [flight_features, event_features], ids=["18 bits", "as small as they are published"]
+)
+def test_one_step_for_a_hundred_rows_is_at_most_a_little_worse(flights, features):
+    """A model that is worth following only when each row is a step cannot be trained by several workers."""
+    rows, targets = features().rows(flights), is_late(flights)
+    model = flight_model(features(), learning_rate(100, "immediate"))
+    validation = ProgressiveValidation()
+    for start in range(0, len(rows), 100):
+        part = slice(start, start + 100)
+        validation.update(model.predict(rows[part]), targets[part])
+        model.learn(rows[part], targets[part])
+    metrics = validation.metrics()
+    assert metrics["auc"] >= 0.782
+    assert metrics["loss"] <= 0.452
+    assert model.version == 3_274
+
+
+def test_a_published_model_is_small():
+    """Every update has all weights: 18 bits would be a megabyte each."""
+    assert event_model(learning_rate(1, "immediate")).width <= 1600

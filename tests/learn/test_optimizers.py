@@ -164,6 +164,36 @@ def test_ftrl_changes_nothing_where_the_gradient_is_0(optimizer):
     assert all(np.array_equal(slots[name], before[name]) for name in before)
 
 
+@pytest.mark.parametrize("l1", [0.0, 0.05])
+def test_each_weight_may_have_an_l2_of_its_own(l1):
+    """The paths for all weights, for some and for few must take the same numbers from the array."""
+    start, l2 = [1.0, -2.0, 3.0, -4.0], [0.0, 0.1, 0.5, 2.0]
+    gradient = [0.3, -0.2, 0.1, 0.7]
+    optimizer = SGD(0.1, l1=l1, l2=l2)
+    alone = [
+        sgd_written_out([weight], [[slope]], lambda step: 0.1, l1, shrink)[0]
+        for weight, slope, shrink in zip(start, gradient, l2, strict=True)
+    ]
+    whole, some, few = (np.array(start) for _ in range(3))
+    slots = optimizer.new_slots(whole)
+    optimizer.update(whole, np.array(gradient), slots, 1)
+    optimizer.update_at(np.array([1, 3]), some, np.array(gradient)[[1, 3]], slots, 1)
+    optimizer.update_few([1, 3], view_of(few), [gradient[1], gradient[3]], [], 1)
+    assert whole == pytest.approx(alone)
+    assert some.tolist() == few.tolist() == [1.0, whole[1], 3.0, whole[3]]
+    with pytest.raises(ConfigurationError, match=r"one number for each of the 3 weights, given 4"):
+        optimizer.new_slots(np.zeros(3))
+
+
+def test_the_l2_of_each_weight_is_the_optimizer_s_own():
+    """An array that its maker used again changed how a running model learned."""
+    l2 = np.array([0.0, 1.0])
+    optimizer = SGD(0.5, l2=l2)
+    l2[:] = 5.0
+    weights, _ = run(optimizer, [1.0, 1.0], [[0.0, 0.0]])
+    assert weights.tolist() == [1.0, 0.5]
+
+
 def test_ftrl_gives_up_its_start_at_the_first_gradient_unless_told_to_keep_it():
     """A warm start from a published model was forgotten with the first small gradient of each feature."""
     start, small = np.array([1.5, -0.7]), np.array([1e-6, 1e-6])
@@ -193,6 +223,8 @@ def test_without_regularization_keeps_the_rest():
         (lambda: SGD(0.0), "learning_rate: expected a number above 0, given 0.0"),
         (lambda: SGD(math.nan), "learning_rate: expected a number above 0, given nan"),
         (lambda: SGD(l2=-1.0), r"SGD\(l2=\): expected a number of 0 or more, given -1.0"),
+        (lambda: SGD(l2=[0.1, -1.0]), r"SGD\(l2=\): .* one for each weight, given .* from -1.0 to 0.1"),
+        (lambda: SGD(l2=[[0.1]]), r"SGD\(l2=\): .* one for each weight, given an array of shape \(1, 1\)"),
         (lambda: FTRL(alpha=0.0), r"FTRL\(alpha=\): expected a number above 0, given 0.0"),
         (lambda: FTRL(l1=math.inf), r"FTRL\(l1=\): expected a number of 0 or more, given inf"),
         (lambda: Inverse(0.5, decay=-0.1), "decay: expected a number of 0 or more, given -0.1"),
