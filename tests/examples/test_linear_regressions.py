@@ -1,0 +1,130 @@
+"""The two linear regressions after FLIP-176, run as a user runs them, and under schedules that differ."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from iteration.iteration_support import cut_items, run
+
+from streamiter import Columns, Flow
+from streamiter.models import model_updates
+from streamiter.runtime.plan import ChannelLimits
+from streamiter.topics import OutgoingBatch, topic
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROGRAMS = ("synchronous_linear_regression", "asynchronous_linear_regression")
+TRUE_WEIGHTS = np.arange(1.0, 11.0)
+PATIENCE_S = 60.0
+
+
+def loaded(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def models_of(
+    name: str, count: int, *, seed: int | None = None, limits: ChannelLimits | None = None
+) -> list[Any]:
+    module, flow = loaded(name), Flow(name)
+    rows = module.made_up_examples(count)
+    if seed is None:
+        examples = flow.from_items(rows)
+    else:
+        records = [{"x": x, "y": y} for x, y in zip(rows["x"], rows["y"].tolist(), strict=True)]
+        examples = cut_items(flow, records, seed=seed)
+        examples = examples.map_batch(as_columns) if name.startswith("asynchronous") else examples
+    models = module.regression(flow, examples).collect()
+    run(flow, seed=seed or 0, limits=limits)
+    return models.items
+
+
+def as_columns(records: Any) -> Any:
+    return Columns({"x": np.array([r["x"] for r in records]), "y": np.array([r["y"] for r in records])})
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_runs_without_arguments_and_says_what_it_has_learned(name: str) -> None:
+    """The first thing that anyone tries."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    printed = re.fullmatch(r"(\d+) models, the last one: \[([^]]*)\]\n", done.stdout)
+    assert printed is not None, done.stdout
+    assert np.array(printed[2].split(), dtype=float) == pytest.approx(TRUE_WEIGHTS, abs=0.05)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_it_learns_from_one_topic_and_publishes_to_another(name: str, tmp_path: Path) -> None:
+    """The same program as a service: examples as JSON, every update a record that others can follow."""
+    rows = loaded(name).made_up_examples(5_000)
+    events, updates = (topic(f"sqlite:///{tmp_path}/lr.db?topic={part}") for part in ("events", "updates"))
+    await events.create()
+    await updates.create()
+    writer = await events.open_writer()
+    records = zip(rows["x"].tolist(), rows["y"].tolist(), strict=True)
+    await writer.write(OutgoingBatch([orjson.dumps({"x": x, "y": y}) for x, y in records]))
+    await writer.close()
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(EXAMPLES / f"{name}.py"),
+        events.url,
+        updates.url,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        # A live topic has no end: the program goes on until it is told to stop.
+        async with asyncio.timeout(PATIENCE_S):
+            async for update in model_updates(updates, "regression", follow=True):
+                if np.allclose(update.parameters, TRUE_WEIGHTS, atol=0.5):
+                    break
+    finally:
+        program.terminate()
+        printed, _ = await program.communicate()
+    assert (program.returncode, printed) == (0, b"")
+    assert update.version >= 10
+
+
+@pytest.mark.parametrize("count", [1, 49, 50, 51, 100, 149, 151, 1_025])
+def test_in_step_every_round_is_of_both_workers_and_the_end_is_reached(count: int) -> None:
+    """When one worker runs out of examples the other waits for it; that must not be for ever."""
+    models = models_of(PROGRAMS[0], count)
+    assert count // 100 + 1 <= len(models) <= count // 50 + 2
+
+
+def test_in_step_the_models_do_not_depend_on_the_schedule() -> None:
+    """What makes a run repeatable."""
+    results = [
+        models_of(PROGRAMS[0], 1_000, seed=seed, limits=ChannelLimits(records=60)) for seed in range(4)
+    ]
+    for other in results[1:]:
+        assert len(other) == len(results[0])
+        assert np.allclose(other, results[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_without_waiting_every_mini_batch_is_a_step(seed: int) -> None:
+    """No gradient is lost or taken twice, whoever is quicker."""
+    models = models_of(PROGRAMS[1], 2_000, seed=seed, limits=ChannelLimits(records=120))
+    # Each of the two workers has a start and 20 mini-batches of 50.
+    assert len(models) == 2 + 40
+    assert np.abs(models[-1] - TRUE_WEIGHTS).max() < np.abs(models[1] - TRUE_WEIGHTS).max() / 2

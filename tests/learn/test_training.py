@@ -1,0 +1,371 @@
+"""Online training as a flow: what it learns, what it publishes, and what it does with bad rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from iteration.iteration_support import cut_items, run
+
+from streamiter import Columns, Flow
+from streamiter.errors import GraphError, JobFailed
+from streamiter.learn import (
+    FTRL,
+    SGD,
+    DelayedLabels,
+    Examples,
+    LinearModel,
+    LinearRegression,
+    LogisticRegression,
+    ProgressiveValidation,
+    SparseRows,
+    train_online,
+)
+from streamiter.models import ModelSnapshot
+from streamiter.runtime.plan import ChannelLimits
+
+TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])
+
+
+def table(count: int, seed: int = 0) -> Columns:
+    features = np.random.default_rng(seed).normal(size=(count, 3))
+    return Columns({"x": features, "y": features @ TRUE_WEIGHTS + 3.0})
+
+
+def clicks(count: int, seed: int = 0) -> Columns:
+    generator = np.random.default_rng(seed)
+    features = generator.normal(size=(count, 3))
+    chance = 1 / (1 + np.exp(-(features @ TRUE_WEIGHTS)))
+    return Columns({"x": features, "y": (generator.random(count) < chance).astype(float)})
+
+
+def as_records(rows: Columns) -> list[dict[str, Any]]:
+    return [{"x": x, "y": y} for x, y in zip(rows["x"].tolist(), rows["y"].tolist(), strict=True)]
+
+
+def extract(rows: Any) -> Examples:
+    if isinstance(rows, Columns):
+        return Examples(rows["x"], rows["y"])
+    return Examples(np.array([row["x"] for row in rows]), [row["y"] for row in rows])
+
+
+def regression() -> LinearModel:
+    return LinearRegression(3, optimizer=SGD(0.1))
+
+
+def weights_of(models: Sequence[ModelSnapshot]) -> list[list[float]]:
+    return [model.parameters["weights"].tolist() for model in models]
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_known_relation_is_found(mode: Any, workers: int) -> None:
+    """Gradients that are added twice, or never, still run down some hill: the end tells."""
+    flow = Flow("f")
+    training = train_online(
+        flow.from_items(table(6_000)),
+        regression,
+        extract=extract,
+        mini_batch=20,
+        mode=mode,
+        workers=workers,
+    )
+    models = training.models.collect()
+    flow.run()
+    last = models.items[-1]
+    assert last.parameters["weights"] == pytest.approx(TRUE_WEIGHTS, abs=1e-3)
+    assert last.parameters["intercept"] == pytest.approx(3.0, abs=1e-3)
+    assert last.records == 6_000
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL(0.5)], ids=["SGD", "FTRL"])
+@pytest.mark.parametrize("seed", range(3))
+def test_in_step_with_one_worker_it_is_the_loop_written_out(optimizer: Any, seed: int) -> None:
+    """The engine adds and leaves out nothing, wherever the transport batches are cut: every version to the bit."""
+    rows = clicks(500)
+    flow = Flow("f")
+    training = train_online(
+        cut_items(flow, as_records(rows), seed=seed),
+        lambda: LogisticRegression(3, optimizer=optimizer),
+        extract=extract,
+        mini_batch=30,
+        mode="synchronous",
+        report_every=500,
+    )
+    models, metrics = training.models.collect(), training.validation.collect()
+    run(flow, seed=seed)
+
+    model, validation = LogisticRegression(3, optimizer=optimizer), ProgressiveValidation(window=10_000)
+    versions = []
+    for start in range(0, 500, 30):
+        features, targets = rows["x"][start : start + 30], rows["y"][start : start + 30]
+        validation.update(model.predict(features), targets)
+        model.learn(features, targets)
+        versions.append(model.weights.tolist())
+    assert weights_of(models.items) == versions
+    assert [model.records for model in models.items] == [*range(30, 500, 30), 500]
+    last = metrics.items[-1]
+    assert {name: last[name] for name in ("auc", "loss")} == pytest.approx(
+        {name: validation.metrics()[name] for name in ("auc", "loss")}
+    )
+
+
+def test_in_step_the_result_does_not_depend_on_the_schedule() -> None:
+    """A training that nobody can repeat; the order in which gradients arrive must not change the last bit."""
+    results = []
+    for seed in range(6):
+        flow = Flow("f")
+        training = train_online(
+            flow.from_items(table(2_000), parallelism=3),
+            regression,
+            extract=extract,
+            mini_batch=25,
+            mode="synchronous",
+            workers=3,
+        )
+        models = training.models.collect()
+        run(flow, seed=seed, limits=ChannelLimits(records=7 + 40 * seed))
+        results.append(weights_of(models.items))
+    assert results[1:] == results[:-1]
+    assert len(results[0]) >= 2_000 / (3 * 25)
+
+
+def test_asynchronous_workers_make_a_version_of_each_mini_batch() -> None:
+    """A gradient that arrives while the owner is busy is a step like any other."""
+    flow = Flow("f")
+    training = train_online(
+        flow.from_items(table(1_000)), regression, extract=extract, mini_batch=10, workers=2
+    )
+    models = training.models.collect()
+    flow.run()
+    assert [model.records for model in models.items] == list(range(10, 1_001, 10))
+
+
+def test_every_nth_version_is_published_and_the_last_in_any_case() -> None:
+    """Whoever restarts goes on from what was published: the end of the stream must not be lost."""
+    flow = Flow("f")
+    training = train_online(
+        flow.from_items(table(250)), regression, extract=extract, mini_batch=10, publish_every=10
+    )
+    models = training.models.collect()
+    flow.run()
+    assert [model.records for model in models.items] == [100, 200, 250]
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
+def test_training_begins_where_it_is_told_to(mode: Any) -> None:
+    """A service that comes back must not begin at zero; before the model is there no example may be taken."""
+    start = {"weights": TRUE_WEIGHTS, "intercept": 3.0, "link": "identity"}
+    flow = Flow("f")
+    training = train_online(
+        flow.from_items(table(100)),
+        regression,
+        extract=extract,
+        mini_batch=10,
+        mode=mode,
+        initial=flow.from_items([start]),
+    )
+    models = training.models.collect()
+    flow.run()
+    assert weights_of(models.items)[0] == pytest.approx(TRUE_WEIGHTS, abs=1e-12)
+
+
+def test_no_examples_give_no_model_and_an_end() -> None:
+    """An empty topic read to its end, where everybody waits for everybody."""
+    for mode in ("asynchronous", "synchronous"):
+        flow = Flow("f")
+        training = train_online(
+            flow.from_items([], parallelism=1), regression, extract=extract, mode=mode, workers=2
+        )
+        models = training.models.collect()
+        run(flow)
+        assert models.items == []
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
+def test_rows_that_are_no_examples_are_left_out_and_the_rest_is_learned(mode: Any) -> None:
+    """One broken event an hour once cost its whole mini-batch, or the service."""
+    records = as_records(table(100))
+    bad = [dict(records[3], y=float("nan")), dict(records[4], x=[1.0, float("inf"), 0.0])]
+    dirty = [*records[:50], bad[0], *records[50:90], bad[1], *records[90:]]
+    flow = Flow("f")
+    training = train_online(
+        flow.from_items(dirty, parallelism=1),
+        regression,
+        extract=extract,
+        mini_batch=17,
+        mode=mode,
+        on_error="skip",
+    )
+    models = training.models.collect()
+    statistics = flow.run()
+    assert models.items[-1].records == 100
+    assert statistics.step("train").rejected == 2
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"x": [1.0, 2.0], "y": 1.0}, r"step 'train' .*expected .*3 features.*given .*2"),
+        ({"x": [1.0, float("nan"), 2.0], "y": 1.0}, r"step 'train' .*given nan for feature 1"),
+        ({"x": [1.0, 2.0, 3.0], "y": float("inf")}, r"step 'train' .*targets.*given inf"),
+        ({"x": [1e200, 2.0, 3.0], "y": 1.0}, r"step 'train' .*too large to compute with"),
+    ],
+)
+def test_a_row_that_cannot_be_learned_from_ends_the_job_with_its_reason(
+    mode: Any, bad: dict[str, Any], message: str
+) -> None:
+    """NaN in a gradient makes every weight NaN, and every consumer's prediction, for ever."""
+    flow = Flow("f")
+    training = train_online(
+        flow.from_items([bad], parallelism=1), regression, extract=extract, mini_batch=1, mode=mode
+    )
+    models = training.models.collect()
+    with pytest.raises(JobFailed, match=message):
+        run(flow)
+    assert models.items == []
+
+
+def test_a_learning_rate_that_is_too_high_ends_the_job_before_the_model_is_lost() -> None:
+    """Weights that doubled with each step were published up to infinity."""
+    flow = Flow("f")
+    training = train_online(
+        flow.from_items(table(20_000)),
+        lambda: LinearRegression(3, optimizer=SGD(3.0)),
+        extract=extract,
+        mini_batch=10,
+    )
+    models = training.models.collect()
+    with pytest.raises(
+        JobFailed, match=r"weights run away|extreme feature values or too high a learning rate"
+    ):
+        run(flow)
+    assert np.isfinite([model.parameters["weights"] for model in models.items]).all()
+
+
+def question(number: int) -> dict[str, Any]:
+    return {"question": number, "x": float(number % 5)}
+
+
+def answer(number: int) -> dict[str, Any]:
+    return {"answer": number, "y": float(number % 5 > 2)}
+
+
+LABELS = DelayedLabels(
+    key_of=lambda event: event.get("question", event.get("answer")),
+    is_answer=lambda event: "answer" in event,
+    features=lambda questions: SparseRows.from_rows([([0], [event["x"]]) for event in questions], 1),
+    target_of=lambda event: event["y"],
+)
+
+
+def delayed_events(count: int, delay: int) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    for number in range(count + delay):
+        if number < count:
+            events.append(question(number))
+        if number >= delay:
+            events.append(answer(number - delay))
+    return events
+
+
+def test_with_late_labels_the_first_prediction_is_what_is_validated() -> None:
+    """A model that has learned from the answers meanwhile would look better than it was."""
+    rate = SGD(0.3)
+    flow = Flow("f")
+    training = train_online(
+        flow.from_items(delayed_events(400, 50), parallelism=1),
+        lambda: LogisticRegression(1, optimizer=rate),
+        labels=LABELS,
+        mini_batch=10,
+        mode="synchronous",
+        report_every=400,
+    )
+    models, metrics = training.models.collect(), training.validation.collect()
+    run(flow)
+
+    model, validation = LogisticRegression(1, optimizer=rate), ProgressiveValidation()
+    asked: dict[int, tuple[float, float]] = {}
+    events = delayed_events(400, 50)
+    for start in range(0, len(events), 10):
+        answered = []
+        for event in events[start : start + 10]:
+            if "question" in event:
+                asked[event["question"]] = (event["x"], float(model.predict([[event["x"]]])[0]))
+            else:
+                answered.append((*asked.pop(event["answer"]), event["y"]))
+        if answered:
+            features, predictions, targets = map(np.array, zip(*answered, strict=True))
+            validation.update(predictions, targets)
+            model.learn(features[:, None], targets)
+    assert models.items[-1].parameters["weights"] == pytest.approx(model.weights, rel=1e-9)
+    assert metrics.items[-1]["loss"] == pytest.approx(validation.metrics()["loss"], rel=1e-9)
+    assert models.items[-1].records == 400
+
+
+def test_the_answers_to_a_question_find_it_whichever_worker_has_it() -> None:
+    """Dealt out to workers in turn, half of the answers came to one that had never heard the question."""
+    flow = Flow("f")
+    training = train_online(
+        flow.from_items(delayed_events(300, 20), parallelism=1),
+        lambda: LogisticRegression(1),
+        labels=LABELS,
+        mini_batch=10,
+        workers=3,
+    )
+    models = training.models.collect()
+    flow.run()
+    assert models.items[-1].records == 300
+
+
+def test_an_answer_without_a_question_follows_the_policy() -> None:
+    """After a restart the first answers are to questions that the run before has read."""
+    events = [answer(1_000), *delayed_events(30, 5), answer(2_000)]
+    for policy in ("skip", "fail"):
+        flow = Flow("f")
+        training = train_online(
+            flow.from_items(events, parallelism=1),
+            lambda: LogisticRegression(1),
+            labels=LABELS,
+            mini_batch=10,
+            on_error=policy,
+        )
+        models = training.models.collect()
+        if policy == "skip":
+            assert flow.run().step("train").rejected == 2
+            assert models.items[-1].records == 30
+        else:
+            with pytest.raises(
+                JobFailed, match=r"step 'train' .*an answer without a question that waits for it"
+            ):
+                flow.run()
+
+
+def test_two_trainings_in_one_flow_have_names_of_their_own() -> None:
+    """Which of the two a message is about was a guess."""
+    flow = Flow("f")
+    rows = flow.from_items(table(100))
+    for name in ("shadow", "live"):
+        train_online(rows, regression, extract=extract, name=name).models.collect()
+    names = flow.draw()
+    assert "shadow: train" in names
+    assert "live: train" in names
+
+
+def test_wrong_options_are_refused_when_the_flow_is_built() -> None:
+    """Found at the first record, it would be found in production."""
+    flow = Flow("f")
+    rows = flow.from_items(table(10))
+    with pytest.raises(
+        GraphError, match=r"^train_online: expected one of extract= and labels=, given both or"
+    ):
+        train_online(rows, regression)
+    with pytest.raises(
+        GraphError, match=r'^train_online: expected mode "asynchronous" or "synchronous", given'
+    ):
+        train_online(rows, regression, extract=extract, mode="sync")  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match=r"'mini-batches': expected .* at least 1, given 0"):
+        train_online(rows, regression, extract=extract, mini_batch=0)
