@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -43,7 +44,12 @@ async def create(cluster: Cluster, topic: str, partitions: int, settings: Mappin
     """
     if partitions < 1:
         raise ConfigurationError(f"topic {topic!r}: expected partitions >= 1, given {partitions}")
-    await cluster.persist(lambda: _create(cluster, topic, partitions, settings))
+    replicas = settings.get(_REPLICATION, str(_BROKER_DEFAULT))
+    if not re.fullmatch(r"-?\d+", str(replicas)):
+        raise ConfigurationError(
+            f"topic {topic!r}: expected {_REPLICATION} as a whole number of brokers, given {replicas!r}"
+        )
+    await cluster.persist(lambda: _create(cluster, topic, partitions, int(replicas), settings))
     await cluster.persist(lambda: _widen(cluster, topic, partitions))
     await cluster.persist(lambda: _check_usable(cluster, topic, partitions))
 
@@ -77,9 +83,10 @@ async def settings_of(cluster: Cluster, topic: str) -> dict[str, str]:
     return {name: value for name, value, *_ in entries if value is not None}
 
 
-async def _create(cluster: Cluster, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
+async def _create(
+    cluster: Cluster, topic: str, partitions: int, replicas: int, settings: Mapping[str, str]
+) -> None:
     kafka_settings = [(name, str(value)) for name, value in settings.items() if name != _REPLICATION]
-    replicas = int(settings.get(_REPLICATION, _BROKER_DEFAULT))
     request = CreateTopicsRequest(
         create_topic_requests=[(topic, partitions, replicas, [], kafka_settings)],
         timeout=_timeout_ms(cluster),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +14,15 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import GraphError
 from streamiter.flow.draw import mermaid
-from streamiter.flow.graph_checks import check_factory, check_parallelism, check_policy, user_line
+from streamiter.flow.graph_checks import (
+    check_codec,
+    check_factory,
+    check_name,
+    check_parallelism,
+    check_policy,
+    check_start,
+    check_stop,
+)
 from streamiter.flow.stream import Stream
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.identity import Identity
@@ -31,6 +39,7 @@ from streamiter.runtime.watchdog import STALL_AFTER_S
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import Decoder, StartPosition, StopPosition, Topic
 from streamiter.topics.topic_source import DecodeValues, TopicSource
+from streamiter.user_code import user_line
 
 if TYPE_CHECKING:
     from streamiter.runtime.coordinator import JobSnapshot
@@ -75,28 +84,41 @@ class Flow:
         on_error: RejectionPolicy = "fail",
         dead_letter: Topic | None = None,
     ) -> Stream:
-        """Read a topic; partition p goes to subtask p mod the parallelism.
+        """Read a topic, which must exist; partition p goes to subtask p mod the parallelism.
 
         ``decode`` is how values are read: ``Json()`` unless the topic knows better (a CSV file does).
         Values that it cannot read follow ``on_error``: ``"fail"``, ``"skip"`` (counted), or they go to the
-        topic ``dead_letter``. ``start`` and ``stop`` are described at
-        :data:`~streamiter.topics.topic.StartPosition`; ``stop="latest"`` makes the topic bounded.
+        topic ``dead_letter``.
+
+        ``start``: ``"earliest"``, ``"latest"``, an offset for each partition (``{0: 1200}``; others begin at
+        their earliest record), or an aware datetime. ``stop``: None reads on for ever; ``"latest"`` ends
+        where the topic ends as the job starts, and an offset for each partition before that (others are
+        not read): then the stream is bounded.
+
+        >>> from streamiter import topic
+        >>> flow = Flow("yesterday")
+        >>> flow.source(topic("memory://clicks"), stop="latest").is_bounded
+        True
         """
         if not isinstance(topic, Topic):
             raise GraphError(
                 f'flow.source: expected a topic, given {topic!r}; write flow.source(topic("scheme://…"))'
             )
+        label = name or topic.name
         decoder = decode if decode is not None else (topic.default_decoder() or Json())
+        check_codec(decoder, "decode", step=label)
+        check_start(start, step=label)
+        check_stop(stop, step=label)
         self.register_struct_of(decoder)
         bounded = stop is not None or getattr(topic, "bounded", False)
         stream = self._add_source(
-            name or topic.name,
+            label,
+            name,
             lambda: TopicSource(topic, start, stop),
             operator=lambda: DecodeValues(topic, decoder),
             parallelism=parallelism,
             bounded=bounded,
-            named=name is not None,
-            policy=check_policy(on_error, dead_letter, step=name or topic.name),
+            policy=check_policy(on_error, dead_letter, step=label),
         )
         if dead_letter is not None:
             stream.side_output(DEAD_LETTERS).to_dead_letters(dead_letter)
@@ -108,50 +130,72 @@ class Flow:
         """A bounded stream of these items; with n subtasks item i goes to subtask i mod n.
 
         Arrays (first axis = record) and ``Columns`` stay what they are; other iterables are listed now.
+
+        >>> flow = Flow("items")
+        >>> items = flow.from_items(number * number for number in range(4)).collect()
+        >>> flow.run().state, items.items
+        ('finished', [0, 1, 4, 9])
         """
         batch = _listed(items)
         return self._add_source(
             name or "items",
+            name,
             lambda: ItemsSource(batch),
             operator=Identity,
             parallelism=parallelism,
             bounded=True,
-            named=name is not None,
         )
 
     def from_source(
         self, source: SourceFactory, *, name: str | None = None, parallelism: int | None = None
     ) -> Stream:
-        """A stream from your own :class:`~streamiter.operators.Source`: its class, or a callable making one."""
+        """A stream from your own :class:`~streamiter.operators.Source`: its class, or a callable making one.
+
+        Its ``bounded`` (that of the class, or an attribute of the callable) says whether it ever ends; a
+        callable without one counts as bounded.
+
+        >>> from streamiter.operators import Source, SourceBatch
+        >>> class Countdown(Source):
+        ...     def open(self, context, positions):
+        ...         self.left = (positions or {}).get("left", 3)
+        ...     def read(self):
+        ...         self.left -= 1
+        ...         return None if self.left < 0 else SourceBatch([self.left], {"left": self.left})
+        >>> flow = Flow("countdown")
+        >>> numbers = flow.from_source(Countdown).collect()
+        >>> flow.run().state, numbers.items
+        ('finished', [2, 1, 0])
+        """
         label = name or str(getattr(source, "__name__", "source"))
         check_factory(source, [], step=label, base=Source)
         return self._add_source(
             label,
+            name,
             source,
             operator=Identity,
             parallelism=parallelism,
             bounded=bool(getattr(source, "bounded", Source.bounded)),
-            named=name is not None,
         )
 
     def _add_source(
         self,
         label: str,
+        name: str | None,
         source: SourceFactory,
         *,
         operator: Callable[[], Any],
         parallelism: int | None,
         bounded: bool,
-        named: bool,
         policy: RejectionPolicy = "fail",
     ) -> Stream:
+        check_name(name)
         if self.loop is not None:
             raise GraphError(
                 f"step {label!r}: expected no sources inside an iteration body, given one; make it outside "
                 "and pass its stream as a data stream"
             )
         step = Step(
-            name=self.unique_name(label, named=named),
+            name=self.unique_name(label, named=name is not None),
             parallelism=check_parallelism(
                 self.parallelism if parallelism is None else parallelism, step=label
             ),
@@ -159,7 +203,7 @@ class Flow:
             factory=operator,
             source=source,
             policy=policy,
-            named=named,
+            named=name is not None,
             bounded=bounded,
             shape="source",
         )
@@ -202,8 +246,9 @@ class Flow:
     def run(self, **options: Any) -> JobStatistics:
         """Run to the end, in an event loop of its own (uvloop); returns the final statistics.
 
-        Takes the options of :meth:`start`. SIGTERM and Ctrl-C suspend the job; a second Ctrl-C aborts it.
-        Raises JobFailed if a step failed.
+        Takes the options of :meth:`start`. SIGTERM and Ctrl-C suspend the job: nothing more is read, what was
+        read is handled, and the state of the steps is gone, since no snapshot is kept; a second one aborts
+        it. Raises JobFailed if a step failed.
         """
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
@@ -211,6 +256,7 @@ class Flow:
                 f"flow {self.name!r}: run() expected no running event loop, given one; "
                 "write: job = await flow.start(); await job.wait()"
             )
+        self._check_complete()
         return run_in_own_loop(self._run(**options))
 
     async def start(
@@ -224,7 +270,8 @@ class Flow:
         """Start the job in the running event loop; returns when every step is open.
 
         ``clock`` is where it takes its time from. Input without progress for ``stall_after_s`` seconds is
-        logged with the blocked step. ``snapshot`` is what ``job.snapshot()`` of this flow gave.
+        logged with the blocked step. ``snapshot`` is what ``await job.snapshot()`` of this flow gave: the
+        job goes on from there, whatever the job of that snapshot did afterwards.
         Raises JobFailed if a step cannot be opened.
         """
         self._check_complete()
@@ -260,6 +307,11 @@ class Flow:
 def _listed(items: Any) -> Batch:
     if isinstance(items, (list, Columns)) or (isinstance(items, np.ndarray) and items.ndim):
         return items
+    if isinstance(items, Mapping):
+        raise GraphError(
+            f"from_items: expected records, given a mapping: {shortened(items)}; write list(….items()) for pairs, "
+            "Columns(…) for named arrays, or […] for one record"
+        )
     if not isinstance(items, Iterable) or isinstance(items, (str, bytes, np.ndarray)):
         raise GraphError(
             f"from_items: expected a list, an array whose first axis is the record, Columns or another "

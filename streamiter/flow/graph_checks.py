@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
 
 from streamiter.errors import GraphError
+from streamiter.operators.functions import asynchronous_kind
 from streamiter.operators.operator import Operator
-from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.rejection import RejectionPolicy, shortened
 from streamiter.runtime.entries import check_handlers
-from streamiter.topics.topic import Topic
+from streamiter.topics.topic import StartPosition, StopPosition, Topic
 
-__all__ = ["check_factory", "check_parallelism", "check_policy", "user_line"]
+__all__ = [
+    "check_codec",
+    "check_factory",
+    "check_field_or_function",
+    "check_function",
+    "check_input_names",
+    "check_name",
+    "check_parallelism",
+    "check_policy",
+    "check_seconds",
+    "check_start",
+    "check_stop",
+]
 
 
-def user_line() -> str:
-    """``file:line`` of the innermost frame outside streamiter: the user's own line."""
-    ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+def check_name(name: str | None) -> None:
+    """None, or a text that is not empty."""
+    if name is not None and (not isinstance(name, str) or not name):
+        raise GraphError(
+            f'step: expected name= to be a text, given {name!r}; write name="…", or leave it out'
+        )
 
 
 def check_parallelism(parallelism: int, *, step: str) -> int:
@@ -31,6 +47,16 @@ def check_parallelism(parallelism: int, *, step: str) -> int:
             f"step {step!r}: expected a parallelism of at least 1, given {parallelism!r}; use a whole number"
         )
     return parallelism
+
+
+def check_seconds(seconds: Any, option: str, otherwise: str, *, step: str) -> None:
+    """A number above 0, or None, which means ``otherwise``."""
+    is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if seconds is not None and not (is_number and 0 < seconds < math.inf):
+        raise GraphError(
+            f"step {step!r}: expected {option} to be a number of seconds above 0, given {seconds!r}; "
+            f"leave it out to {otherwise}"
+        )
 
 
 def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: str) -> RejectionPolicy:
@@ -59,6 +85,84 @@ def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: 
     return "dead_letter"
 
 
+# -- topics ------------------------------------------------------------------------------------------------
+
+
+def check_start(start: StartPosition, *, step: str) -> None:
+    """An end of the topic, an offset for each partition, or an aware datetime."""
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise GraphError(
+                f"step {step!r}: expected start to be an aware datetime, given {start} without a time zone; "
+                "say which one: start.replace(tzinfo=UTC)"
+            )
+    elif not _is_end(start, "earliest", "latest") and not _are_offsets(start):
+        raise GraphError(
+            f'step {step!r}: expected start "earliest", "latest", an offset for each partition ({{0: 1200}}) '
+            f"or an aware datetime, given {start!r}; choose one of these"
+        )
+
+
+def check_stop(stop: StopPosition, *, step: str) -> None:
+    """None, the end of the topic, or an offset for each partition."""
+    if stop is not None and not _is_end(stop, "latest") and not _are_offsets(stop):
+        raise GraphError(
+            f'step {step!r}: expected stop None (read on for ever), "latest" or an offset for each partition '
+            f"({{0: 1200}}), given {stop!r}; choose one of these"
+        )
+
+
+def _is_end(position: Any, *ends: str) -> bool:
+    return isinstance(position, str) and position in ends
+
+
+def _are_offsets(position: Any) -> bool:
+    return isinstance(position, Mapping) and all(map(_is_count, (*position.keys(), *position.values())))
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool) and bool(number >= 0)
+
+
+def check_codec(codec: Any, method: Literal["decode", "encode"], *, step: str) -> None:
+    """An object with that method; a class has it too, and would be called without an instance."""
+    kind = "a decoder" if method == "decode" else "an encoder"
+    if isinstance(codec, type):
+        raise GraphError(
+            f"step {step!r}: expected {method}= to be {kind} such as Json(), given the class "
+            f"{codec.__name__}; write {codec.__name__}()"
+        )
+    # Texts have an encode method, and bytes a decode method, of another kind.
+    if isinstance(codec, (str, bytes)) or not callable(getattr(codec, method, None)):
+        raise GraphError(
+            f"step {step!r}: expected {method}= to be {kind} such as Json(), given {shortened(codec)}; "
+            f"give an object with a method {method}(batch)"
+        )
+
+
+# -- functions ---------------------------------------------------------------------------------------------
+
+
+def check_function(f: Any, argument: str, expected: str = "a function") -> None:
+    """A function that can be called without being awaited; ``argument`` names it in the error."""
+    if not callable(f):
+        raise GraphError(
+            f"{argument}: expected {expected}, given {shortened(f)}; write a function or a lambda"
+        )
+    if kind := asynchronous_kind(f):
+        name = getattr(f, "__name__", type(f).__name__)
+        raise GraphError(
+            f"{argument}: expected a plain function, given the {kind} {name}; await it in an Operator with "
+            "async def process(self, record, out) and .process(…)"
+        )
+
+
+def check_field_or_function(key: Any, argument: str) -> None:
+    """The name of a field, or a function."""
+    if not isinstance(key, str):
+        check_function(key, argument, "a field's name or a function")
+
+
 def check_factory(
     factory: Any, input_names: list[str], *, step: str, base: type[Any] = Operator, keyed: bool = False
 ) -> None:
@@ -74,7 +178,12 @@ def check_factory(
     if not callable(factory):
         raise GraphError(
             f"step {step!r}: expected a class or a callable without arguments that makes a new {kind}, "
-            f"given {factory!r}"
+            f"given {shortened(factory)}; write a class derived from {room}.{kind}"
+        )
+    if kind_of_function := asynchronous_kind(factory):
+        raise GraphError(
+            f"step {step!r}: expected a class or a callable without arguments that makes a new {kind}, "
+            f"given a {kind_of_function}; write async def in a class derived from {room}.{kind}"
         )
     if isinstance(factory, type):
         if not issubclass(factory, base):
@@ -83,3 +192,23 @@ def check_factory(
             )
         if base is Operator:
             check_handlers(factory, input_names, step=step, keyed=keyed)
+
+
+def check_input_names(names: Iterable[str]) -> None:
+    """Names whose ``process_<name>`` can mean nothing else."""
+    for name in names:
+        if not name.isidentifier():
+            raise GraphError(
+                f"connect: expected names of inputs that can be part of a method's name, given {name!r}; "
+                "use letters, digits and underscores"
+            )
+        if name == "input":
+            raise GraphError(
+                "connect: expected a name of an input of its own, given 'input', which the only input of other steps "
+                "has; choose another, such as data"
+            )
+        if name == "batch" or name.endswith("_batch"):
+            raise GraphError(
+                f"connect: expected a name of an input that does not end in batch, given {name!r}: process_{name} "
+                f"would be a method for whole batches; choose another, such as {name}es"
+            )

@@ -18,6 +18,10 @@ from streamiter.records import Batch, OutputTag, take
 
 __all__ = ["PREDICTIONS", "GradientWorker", "WorkerOptions", "without"]
 
+# Where all run in one process a model is one or two mini-batches old. While a job is suspended its model does not
+# come at all, and a worker that went on through all that had been read would lead the model astray.
+_MINI_BATCHES_WITH_ONE_MODEL: Final = 8
+
 PREDICTIONS: Final = OutputTag("predictions")
 """The side output of a worker: predictions made before learning, with targets and weights (dicts of arrays)."""
 
@@ -34,8 +38,9 @@ class WorkerOptions:
 class GradientWorker(Operator, IterationListener):
     """Makes the gradient of each mini-batch with the parameters it has.
 
-    It begins when the first parameters have come. Asynchronous, it never waits again; synchronous, it
-    takes epoch after epoch, and begins the examples of each when the parameters of that epoch are there.
+    It begins when the first parameters have come. Asynchronous, it goes on meanwhile with those it has, for
+    eight mini-batches at most; synchronous, it takes epoch after epoch, and begins the examples of each when
+    the parameters of that epoch are there.
     """
 
     def __init__(self, options: WorkerOptions) -> None:
@@ -46,6 +51,7 @@ class GradientWorker(Operator, IterationListener):
         self._needed_epoch = 0
         self._model_epoch = -1
         self._reported_epoch = -1
+        self._gradients_since_model = 0
         self._examples_ended = False
 
     def open(self, context: Context) -> None:
@@ -53,13 +59,17 @@ class GradientWorker(Operator, IterationListener):
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
         """Parameters first; then both, or what is next in turn."""
-        return ("model",) if self._model_epoch < self._needed_epoch else None
+        waits = self._model_epoch < self._needed_epoch or (
+            not self._synchronous and self._gradients_since_model >= _MINI_BATCHES_WITH_ONE_MODEL
+        )
+        return ("model",) if waits else None
 
     def process_model(self, parameters: Any, out: Output) -> None:
         """Go on with these parameters."""
         if parameters is not None:  # None: begin as the model was made.
             self._model.follow(parameters)
         self._model_epoch = self._context.epoch or 0
+        self._gradients_since_model = 0
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         """Report also where there was nothing to learn, as long as there are examples to come.
@@ -97,6 +107,7 @@ class GradientWorker(Operator, IterationListener):
         weights = row_weights("train", given, len(targets))
         loss = float((self._model.loss.values(predictions, targets) * weights).sum())
         self._reported_epoch = self._context.epoch or 0
+        self._gradients_since_model += 1
         out.emit({"worker": self._context.subtask_index, "gradient": gradient.to_record(), "loss": loss})
         out.emit({"predictions": predictions, "targets": targets, "weights": weights}, tag=PREDICTIONS)
 
@@ -106,6 +117,7 @@ class GradientWorker(Operator, IterationListener):
             "needed epoch": self._needed_epoch,
             "model epoch": self._model_epoch,
             "reported epoch": self._reported_epoch,
+            "gradients since model": self._gradients_since_model,
             "examples ended": self._examples_ended,
         }
 
@@ -114,6 +126,7 @@ class GradientWorker(Operator, IterationListener):
         self._needed_epoch = state["needed epoch"]
         self._model_epoch = state["model epoch"]
         self._reported_epoch = state["reported epoch"]
+        self._gradients_since_model = state["gradients since model"]
         self._examples_ended = state["examples ended"]
 
 

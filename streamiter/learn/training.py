@@ -64,7 +64,8 @@ def train_online(
     than questions, ``labels`` tells the two apart. ``initial`` is a stream of one record to start from:
     parameters, bare weights, or None.
 
-    ``"asynchronous"``: every mini-batch's gradient goes to the owner at once and workers never wait.
+    ``"asynchronous"``: every mini-batch's gradient goes to the owner at once, and workers go on with the
+    parameters they have, for eight mini-batches at most.
     ``"synchronous"``: the owner makes one step of the gradients of one mini-batch of each worker, and the
     workers wait for it; the result does not depend on timing.
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -39,7 +40,7 @@ def topic(url: str, **options: object) -> Topic:
     Traceback (most recent call last):
     ...
     streamiter.errors.ConfigurationError: topic 'carrier-pigeon://roof/clicks': expected one of the \
-schemes file://, kafka://, memory://, sqlite://, given carrier-pigeon://
+schemes file://, kafka:// (pip install 'streamiter[kafka]'), memory://, sqlite://, given carrier-pigeon://
     """
     return connector_for(url).topic(url, options)
 
@@ -54,8 +55,7 @@ def connector_for(url: str) -> Connector:
         if entry_point.name == scheme:
             return _load(entry_point, url)
     raise ConfigurationError(
-        f"topic {url!r}: expected one of the schemes {_listed(known_schemes())}, given {scheme}://"
-        + _install_hint(scheme)
+        f"topic {_shown(url)!r}: expected one of the schemes {_listed(known_schemes())}, given {scheme}://"
     )
 
 
@@ -79,7 +79,7 @@ def _scheme(url: str) -> str:
     is_url = rest.startswith("//") or scheme.lower() in known_schemes()  # file:relative.csv has no slashes
     if not (scheme and separator and is_url):
         raise ConfigurationError(
-            f"topic {url!r}: expected a URL such as kafka://127.0.0.1:9092/clicks; "
+            f"topic {_shown(url)!r}: expected a URL such as kafka://127.0.0.1:9092/clicks; "
             f"the schemes are {_listed(known_schemes())}"
         )
     return scheme.lower()
@@ -90,7 +90,7 @@ def _load(entry_point: EntryPoint, url: str) -> Connector:
         loaded = entry_point.load()
     except ImportError as error:
         raise ConfigurationError(
-            f"topic {url!r}: the connector {entry_point.value} cannot be imported ({error})"
+            f"topic {_shown(url)!r}: the connector {entry_point.value} cannot be imported ({error})"
             + _install_hint(entry_point.name)
         ) from error
     return _checked(loaded(), entry_point, url)
@@ -99,7 +99,7 @@ def _load(entry_point: EntryPoint, url: str) -> Connector:
 def _checked(connector: object, entry_point: EntryPoint, url: str) -> Connector:
     if not isinstance(connector, Connector):
         raise ConfigurationError(
-            f"topic {url!r}: expected {entry_point.value} to be a subclass of streamiter.topics.Connector, "
+            f"topic {_shown(url)!r}: expected {entry_point.value} to be a subclass of streamiter.topics.Connector, "
             f"given {type(connector).__qualname__}"
         )
     return connector
@@ -111,4 +111,12 @@ def _install_hint(scheme: str) -> str:
 
 
 def _listed(schemes: list[str]) -> str:
-    return ", ".join(f"{scheme}://" for scheme in schemes)
+    """The schemes, each with what it takes to install it."""
+    extras = {scheme: f" (pip install 'streamiter[{extra}]')" for scheme, extra in _EXTRA_OF_SCHEME.items()}
+    return ", ".join(f"{scheme}://{extras.get(scheme, '')}" for scheme in schemes)
+
+
+def _shown(url: str) -> str:
+    """The URL as it may stand in a log: without user, password and options, which may hold another."""
+    place = url.partition("?")[0]
+    return re.sub(r"//[^/]*@", "//…@", place)

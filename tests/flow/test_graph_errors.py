@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,8 @@ from flow.fed_source import Fed
 from streamiter import (
     Flow,
     IterationBodyResult,
+    IterationConfig,
+    Json,
     Operator,
     OutputTag,
     Stream,
@@ -21,6 +26,7 @@ from streamiter import (
     topic,
 )
 from streamiter.errors import GraphError
+from streamiter.flow.stream import ConnectedStreams, KeyedStream
 from streamiter.operators import Output
 from streamiter.operators.source import Source
 
@@ -28,6 +34,10 @@ from streamiter.operators.source import Source
 class Pass(Operator):
     def process(self, record: Any, out: Output) -> None:
         out.emit(record)
+
+
+class Left(Operator):
+    def process_left(self, record: Any, out: Output) -> None: ...
 
 
 class ByBatch(Operator):
@@ -48,6 +58,23 @@ class AsyncInThread(Operator):
 class AsyncWanted(Pass):
     async def wanted_inputs(self) -> tuple[str, ...]:
         return ("input",)
+
+
+async def fetch(*arguments: Any) -> Any: ...
+
+
+async def pages(record: Any) -> Any:
+    yield record
+
+
+class Client:
+    async def __call__(self, record: Any) -> Any: ...
+
+
+NOT_AWAITED = (
+    "expected a plain function, given the coroutine function fetch; await it in an Operator with "
+    "async def process(self, record, out) and .process(…)"
+)
 
 
 def stream() -> Stream:
@@ -86,6 +113,68 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Flow("f").source(CLICKS, parallelism=0),
         "step 'clicks': expected a parallelism of at least 1, given 0; use a whole number",
     ),
+    "source that starts nowhere": (
+        lambda: Flow("f").source(CLICKS, start="begin"),  # type: ignore[arg-type]
+        'step \'clicks\': expected start "earliest", "latest", an offset for each partition ({0: 1200}) or an '
+        "aware datetime, given 'begin'; choose one of these",
+    ),
+    "source that starts at one offset for all": (
+        lambda: Flow("f").source(CLICKS, start=1200),  # type: ignore[arg-type]
+        'step \'clicks\': expected start "earliest", "latest", an offset for each partition ({0: 1200}) or an '
+        "aware datetime, given 1200; choose one of these",
+    ),
+    "source that starts before its first offset": (
+        lambda: Flow("f").source(CLICKS, start={0: -1}),
+        'step \'clicks\': expected start "earliest", "latest", an offset for each partition ({0: 1200}) or an '
+        "aware datetime, given {0: -1}; choose one of these",
+    ),
+    "source that starts at a time somewhere on earth": (
+        lambda: Flow("f").source(CLICKS, start=datetime(2013, 1, 1)),
+        "step 'clicks': expected start to be an aware datetime, given 2013-01-01 00:00:00 without a time zone; "
+        "say which one: start.replace(tzinfo=UTC)",
+    ),
+    "source that stops where it starts": (
+        lambda: Flow("f").source(CLICKS, stop="earliest"),  # type: ignore[arg-type]
+        "step 'clicks': expected stop None (read on for ever), \"latest\" or an offset for each partition "
+        "({0: 1200}), given 'earliest'; choose one of these",
+    ),
+    "source that stops after three records": (
+        lambda: Flow("f").source(CLICKS, stop=3),  # type: ignore[arg-type]
+        "step 'clicks': expected stop None (read on for ever), \"latest\" or an offset for each partition "
+        "({0: 1200}), given 3; choose one of these",
+    ),
+    "source that stops at a flag": (
+        lambda: Flow("f").source(CLICKS, stop={0: True}),
+        "step 'clicks': expected stop None (read on for ever), \"latest\" or an offset for each partition "
+        "({0: 1200}), given {0: True}; choose one of these",
+    ),
+    "a decoder's class": (
+        lambda: Flow("f").source(CLICKS, decode=Json),  # type: ignore[arg-type]
+        "step 'clicks': expected decode= to be a decoder such as Json(), given the class Json; write Json()",
+    ),
+    "a decoder by name": (
+        lambda: Flow("f").source(CLICKS, decode=b"json"),  # type: ignore[arg-type]
+        "step 'clicks': expected decode= to be a decoder such as Json(), given b'json'; give an object with a "
+        "method decode(batch)",
+    ),
+    "a decoder that is a function": (
+        lambda: Flow("f").source(CLICKS, decode=len),  # type: ignore[arg-type]
+        "step 'clicks': expected decode= to be a decoder such as Json(), given <built-in function len>; give an "
+        "object with a method decode(batch)",
+    ),
+    "a dict as items": (
+        lambda: Flow("f").from_items({"ann": 1}),
+        "from_items: expected records, given a mapping: {'ann': 1}; write list(….items()) for pairs, Columns(…) for "
+        "named arrays, or […] for one record",
+    ),
+    "a number as name": (
+        lambda: stream().map(str, name=7),  # type: ignore[arg-type]
+        'step: expected name= to be a text, given 7; write name="…", or leave it out',
+    ),
+    "an empty name": (
+        lambda: Flow("f").from_items([1], name=""),
+        "step: expected name= to be a text, given ''; write name=\"…\", or leave it out",
+    ),
     "one item": (
         lambda: Flow("f").from_items(5),  # type: ignore[arg-type]
         "from_items: expected a list, an array whose first axis is the record, Columns or another iterable of "
@@ -117,7 +206,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "operator that is none": (
         lambda: stream().process(3),  # type: ignore[arg-type]
-        "step 'process': expected a class or a callable without arguments that makes a new Operator, given 3",
+        "step 'process': expected a class or a callable without arguments that makes a new Operator, given 3; "
+        "write a class derived from streamiter.Operator",
     ),
     "operator class": (
         lambda: stream().process(Fed),  # type: ignore[arg-type]
@@ -152,6 +242,87 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: stream().map(3),  # type: ignore[arg-type]
         "map: expected a function, given 3; write a function or a lambda",
     ),
+    "map with a coroutine function": (
+        lambda: stream().map(fetch),
+        f"map: {NOT_AWAITED}",
+    ),
+    "filter with a coroutine function": (
+        lambda: stream().filter(fetch),
+        f"filter: {NOT_AWAITED}",
+    ),
+    "flat_map with an asynchronous generator": (
+        lambda: stream().flat_map(pages),
+        "flat_map: expected a plain function, given the asynchronous generator function pages; await it in an "
+        "Operator with async def process(self, record, out) and .process(…)",
+    ),
+    "map with a part of a coroutine function": (
+        lambda: stream().map(partial(fetch, 1)),
+        "map: expected a plain function, given the coroutine function partial; await it in an Operator with "
+        "async def process(self, record, out) and .process(…)",
+    ),
+    "map with an object that is called with await": (
+        lambda: stream().map(Client()),
+        "map: expected a plain function, given the coroutine function Client; await it in an Operator with "
+        "async def process(self, record, out) and .process(…)",
+    ),
+    "map_batch with a coroutine function": (
+        lambda: stream().map_batch(fetch),
+        f"map_batch: {NOT_AWAITED}",
+    ),
+    "filter_batch with a coroutine function": (
+        lambda: stream().filter_batch(fetch),
+        f"filter_batch: {NOT_AWAITED}",
+    ),
+    "key_by with a coroutine function": (
+        lambda: stream().key_by(fetch),
+        f"key_by: {NOT_AWAITED}",
+    ),
+    "key_by_batch with a coroutine function": (
+        lambda: stream().key_by_batch(fetch),
+        f"key_by_batch: {NOT_AWAITED}",
+    ),
+    "partition_by with a coroutine function": (
+        lambda: stream().partition_by(fetch),  # type: ignore[arg-type]
+        f"partition_by: {NOT_AWAITED}",
+    ),
+    "reduce with a coroutine function": (
+        lambda: stream().key_by(int).reduce(fetch),
+        f"reduce: {NOT_AWAITED}",
+    ),
+    "stateful_map with a coroutine function": (
+        lambda: stream().key_by(int).stateful_map(fetch, 0),  # type: ignore[arg-type]
+        f"stateful_map: {NOT_AWAITED}",
+    ),
+    "reduce_all with a coroutine function": (
+        lambda: stream().reduce_all(fetch),
+        f"reduce_all: {NOT_AWAITED}",
+    ),
+    "sort with a coroutine function": (
+        lambda: stream().sort(fetch),
+        f"sort: {NOT_AWAITED}",
+    ),
+    "sink key that is a coroutine function": (
+        lambda: stream().sink(CLICKS, key=fetch),  # type: ignore[arg-type]
+        f"sink key: {NOT_AWAITED}",
+    ),
+    "process with a coroutine function": (
+        lambda: stream().process(fetch),  # type: ignore[arg-type]
+        "step 'fetch': expected a class or a callable without arguments that makes a new Operator, given a "
+        "coroutine function; write async def in a class derived from streamiter.Operator",
+    ),
+    "sort by the number of a field": (
+        lambda: stream().sort(0),  # type: ignore[arg-type]
+        "sort: expected a field's name or a function, given 0; write a function or a lambda",
+    ),
+    "join on three keys": (
+        lambda: stream().join(stream(), on=("a", "b", "c")),  # type: ignore[arg-type]
+        "join: expected a field's name, a function or a pair of these, given ('a', 'b', 'c'); write on=\"id\", or "
+        'on=("user_id", "id") for left and right',
+    ),
+    "join on a number": (
+        lambda: stream().join(stream(), on=("a", 1)),
+        "join: expected a field's name or a function, given 1; write a function or a lambda",
+    ),
     "parallelism of a step": (
         lambda: stream().map(str, parallelism=-1),
         "step 'map': expected a parallelism of at least 1, given -1; use a whole number",
@@ -181,6 +352,32 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "batch of none": (
         lambda: stream().batch(0),
         "step 'batch': expected a number of records of at least 1, given 0; use a whole number",
+    ),
+    "batch of yes": (
+        lambda: stream().batch(True),
+        "step 'batch': expected a number of records of at least 1, given True; use a whole number",
+    ),
+    "batch that is due before it began": (
+        lambda: stream().batch(10, timeout_s=-1),
+        "step 'batch': expected timeout_s to be a number of seconds above 0, given -1; leave it out to wait for ever",
+    ),
+    "batch that is due at once": (
+        lambda: stream().batch(10, 0),
+        "step 'batch': expected timeout_s to be a number of seconds above 0, given 0; leave it out to wait for ever",
+    ),
+    "batch that is due at no time": (
+        lambda: stream().batch(10, float("nan")),
+        "step 'batch': expected timeout_s to be a number of seconds above 0, given nan; leave it out to wait for ever",
+    ),
+    "state that is forgotten at once": (
+        lambda: stream().key_by(int).process(Pass, time_to_live_s=0),
+        "step 'Pass': expected time_to_live_s to be a number of seconds above 0, given 0; leave it out to keep "
+        "states for ever",
+    ),
+    "state that is forgotten after a text": (
+        lambda: stream().key_by(int).process(Pass, time_to_live_s="1h"),  # type: ignore[arg-type]
+        "step 'Pass': expected time_to_live_s to be a number of seconds above 0, given '1h'; leave it out to keep "
+        "states for ever",
     ),
     "side output by name": (
         lambda: stream().side_output("late"),  # type: ignore[arg-type]
@@ -219,7 +416,54 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "sink delivery": (
         lambda: stream().sink(CLICKS, delivery="best_effort"),  # type: ignore[arg-type]
-        "sink: expected delivery \"at_least_once\", given 'best_effort'",
+        "sink: expected delivery \"at_least_once\", given 'best_effort'; write that, or leave delivery out",
+    ),
+    "an encoder's class": (
+        lambda: stream().sink(CLICKS, encode=Json),  # type: ignore[arg-type]
+        "step 'sink clicks': expected encode= to be an encoder such as Json(), given the class Json; write Json()",
+    ),
+    "an encoder by name": (
+        lambda: stream().sink(CLICKS, encode="json", name="out"),  # type: ignore[arg-type]
+        "step 'out': expected encode= to be an encoder such as Json(), given 'json'; give an object with a method "
+        "encode(batch)",
+    ),
+    "sink key that is a field": (
+        lambda: stream().sink(CLICKS, key="user"),  # type: ignore[arg-type]
+        "sink key: expected a function, given 'user'; write a function or a lambda",
+    ),
+    "sink policy": (
+        lambda: stream().sink(CLICKS, on_error="dead_letter"),
+        "step 'sink clicks': on_error=\"dead_letter\" expected a topic for the dead letters, given none; "
+        'add dead_letter=topic("scheme://…")',
+    ),
+    "a model without a name": (
+        lambda: stream().publish_model(CLICKS, model=""),
+        "publish_model: expected model= to be the name of the model, given ''; it is the key of the updates, under "
+        "which readers ask for them",
+    ),
+    "a model's unknown format": (
+        lambda: stream().publish_model(CLICKS, model="ctr", format="pickle"),  # type: ignore[arg-type]
+        'publish_model: expected format "auto", "json" or "safetensors", given \'pickle\'; choose one of these',
+    ),
+    "an input called batch": (
+        lambda: connect(batch=stream()),
+        "connect: expected a name of an input that does not end in batch, given 'batch': process_batch would be a "
+        "method for whole batches; choose another, such as batches",
+    ),
+    "an input called input": (
+        lambda: connect(input=stream()),
+        "connect: expected a name of an input of its own, given 'input', which the only input of other steps has; "
+        "choose another, such as data",
+    ),
+    "an input called like the batches of another": (
+        lambda: connect(model_batch=stream()),
+        "connect: expected a name of an input that does not end in batch, given 'model_batch': process_model_batch "
+        "would be a method for whole batches; choose another, such as model_batches",
+    ),
+    "an input whose name is no name": (
+        lambda: connect(**{"my-model": stream()}),
+        "connect: expected names of inputs that can be part of a method's name, given 'my-model'; use letters, "
+        "digits and underscores",
     ),
     "connect nothing": (
         lambda: connect(),
@@ -235,8 +479,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "reduce after key_by_batch": (
         lambda: stream().key_by_batch(np.array).reduce(max),
-        "reduce: after key_by_batch expected a numpy ufunc such as np.add, given <built-in function max>; use "
-        "key_by(f) for other functions",
+        "reduce: after key_by_batch expected a numpy ufunc of two arguments and one result such as np.add, given "
+        "<built-in function max>; use key_by(f) for other functions",
     ),
     "process after key_by_batch": (
         lambda: stream().key_by_batch(np.array).process(Pass),
@@ -259,7 +503,7 @@ def test_the_error_says_what_was_expected_what_was_given_and_what_to_do(name: st
     build, message = CASES[name]
     with pytest.raises(GraphError) as caught:
         build()
-    assert str(caught.value) == message
+    assert str(caught.value) == f"{message} (at test_graph_errors.py:{build.__code__.co_firstlineno})"
 
 
 def _in_body(step: Callable[[Flow, Stream], Any]) -> None:
@@ -298,7 +542,7 @@ def test_sources_and_sinks_stay_outside_iteration_bodies(
     """A source inside would be read once and ended, or never: it is refused by name."""
     with pytest.raises(GraphError) as caught:
         _in_body(step)
-    assert str(caught.value) == message
+    assert str(caught.value) == f"{message} (at test_graph_errors.py:{step.__code__.co_firstlineno})"
 
 
 def test_streams_of_a_body_are_not_used_outside_and_others_not_inside() -> None:
@@ -314,17 +558,17 @@ def test_streams_of_a_body_are_not_used_outside_and_others_not_inside() -> None:
     iterate_unbounded_streams([flow.from_items([0])], [], body)
     with pytest.raises(GraphError) as caught:
         escaped[0].map(str)
-    assert str(caught.value) == (
+    assert caught.value.args == (
         "step 'map': expected a stream from outside the iteration, given 'inner' of its body; return it in "
-        "output_streams and use what the iteration gives"
+        "output_streams and use what the iteration gives",
     )
     with pytest.raises(GraphError) as caught:
         _in_body(lambda _, __: None) or iterate_unbounded_streams(
             [outside], [], lambda variables, _: IterationBodyResult([outside.map(str)], variables)
         )
-    assert str(caught.value) == (
+    assert caught.value.args == (
         "step 'map': expected streams that come in through the body's arguments, given 'outside' from outside; "
-        "pass it as a data stream"
+        "pass it as a data stream",
     )
 
 
@@ -337,8 +581,86 @@ def test_a_name_that_is_taken_is_told_with_the_line_that_has_it() -> None:
         source.map(str, name="prices")
     assert str(caught.value) == (
         f"step 'prices': expected a name of its own, given one that test_graph_errors.py:{line} already uses; "
-        "choose another"
+        f"choose another (at test_graph_errors.py:{line + 2})"
     )
+
+
+def in_a_helper() -> None:
+    stream().map(3)  # type: ignore[arg-type]
+
+
+def test_the_place_is_the_innermost_line_that_is_not_ours() -> None:
+    """A traceback through the engine hides the one line that can be changed; methods of dataclasses have no file."""
+    with pytest.raises(GraphError) as caught:
+        in_a_helper()
+    assert caught.value.where == f"test_graph_errors.py:{in_a_helper.__code__.co_firstlineno + 1}"
+    line = inspect.currentframe().f_lineno + 2  # type: ignore[union-attr]
+    with pytest.raises(GraphError) as caught:
+        IterationConfig(max_epochs_ahead=-1)
+    assert str(caught.value).endswith(f"given -1 (at test_graph_errors.py:{line})")
+
+
+def test_the_place_stays_when_an_error_is_copied() -> None:
+    """On its way between processes an error is made again elsewhere: it told of that line, or of both."""
+    with pytest.raises(GraphError) as caught:
+        in_a_helper()
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copied), copied.where) == (str(caught.value), caught.value.where)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (lambda: 3, "step 'in': expected its factory to give a Source, given int; derive it from "),
+        (
+            lambda: 1 / 0,
+            "step 'in': expected its factory to work without arguments, given ZeroDivisionError: ",
+        ),
+    ],
+)
+def test_what_is_found_out_at_the_start_names_the_line_that_added_the_step(
+    factory: Any, message: str
+) -> None:
+    """The line that runs the flow is right; the mistake is where the step is."""
+    flow = Flow("f")
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    flow.from_source(factory, name="in")
+    with pytest.raises(GraphError) as caught:
+        flow.run()
+    assert str(caught.value).startswith(message)
+    assert str(caught.value).endswith(f" (at test_graph_errors.py:{line})")
+
+
+# Steps that call a function of the user for each record (or batch), or take records that may be bad.
+MAY_REFUSE = [
+    (Stream, "map"),
+    (Stream, "filter"),
+    (Stream, "flat_map"),
+    (Stream, "map_batch"),
+    (Stream, "filter_batch"),
+    (Stream, "process"),
+    (Stream, "reduce_all"),
+    (Stream, "sort"),
+    (Stream, "join"),
+    (Stream, "sink"),
+    (KeyedStream, "reduce"),
+    (KeyedStream, "stateful_map"),
+    (KeyedStream, "process"),
+    (ConnectedStreams, "process"),
+    (Flow, "source"),
+]
+NEVER_REFUSES = [(Stream, "batch"), (Stream, "publish_model"), (Stream, "collect")]
+IN_ONE_SUBTASK = {"reduce_all", "sort", "join", "publish_model"}
+
+
+@pytest.mark.parametrize(("kind", "method"), MAY_REFUSE + NEVER_REFUSES)
+def test_steps_of_a_kind_take_the_same_options(kind: type, method: str) -> None:
+    """An option that some steps have and others have not is a TypeError on every second line."""
+    options = inspect.signature(getattr(kind, method)).parameters
+    assert "name" in options
+    assert ("parallelism" in options) == (method not in IN_ONE_SUBTASK)
+    may_refuse = (kind, method) in MAY_REFUSE
+    assert ("on_error" in options, "dead_letter" in options) == (may_refuse, may_refuse)
 
 
 def test_names_that_nobody_chose_are_numbered() -> None:
@@ -355,7 +677,7 @@ def test_a_step_knows_the_user_s_own_line() -> None:
     line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
     items = flow.from_items([1])
     items.map(str)
-    connect(input=items).process(Pass)
+    connect(left=items).process(Left)
     items.collect()
     assert [step.where for step in flow.steps] == [f"test_graph_errors.py:{line + n}" for n in range(4)]
 
@@ -366,9 +688,9 @@ async def test_run_in_a_running_loop_says_what_to_write() -> None:
     flow.from_items([1])
     with pytest.raises(GraphError) as caught:
         flow.run()
-    assert str(caught.value) == (
+    assert caught.value.args == (
         "flow 'f': run() expected no running event loop, given one; write: job = await flow.start(); "
-        "await job.wait()"
+        "await job.wait()",
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from flow.fed_source import Fed
 
 from streamiter import Columns, Flow, Operator, OutputTag, Stream, connect
-from streamiter.errors import RejectRecords
+from streamiter.errors import JobFailed, RejectRecords
 from streamiter.operators import Output
 from streamiter.operators.context import Context
 from streamiter.testing import VirtualClock
@@ -461,6 +461,42 @@ class TestRejection:
         flow.run()
         assert sizes == [2]
 
+    @BOTH
+    @pytest.mark.parametrize(
+        ("build", "expected", "refused"),
+        [
+            (lambda s, **on: s.map_batch(np.array).filter_batch(no_minus, **on), [1, 2, 3], 2),
+            (lambda s, **on: s.reduce_all(lambda total, x: total + 6 // x, **on), [1 + 2 + 3 - 6], 1),
+            (lambda s, **on: s.sort(lambda x: 6 // x, **on), [-1, 1, 2, 3], 1),
+            (lambda s, **on: s.join(s, lambda x: 6 // x, **on).map(lambda pair: pair[0]), [-1, 1, 2, 3], 2),
+            (
+                lambda s, **on: s.key_by(one_key).reduce(lambda total, x: total + 6 // x, **on),
+                [0, 1, 3, 6],
+                1,
+            ),
+            (lambda s, **on: s.key_by(lambda x: 6 // x).reduce(max, **on), [-1, 1, 2, 3], 1),
+            (lambda s, **on: s.key_by(lambda x: x or 0.5).stateful_map(numbered, 0, **on), [0, 0, 0, 0], 1),
+            (lambda s, **on: s.key_by(lambda x: x or 0.5).process(Passing, **on), [-1, 1, 2, 3], 1),
+            (lambda s, **on: s.key_by(lambda x: 6 // x).process(PassingLater, **on), [-1, 1, 2, 3], 1),
+        ],
+    )
+    def test_every_step_with_a_function_goes_on_without_bad_records(
+        self, build: Any, expected: list[int], refused: int, parallelism: int
+    ) -> None:
+        """One step took the option and the next did not; keyed ones failed as soon as there were two subtasks."""
+        flow = Flow("f", parallelism=parallelism)
+        kept = build(flow.from_items([1, 3, 0, 2, -1], parallelism=1), on_error="skip").collect()
+        statistics = flow.run()
+        assert sorted(map(int, kept.items)) == expected
+        assert sum(step.counts.rejected for task in statistics.tasks for step in task.steps) == refused
+
+    def test_a_bad_key_is_told_with_its_record_and_no_place_of_its_own_making(self) -> None:
+        """Every bad key was said to be that of record 0 of the batch."""
+        flow = Flow("f")
+        flow.from_items([1, 2, 0.5]).key_by(lambda x: x).reduce(max, name="largest")
+        with pytest.raises(JobFailed, match=r"step 'largest' \(.*\) on record 0.5: key 0.5: expected an int"):
+            flow.run()
+
     @pytest.mark.parametrize("keyed", [False, True])
     def test_an_operator_of_single_records_rejects_the_one_it_has(self, keyed: bool) -> None:
         """With or without keys."""
@@ -476,6 +512,32 @@ class TestRejection:
         kept = (stream.key_by(lambda x: x) if keyed else stream).process(Strict, on_error="skip").collect()
         assert flow.run().step("Strict").rejected == 1
         assert kept.items == [1, 3]
+
+
+def no_minus(batch: Any) -> Any:
+    """Refuses what is not above 0, and then keeps all."""
+    bad = np.flatnonzero(batch <= 0)
+    if len(bad):
+        raise RejectRecords(bad.tolist(), "not above 0")
+    return batch > 0
+
+
+def one_key(record: Any) -> str:
+    return "all"
+
+
+def numbered(count: int, record: Any) -> tuple[int, int]:
+    return count + 1, count
+
+
+class Passing(Operator):
+    def process(self, record: Any, out: Output) -> None:
+        out.emit(record)
+
+
+class PassingLater(Operator):
+    async def process(self, record: Any, out: Output) -> None:
+        out.emit(record)
 
 
 def endless(flow: Flow) -> Stream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamiter import Flow, Operator
@@ -36,6 +37,13 @@ async def content(topic: Topic) -> list[TopicRecord]:
         records += batch.records()
     await reader.close()
     return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+class Numbers:
+    """Encodes nothing of its records."""
+
+    def encode(self, batch: Any) -> OutgoingBatch:
+        return OutgoingBatch([b"%d" % number for number in range(len(batch))])
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 5])
@@ -148,6 +156,52 @@ class TestBadRecords:
             await (await flow.start()).wait()
         assert isinstance(caught.value.__cause__, (EncodeError, ValueError))
 
+    @pytest.mark.parametrize(
+        ("key", "message"),
+        [
+            (lambda record: record["user"], "KeyError: 'user'"),
+            (
+                lambda record: record.get("user", 7),
+                "key: expected the function to return bytes, str or None, given 7 (int); return str(…) or its bytes",
+            ),
+        ],
+    )
+    async def test_a_record_without_a_good_key_follows_the_sink_s_policy(
+        self, key: Any, message: str
+    ) -> None:
+        """It was said of no record, in the words of a connector, and ended the job whatever the policy."""
+        broker = MemoryBroker()
+        out, dead = await made(broker, "out"), await made(broker, "dead")
+        items = [{"user": "ann"}, {"n": 1}, {"user": b"bo"}, {"user": np.bytes_(b"cy")}, {"user": None}]
+        flow = Flow("f")
+        flow.from_items(items).sink(out, encode=Numbers(), key=key, dead_letter=dead, name="write")
+        statistics = await (await flow.start()).wait()
+        assert [record.key for record in await content(out)] == [b"ann", b"bo", b"cy", None]
+        [letter] = await content(dead)
+        assert letter.value == b'{"n":1}'
+        assert dict(letter.headers)["error"].decode().endswith(message)
+        assert statistics.step("write").rejected == 1
+        failing = Flow("g")
+        failing.from_items(items).sink(out, encode=Numbers(), key=key, name="write")
+        with pytest.raises(JobFailed) as caught:
+            await (await failing.start()).wait()
+        assert caught.value.step == "write"
+        assert f" on record {{'n': 1}}: {message}" in str(caught.value)
+
+    async def test_keys_stay_with_their_records_where_some_cannot_be_encoded(self) -> None:
+        """Taking bad records out of the values only would give their neighbours their keys."""
+        broker = MemoryBroker()
+        out = await made(broker, "out")
+        flow = Flow("f")
+        items = [0, {1}, 2, {3}, 4]
+        flow.from_items(items).sink(out, key=lambda record: str(record), on_error="skip")
+        await (await flow.start()).wait()
+        assert [(record.key, record.value) for record in await content(out)] == [
+            (b"0", b"0"),
+            (b"2", b"2"),
+            (b"4", b"4"),
+        ]
+
     async def test_a_step_that_fails_on_a_batch_names_its_offsets(self) -> None:
         """Where the record is not known, the range of the batch is."""
         broker = MemoryBroker()
@@ -199,6 +253,16 @@ async def test_lag_is_told_while_it_runs_and_after() -> None:
     assert job.statistics().tasks[0].lag == {0: 5, 1: 5}
     statistics = await job.wait()
     assert statistics.tasks[0].lag == {0: 0, 1: 0}
+
+
+async def test_statistics_cannot_be_changed() -> None:
+    """They are of one moment: two who look at them must see the same."""
+    clicks = await made(MemoryBroker(), "clicks", b"1")
+    flow = Flow("f")
+    flow.source(clicks, stop="latest").collect()
+    statistics = await (await flow.start()).wait()
+    with pytest.raises(TypeError):
+        statistics.tasks[0].lag[0] = 5  # type: ignore[index]
 
 
 async def test_a_sink_flushes_within_a_second_although_nothing_follows() -> None:

@@ -321,6 +321,8 @@ async def test_settings_are_described_and_wrong_ones_refused(kafka_topic: MakeTo
     assert described.settings["cleanup.policy"] == "delete"
     with pytest.raises(ConfigurationError, match="replication"):
         await kafka_topic("other").create(settings={"replication.factor": "9"})
+    with pytest.raises(ConfigurationError, match=r"replication\.factor as a whole number .* given 'two'"):
+        await kafka_topic("third").create(settings={"replication.factor": "two"})
     with pytest.raises(ConfigurationError, match="partitions"):
         await kafka_topic("other").create(partitions=0)
 

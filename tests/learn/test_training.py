@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -244,6 +245,28 @@ def test_a_learning_rate_that_is_too_high_ends_the_job_before_the_model_is_lost(
     ):
         run(flow)
     assert np.isfinite([model.parameters["weights"] for model in models.items]).all()
+
+
+async def test_suspending_does_not_lead_an_asynchronous_model_astray() -> None:
+    """Its new parameters wait behind the barrier: eighty mini-batches that had been read already were learned from
+    with one and the same old model, and what was published last predicted 100 % or 0 %.
+    """
+    reached = asyncio.Event()
+    published: list[ModelSnapshot] = []
+
+    def count(model: ModelSnapshot) -> None:
+        published.append(model)
+        if len(published) == 20:
+            reached.set()
+
+    flow = Flow("f")
+    training = train_online(flow.from_items(table(8_000)), regression, extract=extract, mini_batch=10)
+    training.models.map(count)
+    job = await flow.start()
+    await reached.wait()
+    statistics = await job.stop("suspend")
+    assert statistics.state == "suspended"
+    assert 20 <= len(published) <= 20 + 2 * 8
 
 
 def question(number: int) -> dict[str, Any]:

@@ -47,10 +47,22 @@ def test_a_third_party_can_add_a_scheme(installed: Path) -> None:
     assert "pigeon" in known_schemes()
 
 
+def test_errors_show_no_password() -> None:
+    """A configuration with a typing mistake in the scheme wrote the broker's password into the log."""
+    with pytest.raises(ConfigurationError) as caught:
+        topic("kafak://user:secret@broker:9092/clicks?sasl_password=hidden")
+    assert "broker:9092/clicks" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
 @pytest.mark.parametrize("url", ["nonsense://a", "nonsense://", "kafkaa://h/t"])
 def test_an_unknown_scheme_names_the_known_ones(url: str) -> None:
     """A typing mistake should be seen at a glance."""
-    with pytest.raises(ConfigurationError, match=r"file://, kafka://, memory://, sqlite://"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"file://, kafka:// \(pip install 'streamiter\[kafka\]'\), memory://, sqlite://, given nonsense|kafkaa",
+    ):
         topic(url)
 
 
