@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: help demo test check format bench clean
 
 help:
-	@echo "make demo    online learning on 327,346 flights, no server needed"
+	@echo "make demo    online learning on 336,776 flights, no server needed"
 	@echo "make test    the whole test suite (a Kafka broker is fetched and started where Java and Maven are found)"
 	@echo "make check   format, lint, types, the order of the rooms"
 	@echo "make bench   speed, beside hand-written loops"

@@ -32,6 +32,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from streamiter.user_code import user_line
+
 __all__ = [
     "ConfigurationError",
     "DecodeError",
@@ -61,7 +63,21 @@ class StreamiterError(Exception):
 
 
 class GraphError(StreamiterError):
-    """The flow as written cannot run: raised by the line that is wrong, before anything starts."""
+    """The flow as written cannot run: raised by the line that is wrong, before anything starts.
+
+    ``where`` is that line, ``file:line`` in the user's code, and stands at the end of the message. What is
+    found out only when the job is started names the line that added the step.
+
+    >>> print(GraphError("step 'map': expected a function, given 3", where="job.py:12"))
+    step 'map': expected a function, given 3 (at job.py:12)
+    """
+
+    def __init__(self, message: str, *, where: str | None = None) -> None:
+        self.where = where or user_line()
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} (at {self.where})"
 
 
 class ConfigurationError(StreamiterError):

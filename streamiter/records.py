@@ -28,6 +28,7 @@ __all__ = [
     "EndOfData",
     "EndOfInput",
     "EpochWatermark",
+    "Idle",
     "OutputTag",
     "can_concatenate",
     "concatenate",
@@ -266,6 +267,16 @@ class EndOfData(Control):
 
     def __repr__(self) -> str:
         return f"EndOfData({self.epoch})"
+
+
+@final
+class Idle(Control):
+    """For now nothing is to be expected on this channel: no partition belongs to it. Data ends that."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "Idle()"
 
 
 @final

@@ -88,21 +88,14 @@ def _advice(key: Any) -> str:
 def check_keys(keys: list[Any]) -> list[Key]:
     """All keys, normalized: the list itself where nothing is to be changed, at the cost of a look at types.
 
-    Raises :class:`~streamiter.errors.PlainDataError` with the index of the first that is no key.
+    Raises :class:`~streamiter.errors.PlainDataError` that shows the first that is no key.
     """
     kinds = set(map(type, keys))
     if kinds <= _EXACT:
         return keys
     if kinds == {tuple} and _EXACT.issuperset(map(type, chain.from_iterable(keys))):
         return keys
-    return [_normalize_at(index, key) for index, key in enumerate(keys)]
-
-
-def _normalize_at(index: int, key: Any) -> Key:
-    try:
-        return normalize_key(key)
-    except PlainDataError as error:
-        raise PlainDataError(f"record {index} of the batch: {error}") from error
+    return list(map(normalize_key, keys))
 
 
 def encode_key(key: Any) -> bytes:

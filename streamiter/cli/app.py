@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -28,11 +29,12 @@ app = typer.Typer(
     epilog=examples(
         "streamiter demo                          learn from a year of flights, no server needed",
         "streamiter run clicks.py:flow            run the Flow called flow in clicks.py",
+        "streamiter topics create URL             make a topic",
         "streamiter topics tail URL --follow      print what comes into a topic",
         "streamiter models tail URL -m ctr -f     print the updates of a model as they come",
         "",
-        "URL: kafka://127.0.0.1:9092/clicks · file:clicks.jsonl · sqlite:///data.db?topic=clicks (in the",
-        "     current folder; four slashes before an absolute path)",
+        "URL: kafka://127.0.0.1:9092/clicks · file:clicks.jsonl · 'sqlite:///data.db?topic=clicks' (in the",
+        "     current folder; four slashes before an absolute path; in quotes because of the ?)",
     ),
 )
 app.command(
@@ -71,8 +73,16 @@ def options(
     """Learning on streams: run flows, look into topics, follow models."""
 
 
+def _as_ctrl_c(*_: object) -> None:
+    """A service manager ends a command the way its user does: what is under way is stored, files are closed."""
+    signal.raise_signal(signal.SIGINT)
+
+
 def run_app() -> None:
     """Run the command that the arguments name, and exit."""
+    # Where Ctrl-C is ignored, as in the background of a script, SIGTERM keeps its own meaning.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGTERM, _as_ctrl_c)
     arguments = sys.argv[1:]
     if "--debug" in arguments:
         arguments = ["--debug", *(argument for argument in arguments if argument != "--debug")]

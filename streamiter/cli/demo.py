@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from streamiter.cli.demo_data import Contents, DemoTopics, flights_in_topic, start_over, write_flights
 from streamiter.cli.demo_summary import print_summary, summarize
 from streamiter.cli.demo_training import TrainingProgress, train
+from streamiter.cli.failures import INTERRUPTED
+from streamiter.cli.wrapping import say
 from streamiter.learn.flight_events import FlightEvents
 from streamiter.runtime.running import run_in_own_loop
 
@@ -59,12 +62,11 @@ def demo(
     """
     wanted = Contents("immediate" if labels is When.immediate else "delayed", flights)
     topics = DemoTopics.in_directory(directory)
-    say = Console(stderr=as_json, highlight=False, soft_wrap=True)
     started_s = time.monotonic()
     try:
-        prepared = _prepare(topics, wanted, fresh, say)
+        prepared = _prepare(topics, wanted, fresh, partial(say, err=as_json))
     except KeyboardInterrupt:
-        say.print("Stopped before the events were complete; nothing of them is kept.")
+        say("Stopped before the events were complete; nothing of them is kept.", err=as_json)
         return
     progress = TrainingProgress(prepared.events)
     statistics = run_in_own_loop(train(topics, wanted.labels, mini_batch, progress))
@@ -84,6 +86,8 @@ def demo(
         typer.echo(msgspec.json.encode(summary).decode())
     else:
         print_summary(summary)
+    if statistics.state == "aborted":
+        raise typer.Exit(INTERRUPTED)
 
 
 @dataclass(frozen=True)
@@ -95,21 +99,22 @@ class _Prepared:
     reused: bool
 
 
-def _prepare(topics: DemoTopics, wanted: Contents, fresh: bool, say: Console) -> _Prepared:
+def _prepare(topics: DemoTopics, wanted: Contents, fresh: bool, tell: Callable[[str], None]) -> _Prepared:
     if fresh and run_in_own_loop(start_over(topics)):
-        say.print(f"Deleted the topics of earlier runs in {escape(str(topics.database))}")
+        tell(f"Deleted the topics of earlier runs in {topics.database}")
     there = run_in_own_loop(flights_in_topic(topics, wanted))
     if there is not None:
         events, flights = there
-        say.print(
-            f"The {events:,} events of {flights:,} flights are in {escape(str(topics.database))} already, "
+        tell(
+            f"The {events:,} events of {flights:,} flights are in {topics.database} already, "
             "and are used again (--fresh writes them anew)"
         )
         return _Prepared(events, flights, reused=True)
-    return _write(topics, wanted, say)
+    topics.check_directory()  # Before reading the flights takes seconds.
+    return _write(topics, wanted, tell)
 
 
-def _write(topics: DemoTopics, wanted: Contents, say: Console) -> _Prepared:
+def _write(topics: DemoTopics, wanted: Contents, tell: Callable[[str], None]) -> _Prepared:
     started_s = time.monotonic()
     bar = (
         TextColumn("{task.description}"),
@@ -129,8 +134,8 @@ def _write(topics: DemoTopics, wanted: Contents, say: Console) -> _Prepared:
         if wanted.labels == "immediate"
         else " (arrival: scheduled departure + delay there + time in the air)"
     )
-    say.print(
+    tell(
         f"Wrote {events.flights:,} flights of 2013 as {len(events):,} events in time order{arrival} "
-        f"to {escape(str(topics.database))} in {time.monotonic() - started_s:.1f} s"
+        f"to {topics.database} in {time.monotonic() - started_s:.1f} s"
     )
     return _Prepared(len(events), events.flights, reused=False)

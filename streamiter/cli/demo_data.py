@@ -54,6 +54,13 @@ class DemoTopics:
         url = f"sqlite:///{quote(str(database))}?topic="
         return cls(database, topic(f"{url}flights"), topic(f"{url}model-updates"), topic(f"{url}validation"))
 
+    def check_directory(self) -> None:
+        """Raise ``ConfigurationError`` where the directory cannot be, without making it."""
+        directory = self.database.parent
+        there = next(folder for folder in (directory, *directory.parents) if folder.exists())
+        if not there.is_dir():
+            raise ConfigurationError(f"--directory {directory}: it cannot be made: {there} is a file")
+
     async def create(self) -> None:
         """Make the directory, the file and the topics, as far as they are not there."""
         try:

@@ -13,6 +13,7 @@ import typer
 
 from streamiter.cli.demo_data import UPDATES_BYTES, Contents, DemoTopics
 from streamiter.cli.demo_training import MODEL, TrainingProgress
+from streamiter.cli.wrapping import say
 from streamiter.learn.flight_events import event_features
 from streamiter.models import ServedModel, last_update
 from streamiter.runtime.statistics import JobState, JobStatistics
@@ -145,12 +146,13 @@ def program() -> str:
 
 def print_summary(summary: Summary) -> None:
     """The summary in words."""
-    typer.echo(_headline(summary))
+    say(_headline(summary))
     for name, value, remark in _figures(summary):
-        typer.echo(f"  {name:<18}{value:>9}  {remark}".rstrip())
+        say(f"  {name:<18}{value:>9}  {remark}".rstrip(), hanging=31)
     if summary.served is not None:
-        typer.echo(f"\nA prediction by ServedModel: {_answer(summary.served)}")
-        typer.echo("Follow the updates, in another terminal while the demo runs again:")
+        typer.echo()
+        say(f"A prediction by ServedModel: {_answer(summary.served)}")
+        say("Follow the updates, in another terminal while the demo runs again:")
         typer.echo(f"  {summary.follow}")
 
 
@@ -169,6 +171,8 @@ def _answer(served: Served) -> str:
 def _figures(summary: Summary) -> list[tuple[str, str, str]]:
     """Name, value, remark."""
     when = "at once" if summary.labels == "immediate" else "when they had arrived"
+    if summary.state == "finished" and summary.predicted > summary.learned_from:
+        when += "; the others were cancelled or diverted"
     return [
         ("flights predicted", f"{summary.predicted:,}", "each before it was learned from"),
         ("learned from", f"{summary.learned_from:,}", when),
@@ -176,10 +180,19 @@ def _figures(summary: Summary) -> list[tuple[str, str, str]]:
         *_metrics(summary),
         (
             "file",
-            f"{summary.file_bytes / 1e6:,.0f} MB",
+            _size(summary.file_bytes),
             f"{summary.file} (of all updates it keeps the last {UPDATES_BYTES >> 20} MiB)",
         ),
     ]
+
+
+def _size(size_bytes: int) -> str:
+    """In the unit that suits it.
+
+    >>> _size(73_728), _size(126_000_000)
+    ('74 kB', '126 MB')
+    """
+    return f"{size_bytes / 1e6:,.0f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:,.0f} kB"
 
 
 def _metrics(summary: Summary) -> list[tuple[str, str, str]]:

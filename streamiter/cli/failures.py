@@ -51,7 +51,7 @@ def _report(error: Exception, *, debug: bool) -> None:
     if debug:
         traceback.print_exception(error)
     if isinstance(error, TopicNotFound):
-        print_error(f"{error}\nFrom the command line: streamiter topics produce URL FILE --create")
+        print_error(f"{error}\nFrom the command line: streamiter topics create URL")
     elif isinstance(error, (StreamiterError, OSError)):
         print_error(str(error))
     else:

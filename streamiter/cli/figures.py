@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import sys
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
 
 import orjson
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from streamiter.runtime.job import Job
+from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.statistics import JobStatistics
 
 __all__ = ["print_statistics", "statistics_table", "watched"]
@@ -23,19 +24,39 @@ __all__ = ["print_statistics", "statistics_table", "watched"]
 # Often enough to look alive, seldom enough to cost nothing beside the job.
 _REFRESH_S: Final = 0.25
 
+# Rates are those of the last 3 seconds: they follow what happens, and can still be read.
+_REFRESHES_FOR_A_RATE: Final = 12
+
+_STOPPING: Final[dict[StopMode, str]] = {
+    "suspend": "Suspending: what has been read is still handled. Ctrl-C again aborts.",
+    "drain": "Draining: what has been read is still handled.",
+    "abort": "Aborting.",
+}
+
 
 @contextlib.asynccontextmanager
 async def watched(
-    job: Job, render: Callable[[JobStatistics], RenderableType] | None = None
+    job: Job,
+    render: Callable[[JobStatistics], RenderableType] | None = None,
+    *,
+    stops: Sequence[StopMode] = (),
 ) -> AsyncIterator[None]:
-    """Show the job's figures on the terminal (stderr) while it runs; nothing where there is no terminal."""
+    """Show the job's figures on the terminal (stderr) while it runs; nothing where there is no terminal.
+
+    ``stops`` is what signals have asked for so far: that it is heeded is seen at once.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
         return
-    show = render or statistics_table
-    with Live(show(job.statistics()), console=console, auto_refresh=False, transient=True) as live:
-        refreshing = asyncio.create_task(_refresh(live, lambda: show(job.statistics())))
+    show = render or _Recently().table
+
+    def picture() -> RenderableType:
+        shown = show(job.statistics())
+        return Group(shown, Text(_STOPPING[stops[-1]], style="bold")) if stops else shown
+
+    with Live(picture(), console=console, auto_refresh=False, transient=True) as live:
+        refreshing = asyncio.create_task(_refresh(live, picture))
         try:
             yield
         finally:
@@ -50,9 +71,25 @@ async def _refresh(live: Live, render: Callable[[], RenderableType]) -> None:
         live.update(render(), refresh=True)
 
 
-def statistics_table(statistics: JobStatistics) -> Table:
-    """A row for each step, all its subtasks together. Columns where there is nothing to tell are left out."""
-    rows = _rows(statistics)
+class _Recently:
+    """The table with the rates of the last few seconds: what is slow now is seen, not what was slow an hour ago."""
+
+    def __init__(self) -> None:
+        self._before: deque[JobStatistics] = deque(maxlen=_REFRESHES_FOR_A_RATE)
+
+    def table(self, statistics: JobStatistics) -> Table:
+        """The statistics, and those of before to compare with."""
+        since = self._before[0] if self._before else None
+        self._before.append(statistics)
+        return statistics_table(statistics, since)
+
+
+def statistics_table(statistics: JobStatistics, since: JobStatistics | None = None) -> Table:
+    """A row for each step, all its subtasks together. Columns where there is nothing to tell are left out.
+
+    Rates are those from ``since`` on, without it those of the whole run.
+    """
+    rows = _rows(statistics, since)
     there = [column for column in range(1, len(_COLUMNS)) if column <= 2 or any(row[column] for row in rows)]
     table = Table(
         title=_title(statistics), title_justify="left", title_style="bold", box=None, pad_edge=False
@@ -67,20 +104,31 @@ def statistics_table(statistics: JobStatistics) -> Table:
     return table
 
 
-_COLUMNS: Final = ("step", "in", "out", "in/s", "rejected", "waiting", "lag")
+_COLUMNS: Final = ("step", "in", "out", "in/s", "epoch", "rejected", "waiting", "lag")
 
 
-def _rows(statistics: JobStatistics) -> list[tuple[str, ...]]:
-    seconds = max(statistics.elapsed_s, 1e-9)
+def _rows(statistics: JobStatistics, since: JobStatistics | None) -> list[tuple[str, ...]]:
+    seconds = max(statistics.elapsed_s - (since.elapsed_s if since else 0.0), 1e-9)
     rows = []
     for name in dict.fromkeys(step.step for task in statistics.tasks for step in task.steps):
         counts = statistics.step(name)
-        heads = [task for task in statistics.tasks if task.steps[0].step == name]
+        before = since.step(name).records_in if since else 0
+        tasks = [task for task in statistics.tasks if any(step.step == name for step in task.steps)]
+        heads = [task for task in tasks if task.steps[0].step == name]
         waiting = sum(channel.records for task in heads for channel in task.inputs)
+        fed_back = sum(channel.records for task in heads for channel in task.feedback)
         lag = sum(sum(task.lag.values()) for task in heads)
-        rate = _count(round(counts.records_in / seconds))
-        numbers = (counts.rejected, waiting, lag)
-        rows.append((name, _count(counts.records_in), f"{counts.records_out:,}", rate, *map(_count, numbers)))
+        epoch = min(task.epoch_watermark for task in tasks)
+        rows.append(
+            (
+                name,
+                _count(counts.records_in),
+                f"{counts.records_out:,}",
+                _count(round((counts.records_in - before) / seconds)),
+                f"{epoch:,}" if epoch >= 0 else "",
+                *map(_count, (counts.rejected, waiting + fed_back, lag)),
+            )
+        )
     return rows
 
 
@@ -95,9 +143,18 @@ def _title(statistics: JobStatistics) -> str:
 def print_statistics(statistics: JobStatistics, *, as_json: bool) -> None:
     """The end of a run: a table on a terminal, a line elsewhere, or with ``as_json`` all there is."""
     if as_json:
-        document: dict[str, Any] = dataclasses.asdict(statistics)
-        typer.echo(orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS).decode())
+        # orjson knows dataclasses itself; the mappings in it cannot be changed, and it knows dicts only.
+        typer.echo(orjson.dumps(statistics, default=dict, option=orjson.OPT_NON_STR_KEYS).decode())
     elif sys.stdout.isatty():
         Console().print(statistics_table(statistics))
     else:
-        typer.echo(_title(statistics), err=True)
+        typer.echo(_in_a_line(statistics), err=True)
+
+
+def _in_a_line(statistics: JobStatistics) -> str:
+    """For a log: how it ended, how much was read, and whether something was thrown out."""
+    written = {channel.name for task in statistics.tasks for channel in task.outputs}
+    sources = [task for task in statistics.tasks if any(each.name not in written for each in task.inputs)]
+    read = sum(task.steps[0].counts.records_in for task in sources)
+    rejected = sum(step.counts.rejected for task in statistics.tasks for step in task.steps)
+    return f"{_title(statistics)}, {read:,} records read" + (f", {rejected:,} rejected" if rejected else "")

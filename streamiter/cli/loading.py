@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
@@ -46,6 +47,8 @@ def load_flow(target: str) -> Flow:
     module = _users(lambda: importing(module_name), f"{module_name} cannot be imported")
     found = _attribute(module, module_name, name)
     flow = _users(found, f"{target} failed") if callable(found) else found
+    if inspect.iscoroutine(flow):
+        flow.close()  # Nobody awaits it, and Python would say so.
     if not isinstance(flow, Flow):
         raise ConfigurationError(
             f"{target}: expected a Flow or a function that returns one, given {_described(found, flow)}"
@@ -54,6 +57,8 @@ def load_flow(target: str) -> Flow:
 
 
 def _described(found: object, flow: object) -> str:
+    if inspect.iscoroutine(flow):
+        return "an async function"
     kind = type(flow).__name__
     return f"a function that returned {kind}" if found is not flow else kind
 
@@ -102,11 +107,11 @@ def _users(call: Callable[[], Result], trouble: str) -> Result:
         return call()
     except StreamiterError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(f"{trouble}: {_place(error)}{type(error).__name__}: {error}") from error
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """The innermost line that is not of a library."""
     if isinstance(error, SyntaxError):
         return ""  # its message has file and line

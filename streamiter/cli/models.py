@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from streamiter.cli.examples import examples
-from streamiter.cli.topics import last_records
+from streamiter.cli.topic_arguments import lasting_topic
+from streamiter.cli.topics_tail import last_records
 from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError
 from streamiter.models import ModelUpdate, last_update, model_updates
 from streamiter.runtime.running import run_in_own_loop
-from streamiter.topics import ReadRequest, Topic, topic
+from streamiter.topics import ReadRequest, Topic
 
 __all__ = ["models_app"]
 
@@ -67,9 +68,12 @@ def tail(
     ] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Print the last updates of a model, a line each: generation.version, records, metrics, age."""
+    """Print the last updates of a model.
+
+    Each on a line: generation.version, records learned from, metrics, age.
+    """
     try:
-        run_in_own_loop(_tail(topic(url), model, count, follow, as_json))
+        run_in_own_loop(_tail(lasting_topic(url), model, count, follow, as_json))
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -162,7 +166,7 @@ def _duration(seconds: float) -> str:
 )
 def show(url: Url, model: Model, as_json: AsJson = False) -> None:
     """Print the newest state of a model."""
-    update = run_in_own_loop(_newest(topic(url), model))
+    update = run_in_own_loop(_newest(lasting_topic(url), model))
     if as_json:
         typer.echo(_json(update))
     elif sys.stdout.isatty():

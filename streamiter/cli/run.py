@@ -36,6 +36,6 @@ def run(
 async def run_flow(flow: Flow) -> JobStatistics:
     """Run with live figures on a terminal, quietly elsewhere."""
     job = await flow.start()
-    with stopping_on_signals(job):
-        async with watched(job):
+    with stopping_on_signals(job) as stops:
+        async with watched(job, stops=stops):
             return await job.wait()

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.clock import Clock, SystemClock
+from streamiter.clock import Clock
 from streamiter.errors import GraphError
 from streamiter.flow.draw import mermaid
 from streamiter.flow.graph_checks import (
@@ -24,18 +24,12 @@ from streamiter.flow.graph_checks import (
     check_stop,
 )
 from streamiter.flow.stream import Stream
-from streamiter.models.update import ModelSnapshot
 from streamiter.operators.identity import Identity
 from streamiter.operators.items import ItemsSource
 from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy, shortened
 from streamiter.operators.source import Source, SourceFactory
 from streamiter.records import Batch, Columns
 from streamiter.runtime.graph import Step
-from streamiter.runtime.job import Job, JobOptions
-from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.running import run_in_own_loop, stopping_on_signals
-from streamiter.runtime.statistics import JobStatistics
-from streamiter.runtime.watchdog import STALL_AFTER_S
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import Decoder, StartPosition, StopPosition, Topic
 from streamiter.topics.topic_source import DecodeValues, TopicSource
@@ -43,6 +37,9 @@ from streamiter.user_code import user_line
 
 if TYPE_CHECKING:
     from streamiter.runtime.coordinator import JobSnapshot
+    from streamiter.runtime.job import Job
+    from streamiter.runtime.plan import ChannelLimits
+    from streamiter.runtime.statistics import JobStatistics
 
 __all__ = ["Flow"]
 
@@ -65,7 +62,7 @@ class Flow:
             raise GraphError(f"Flow: expected a name, given {name!r}; it keys checkpoints and transactions")
         self.name = name
         self.parallelism = check_parallelism(parallelism, step=name)
-        self.plain_data = PlainData((ModelSnapshot,))
+        self.plain_data = PlainData()
         self.steps: list[Step] = []
         self.loop: Any = None
         """For the engine: the iteration whose body is being built, or None."""
@@ -257,6 +254,8 @@ class Flow:
                 "write: job = await flow.start(); await job.wait()"
             )
         self._check_complete()
+        from streamiter.runtime.running import run_in_own_loop  # with all that runs a job: see start
+
         return run_in_own_loop(self._run(**options))
 
     async def start(
@@ -264,27 +263,35 @@ class Flow:
         *,
         clock: Clock | None = None,
         channel_limits: ChannelLimits | None = None,
-        stall_after_s: float = STALL_AFTER_S,
+        stall_after_s: float | None = None,
         snapshot: JobSnapshot | None = None,
     ) -> Job:
         """Start the job in the running event loop; returns when every step is open.
 
-        ``clock`` is where it takes its time from. Input without progress for ``stall_after_s`` seconds is
-        logged with the blocked step. ``snapshot`` is what ``await job.snapshot()`` of this flow gave: the
-        job goes on from there, whatever the job of that snapshot did afterwards.
+        ``clock`` is where it takes its time from. Input without progress for ``stall_after_s`` seconds (60
+        unless given) is logged with the blocked step. ``snapshot`` is what ``await job.snapshot()`` of this
+        flow gave: the job goes on from there, whatever the job of that snapshot did afterwards.
         Raises JobFailed if a step cannot be opened.
         """
         self._check_complete()
-        options = JobOptions(
-            clock=clock or SystemClock(),
-            channel_limits=channel_limits or ChannelLimits(),
-            stall_after_s=stall_after_s,
-        )
+        # What runs a job is a fifth of the import of this package, and nothing that builds or draws a flow needs.
+        from streamiter.models.update import ModelSnapshot
+        from streamiter.runtime.job import Job, JobOptions
+
+        self.register(ModelSnapshot)
+        given: dict[str, Any] = {
+            "clock": clock,
+            "channel_limits": channel_limits,
+            "stall_after_s": stall_after_s,
+        }
+        options = JobOptions(**{name: option for name, option in given.items() if option is not None})
         job = Job(self.name, self.steps, self.plain_data, options)
         await job.start(snapshot)
         return job
 
     async def _run(self, **options: Any) -> JobStatistics:
+        from streamiter.runtime.running import stopping_on_signals
+
         job = await self.start(**options)
         with stopping_on_signals(job):
             return await job.wait()

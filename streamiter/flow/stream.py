@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,8 +21,6 @@ from streamiter.flow.graph_checks import (
     check_policy,
     check_seconds,
 )
-from streamiter.models.formats import UpdateFormat
-from streamiter.models.publisher import ModelPublisher
 from streamiter.operators.collect import Collect, Collected
 from streamiter.operators.filter import Filter
 from streamiter.operators.filter_batch import FilterBatch
@@ -553,7 +551,7 @@ class Stream:
         topic: Topic,
         *,
         model: str,
-        format: UpdateFormat = "auto",  # noqa: A002 (the word for it)
+        format: Literal["auto", "json", "safetensors"] = "auto",  # noqa: A002 (the word for it)
         name: str | None = None,
     ) -> None:
         """Publish every record as an update of ``model``: an array, a dict of parameters, a ``ModelSnapshot``.
@@ -576,12 +574,16 @@ class Stream:
                 f"publish_model: expected model= to be the name of the model, given {shortened(model)}; it is the key "
                 "of the updates, under which readers ask for them"
             )
-        if format not in get_args(UpdateFormat):
+        if format not in ("auto", "json", "safetensors"):
             raise GraphError(
                 f'publish_model: expected format "auto", "json" or "safetensors", given {format!r}; '
                 "choose one of these"
             )
         self._check_outside_loops("publish_model", name or model)
+        from streamiter.models.publisher import (
+            ModelPublisher,  # with all of that room, which most flows do without
+        )
+
         self._add(
             f"publish {model}",
             lambda: ModelPublisher(topic, model, format),

@@ -9,9 +9,19 @@ from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.loop import Loop
+from streamiter.operators.functions import asynchronous_kind
+from streamiter.operators.rejection import shortened
 from streamiter.runtime.partitioning import Forward
 
-__all__ = ["check_arguments", "check_bounded", "check_config", "check_result", "check_stamps", "is_stamped"]
+__all__ = [
+    "check_arguments",
+    "check_body",
+    "check_bounded",
+    "check_config",
+    "check_result",
+    "check_stamps",
+    "is_stamped",
+]
 
 
 def is_stamped(stream: Stream) -> bool:
@@ -88,6 +98,20 @@ def check_config(config: Any) -> IterationConfig:
             "write IterationConfig(max_epochs_ahead=…)"
         )
     return config
+
+
+def check_body(body: Any) -> None:
+    """A plain function: it is called once, while the graph is built."""
+    if not callable(body):
+        raise GraphError(
+            f"iteration: expected the body to be a function, given {shortened(body)}; "
+            "write def body(variables, data) that gives an IterationBodyResult"
+        )
+    if kind := asynchronous_kind(body):
+        raise GraphError(
+            f"iteration: expected the body to be a plain function, since it only builds the graph, given a {kind}; "
+            "write def"
+        )
 
 
 def check_stamps(max_epochs_ahead: int | None, data: Sequence[Stream]) -> None:

@@ -27,13 +27,19 @@ class IterationConfig:
 
     0 is synchronous (BSP), s bounded-stale (SSP), None asynchronous (ASP). In an unbounded iteration it is
     None unless said otherwise, and a number needs stamped data (``epochs_every``). ``feedback_limits``: how
-    much may wait at each head, and at each operator with ``epochs_in_order``.
+    much may wait in each channel of a feedback edge, and in each queue of records whose epoch's turn has not
+    come, at heads and at operators with ``epochs_in_order``.
     """
 
     max_epochs_ahead: int | _Default | None = AS_THE_ENTRY_POINT_SAYS
     feedback_limits: FeedbackLimits = field(default_factory=FeedbackLimits)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.feedback_limits, FeedbackLimits):
+            raise GraphError(
+                f"IterationConfig: expected feedback_limits to be FeedbackLimits, given {self.feedback_limits!r}; "
+                "write FeedbackLimits(memory_bytes=…, disk_bytes=…)"
+            )
         ahead = self.max_epochs_ahead
         if ahead is None or isinstance(ahead, _Default):
             return

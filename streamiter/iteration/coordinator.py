@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
 from streamiter.iteration.progress import Completed, Decision, Ended, LoopProgress, Released
 from streamiter.records import Control
+from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.feedback import FeedbackChannel
+from streamiter.runtime.statistics import LoopStatistics
 
 __all__ = ["Admit", "Advance", "LoopCoordinator", "Release", "Restored", "Terminate"]
 
@@ -81,6 +83,7 @@ class LoopCoordinator:
         self._heads: list[Post] = []
         self._entrances: list[Post] = []
         self._feedback: list[FeedbackChannel] = []
+        self._held: list[EpochsAside] = []
         self._throttled: dict[Post, None] = {}
         self._feedback_handled = 0
         self._restored: list[Restored] = []
@@ -93,10 +96,14 @@ class LoopCoordinator:
 
     # -- reports -----------------------------------------------------------------------------------------
 
-    def register_head(self, post: Post, feedback: Iterable[FeedbackChannel]) -> int:
-        """A head is there; gives its number."""
+    def register_head(
+        self, post: Post, feedback: Iterable[FeedbackChannel], held: EpochsAside | None = None
+    ) -> int:
+        """A head is there, with what it keeps of its feedback for later; gives its number."""
         self._heads.append(post)
         self._feedback += feedback
+        if held is not None:
+            self._held.append(held)
         return len(self._heads) - 1
 
     def register_entrance(self, post: Post) -> int:
@@ -200,3 +207,24 @@ class LoopCoordinator:
             self._feedback_handled = 0
             throttled, self._throttled = self._throttled, {}
             self._post(throttled, Admit())
+
+    # -- statistics ----------------------------------------------------------------------------------------
+
+    def statistics(self, heads: Sequence[str]) -> LoopStatistics:
+        """How far the loop has come; ``heads`` are the names of its head steps."""
+        waiting = [channel.statistics() for channel in self._feedback]
+        held = [queue for aside in self._held for queue in aside.statistics()]
+        return LoopStatistics(
+            heads=tuple(heads),
+            epoch_reached=max([self.progress.last_released, 0, *(channel.last_epoch for channel in waiting)]),
+            epoch_received=self.progress.last_released,
+            epoch_complete=self.progress.last_complete,
+            ended_in=self.progress.ended_in,
+            fed_back_records=sum(channel.total_records for channel in waiting),
+            waiting_records=sum(channel.records for channel in waiting),
+            held_records=sum(queue.records for queue in held),
+            bytes_in_memory=sum(channel.bytes_in_memory for channel in waiting)
+            + sum(queue.bytes_in_memory for queue in held),
+            bytes_on_disk=sum(channel.bytes_on_disk for channel in waiting)
+            + sum(queue.bytes_on_disk for queue in held),
+        )

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from streamiter.iteration.coordinator import Admit, Advance, LoopCoordinator, Restored, Terminate
-from streamiter.operators.context import Context
+from streamiter.operators.context import Context, JobScope
 from streamiter.operators.operator import Boundary, BoundaryOutput
 from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.gate import InputEnded
+from streamiter.runtime.gate_records import InputEnded
 
 __all__ = ["Entrance"]
 
@@ -26,9 +26,11 @@ class Entrance(Boundary):
     waits for the loop. When its data has ended it stays until the iteration ends.
     """
 
+    outlives_inputs = True
+
     def __init__(
         self,
-        coordinator_of: Callable[[Context], LoopCoordinator],
+        coordinator_of: Callable[[JobScope], LoopCoordinator],
         *,
         stamped: bool,
         max_epochs_ahead: int | None,
@@ -46,7 +48,7 @@ class Entrance(Boundary):
 
     def open(self, context: Context) -> None:
         self._context = context
-        self._coordinator = self._coordinator_of(context)
+        self._coordinator = self._coordinator_of(context.scope)
         self._index = self._coordinator.register_entrance(context.post)
 
     def wanted_inputs(self) -> Iterable[str] | None:
@@ -73,10 +75,11 @@ class Entrance(Boundary):
         elif isinstance(control, Terminate):
             self._ended_in = control.epoch
             await out.control(EndOfInput(control.epoch))
-        elif self._waiting:
-            self._waiting.append(control)
-        else:
-            await self._pass(control, out)
+        elif isinstance(control, (EpochWatermark, InputEnded)):
+            if self._waiting:
+                self._waiting.append(control)
+            else:
+                await self._pass(control, out)
 
     async def _let_in(self, out: BoundaryOutput) -> None:
         while self._waiting:
@@ -91,11 +94,12 @@ class Entrance(Boundary):
                 await self._pass(item, out)
 
     async def _pass(self, control: Control, out: BoundaryOutput) -> None:
-        if isinstance(control, EpochWatermark) and self._stamped:
-            self._passed = control.epoch
-            await out.control(control)
-            self._coordinator.entrance_passed(self._index, control.epoch)
-        elif isinstance(control, InputEnded):
+        if isinstance(control, EpochWatermark):
+            if self._stamped:
+                self._passed = control.epoch
+                await out.control(control)
+                self._coordinator.entrance_passed(self._index, control.epoch)
+        else:
             self._data_ended = True
             await out.control(EndOfData(max(0, self._passed)))
             self._coordinator.entrance_ended(self._index)

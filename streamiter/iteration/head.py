@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamiter.iteration.coordinator import Advance, LoopCoordinator, Release, Restored, Terminate
 from streamiter.iteration.epoch_counts import EpochCounts
-from streamiter.operators.context import Context
+from streamiter.operators.context import Context, JobScope
 from streamiter.operators.operator import Boundary, BoundaryOutput
 from streamiter.records import Batch, Control, DataBatch, EndOfInput, EpochWatermark
 from streamiter.runtime.epochs_aside import EpochsAside
-from streamiter.runtime.gate import InputEnded
-from streamiter.runtime.plan import Surroundings
+from streamiter.runtime.gate_records import InputEnded
+
+if TYPE_CHECKING:
+    from streamiter.runtime.plan import Surroundings
 
 __all__ = ["FEEDBACK", "INITIAL", "Head"]
 
@@ -26,8 +28,10 @@ class Head(Boundary):
     ``max_epochs_ahead`` None: nothing is held.
     """
 
+    outlives_inputs = True
+
     def __init__(
-        self, coordinator_of: Callable[[Context], LoopCoordinator], max_epochs_ahead: int | None
+        self, coordinator_of: Callable[[JobScope], LoopCoordinator], max_epochs_ahead: int | None
     ) -> None:
         self._coordinator_of = coordinator_of
         self._max_epochs_ahead = max_epochs_ahead
@@ -51,10 +55,12 @@ class Head(Boundary):
 
     def open(self, context: Context) -> None:
         self._context = context
-        self._coordinator = self._coordinator_of(context)
-        self._index = self._coordinator.register_head(context.post, self._surroundings.feedback_channels)
+        self._coordinator = self._coordinator_of(context.scope)
         if self._max_epochs_ahead is not None:
             self._held = EpochsAside(self._surroundings.make_spill_queue)
+        self._index = self._coordinator.register_head(
+            context.post, self._surroundings.feedback_channels, self._held
+        )
 
     # -- records -----------------------------------------------------------------------------------------
 

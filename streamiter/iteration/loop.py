@@ -7,9 +7,10 @@ from collections.abc import Callable
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.coordinator import LoopCoordinator
-from streamiter.operators.context import Context
+from streamiter.operators.context import JobScope
 from streamiter.operators.operator import Operator
 from streamiter.runtime.graph import FeedbackLimits, Step
+from streamiter.runtime.statistics import LoopStatistics
 
 __all__ = ["Loop"]
 
@@ -22,16 +23,16 @@ class Loop:
         self.entrances: list[Step] = []
         self.leaving: list[tuple[Stream, Callable[[Stream], None]]] = []
         self.limits = limits
-        """Of feedback that waits, and of records whose epoch's turn has not come."""
+        """Of each channel of feedback, and of each queue of records whose epoch's turn has not come."""
         self._has_plain_endless_data = has_plain_endless_data
 
     def leave(self, stream: Stream, then: Callable[[Stream], None]) -> None:
         """Bring a stream of the body outside when the body is built, and go on with it there."""
         self.leaving.append((stream, then))
 
-    def coordinator(self, context: Context) -> LoopCoordinator:
-        """The coordinator of this loop in the job that the context belongs to."""
-        return context.scope.get(
+    def coordinator(self, scope: JobScope) -> LoopCoordinator:
+        """The coordinator of this loop in the job that the scope belongs to."""
+        return scope.get(
             self,
             lambda: LoopCoordinator(
                 heads=sum(step.parallelism for step in self.heads),
@@ -39,10 +40,15 @@ class Loop:
             ),
         )
 
+    def statistics(self, scope: JobScope) -> LoopStatistics:
+        """How far this loop has come in the job that the scope belongs to."""
+        return self.coordinator(scope).statistics([step.name for step in self.heads])
+
     def check_operator(self, step: Step, operator: Operator) -> None:
         """Refuse what cannot work in this loop."""
         if operator.epochs_in_order and self._has_plain_endless_data:
             raise GraphError(
-                f"step {step.name!r} ({step.where}): epochs_in_order expected data with epochs, given endless "
-                "data without, which stays in epoch 0 for ever; stamp it with epochs_every(stream, records=…)"
+                f"step {step.name!r}: epochs_in_order expected data with epochs, given endless "
+                "data without, which stays in epoch 0 for ever; stamp it with epochs_every(stream, records=…)",
+                where=step.where,
             )

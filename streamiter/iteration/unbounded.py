@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from streamiter.flow.flow import Flow
-from streamiter.flow.graph_checks import user_line
 from streamiter.flow.stream import Stream
 from streamiter.iteration.checks import (
     check_arguments,
+    check_body,
     check_bounded,
     check_config,
     check_result,
@@ -23,6 +23,7 @@ from streamiter.iteration.head import FEEDBACK, INITIAL, Head
 from streamiter.iteration.loop import Loop
 from streamiter.runtime.graph import Edge, Step
 from streamiter.runtime.partitioning import Forward, Rebalance
+from streamiter.user_code import user_line
 
 __all__ = ["Body", "iterate_unbounded_streams"]
 
@@ -58,6 +59,7 @@ def iterate_unbounded_streams(
     ('finished', [1, 2, 3, 4, 5])
     """
     initial, data = check_arguments(init_variable_streams, data_streams)
+    check_body(body)
     return _Builder(initial, data, check_config(config)).build(body)
 
 

@@ -19,9 +19,12 @@ T = TypeVar("T")
 class Progress:
     """Where a task stands: shared by its operators, written by the task alone."""
 
-    __slots__ = ("epoch", "is_ending", "watermark")
+    __slots__ = ("epoch", "handled", "is_ending", "watermark")
 
     def __init__(self) -> None:
+        self.handled = 0
+        """Grows with all that is handled: batches and control records, and single records where each is
+        awaited or asked about. What does not grow here stands still."""
         self.epoch = 0
         self.watermark = -1
         self.is_ending = False
@@ -107,7 +110,11 @@ class Context:
         self._keyed_state().delete(self.key)
 
     def set_timer(self, delay_s: float, payload: Any = None) -> None:
-        """Call ``on_timer(payload, out)`` in ``delay_s`` seconds, with the same ``context.key``."""
+        """Call ``on_timer(payload, out)`` in ``delay_s`` seconds, with the same ``context.key``.
+
+        ``payload`` is plain data: timers are part of a snapshot. One that is still to come when the input has
+        ended does not come any more: emit in ``finish`` what must not be lost.
+        """
         self._set_timer(delay_s, self.key, payload)
 
     def _keyed_state(self) -> KeyedState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, Columns
 
-__all__ = ["FunctionResultError", "checked_batch", "field_or_function", "plain_function"]
+__all__ = ["FunctionResultError", "asynchronous_kind", "checked_batch", "field_or_function", "plain_function"]
 
 Function = Callable[..., Any]
 
@@ -30,12 +31,26 @@ def plain_function(argument: str, f: Function) -> Function:
     """
     if not callable(f):
         raise ConfigurationError(f"{argument}: expected a function, given {shortened(f)}")
-    if inspect.iscoroutinefunction(f):
+    if kind := asynchronous_kind(f):
         raise ConfigurationError(
-            f"{argument}: expected a plain function, given the coroutine function {f!r}; "
+            f"{argument}: expected a plain function, given the {kind} {f!r}; "
             "write an Operator whose process method is async and use .process(…)"
         )
     return f
+
+
+def asynchronous_kind(f: Function) -> str | None:
+    """What a function is that cannot be called without being awaited; None for a plain one.
+
+    >>> async def ask(record): ...
+    >>> asynchronous_kind(ask), asynchronous_kind(len)
+    ('coroutine function', None)
+    """
+    # An object that can be called is asynchronous if its __call__ is; a class makes an object at once.
+    called = f if inspect.isroutine(f) or isinstance(f, (type, partial)) else type(f).__call__
+    if inspect.iscoroutinefunction(called):
+        return "coroutine function"
+    return "asynchronous generator function" if inspect.isasyncgenfunction(called) else None
 
 
 def field_or_function(argument: str, field_or_f: str | Function) -> Function:

@@ -100,6 +100,9 @@ class Boundary(Operator):
     it is only told of them.
     """
 
+    outlives_inputs: bool = False
+    """Whether it goes on when its inputs have ended: then checkpoint barriers begin with it."""
+
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         """Handle records of one epoch."""
         raise NotImplementedError

@@ -59,6 +59,13 @@ class Source:
         """
         return {}
 
+    def is_idle(self) -> bool:
+        """Whether nothing is to be expected here for now; asked once, when it is open.
+
+        So where a topic has fewer partitions than the source has subtasks: the others must not wait for it.
+        """
+        return False
+
     def lag(self) -> Mapping[int, int]:
         """Records not yet read, by partition, as far as known."""
         return {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from streamiter.records import CheckpointBarrier
-from streamiter.runtime.gate import BarrierTrigger
+from streamiter.runtime.gate_records import BarrierTrigger
 from streamiter.runtime.task import Task
 
 __all__ = ["Coordinator", "JobSnapshot"]

@@ -11,9 +11,9 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from streamiter.checkpoints.keys import check_keys
+from streamiter.checkpoints.keys import check_keys, normalize_key
 from streamiter.errors import ConfigurationError, GraphError, RejectRecords
-from streamiter.operators.context import Context
+from streamiter.operators.context import Context, Progress
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.operators.record_loop import refuse
@@ -37,7 +37,12 @@ KeyOf = Callable[[Any], Any]
 
 
 def handler_of(
-    operator: Operator | type[Operator], input_name: str, *, step: str, keyed: bool = False
+    operator: Operator | type[Operator],
+    input_name: str,
+    *,
+    step: str,
+    keyed: bool = False,
+    where: str | None = None,
 ) -> tuple[str, bool]:
     """Name of the method that handles an input, and whether it takes whole batches.
 
@@ -51,30 +56,42 @@ def handler_of(
             return method, whole_batches
     raise GraphError(
         f"step {step!r}: expected {_class_of(operator)} to define {by_record[0]}(record, out) or "
-        f"{by_batch[0]}(batch, out), given neither; define one of them"
+        f"{by_batch[0]}(batch, out), given neither; define one of them",
+        where=where,
     )
 
 
 def check_handlers(
-    operator: Operator | type[Operator], input_names: Sequence[str], *, step: str, keyed: bool
+    operator: Operator | type[Operator],
+    input_names: Sequence[str],
+    *,
+    step: str,
+    keyed: bool,
+    where: str | None = None,
 ) -> None:
-    """Raise GraphError for an operator that cannot be run as it is written."""
+    """Raise GraphError for an operator that cannot be run as it is written.
+
+    ``where`` is the line that added the step, for when this is found out later.
+    """
     for input_name in input_names:
-        method, whole_batches = handler_of(operator, input_name, step=step, keyed=keyed)
+        method, whole_batches = handler_of(operator, input_name, step=step, keyed=keyed, where=where)
         if keyed and whole_batches:
             raise GraphError(
                 f"step {step!r}: expected {_class_of(operator)} to define process(record, out), since a keyed step "
-                "works record by record, given a method for whole batches; define process, or leave out key_by"
+                "works record by record, given a method for whole batches; define process, or leave out key_by",
+                where=where,
             )
         if operator.runs_in_thread and inspect.iscoroutinefunction(getattr(operator, method)):
             raise GraphError(
                 f"step {step!r}: expected {_class_of(operator)}.{method} to be a plain method, since it runs in a "
-                "thread, given a coroutine function; write def, or leave out runs_in_thread"
+                "thread, given a coroutine function; write def, or leave out runs_in_thread",
+                where=where,
             )
     if inspect.iscoroutinefunction(getattr(operator, "wanted_inputs", None)):
         raise GraphError(
             f"step {step!r}: expected {_class_of(operator)}.wanted_inputs to be a plain method, since it is asked "
-            "after each record, given a coroutine function; write def"
+            "after each record, given a coroutine function; write def",
+            where=where,
         )
 
 
@@ -104,14 +121,22 @@ def make_entry(
 
 
 def make_async_entry(
-    operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None
+    operator: Operator,
+    input_name: str,
+    out: Output,
+    context: Context,
+    key_of: KeyOf | None,
+    progress: Progress,
 ) -> AsyncEntry:
-    """The entry of an operator whose handling of records is a coroutine."""
+    """The entry of an operator whose handling of records is a coroutine.
+
+    Each record counts as progress: a batch of thousands, each awaited, may take longer than a stall.
+    """
     method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
     handle = _awaitable(getattr(operator, method))
     if whole_batches:
         return _awaited_by_batch(handle, out, context)
-    return _awaited_by_record(handle, out, context, key_of)
+    return _awaited_by_record(handle, out, context, key_of, progress)
 
 
 def _check_result(result: Any) -> None:
@@ -180,8 +205,8 @@ def _by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
 
 def _keyed(handle: Callable[[Any, Output], object], out: Output, context: Context, key_of: KeyOf) -> Entry:
     def entry(batch: Batch) -> None:
-        keys = _keys(batch, key_of, out, context)
-        for key, record in zip(keys, batch, strict=True):
+        records, keys = _keyed_records(batch, key_of, out)
+        for key, record in zip(keys, records, strict=True):
             context.key = key
             try:
                 if (result := handle(record, out)) is not None:
@@ -218,12 +243,17 @@ def _awaited_by_batch(
 
 
 def _awaited_by_record(
-    handle: Callable[[Any, Output], Awaitable[None]], out: Output, context: Context, key_of: KeyOf | None
+    handle: Callable[[Any, Output], Awaitable[None]],
+    out: Output,
+    context: Context,
+    key_of: KeyOf | None,
+    progress: Progress,
 ) -> AsyncEntry:
     async def entry(batch: Batch) -> None:
-        keys = _keys(batch, key_of, out, context) if key_of is not None else [None] * len(batch)
-        for key, record in zip(keys, batch, strict=True):
+        records, keys = (batch, [None] * len(batch)) if key_of is None else _keyed_records(batch, key_of, out)
+        for key, record in zip(keys, records, strict=True):
             context.key = key
+            progress.handled += 1
             try:
                 await handle(record, out)
             except RecordFailure:
@@ -237,16 +267,25 @@ def _awaited_by_record(
     return entry
 
 
-def _keys(batch: Batch, key_of: KeyOf, out: Output, context: Context) -> list[Any]:
+def _keyed_records(batch: Batch, key_of: KeyOf, out: Output) -> tuple[Batch, list[Any]]:
+    """The records and their keys; records without a good key are refused."""
     try:
-        return check_keys([key_of(record) for record in batch])
-    except Exception as error:
-        for record in batch:
-            try:
-                check_keys([key_of(record)])
-            except Exception as single:
-                out.fail(single, record)
-        raise RecordFailure(context.name) from error
+        return batch, check_keys([key_of(record) for record in batch])
+    except Exception:
+        return _keyed_one_by_one(batch, key_of, out)
+
+
+def _keyed_one_by_one(batch: Batch, key_of: KeyOf, out: Output) -> tuple[Batch, list[Any]]:
+    records: list[Any] = []
+    keys: list[Any] = []
+    for record in batch:
+        try:
+            keys.append(normalize_key(key_of(record)))
+        except Exception as error:
+            refuse(out, record, error)
+        else:
+            records.append(record)
+    return records, keys
 
 
 def _without_rejected(batch: Batch, rejected: RejectRecords, out: Output) -> Batch:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from streamiter.checkpoints.spill import SpillQueue
+from streamiter.checkpoints.spill import SpillQueue, SpillStatistics
 from streamiter.records import DataBatch
 
 __all__ = ["EpochsAside"]
@@ -77,6 +77,10 @@ class EpochsAside:
         for port, entries, batches in state:
             self._queue(port).refill(entries)
             self._batches[port] = Counter(dict(batches))
+
+    def statistics(self) -> list[SpillStatistics]:
+        """Of each queue in use."""
+        return [queue.statistics() for queue in self._queues.values()]
 
     def close(self) -> None:
         """Let go of files."""

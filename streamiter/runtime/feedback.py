@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import final
 
 from streamiter.checkpoints.spill import SpillQueue
 from streamiter.records import Control, DataBatch
 
-__all__ = ["FeedbackChannel"]
+__all__ = ["FeedbackChannel", "FeedbackStatistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackStatistics:
+    """A channel of a feedback edge at one moment."""
+
+    name: str
+    """Upstream subtask and head."""
+    records: int
+    """Records waiting in it."""
+    peak_records: int
+    """The most records that ever waited."""
+    total_records: int
+    """Records fed back since the start."""
+    last_epoch: int
+    """The highest epoch any of them had; 0 before the first."""
+    bytes_in_memory: int
+    """Estimated size of what waits in memory."""
+    peak_bytes_in_memory: int
+    """The most that ever was."""
+    bytes_on_disk: int
+    """Size of the files in which the rest waits."""
+    peak_bytes_on_disk: int
+    """The most that ever was."""
 
 
 @final
@@ -19,13 +44,23 @@ class FeedbackChannel:
     ended, what is still fed back is dropped.
     """
 
-    __slots__ = ("_closed", "_on_ready", "name", "queue", "records", "total_records")
+    __slots__ = (
+        "_closed",
+        "_last_epoch",
+        "_on_ready",
+        "_peak_records",
+        "_total_records",
+        "name",
+        "queue",
+        "records",
+    )
 
     def __init__(self, name: str, queue: SpillQueue) -> None:
         self.name = name
         self.queue = queue
         self.records = 0
-        self.total_records = 0
+        self._peak_records = self._total_records = 0
+        self._last_epoch = 0
         self._closed = False
         self._on_ready: Callable[[], None] | None = None
 
@@ -40,13 +75,21 @@ class FeedbackChannel:
 
     def put(self, batch: DataBatch) -> None:
         """Feed a batch back."""
-        self.records += len(batch.records)
-        self.total_records += len(batch.records)
+        if self._closed:
+            return
         self._append(batch)
+        count = len(batch.records)
+        self.records += count
+        self._total_records += count
+        if self.records > self._peak_records:
+            self._peak_records = self.records
+        if batch.epoch > self._last_epoch:
+            self._last_epoch = batch.epoch
 
     def put_control(self, control: Control) -> None:
         """Feed a control record back, behind what was fed back before."""
-        self._append(control)
+        if not self._closed:
+            self._append(control)
 
     def peek(self) -> DataBatch | Control | None:
         """What comes next, or None."""
@@ -67,11 +110,25 @@ class FeedbackChannel:
     def close(self) -> None:
         """Let go of files; what is fed back from now on is dropped."""
         self._closed = True
+        self.records = 0
         self.queue.close()
 
+    def statistics(self) -> FeedbackStatistics:
+        """The channel now."""
+        spilled = self.queue.statistics()
+        return FeedbackStatistics(
+            name=self.name,
+            records=self.records,
+            peak_records=self._peak_records,
+            total_records=self._total_records,
+            last_epoch=self._last_epoch,
+            bytes_in_memory=spilled.bytes_in_memory,
+            peak_bytes_in_memory=spilled.bytes_in_memory_peak,
+            bytes_on_disk=spilled.bytes_on_disk,
+            peak_bytes_on_disk=spilled.bytes_on_disk_peak,
+        )
+
     def _append(self, item: DataBatch | Control) -> None:
-        if self._closed:
-            return
         self.queue.put(item)
         if len(self.queue) == 1 and self._on_ready is not None:
             self._on_ready()

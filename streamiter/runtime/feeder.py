@@ -29,6 +29,8 @@ class Feeder:
         self.channel = channel
         self._source = source
         self._step = step
+        self.is_idle = False
+        """Whether nothing is to be expected for now, known once it is open."""
         self._opened = False
         self._is_reading = False
         self._stopped = False
@@ -43,6 +45,7 @@ class Feeder:
             result = self._source.open(context, positions)
             if inspect.isawaitable(result):
                 await result
+            self.is_idle = self._source.is_idle()
             return self._source.positions()
         except Exception as error:
             raise RecordFailure(self._step) from error

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamiter.errors import GraphError
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.rejection import RejectionPolicy
 from streamiter.operators.source import SourceFactory
@@ -28,7 +29,11 @@ class KeySelector:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackLimits:
-    """How much feedback may wait at one head."""
+    """How much feedback may wait in one channel of a feedback edge: from one subtask to one head.
+
+    A forward edge has one channel for each head; one that repartitions has one from each subtask to each
+    head, and each may hold as much. The same holds for each queue of records that wait for their epoch's turn.
+    """
 
     memory_bytes: int = 64 << 20
     """Above it feedback goes to disk, and new input falls to one batch in sixteen. 64 MiB: a few seconds
@@ -37,6 +42,13 @@ class FeedbackLimits:
     """Above it the job fails. 8 GiB: minutes of a loop that has run away."""
     directory: str | None = None
     """Where it spills; None is the system's folder for temporary files."""
+
+    def __post_init__(self) -> None:
+        for name, limit in (("memory_bytes", self.memory_bytes), ("disk_bytes", self.disk_bytes)):
+            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+                raise GraphError(
+                    f"FeedbackLimits: expected {name} of at least 0, given {limit!r}; use a whole number of bytes"
+                )
 
 
 @dataclass(eq=False, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from streamiter.channels import Channel
@@ -20,7 +21,6 @@ from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.graph import Step
 from streamiter.runtime.plan import ChannelLimits, Planner
 from streamiter.runtime.statistics import (
-    FeedbackStatistics,
     JobState,
     JobStatistics,
     StepStatistics,
@@ -58,10 +58,12 @@ class Job:
         self._executor = ThreadPoolExecutor(
             max_workers=max(1, sum(step.parallelism for step in steps)), thread_name_prefix=f"{flow}-step"
         )
+        self._scope = JobScope()
+        self._loops = list(dict.fromkeys(step.loop for step in steps if step.loop is not None))
         planner = Planner(
             steps=steps,
             clock=options.clock,
-            scope=JobScope(),
+            scope=self._scope,
             plain_data=plain_data,
             acknowledge=self._coordinator.acknowledge,
             executor=self._executor,
@@ -130,8 +132,8 @@ class Job:
         """End the job and return its final statistics. In all modes but ``abort``, what was read is handled.
 
         ``suspend``: nothing more is read, sinks are flushed, no step hears of an end of its input. What steps
-        keep as state (and records of inputs that an operator does not want now) goes into the snapshot; a
-        job that keeps none loses it. ``drain``: the inputs end here, loops finish, the job ends as
+        keep as state, and records of inputs that an operator does not want now, are gone: to go on from here
+        later, take a ``snapshot()`` before. ``drain``: the inputs end here, loops finish, the job ends as
         finished. ``abort``: now.
 
         The job is ``finished`` even after ``suspend`` if all its inputs had ended before.
@@ -266,6 +268,7 @@ class Job:
             state=self._state,
             elapsed_s=elapsed_s,
             tasks=tuple(_task_statistics(task) for task in self._tasks),
+            loops=tuple(loop.statistics(self._scope) for loop in self._loops),
         )
 
 
@@ -281,18 +284,9 @@ def _task_statistics(task: Task) -> TaskStatistics:
         inputs=tuple(channel.statistics() for channel in channels if isinstance(channel, Channel)),
         outputs=tuple(lane.channel.statistics() for writer in task.writers for lane in writer.lanes),
         waiting_records=sum(lane.waiting_records for writer in task.writers for lane in writer.lanes),
-        feedback=tuple(
-            FeedbackStatistics(
-                name=channel.name,
-                records=channel.records,
-                total_records=channel.total_records,
-                bytes_in_memory=channel.queue.bytes_in_memory,
-                bytes_on_disk=channel.queue.bytes_on_disk,
-            )
-            for channel in channels
-            if isinstance(channel, FeedbackChannel)
-        ),
+        feedback=tuple(channel.statistics() for channel in channels if isinstance(channel, FeedbackChannel)),
+        held_records=task.gate.held_records,
         blocked_s=sum(lane.blocked_s for writer in task.writers for lane in writer.lanes),
-        lag={} if task.feeder is None else task.feeder.lag(),
+        lag=MappingProxyType({} if task.feeder is None else dict(task.feeder.lag())),
         ended=task.ended,
     )

@@ -84,12 +84,36 @@ class Rebalance:
 
 @dataclass(frozen=True, slots=True)
 class ByKey:
-    """All records of a key to one subtask. ``key_of`` takes a record, or with ``whole_batches`` a batch."""
+    """All records of a key to one subtask. ``key_of`` takes a record, or with ``whole_batches`` a batch.
+
+    With ``tolerant``, records without a good key go to the first subtask: the step there asks for their
+    key again and refuses them by its policy.
+    """
 
     key_of: Callable[[Any], Any]
     whole_batches: bool = False
+    tolerant: bool = False
 
     def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        split = self._splitter(subtasks_downstream)
+        return self._tolerant_splitter(split, subtasks_downstream) if self.tolerant else split
+
+    def _tolerant_splitter(self, split: Splitter, subtasks_downstream: int) -> Splitter:
+        def owner(record: Any) -> int:
+            try:
+                return int(key_groups([self.key_of(record)])[0]) * subtasks_downstream // KEY_GROUPS
+            except Exception:
+                return 0
+
+        def split_tolerantly(batch: Batch) -> Iterable[tuple[int, Batch]]:
+            try:
+                return split(batch)
+            except Exception:
+                return _parts(batch, np.array([owner(record) for record in batch]), subtasks_downstream)
+
+        return split_tolerantly
+
+    def _splitter(self, subtasks_downstream: int) -> Splitter:
         key_of, whole_batches = self.key_of, self.whole_batches
 
         def split(batch: Batch) -> Iterable[tuple[int, Batch]]:

@@ -19,10 +19,11 @@ from streamiter.runtime.entries import check_handlers, is_awaited
 from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
-from streamiter.runtime.gate import Gate, Port
+from streamiter.runtime.gate import Gate
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.partitioning import Forward
+from streamiter.runtime.port import Port
 from streamiter.runtime.task import Acknowledge, Task
 from streamiter.runtime.writers import EdgeWriter, FeedbackWriter, Lane, Writer
 
@@ -265,11 +266,18 @@ def _instantiate(step: Step) -> list[Operator]:
         operator = _made(step, step.factory)
         if not isinstance(operator, Operator):
             raise GraphError(
-                f"step {step.name!r} ({step.where}): expected its factory to give an Operator, "
-                f"given {type(operator).__name__}; derive it from streamiter.Operator"
+                f"step {step.name!r}: expected its factory to give an Operator, "
+                f"given {type(operator).__name__}; derive it from streamiter.Operator",
+                where=step.where,
             )
         if step.source is None and not isinstance(operator, Boundary):
-            check_handlers(operator, step.input_names(), step=step.name, keyed=step.keys is not None)
+            check_handlers(
+                operator,
+                step.input_names(),
+                step=step.name,
+                keyed=step.keys is not None,
+                where=step.where,
+            )
         if step.loop is not None:
             step.loop.check_operator(step, operator)
         operators.append(operator)
@@ -283,8 +291,9 @@ def _check_not_shared(operators: dict[Step, list[Operator]]) -> None:
             owner = owners.setdefault(id(operator), step)
             if owner is not step or sum(operator is other for other in instances) > 1:
                 raise GraphError(
-                    f"step {step.name!r} ({step.where}): expected its factory to make a new operator for each "
-                    f"subtask, given one that step {owner.name!r} already has; make it inside the factory"
+                    f"step {step.name!r}: expected its factory to make a new operator for each "
+                    f"subtask, given one that step {owner.name!r} already has; make it inside the factory",
+                    where=step.where,
                 )
 
 
@@ -293,8 +302,9 @@ def _made(step: Step, factory: Callable[[], Any]) -> Any:
         return factory()
     except Exception as error:
         raise GraphError(
-            f"step {step.name!r} ({step.where}): expected its factory to work without arguments, given "
-            f"{type(error).__name__}: {error}"
+            f"step {step.name!r}: expected its factory to work without arguments, given "
+            f"{type(error).__name__}: {error}",
+            where=step.where,
         ) from error
 
 
@@ -303,7 +313,8 @@ def _make_source(step: Step) -> Source:
     source = _made(step, step.source)
     if not isinstance(source, Source):
         raise GraphError(
-            f"step {step.name!r} ({step.where}): expected its factory to give a Source, "
-            f"given {type(source).__name__}; derive it from streamiter.operators.Source"
+            f"step {step.name!r}: expected its factory to give a Source, "
+            f"given {type(source).__name__}; derive it from streamiter.operators.Source",
+            where=step.where,
         )
     return source

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from streamiter.runtime.job import Job, StopMode
@@ -48,9 +48,13 @@ def _fast_event_loop() -> asyncio.AbstractEventLoop:
 
 
 @contextlib.contextmanager
-def stopping_on_signals(job: Job) -> Iterator[None]:
-    """While the job runs, SIGTERM and Ctrl-C suspend it; a second signal aborts it."""
+def stopping_on_signals(job: Job) -> Iterator[Sequence[StopMode]]:
+    """While the job runs, SIGTERM and Ctrl-C suspend it; a second signal aborts it.
+
+    Gives the list of what signals have asked for, which grows.
+    """
     loop = asyncio.get_running_loop()
+    modes: list[StopMode] = []
     stopping: list[asyncio.Task[None]] = []
 
     async def stop(mode: StopMode) -> None:
@@ -58,7 +62,8 @@ def stopping_on_signals(job: Job) -> Iterator[None]:
             await job.stop(mode)
 
     def on_signal() -> None:
-        stopping.append(loop.create_task(stop("abort" if stopping else "suspend")))
+        modes.append("abort" if modes else "suspend")
+        stopping.append(loop.create_task(stop(modes[-1])))
 
     handled: list[signal.Signals] = []
     with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # Not in the main thread.
@@ -66,7 +71,7 @@ def stopping_on_signals(job: Job) -> Iterator[None]:
             loop.add_signal_handler(number, on_signal)
             handled.append(number)
     try:
-        yield
+        yield modes
     finally:
         for number in handled:
             loop.remove_signal_handler(number)

@@ -8,8 +8,9 @@ from typing import Literal
 
 from streamiter.channels import ChannelStatistics
 from streamiter.operators.statistics import OperatorStatistics
+from streamiter.runtime.feedback import FeedbackStatistics
 
-__all__ = ["FeedbackStatistics", "JobState", "JobStatistics", "StepStatistics", "TaskStatistics"]
+__all__ = ["JobState", "JobStatistics", "LoopStatistics", "StepStatistics", "TaskStatistics"]
 
 JobState = Literal["running", "finished", "suspended", "aborted", "failed"]
 """``finished``: the inputs ended (or were drained); ``suspended``: stopped at a batch boundary."""
@@ -22,19 +23,6 @@ class StepStatistics:
     step: str
     subtask: int
     counts: OperatorStatistics
-
-
-@dataclass(frozen=True, slots=True)
-class FeedbackStatistics:
-    """One channel of a feedback edge."""
-
-    name: str
-    records: int
-    """Records waiting."""
-    total_records: int
-    """Records fed back since the start."""
-    bytes_in_memory: int
-    bytes_on_disk: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +40,44 @@ class TaskStatistics:
     waiting_records: int
     """Records emitted that found no room in these channels yet."""
     feedback: tuple[FeedbackStatistics, ...]
+    """The channels of feedback edges it reads."""
+    held_records: int
+    """Records taken from these channels and not handled: not wanted now, or of an epoch still to come."""
     blocked_s: float
     """Time spent waiting for room downstream."""
     lag: Mapping[int, int]
     """For a source: records not yet read, by partition."""
     ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStatistics:
+    """One iteration, all its subtasks together.
+
+    Feedback reaches an epoch when its first record is fed back; the epoch is received when the last one is
+    back at every head, and complete when the data has passed it too.
+    """
+
+    heads: tuple[str, ...]
+    """Names of the steps where its variable streams enter it."""
+    epoch_reached: int
+    """0 before anything is fed back."""
+    epoch_received: int
+    """Below 0 before the first, whose feedback is the initial variables."""
+    epoch_complete: int
+    """Below 0 before the first."""
+    ended_in: int | None
+    """The epoch the iteration has ended in."""
+    fed_back_records: int
+    """Records fed back since the start."""
+    waiting_records: int
+    """Records fed back that no head has taken yet."""
+    held_records: int
+    """Records that heads have taken and keep until those of earlier epochs are received."""
+    bytes_in_memory: int
+    """Estimated size of both, as far as they are in memory."""
+    bytes_on_disk: int
+    """Size of the files in which the rest of both lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +88,8 @@ class JobStatistics:
     state: JobState
     elapsed_s: float
     tasks: tuple[TaskStatistics, ...]
+    loops: tuple[LoopStatistics, ...]
+    """The iterations, in the order they were built."""
 
     def step(self, name: str) -> OperatorStatistics:
         """The counts of a step, all subtasks together. KeyError if there is no such step."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol, final
 
+from streamiter.channels import Channel
 from streamiter.clock import Clock
 from streamiter.errors import StreamiterError
 from streamiter.operators.context import Progress
@@ -21,13 +22,16 @@ from streamiter.records import (
     EndOfData,
     EndOfInput,
     EpochWatermark,
+    Idle,
     slice_batch,
 )
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
-from streamiter.runtime.gate import BarrierReturned, BarrierTrigger, Gate, InputEnded, Port, plain_log
+from streamiter.runtime.gate import Gate
+from streamiter.runtime.gate_records import BarrierReturned, BarrierTrigger, InputEnded, plain_log
 from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.runtime.instance import OperatorInstance, TimerDue
+from streamiter.runtime.port import Port
 from streamiter.runtime.writers import Writer
 
 __all__ = ["Acknowledge", "DrainInput", "Task"]
@@ -91,9 +95,7 @@ class Task:
         self.suspended = False
         """Has ended at a barrier, not at the end of its input."""
         self.is_handling = False
-        self.handled = 0
-        """Batches and control records handled, for the watchdog."""
-        self.busy_with: str | None = None
+        self.waits_for_room_in: Channel | None = None
         self._clock = clock
         self._acknowledge = acknowledge
         self._executor = executor
@@ -144,9 +146,13 @@ class Task:
         """Handle input until it ends, or a barrier with ``suspend`` has passed."""
         if not self.ended:
             self._ask_what_is_wanted()
+            if self.feeder is not None and self.feeder.is_idle:
+                self._write_control(Idle())
         while not self.ended:
             if not await self._turn():
                 await self.gate.wait()
+        for channel in self._feedback_channels:
+            channel.close()  # What is fed back to a head that has ended is dropped, not kept until the job ends.
 
     async def close(self) -> list[Exception]:
         """Close whatever was opened, every operator whatever the others do; gives what went wrong."""
@@ -180,7 +186,7 @@ class Task:
             self._batches_in_a_row = self._records_in_a_row = 0
             return False
         port, message = polled
-        self.handled += 1
+        self.progress.handled += 1
         self.is_handling = True
         try:
             if isinstance(message, Control):
@@ -207,10 +213,10 @@ class Task:
     async def _clear_lanes(self) -> None:
         for lane in self._lanes:
             if lane.waiting:
-                self.busy_with = lane.channel.name
+                self.waits_for_room_in = lane.channel
                 await lane.clear(self._clock)
                 self._batches_in_a_row = self._records_in_a_row = 0
-        self.busy_with = None
+        self.waits_for_room_in = None
 
     def _ask_what_is_wanted(self) -> None:
         if self._wanted is None:
@@ -246,14 +252,21 @@ class Task:
         self, port: Port, entry: Callable[[Batch], Any], records: Batch, epoch: int
     ) -> None:
         """Record by record, since what is wanted next may change with each."""
-        for index in range(len(records)):
-            result = entry(slice_batch(records, index, index + 1))
+        for index, single in enumerate(self._singles(records, port.input_name)):
+            result = entry(single)
             if self._awaited:
                 await result
+            self.progress.handled += 1
             self._ask_what_is_wanted()
             if index + 1 < len(records) and not self.gate.is_wanted(port.input_name):
                 self.gate.put_back(port, slice_batch(records, index + 1, len(records)), epoch)
                 return
+
+    def _singles(self, records: Batch, input_name: str) -> Iterator[Batch]:
+        """Batches of one record; as lists where it is handled alone: cutting them out of arrays takes longer."""
+        if self.head.takes_batches(input_name):
+            return (slice_batch(records, index, index + 1) for index in range(len(records)))
+        return ([record] for record in records)
 
     def _in_thread(self, entry: Callable[[Batch], Any]) -> Callable[[Batch], Awaitable[None]]:
         """Handle batches in a thread; what is emitted there goes on from the event loop."""
@@ -287,7 +300,7 @@ class Task:
                 return [barrier]
             self.feeder.stop(barrier)
             return []
-        if self._boundary is not None:
+        if self._boundary is not None and self._boundary.outlives_inputs:
             return self.gate.accept_trigger(barrier)
         self.gate.announce(barrier)
         return []

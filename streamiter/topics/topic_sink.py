@@ -8,8 +8,11 @@ from typing import Any, Final
 
 from streamiter.errors import EncodeError
 from streamiter.operators.context import Context
+from streamiter.operators.functions import FunctionResultError
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
+from streamiter.operators.record_loop import apply_to_each
+from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, take
 from streamiter.topics.topic import Encoder, OutgoingBatch, Topic, TopicWriter
 
@@ -31,7 +34,7 @@ class TopicSink(Operator):
     def __init__(self, topic: Topic, encoder: Encoder, key: KeyFunction | None = None) -> None:
         self._topic = topic
         self._encoder = encoder
-        self._key = key
+        self._key_bytes = None if key is None else _bytes_of(key)
         self._writer: TopicWriter | None = None
         self._context: Context | None = None
         self._flush_is_due = False
@@ -73,17 +76,36 @@ class TopicSink(Operator):
             await self._writer.flush()
 
     def _encode(self, batch: Batch, out: Output) -> OutgoingBatch | None:
-        try:
-            outgoing = self._encoder.encode(batch)
-        except EncodeError as error:
-            for index, reason in error.failures.items():
-                out.reject(batch[index], reason)
-            good = [index for index in range(len(batch)) if index not in error.failures]
-            return self._encode(take(batch, good), out) if good else None
-        if self._key is None:
-            return outgoing
-        return replace(outgoing, keys=[_key_bytes(self._key(record)) for record in batch])
+        """What is to be written; records that have no good key or cannot be encoded are refused."""
+        keys: list[bytes | None] | None = None
+        if self._key_bytes is not None:
+            batch, keys = apply_to_each(self._key_bytes, batch, out)
+        while len(batch):
+            try:
+                outgoing = self._encoder.encode(batch)
+            except EncodeError as error:
+                for index, reason in error.failures.items():
+                    out.reject(batch[index], reason)
+                good = [index for index in range(len(batch)) if index not in error.failures]
+                batch = take(batch, good)
+                keys = None if keys is None else [keys[index] for index in good]
+            else:
+                return outgoing if keys is None else replace(outgoing, keys=keys)
+        return None
 
 
-def _key_bytes(key: bytes | str | None) -> bytes | None:
-    return key.encode() if isinstance(key, str) else key
+def _bytes_of(key: KeyFunction) -> Callable[[Any], bytes | None]:
+    def key_bytes(record: Any) -> bytes | None:
+        given = key(record)
+        if isinstance(given, str):
+            return given.encode()
+        if given is None or type(given) is bytes:
+            return given
+        if isinstance(given, bytes):
+            return bytes(given)  # Of numpy, say: topics take nothing but bytes themselves.
+        raise FunctionResultError(
+            f"key: expected the function to return bytes, str or None, given {shortened(given)} "
+            f"({type(given).__name__}); return str(…) or its bytes"
+        )
+
+    return key_bytes

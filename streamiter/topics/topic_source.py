@@ -52,6 +52,9 @@ class TopicSource(Source):
     def positions(self) -> Positions:
         return {} if self._reader is None else dict(self._reader.positions())
 
+    def is_idle(self) -> bool:
+        return self._reader is not None and not self._reader.positions()
+
     def lag(self) -> Mapping[int, int]:
         return {} if self._reader is None else self._reader.lag()
 

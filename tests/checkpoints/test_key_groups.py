@@ -109,9 +109,9 @@ def test_what_is_no_key_is_refused_with_the_reason(key, reason):
             function(key)
 
 
-def test_the_record_of_a_bad_key_is_named():
-    """One bad key in a batch of thousands."""
-    with pytest.raises(PlainDataError, match=r"^record 2 of the batch: key 1\.5: "):
+def test_a_bad_key_among_others_is_shown():
+    """One bad key in a batch of thousands; whoever has the records names the record."""
+    with pytest.raises(PlainDataError, match=r"^key 1\.5: "):
         check_keys([1, "a", 1.5, 2.5])
 
 
@@ -163,7 +163,7 @@ def test_the_groups_of_an_array_are_those_of_its_elements(dtype):
 @pytest.mark.parametrize("dtype", ["f8", "?", "M8[s]", "m8[s]"])
 def test_an_array_of_no_keys_is_refused(dtype):
     """A column of floats would be hashed by its bits."""
-    with pytest.raises(PlainDataError, match="record 0 of the batch: key"):
+    with pytest.raises(PlainDataError, match=r"^key "):
         key_groups(np.zeros(3, dtype))
 
 

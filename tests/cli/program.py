@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 PROGRAM = [sys.executable, "-m", "streamiter"]
@@ -61,9 +61,9 @@ def started(*arguments: str, cwd: Path, shell: str | None = None) -> Iterator[su
 
 
 def on_terminal(
-    *arguments: str, cwd: Path, width: int = 80, interrupt_at: str | None = None
+    *arguments: str, cwd: Path, width: int = 80, interrupt_at: Sequence[str] = ()
 ) -> tuple[int, str]:
-    """Run the program on a terminal; Ctrl-C is typed once ``interrupt_at`` is seen. Exit code and raw output."""
+    """Run the program on a terminal; Ctrl-C is typed when each of ``interrupt_at`` is seen. Exit code, raw output."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     # A session of its own whose terminal this is: only then does Ctrl-C become a signal.
@@ -79,7 +79,7 @@ def on_terminal(
     )
     os.close(its)
     try:
-        printed = _read_all(ours, interrupt_at)
+        printed = _read_all(ours, list(interrupt_at))
         return program.wait(DEADLINE_S), printed
     finally:
         program.kill()
@@ -91,7 +91,7 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def _read_all(terminal: int, interrupt_at: str | None) -> str:
+def _read_all(terminal: int, interrupt_at: list[str]) -> str:
     printed = b""
     deadline_s = time.monotonic() + DEADLINE_S
     while select.select([terminal], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
@@ -102,7 +102,7 @@ def _read_all(terminal: int, interrupt_at: str | None) -> str:
         if not part:
             return printed.decode()
         printed += part
-        if interrupt_at is not None and interrupt_at.encode() in printed:
+        if interrupt_at and interrupt_at[0].encode() in printed:
             os.write(terminal, b"\x03")
-            interrupt_at = None
+            del interrupt_at[0]
     raise AssertionError(f"the program did not end; it printed {printed.decode()}")

@@ -31,6 +31,7 @@ def test_the_installed_program_is_the_same_as_the_module(tmp_path):
         ["demo"],
         ["run"],
         ["draw"],
+        ["topics", "create"],
         ["topics", "list"],
         ["topics", "produce"],
         ["topics", "tail"],
@@ -46,6 +47,16 @@ def test_the_help_of_every_command_has_examples(tmp_path, command):
     examples = ran.stdout.partition("Examples:\n")[2].splitlines()
     assert len(examples) >= 2
     assert all(re.match(rf"    (\w.* \| )?streamiter {' '.join(command)}\b", example) for example in examples)
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["topics", "create"], ["topics", "tail"], ["models", "show"]], ids=" ".join
+)
+def test_urls_with_a_question_mark_are_quoted_in_examples(tmp_path, command):
+    """Pasted without quotes, a shell takes the ? for a pattern: zsh says `no matches found`."""
+    urls = re.findall(r".?sqlite:\S*\?\S*", streamiter(*command, "--help", cwd=tmp_path).stdout)
+    assert urls
+    assert all(re.fullmatch(r"'[^']*'", url) for url in urls)
 
 
 def test_no_arguments_is_the_help(tmp_path):
@@ -65,6 +76,10 @@ def test_no_arguments_is_the_help(tmp_path):
         (["demo", "--flights", "0"], "'--flights'"),
         (["demo", "--labels", "never"], "'--labels'"),
         (["topics", "tail", "memory://x", "-n", "-1"], "'--count' / '-n'"),
+        (
+            ["topics", "produce", "file:x.jsonl", "--partitions", "2"],
+            "'--partitions': expected --create with it",
+        ),
     ],
 )
 def test_wrong_arguments_are_usage_errors(tmp_path, arguments, said):

@@ -1,6 +1,7 @@
 """`streamiter run` and `streamiter draw`: finding flows, running them, and what goes wrong in them."""
 
 import json
+import re
 import signal
 
 import pytest
@@ -9,7 +10,7 @@ from cli.program import on_terminal, started, streamiter
 from streamiter.topics import OutgoingBatch, topic
 
 FLOWS = """
-from streamiter import Flow, Operator, topic
+from streamiter import Flow, IterationBodyResult, Operator, connect, iterate_unbounded_streams, topic
 
 flow = Flow("clicks")
 flow.from_items(range(1000)).map(lambda x: x + 1, name="plus").collect()
@@ -27,6 +28,12 @@ def broken():
 def nothing():
     pass
 
+async def later():
+    return flow
+
+def leaves():
+    raise SystemExit(3)
+
 def wrong():
     flow = Flow("wrong")
     flow.from_items([1]).batch(0)
@@ -42,6 +49,28 @@ class Stuck(Operator):
         import asyncio
         print("stuck", flush=True)
         await asyncio.Event().wait()
+
+class Train(Operator):
+    def process_model(self, model, out):
+        out.emit(model + 1)
+
+    def process_examples(self, examples, out):
+        pass
+
+def loop():
+    def body(variables, data):
+        models = connect(model=variables[0], examples=data[0]).process(Train, name="train")
+        models = models.filter(lambda model: model < 5)
+        return IterationBodyResult(feedback_variable_streams=[models], output_streams=[models])
+
+    flow = Flow("loop")
+    iterate_unbounded_streams([flow.from_items([0])], [flow.from_items([1])], body)[0].collect()
+    return flow
+
+def picky():
+    flow = Flow("picky")
+    flow.from_items([1, 0]).map(lambda x: 1 // x, name="invert", on_error="skip").collect()
+    return flow
 
 def stuck():
     flow = Flow("stuck")
@@ -69,8 +98,7 @@ def test_a_flow_of_a_module_or_a_file_runs_quietly(folder, target):
     """In a script or a container nothing but the outcome is of interest."""
     ran = streamiter("run", target, cwd=folder)
     assert (ran.returncode, ran.stdout) == (0, "")
-    assert ran.stderr.startswith("clicks: finished, ")
-    assert ran.stderr.count("\n") == 1
+    assert re.fullmatch(r"clicks: finished, \d+\.\d s, 1,000 records read\n", ran.stderr)
 
 
 def test_a_file_in_another_folder_may_import_its_neighbours(folder):
@@ -113,6 +141,11 @@ def test_the_statistics_as_json_are_one_document(folder):
             "clicks:nothing",
             "clicks:nothing: expected a Flow or a function that returns one, given a function that returned NoneType",
         ),
+        (
+            "clicks:later",
+            "clicks:later: expected a Flow or a function that returns one, given an async function",
+        ),
+        ("clicks:leaves", "clicks:leaves failed: {folder}/clicks.py, line 24: SystemExit: 3"),
         ("clicks:broken", "clicks:broken failed: {folder}/clicks.py, line 15: KeyError: 'missing'"),
         (
             "needy:flow",
@@ -214,11 +247,36 @@ def test_a_second_signal_aborts_a_step_that_does_not_end(folder):
 async def test_on_a_terminal_figures_are_live_and_ctrl_c_suspends(folder):
     """What is seen is what runs; after Ctrl-C the last figures stay."""
     await _events(folder, 2)
-    code, printed = on_terminal("run", "clicks:endless", cwd=folder, interrupt_at="endless: running")
+    code, printed = on_terminal("run", "clicks:endless", cwd=folder, interrupt_at=["endless: running"])
     assert code == 0
     last = printed.rpartition("endless: suspended")[2]
     assert "show" in last
     assert "Traceback" not in printed
+
+
+def test_epochs_of_a_loop_are_among_the_figures(folder):
+    """How far a loop has come is what its owner looks for."""
+    code, printed = on_terminal("run", "clicks:loop", cwd=folder)
+    assert code == 0
+    last = printed.rpartition("loop: finished")[2]
+    assert "epoch" in last
+    assert re.search(r"train +\d+ +5 +[\d,]+ +4\r", last)
+
+
+def test_a_log_tells_that_records_were_thrown_out(folder):
+    """Without it a container's log says that all went well."""
+    ran = streamiter("run", "clicks:picky", cwd=folder)
+    assert re.fullmatch(r"picky: finished, \d+\.\d s, 2 records read, 1 rejected\n", ran.stderr)
+
+
+def test_after_ctrl_c_the_terminal_says_that_it_was_heard(folder):
+    """A second one, typed because nothing was to be seen, would abort."""
+    code, printed = on_terminal(
+        "run", "clicks:stuck", cwd=folder, interrupt_at=["stuck: running", "Suspending"]
+    )
+    assert code == 130
+    assert "Ctrl-C again aborts." in printed
+    assert "stuck: aborted, " in printed
 
 
 def test_a_narrow_terminal_cuts_no_numbers(folder):

@@ -1,4 +1,4 @@
-"""`streamiter topics`: list, produce, tail."""
+"""`streamiter topics`: create, list, produce, tail."""
 
 import json
 import os
@@ -26,6 +26,91 @@ async def written(folder, values, *, name="events", partitions=1, **columns):
     )
     await writer.close()
     return target
+
+
+# ---- create
+
+
+@pytest.mark.parametrize(
+    ("existing", "arguments", "said"),
+    [
+        (None, (), f"created {EVENTS} with 1 partition\n"),
+        (None, ("--partitions", "3"), f"created {EVENTS} with 3 partitions\n"),
+        (1, ("--partitions", "2"), f"{EVENTS} has 2 partitions now, 1 before\n"),
+        (2, ("--partitions", "1"), f"{EVENTS} is there already, with 2 partitions\n"),
+        (
+            1,
+            ("--setting", "retention_records=5"),
+            f"{EVENTS} is there already, with 1 partition\n"
+            "It keeps the settings that it was created with; --setting changes nothing.\n",
+        ),
+    ],
+)
+async def test_a_topic_is_created_or_told_to_be_there(tmp_path, existing, arguments, said):
+    """Run twice, as in a script that sets everything up, it must do no harm, and say what is not as was asked."""
+    if existing is not None:
+        await written(tmp_path, [b"1"], partitions=existing)
+    ran = streamiter("topics", "create", EVENTS, *arguments, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", said)
+    description = await topic(f"sqlite:///{tmp_path}/events.db?topic=events").describe()
+    assert description.partitions == int(re.search(r"(\d) partition", said)[1])
+    assert description.offsets[0] == (0, 0 if existing is None else 1)
+
+
+async def test_a_topic_is_created_with_its_settings(tmp_path):
+    """Without a limit a log on a small disk fills it."""
+    settings = ("--setting", "retention_records=5", "--setting", "retention_ms=60000")
+    ran = streamiter("topics", "create", EVENTS, *settings, cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, f"created {EVENTS} with 1 partition\n")
+    description = await topic(f"sqlite:///{tmp_path}/events.db?topic=events").describe()
+    assert description.settings == {"retention_records": "5", "retention_ms": "60000"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((EVENTS, "--setting", "nosuch=5"), 1, "given 'nosuch'\n"),
+        (
+            (EVENTS, "--setting", "retention_ms=soon"),
+            1,
+            "expected retention_ms as a whole number, given 'soon'\n",
+        ),
+        (
+            (EVENTS, "--setting", "retention_ms"),
+            2,
+            "'--setting': expected NAME=VALUE, given 'retention_ms'\n",
+        ),
+        ((EVENTS, "--setting", "a=1", "--setting", "a=2"), 2, "expected each name once, given 'a' twice\n"),
+        ((EVENTS, "--partitions", "0"), 2, "greater than or equal to 1\n"),
+        (("sqlite:///events.db",), 1, "expected ?topic=<name> behind the path\n"),
+    ],
+)
+def test_what_cannot_be_created_is_an_error(tmp_path, arguments, code, said):
+    """A misspelt setting that is left out would be missed when the disk is full."""
+    ran = streamiter("topics", "create", *arguments, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (code, "")
+    assert ran.stderr.endswith(said)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topics", "create", "memory://x"),
+        ("topics", "list", "memory://"),
+        ("topics", "produce", "memory://x", "--create"),
+        ("models", "show", "memory://x", "-m", "ctr"),
+    ],
+    ids=" ".join,
+)
+def test_topics_in_memory_are_refused(tmp_path, arguments):
+    """`3 records written to memory://x`, and they were gone with the program that wrote them."""
+    ran = streamiter(*arguments, cwd=tmp_path, given=LINES)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == (
+        f"error: topic '{arguments[2]}': expected a topic that lasts, given one in the memory of a single program; "
+        "use a file instead: 'sqlite:///data.db?topic=clicks'\n"
+    )
 
 
 # ---- produce
@@ -71,8 +156,9 @@ def test_a_slow_pipe_is_written_as_it_comes(tmp_path):
     assert said.decode() == f"2 records written to {EVENTS}\n"
 
 
-def test_ctrl_c_stores_what_was_read_and_says_how_much(tmp_path):
-    """Whoever types records by hand ends that way."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stores_what_was_read_and_says_how_much(tmp_path, number):
+    """Whoever types records by hand ends that way, and a service manager a pipe."""
     assert streamiter("topics", "produce", EVENTS, "--create", cwd=tmp_path).returncode == 0
     reading, writing = os.pipe()
     with subprocess.Popen(
@@ -87,9 +173,9 @@ def test_ctrl_c_stores_what_was_read_and_says_how_much(tmp_path):
         with started("topics", "tail", EVENTS, "-f", cwd=tmp_path) as following:
             os.write(writing, b"first\n")
             assert following.stdout.readline().endswith(" first\n")
-        program.send_signal(signal.SIGINT)
+        program.send_signal(number)
         said = program.stderr.read()
-        assert (program.wait(60), said) == (130, f"1 records written to {EVENTS}\n")
+        assert (program.wait(60), said) == (130, f"1 record written to {EVENTS}\n")
     os.close(writing)
 
 
@@ -99,7 +185,7 @@ def test_a_line_without_the_key_is_named_and_those_before_it_are_stored(tmp_path
     ran = streamiter("topics", "produce", EVENTS, "events.jsonl", "--create", "--key", "user", cwd=tmp_path)
     assert ran.returncode == 1
     assert ran.stderr.splitlines() == [
-        f"1 records written to {EVENTS}",
+        f"1 record written to {EVENTS}",
         'error: --key user: expected JSON objects with that field, given line 2: {"other":1}',
     ]
 
@@ -110,7 +196,10 @@ def test_a_line_without_the_key_is_named_and_those_before_it_are_stored(tmp_path
         ((EVENTS, "nosuch.jsonl"), "error: cannot read 'nosuch.jsonl': No such file or directory"),
         ((EVENTS, "."), "error: cannot read '.': Is a directory"),
         ((EVENTS,), "error: no topic 'events': "),
-        (("foo://events",), "error: topic 'foo://events': expected one of the schemes file://, kafka://, "),
+        (
+            ("foo://events",),
+            "error: topic 'foo://events': expected one of the schemes file://, kafka:// (pip ",
+        ),
         (("events",), "error: topic 'events': expected a URL such as kafka://127.0.0.1:9092/clicks; "),
         (
             ("sqlite://events.db?topic=a",),
@@ -154,6 +243,13 @@ def test_files_of_a_folder_are_topics_too(tmp_path):
     assert streamiter("topics", "list", "file:data/", cwd=tmp_path).stdout == "clicks.jsonl\t1\t2\n"
 
 
+def test_a_folder_that_is_not_there_is_an_error(tmp_path):
+    """It told how to create a topic, where a folder was misspelt."""
+    ran = streamiter("topics", "list", "file:nosuch/", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (1, "", 1)
+    assert ran.stderr.startswith(f"error: file '{tmp_path}/nosuch': there is no such file")
+
+
 def test_no_topics_are_said_to_be_none(tmp_path):
     """Not an error; and nothing on standard output that a script would take for a name."""
     ran = streamiter("topics", "list", "sqlite:///nosuch.db", cwd=tmp_path)
@@ -183,14 +279,15 @@ async def test_what_is_no_text_shows_its_size_and_is_whole_in_json(tmp_path):
     assert (first["value_base64"], second["value"]) == ("/wA=", None)
 
 
-async def test_following_goes_on_until_ctrl_c_which_is_its_regular_end(tmp_path):
-    """Exit code 0 and no traceback."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_following_goes_on_until_a_signal_which_is_its_regular_end(tmp_path, number):
+    """Exit code 0 and no traceback, at a terminal and under a service manager."""
     await written(tmp_path, [b"before"])
     with started("topics", "tail", EVENTS, "--follow", cwd=tmp_path) as program:
         assert program.stdout.readline().endswith(" before\n")
         await written(tmp_path, [b"behind"])
         assert program.stdout.readline().endswith(" behind\n")
-        program.send_signal(signal.SIGINT)
+        program.send_signal(number)
         assert program.communicate(timeout=60) == ("", "")
         assert program.returncode == 0
 
@@ -220,7 +317,7 @@ async def test_a_terminal_shows_long_values_shortened(tmp_path):
             "sqlite:///events.db?topic=nosuch",
             "error: no topic 'nosuch' in the file; the topics there are: events. Create it with "
             "`await topic.create(partitions=...)`\n"
-            "From the command line: streamiter topics produce URL FILE --create\n",
+            "From the command line: streamiter topics create URL\n",
         ),
         (
             "sqlite:///events.db",

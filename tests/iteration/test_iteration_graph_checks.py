@@ -21,6 +21,7 @@ from streamiter import (
     iterate_unbounded_streams,
 )
 from streamiter.errors import GraphError, JobFailed
+from streamiter.runtime.graph import FeedbackLimits
 from streamiter.topics import MemoryBroker
 
 Body = Callable[[list[Stream], list[Stream]], Any]
@@ -28,6 +29,10 @@ Body = Callable[[list[Stream], list[Stream]], Any]
 
 def untouched(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
     return IterationBodyResult(variables, variables)
+
+
+async def later(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+    return untouched(variables, data)
 
 
 def refused(message: str) -> Any:
@@ -110,6 +115,45 @@ def test_a_config_of_another_kind_is_refused() -> None:
     flow = Flow("loop")
     with refused("iteration: expected config to be an IterationConfig, given 3"):
         iterate_unbounded_streams([flow.from_items([])], [], untouched, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (None, "iteration: expected the body to be a function, given None; write def body(variables, data)"),
+        (
+            later,
+            "iteration: expected the body to be a plain function, since it only builds the graph, given a ",
+        ),
+    ],
+)
+def test_a_body_that_cannot_be_called_is_refused(body: Any, message: str) -> None:
+    """A coroutine is no IterationBodyResult, and Python would complain of one that was never awaited."""
+    with refused(message):
+        iterate(Flow("loop"), body)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: IterationConfig(feedback_limits=1000),  # type: ignore[arg-type]
+            "IterationConfig: expected feedback_limits to be FeedbackLimits, given 1000",
+        ),
+        (
+            lambda: FeedbackLimits(memory_bytes=-1),
+            "FeedbackLimits: expected memory_bytes of at least 0, given -1; use a whole number of bytes",
+        ),
+        (
+            lambda: FeedbackLimits(disk_bytes=1e9),  # type: ignore[arg-type]
+            "FeedbackLimits: expected disk_bytes of at least 0, given 1000000000.0; use a whole number of bytes",
+        ),
+    ],
+)
+def test_bad_limits_of_feedback_are_refused(make: Callable[[], Any], message: str) -> None:
+    """They were found out when the job started, by the name of a channel."""
+    with refused(message):
+        make()
 
 
 @pytest.mark.parametrize("ahead", [-1, True, 1.5, "0"])
@@ -404,9 +448,8 @@ def test_epochs_in_order_is_refused_where_data_never_completes_an_epoch() -> Non
     iterate(flow, body, data=[flow.from_source(Endless())])
     with pytest.raises(
         GraphError,
-        match=r"step 'in order' \(test_iteration_graph_checks.py:\d+\): epochs_in_order "
-        r"expected data with epochs, given endless data without, which stays in epoch 0 for ever; "
-        r"stamp it with epochs_every",
+        match=r"step 'in order': epochs_in_order expected data with epochs, given endless data without, which stays "
+        r"in epoch 0 for ever; stamp it with epochs_every.* \(at test_iteration_graph_checks.py:\d+\)$",
     ):
         run(flow)
     flow = Flow("stamped")

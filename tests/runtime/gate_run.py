@@ -22,7 +22,9 @@ from streamiter.records import (
     slice_batch,
 )
 from streamiter.runtime.epochs_aside import EpochsAside
-from streamiter.runtime.gate import Gate, InputEnded, Port
+from streamiter.runtime.gate import Gate
+from streamiter.runtime.gate_records import InputEnded
+from streamiter.runtime.port import Port
 
 Item = DataBatch | Control
 Wants = Callable[["GateRun"], tuple[str, ...] | None]
@@ -185,6 +187,6 @@ def held_records(snapshot: dict[str, Any], in_order: bool) -> list[int]:
         {**snapshot, "ended": [0] * ports, "data_ended": [0] * ports, "deferred": [None] * ports}
     )
     kept = [item for port in run.gate.ports for item in port.held if isinstance(item, DataBatch)]
-    if run.gate._aside is not None:
-        kept += [batch for _, batch in run.gate._aside.take_all()]
+    if run.gate._epochs._aside is not None:
+        kept += [batch for _, batch in run.gate._epochs._aside.take_all()]
     return [int(record) for batch in kept for record in batch.records]

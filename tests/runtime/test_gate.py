@@ -11,7 +11,9 @@ from runtime.gate_run import GateRun, Seen, array, data
 from streamiter.channels import Channel
 from streamiter.errors import ConfigurationError
 from streamiter.records import CheckpointBarrier, Columns, DataBatch, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.gate import BarrierTrigger, Gate, InputEnded, Port
+from streamiter.runtime.gate import Gate
+from streamiter.runtime.gate_records import BarrierTrigger, InputEnded
+from streamiter.runtime.port import Port
 
 
 class TestTurns:
@@ -206,7 +208,7 @@ class TestWantedInputs:
             ConfigurationError, match=r"expected names of inputs \(model, data\), given 'modle'"
         ):
             run.gate.want(["modle"])
-        with pytest.raises(ConfigurationError, match="given 'm'"):
+        with pytest.raises(ConfigurationError, match="expected a tuple or list of names, given 'model'"):
             run.gate.want("model")
 
     def test_an_end_behind_what_was_put_back_comes_after_it(self) -> None:

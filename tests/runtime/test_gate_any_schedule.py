@@ -14,7 +14,7 @@ from runtime.gate_run import GateRun, Item, Seen, held_records
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.records import CheckpointBarrier, DataBatch, EndOfInput, EpochWatermark
-from streamiter.runtime.gate import InputEnded
+from streamiter.runtime.gate_records import InputEnded
 
 NAMES = ("a", "b")
 

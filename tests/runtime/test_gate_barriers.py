@@ -8,7 +8,9 @@ from runtime.gate_run import GateRun, array, data, held_records
 from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.gate import BarrierReturned, Gate, Port, plain_log
+from streamiter.runtime.gate import Gate
+from streamiter.runtime.gate_records import BarrierReturned, plain_log
+from streamiter.runtime.port import Port
 
 
 def barrier(checkpoint: int = 1) -> CheckpointBarrier:

@@ -199,12 +199,20 @@ class TestKeysAndPartitions:
 
 
 class TestWhatOperatorsMayNotDo:
-    async def test_an_unknown_wanted_input_names_the_step(self) -> None:
-        """A typo that once read all inputs, in any order."""
+    @pytest.mark.parametrize(
+        ("wanted", "message"),
+        [
+            (("modle",), "expected names of inputs (model), given 'modle'"),
+            ("model", "expected a tuple or list of names, given 'model'; return ('model',)"),
+            (3, "expected a tuple or list of names, given 3; return None for all inputs"),
+        ],
+    )
+    async def test_wanted_inputs_that_are_none_name_the_step(self, wanted: Any, message: str) -> None:
+        """A typo that once read all inputs, in any order; a text is a collection of letters."""
 
         class Choosy(Operator):
-            def wanted_inputs(self) -> tuple[str, ...]:
-                return ("modle",)
+            def wanted_inputs(self) -> Any:
+                return wanted
 
             def process_model(self, record: Any, out: Output) -> None: ...
 
@@ -212,7 +220,7 @@ class TestWhatOperatorsMayNotDo:
         connect(model=flow.from_items([1])).process(Choosy, name="train")
         error = await failure_of(flow)
         assert error.step == "train"
-        assert "expected names of inputs (model), given 'modle'" in str(error)
+        assert f"wanted_inputs(): {message}" in str(error)
 
     async def test_a_coroutine_that_could_not_be_seen_is_not_lost(self) -> None:
         """A decorated method hides that it is a coroutine function: its records vanished without a word."""

@@ -40,7 +40,7 @@ async def test_a_stalled_step_is_reported_once_and_so_is_its_recovery(
     assert len(warnings(caplog)) == 1
     opened.set()
     await clock.advance(60)
-    assert warnings(caplog)[1:] == ["progress again after a stall"]
+    assert warnings(caplog)[1:] == ["progress again after a stall: in[0], write[0]"]
     await clock.advance(600)
     assert len(warnings(caplog)) == 2
     await job.stop("abort")
@@ -60,19 +60,21 @@ async def test_a_step_that_hangs_on_its_only_batch_is_reported(caplog: pytest.Lo
     await job.stop("abort")
 
 
+class Waits(Operator):
+    """Wants the model, always."""
+
+    def wanted_inputs(self) -> tuple[str, ...]:
+        return ("model",)
+
+    def process_model(self, record: Any, out: Output) -> None: ...
+
+    def process_data(self, record: Any, out: Output) -> None: ...
+
+
 async def test_a_step_that_waits_for_another_input_is_held_not_stalled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A worker without a model is told apart from one that hangs."""
-
-    class Waits(Operator):
-        def wanted_inputs(self) -> tuple[str, ...]:
-            return ("model",)
-
-        def process_model(self, record: Any, out: Output) -> None: ...
-
-        def process_data(self, record: Any, out: Output) -> None: ...
-
     clock, data = VirtualClock(), Fed()
     flow = Flow("f")
     model = flow.from_source(Fed, name="model")
@@ -117,4 +119,148 @@ async def test_a_checkpoint_that_cannot_align_says_whom_it_waits_for(
     )
     opened.set()
     await snapshot
+    await job.stop("abort")
+
+
+class Awaits(Operator):
+    """Waits so long for each record."""
+
+    def __init__(self, clock: VirtualClock, seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+
+    async def process(self, record: Any, out: Output) -> None:
+        await self._clock.sleep(self._seconds)
+
+
+class Quick(Operator):
+    """A task of its own that is busy and never stuck."""
+
+    async def process(self, record: Any, out: Output) -> None: ...
+
+
+async def busily(clock: VirtualClock, seconds: int, fed: Fed) -> None:
+    """Let time pass while a source brings a record every second."""
+    for number in range(seconds):
+        fed.give(number)
+        await clock.advance(1)
+
+
+async def test_a_stuck_step_beside_a_busy_one_is_reported_and_an_idle_one_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One of three branches hung on a dead connection for a week; the job as a whole went on."""
+    clock, opened, lively, stuck = VirtualClock(), asyncio.Event(), Fed(), Fed()
+    flow = Flow("f")
+    flow.from_source(lambda: lively, name="lively").process(Quick, name="quick")
+    flow.from_source(lambda: stuck, name="in").process(lambda: Valve(opened), name="write")
+    flow.from_source(Fed, name="silent").process(Quick, name="idle")
+    job = await flow.start(clock=clock)
+    stuck.give(1)
+    await busily(clock, 200, lively)
+    assert warnings(caplog) == [
+        "no progress for 60 s although there is input: write[0] is at work on a batch"
+    ]
+    opened.set()
+    await busily(clock, 200, lively)
+    assert warnings(caplog)[1:] == ["progress again after a stall: write[0]"]
+    await job.stop("abort")
+
+
+async def test_a_held_step_beside_a_busy_one_is_reported_later(caplog: pytest.LogCaptureFixture) -> None:
+    """A partition that waits for a slower one until the epoch is complete: two lines in the log each epoch."""
+    clock, lively, data = VirtualClock(), Fed(), Fed()
+    flow = Flow("f")
+    flow.from_source(lambda: lively, name="lively").process(Quick, name="quick")
+    model = flow.from_source(Fed, name="model")
+    connect(model=model, data=flow.from_source(lambda: data, name="data")).process(Waits, name="train")
+    job = await flow.start(clock=clock, stall_after_s=4, channel_limits=ChannelLimits(records=1))
+    for number in range(4):
+        data.give(number)
+    await busily(clock, 39, lively)
+    assert warnings(caplog) == []
+    await busily(clock, 20, lively)
+    assert warnings(caplog) == [
+        "no progress for 39 s although there is input: data[0] waits for room in data[0] → train[0]; "
+        "train[0] is held: it has input that it does not want now"
+    ]
+    await job.stop("abort")
+
+
+async def test_of_two_stalls_each_is_reported_when_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+    """The second one was swallowed, since the job was known to be stalled."""
+    clock, first, second = VirtualClock(), Fed(), Fed()
+    flow = Flow("f")
+    for number, fed in enumerate((first, second)):
+        source = flow.from_source(lambda fed=fed: fed, name=f"in {number}")
+        source.process(lambda: Valve(asyncio.Event()), name=f"write {number}")
+    job = await flow.start(clock=clock)
+    first.give(1)
+    await clock.advance(200)
+    second.give(1)
+    await clock.advance(200)
+    assert warnings(caplog) == [
+        f"no progress for 60 s although there is input: write {number}[0] is at work on a batch"
+        for number in (0, 1)
+    ]
+    await job.stop("abort")
+
+
+async def test_a_step_that_is_slow_with_each_record_is_not_stalled_nor_is_whoever_waits_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Records that a web service answers one by one: a batch of 20 takes six minutes, and all is well."""
+    clock, fed = VirtualClock(), Fed()
+    flow = Flow("f")
+    source = flow.from_source(lambda: fed, name="in")
+    source.process(Quick, name="quick")
+    slow = source.process(lambda: Awaits(clock, 20), name="ask")
+    job = await flow.start(clock=clock, channel_limits=ChannelLimits(records=1))
+    for _ in range(4):
+        fed.give(*range(20))
+    await clock.advance(1200)
+    assert job.statistics().step(slow.name).batches_in == 4
+    assert warnings(caplog) == []
+    await job.stop("abort")
+
+
+async def test_a_step_that_asks_what_is_wanted_next_moves_with_each_record(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The same for a step with ``wanted_inputs``, whose batches are handled record by record."""
+
+    class Chooses(Awaits):
+        def wanted_inputs(self) -> None: ...
+
+        async def process_batch(self, batch: Any, out: Output) -> None:
+            await self._clock.sleep(self._seconds * len(batch))
+
+    clock, fed = VirtualClock(), Fed()
+    flow = Flow("f")
+    flow.from_source(lambda: fed, name="in").process(lambda: Chooses(clock, 20), name="ask")
+    job = await flow.start(clock=clock)
+    fed.give(*range(20))
+    await clock.advance(600)
+    assert warnings(caplog) == []
+    await job.stop("abort")
+
+
+async def test_time_that_passed_while_nothing_could_run_is_no_stall(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A laptop that slept, or a step that kept the event loop busy: the others had no turn to be late with."""
+
+    class Late(VirtualClock):
+        async def sleep(self, delay_s: float) -> None:
+            await super().sleep(delay_s + 300)
+
+    clock, opened, fed = Late(), asyncio.Event(), Fed()
+    flow = Flow("f")
+    flow.from_source(lambda: fed, name="in").process(lambda: Valve(opened), name="write")
+    job = await flow.start(clock=clock)
+    fed.give(1)
+    await clock.advance(700)
+    opened.set()
+    await clock.advance(700)
+    assert warnings(caplog) == []
     await job.stop("abort")

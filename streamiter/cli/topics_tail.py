@@ -1,0 +1,93 @@
+"""``streamiter topics tail``."""
+
+from __future__ import annotations
+
+import sys
+from base64 import b64encode
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated
+
+import orjson
+import typer
+
+from streamiter.cli.records import shown
+from streamiter.cli.topic_arguments import AsJson, Url, lasting_topic
+from streamiter.runtime.running import run_in_own_loop
+from streamiter.topics import ReadRequest, Topic, TopicRecord
+
+__all__ = ["last_records", "tail"]
+
+
+def tail(
+    url: Url,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    count: Annotated[
+        int,
+        typer.Option(
+            "--count",
+            "-n",
+            metavar="N",
+            min=0,
+            help="How many of each partition's last records to begin with.",
+        ),
+    ] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Print the last records of a topic.
+
+    Each on a line: partition:offset, time, key, value.
+    """
+    try:
+        run_in_own_loop(_tail(lasting_topic(url), follow, count, as_json))
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+
+
+async def _tail(source: Topic, follow: bool, count: int, as_json: bool) -> None:
+    description = await source.describe()
+    start = last_records(description.offsets, count)
+    reader = await source.open_reader(ReadRequest(start=start, stop=None if follow else "latest"))
+    show = _print_record_json if as_json else _print_record
+    try:
+        while (batch := await reader.read()) is not None:
+            for record in batch.records():
+                show(record)
+            sys.stdout.flush()
+    finally:
+        await reader.close()
+
+
+def last_records(offsets: Mapping[int, tuple[int, int]], count: int) -> dict[int, int]:
+    """Where the last ``count`` records of each partition begin, as far as offsets have no gaps."""
+    return {partition: max(first, end - count) for partition, (first, end) in offsets.items()}
+
+
+def _print_record(record: TopicRecord) -> None:
+    when = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    key = "" if record.key is None else f" {shown(record.key)}"
+    value = "(no value)" if record.value is None else shown(record.value)
+    typer.echo(f"{record.partition}:{record.offset} {when}.{record.timestamp_ms % 1000:03}Z{key} {value}")
+
+
+def _print_record_json(record: TopicRecord) -> None:
+    document = {
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp_ms": record.timestamp_ms,
+        **_text("key", record.key),
+        **_text("value", record.value),
+        "headers": [{"name": name, **_text("value", value)} for name, value in record.headers],
+    }
+    typer.echo(orjson.dumps(document).decode())
+
+
+def _text(name: str, value: bytes | None) -> dict[str, str | None]:
+    """A field with the text, or, of what is no text, one with its base64."""
+    try:
+        return {name: None if value is None else value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(value or b"").decode()}

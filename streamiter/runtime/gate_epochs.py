@@ -1,0 +1,161 @@
+"""Epochs at a gate: its watermark, the ends of its data, and records whose epoch's turn has not come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from streamiter.records import Control, DataBatch, EndOfData, EpochWatermark, Idle
+from streamiter.runtime.epochs_aside import EpochsAside
+from streamiter.runtime.gate_records import InputEnded
+from streamiter.runtime.port import Port
+from streamiter.runtime.watermarks import WatermarkTracker
+
+__all__ = ["GateEpochs"]
+
+
+class GateEpochs:
+    """What ports say of epochs, and what follows for the task: control records, in order.
+
+    With ``aside`` (for an operator with ``epochs_in_order``) records of later epochs wait there, and a
+    watermark counts once the records it covers have been handled.
+    """
+
+    def __init__(
+        self,
+        ports: Sequence[Port],
+        aside: EpochsAside | None,
+        *,
+        on_held: Callable[[Port], None],
+        on_data_ended: Callable[[], None],
+    ) -> None:
+        """``on_held`` is told of ports that have something again, ``on_data_ended`` of the end of some data."""
+        self.tracker = WatermarkTracker(len(ports))
+        self._ports = ports
+        self._aside = aside
+        self._on_held = on_held
+        self._on_data_ended = on_data_ended
+
+    # -- records -------------------------------------------------------------------------------------------
+
+    def is_early(self, batch: DataBatch) -> bool:
+        """Whether the turn of its epoch has not come."""
+        return self._aside is not None and batch.epoch > self.tracker.watermark + 1
+
+    def set_aside(self, port: Port, batch: DataBatch) -> None:
+        """Keep a batch that has come early."""
+        assert self._aside is not None
+        port.idle = False
+        self._aside.put(port.index, batch)
+
+    def give_back_rest(self) -> None:
+        """All ports have ended: hold all that was set aside at its port, in epoch order."""
+        assert self._aside is not None
+        for index, batch in self._aside.take_all():
+            self._ports[index].held.append(batch)
+
+    def lowest_pending(self, port: Port) -> int | None:
+        """The lowest epoch of which this port has brought records that wait for their epoch's turn."""
+        if self._aside is None:
+            return None
+        epochs = [item.epoch for item in port.held if isinstance(item, DataBatch)]
+        aside = self._aside.lowest_epoch(port.index)
+        return min(epochs if aside is None else [*epochs, aside], default=None)
+
+    @property
+    def records_aside(self) -> int:
+        """Records that are set aside."""
+        return 0 if self._aside is None else sum(queue.records for queue in self._aside.statistics())
+
+    # -- what ports say ------------------------------------------------------------------------------------
+
+    def watermark(self, port: Port, epoch: int) -> list[Control]:
+        """A port has brought a watermark."""
+        if self.lowest_pending(port) is not None:
+            port.deferred = epoch
+            return self.settle(port)
+        return self._moved(self.tracker.advance(port.index, epoch))
+
+    def settle(self, port: Port) -> list[Control]:
+        """Let the watermark that a port has brought count as far as its records have been handled."""
+        if port.deferred is None:
+            return []
+        lowest = self.lowest_pending(port)
+        if lowest is None:
+            deferred, port.deferred = port.deferred, None
+            if deferred == math.inf:
+                return self.data_ended(port)
+            return self._moved(self.tracker.advance(port.index, int(deferred)))
+        reached = int(min(port.deferred, lowest - 1))
+        return self._moved(self.tracker.advance(port.index, reached))
+
+    def end_of_data(self, port: Port) -> list[Control]:
+        """A port has brought the end of its data: that counts once its records have been handled."""
+        if self.lowest_pending(port) is None:
+            return self.data_ended(port)
+        port.deferred = math.inf
+        return self.settle(port)
+
+    def data_ended(self, port: Port) -> list[Control]:
+        """The data of a port has ended and been handled."""
+        if port.data_ended:
+            return []
+        port.data_ended = True
+        events: list[Control] = []
+        if all(other.data_ended for other in self._ports if other.input_name == port.input_name):
+            events.append(InputEnded(port.input_name))
+        moved = self._moved(self.tracker.finish(port.index, port.data_epoch))
+        # At the end of an iteration the end itself follows, and emits before anything has ended.
+        events += (
+            [EndOfData(self.tracker.watermark)] if self.tracker.all_finished and not port.ended else moved
+        )
+        events += self._all_idle()
+        self._on_data_ended()
+        return events
+
+    def is_idle(self, port: Port) -> list[Control]:
+        """A port has nothing to bring for now."""
+        port.idle = True
+        return self._all_idle()
+
+    def _all_idle(self) -> list[Control]:
+        """Idle is who has an idle channel, and no other that brings data."""
+        unfinished = [port for port in self._ports if not port.data_ended]
+        return [Idle()] if unfinished and all(port.idle for port in unfinished) else []
+
+    def _moved(self, watermark: int | None) -> list[Control]:
+        if watermark is None:
+            return []
+        if self._aside is not None:
+            for index, batch in reversed(self._aside.take(watermark + 1)):
+                port = self._ports[index]
+                port.held.appendleft(batch)
+                self._on_held(port)
+        return [EpochWatermark(watermark)]
+
+    # -- state ---------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "watermarks": self.tracker.snapshot(),
+            "aside": [] if self._aside is None else self._aside.snapshot(),
+            "data_ended": [int(port.data_ended) for port in self._ports],
+            "data_epochs": [port.data_epoch for port in self._ports],
+            "deferred": [port.deferred for port in self._ports],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``snapshot`` gave."""
+        self.tracker.restore(state["watermarks"])
+        said = zip(self._ports, state["data_ended"], state["data_epochs"], state["deferred"], strict=True)
+        for port, data_ended, epoch, deferred in said:
+            port.data_ended, port.data_epoch, port.deferred = bool(data_ended), epoch, deferred
+        if self._aside is not None:
+            self._aside.restore(state["aside"])
+
+    def close(self) -> None:
+        """Let go of files."""
+        if self._aside is not None:
+            self._aside.close()

@@ -1,0 +1,163 @@
+"""The port: one channel of a task as its gate sees it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final, Protocol, final
+
+from streamiter.channels import LIMIT_BYTES
+from streamiter.operators.source import SourceBatch
+from streamiter.records import (
+    CheckpointBarrier,
+    Control,
+    DataBatch,
+    can_concatenate,
+    concatenate,
+    estimated_bytes,
+    slice_batch,
+)
+from streamiter.runtime.watermarks import BEFORE_ALL_EPOCHS
+
+__all__ = ["Logged", "Port", "ReadableChannel"]
+
+# Small batches that wait in a channel are joined up to this many records, so that work comes in larger
+# pieces the further an operator has fallen behind. As large as a topic reader's largest batch.
+_JOINED_RECORDS: Final = 8192
+
+Logged = list[tuple[int, DataBatch | Control]]
+"""Feedback that came between a snapshot and the return of its barrier, with the number of its port."""
+
+
+class ReadableChannel(Protocol):
+    """The consumer's side of a channel."""
+
+    name: str
+
+    def attach(self, on_ready: Any) -> None: ...
+    def peek(self) -> DataBatch | SourceBatch | Control | None: ...
+    def take(self) -> DataBatch | SourceBatch | Control: ...
+    def clear(self) -> None: ...
+
+
+@final
+class Port:
+    """One channel, with what was taken from it and waits to be handled; used by its gate only."""
+
+    __slots__ = (
+        "blocked",
+        "channel",
+        "data_ended",
+        "data_epoch",
+        "deferred",
+        "end_held",
+        "ended",
+        "held",
+        "idle",
+        "index",
+        "input_name",
+        "is_feedback",
+        "listed",
+        "log",
+        "one_at_a_time",
+        "parked",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        input_name: str,
+        channel: ReadableChannel,
+        *,
+        is_feedback: bool,
+        one_at_a_time: bool = False,
+    ) -> None:
+        self.index = index
+        self.one_at_a_time = one_at_a_time
+        """Hand over single records (mini-batches in a loop), so that what is fed back is met in between."""
+        self.input_name = input_name
+        self.channel = channel
+        self.is_feedback = is_feedback
+        self.held: deque[DataBatch | Control] = deque()
+        """Taken from the channel already, still to be handled, before what is in the channel."""
+        self.log: Logged | None = None
+        """Where what leaves the channel is logged, while that is done."""
+        self.blocked = False
+        """Has brought the barrier that others have not brought yet."""
+        self.listed = False
+        """Is in the gate's list of ports to look at."""
+        self.parked = False
+        """Has something, but its input is not wanted now."""
+        self.idle = False
+        """Nothing is to be expected on it for now."""
+        self.data_ended = False
+        self.data_epoch = BEFORE_ALL_EPOCHS
+        """The epoch that the end of its data completes."""
+        self.ended = False
+        self.end_held = False
+        """Its end is among what is held: it brings no barrier any more."""
+        self.deferred: float | None = None
+        """The watermark it has brought (infinity: the end of its data) while records of epochs up to it
+        still wait to be handled; it counts once they are."""
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether the barrier under way need not wait for it."""
+        return self.blocked or self.ended or self.end_held
+
+    def peek(self) -> DataBatch | SourceBatch | Control | None:
+        """What comes first, or None."""
+        return self.held[0] if self.held else self.channel.peek()
+
+    def take(self) -> DataBatch | SourceBatch | Control:
+        """Take what comes first; it is logged when it leaves the channel, so only once."""
+        if self.held:
+            return self.held.popleft()
+        item = self.channel.take()
+        if self.log is not None and not isinstance(item, CheckpointBarrier):
+            assert not isinstance(item, SourceBatch)
+            self.log.append((self.index, item))
+        return item
+
+    def take_data(self) -> DataBatch:
+        """Take the batch that comes first, joined with small ones that follow it, or cut."""
+        # What was put back is not joined with what is still in the channel: that would empty the channel
+        # at every turn, and its limit would bound nothing.
+        from_held = bool(self.held)
+        first = self.take()
+        assert isinstance(first, DataBatch)
+        if self.one_at_a_time:
+            return self._first_record(first)
+        following = self.peek()
+        if not isinstance(following, DataBatch) or len(first.records) >= _JOINED_RECORDS:
+            return first
+        return self._joined(first, following, from_held)
+
+    def _joined(self, first: DataBatch, following: object, from_held: bool) -> DataBatch:
+        joined, length = [first.records], len(first.records)
+        # Feedback may wait on disk because it is more than memory is given to: it comes back in pieces.
+        room_bytes = LIMIT_BYTES - estimated_bytes(first.records) if self.is_feedback else None
+        while (
+            isinstance(following, DataBatch)
+            and bool(self.held) == from_held
+            and following.epoch == first.epoch
+            and length + len(following.records) <= _JOINED_RECORDS
+            and can_concatenate(first.records, following.records)
+        ):
+            if room_bytes is not None and (room_bytes := room_bytes - estimated_bytes(following.records)) < 0:
+                break
+            self.take()
+            joined.append(following.records)
+            length += len(following.records)
+            following = self.peek()
+        return DataBatch(concatenate(joined), first.epoch)
+
+    def _first_record(self, batch: DataBatch) -> DataBatch:
+        """The first record; the others are held one by one, so that each is cut out only once."""
+        records, epoch = batch.records, batch.epoch
+        if len(records) == 1:
+            return batch
+        singles = [
+            DataBatch(slice_batch(records, index, index + 1), epoch) for index in range(1, len(records))
+        ]
+        self.held.extendleft(reversed(singles))
+        return DataBatch(slice_batch(records, 0, 1), epoch)

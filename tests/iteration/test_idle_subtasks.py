@@ -1,0 +1,208 @@
+"""A source subtask that no partition belongs to holds no epoch back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from iteration.iteration_support import (
+    SMALL,
+    CutItems,
+    Dawdle,
+    Log,
+    Witness,
+    callbacks,
+    check_listener,
+    cut_items,
+    ended,
+    run_shuffled,
+    until,
+)
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    Stream,
+    connect,
+    epochs_every,
+    iterate_unbounded_streams,
+)
+from streamiter.topics.memory import MemoryBroker
+from streamiter.topics.topic import OutgoingBatch, Topic
+
+
+async def made(partitions: int) -> Topic:
+    topic = MemoryBroker().topic("clicks")
+    await topic.create(partitions=partitions)
+    return topic
+
+
+async def write(topic: Topic, partition: int, numbers: Iterable[int]) -> None:
+    writer = await topic.open_writer()
+    await writer.write(OutgoingBatch([b"%d" % number for number in numbers], partition=partition))
+    await writer.close()
+
+
+def train(stamped: Stream, log: Log) -> None:
+    """A synchronous loop: its one step hears of every epoch, and feeds something back in each of the first."""
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        both = connect(variable=variables[0], data=data[0].rebalance()).process(
+            lambda: Witness(
+                log,
+                on_record=lambda record, context, out: None,
+                on_callback=lambda epoch, context, out: out.emit(("model", epoch)) if epoch < 12 else None,
+            ),
+            name="train",
+            parallelism=1,
+        )
+        return IterationBodyResult([both], [])
+
+    initial = stamped.flow.from_items([("model", -1)])
+    iterate_unbounded_streams([initial], [stamped], body, IterationConfig(max_epochs_ahead=0))
+
+
+def data_of(log: Log) -> list[tuple[int, int]]:
+    """The numbers that came, with their epochs."""
+    return [
+        (entry[1], entry[2]) for entry in log["train", 0] if entry[0] == "record" and type(entry[1]) is int
+    ]
+
+
+def before(name: str, source: Stream, seed: int) -> Stream:
+    """Steps between the source and the stamps."""
+    if name == "tasks":
+        return source.process(lambda: Dawdle(seed)).map(lambda x: x).process(lambda: Dawdle(seed))
+    return source if name == "nothing" else source.map(lambda x: x)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("between", ["nothing", "chain", "tasks"])
+@pytest.mark.parametrize(("partitions", "parallelism"), [(1, 2), (2, 3), (1, 4), (3, 3)])
+def test_epochs_complete_though_there_are_more_subtasks_than_partitions(
+    partitions: int, parallelism: int, between: str, seed: int
+) -> None:
+    """A synchronous loop on a topic of two partitions, at parallelism three, stood still without a word."""
+    flow, log = Flow("loop"), Log()
+
+    async def main() -> None:
+        topic = await made(partitions)
+        for partition in range(partitions):
+            await write(topic, partition, range(20))
+        source = flow.source(topic, parallelism=parallelism)
+        train(epochs_every(before(between, source, seed), records=4), log)
+        job = await flow.start(channel_limits=SMALL)
+        await until(lambda: len(callbacks(log["train", 0])) == 5)
+        [loop] = job.statistics().loops
+        assert loop.epoch_complete == 4
+        await job.stop("drain")
+
+    run_shuffled(main(), seed)
+    check_listener(log["train", 0])
+    assert sorted(data_of(log)) == sorted([(number, number // 4) for number in range(20)] * partitions)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_partition_that_is_added_begins_where_the_others_are(seed: int) -> None:
+    """Its records would come in epochs whose callbacks are over."""
+    flow, log = Flow("loop"), Log()
+
+    async def main() -> None:
+        topic = await made(1)
+        await write(topic, 0, range(20))
+        train(epochs_every(flow.source(topic, parallelism=2), records=4), log)
+        job = await flow.start(channel_limits=SMALL)
+        await until(lambda: len(callbacks(log["train", 0])) == 5)
+        await topic.create(partitions=2)
+        await write(topic, 1, range(100, 108))
+        await until(lambda: (100, 5) in data_of(log))
+        await write(topic, 0, range(20, 28))
+        await until(lambda: len(callbacks(log["train", 0])) == 7)
+        await job.stop("drain")
+
+    run_shuffled(main(), seed)
+    check_listener(log["train", 0])
+    assert sorted(data_of(log)) == sorted(
+        (number, (number - 80 if number >= 100 else number) // 4) for number in [*range(28), *range(100, 108)]
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_holds_nobody_back_after_a_restore_either(seed: int) -> None:
+    """The subtask had said that it is idle before the snapshot, and nobody asked again."""
+    log, again = Log(), Log()
+
+    def flow_of(topic: Topic, log: Log) -> Flow:
+        flow = Flow("loop")
+        train(epochs_every(before("tasks", flow.source(topic, parallelism=3), seed), records=4), log)
+        return flow
+
+    async def main() -> None:
+        topic = await made(2)
+        for partition in range(2):
+            await write(topic, partition, range(20))
+        job = await flow_of(topic, log).start(channel_limits=SMALL)
+        await until(lambda: len(data_of(log)) > 3 * seed)
+        snapshot = await job.snapshot()
+        seen = data_of(log)
+        await job.stop("abort")
+        job = await flow_of(topic, again).start(channel_limits=SMALL, snapshot=snapshot)
+        for partition in range(2):
+            await write(topic, partition, range(20, 28))
+        await until(lambda: len(data_of(again)) + len(seen) >= 56)
+        await until(lambda: 6 in callbacks(again["train", 0]))
+        await job.stop("drain")
+        assert set(data_of(again)) | set(seen) == {(number, number // 4) for number in range(28)}
+
+    run_shuffled(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_whose_other_input_has_ended_is_idle_from_then_on(seed: int) -> None:
+    """A bounded past before the topic: its end left one subtask with nothing, and the others waited."""
+    flow, log = Flow("loop"), Log()
+
+    async def main() -> None:
+        topic = await made(1)
+        await write(topic, 0, range(20))
+        past = cut_items(flow, [1000, 1001, 1002], seed=seed, parallelism=2)
+        both = past.union(flow.source(topic, parallelism=2))
+        train(epochs_every(both, records=4), log)
+        job = await flow.start(channel_limits=SMALL)
+        await until(lambda: len(callbacks(log["train", 0])) == 5)
+        await job.stop("drain")
+
+    run_shuffled(main(), seed)
+    check_listener(log["train", 0])
+    assert sorted(number for number, _ in data_of(log)) == [*range(20), 1000, 1001, 1002]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_last_epochs_of_those_that_end_complete_beside_an_idle_one(seed: int) -> None:
+    """All partitions were at their end but the loop stayed one epoch short of it."""
+    flow, log, all_others_ended = Flow("loop"), Log(), asyncio.Event()
+
+    class Ends(CutItems):
+        """Items for one subtask; the other has no partition, and no end."""
+
+        def open(self, context: Any, positions: Any) -> None:
+            super().open(context, positions)
+            self._none = context.subtask_index > 0
+            self._items = [] if self._none else list(range(10))
+            self._at_end = all_others_ended.wait if self._none else None
+
+        def is_idle(self) -> bool:
+            return self._none
+
+    async def main() -> None:
+        train(epochs_every(flow.from_source(lambda: Ends([], seed), parallelism=2), records=4), log)
+        job = await flow.start(channel_limits=SMALL)
+        await until(lambda: callbacks(log["train", 0]) == [0, 1, 2])
+        all_others_ended.set()
+        await ended(job)
+
+    run_shuffled(main(), seed)
+    check_listener(log["train", 0])

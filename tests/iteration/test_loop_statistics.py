@@ -1,0 +1,92 @@
+"""What ``job.statistics()`` tells of a loop while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+from iteration.iteration_support import ended, until
+from runtime.probe import Valve
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    Operator,
+    Stream,
+    iterate_unbounded_streams,
+)
+from streamiter.runtime.graph import FeedbackLimits
+from streamiter.runtime.job import Job
+from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.statistics import LoopStatistics
+
+
+def loop_of(job: Job) -> LoopStatistics:
+    [loop] = job.statistics().loops
+    return loop
+
+
+async def test_epochs_reached_and_records_that_a_head_keeps_for_later() -> None:
+    """A loop waited for the slower of its variables, and nothing said in which epoch it stood."""
+    flow, opened = Flow("loop"), asyncio.Event()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        raised = variables[0].map(lambda x: x + 1)
+        slow = variables[1].process(lambda: Valve(opened))
+        return IterationBodyResult([raised.filter(lambda x: x < 3), slow.filter(lambda x: False)], [])
+
+    initial = [flow.from_items([0, 0]), flow.from_items([0])]
+    iterate_unbounded_streams(initial, [], body, IterationConfig(max_epochs_ahead=0))
+    job = await flow.start()
+    await until(lambda: loop_of(job).held_records == 2)
+    loop = loop_of(job)
+    assert loop.heads == ("variable 0", "variable 1")
+    assert (loop.epoch_reached, loop.epoch_received, loop.epoch_complete, loop.ended_in) == (1, 0, 0, None)
+    assert (loop.fed_back_records, loop.waiting_records) == (2, 0)
+    assert loop.bytes_in_memory > 0
+    opened.set()
+    await ended(job)
+    loop = loop_of(job)
+    assert (loop.epoch_reached, loop.epoch_received, loop.epoch_complete, loop.ended_in) == (3, 3, 3, 3)
+    assert (loop.fed_back_records, loop.waiting_records, loop.held_records) == (4, 0, 0)
+    assert (loop.bytes_in_memory, loop.bytes_on_disk) == (0, 0)
+
+
+class FeedsMuchBack(Operator):
+    """Eight records of a kilobyte for the first one; then it is slow."""
+
+    def __init__(self, opened: asyncio.Event) -> None:
+        self._opened = opened
+
+    async def process(self, record: Any, out: Any) -> None:
+        if isinstance(record, str):
+            for number in range(8):
+                # Arrays of different shapes, so that the head does not join them to one batch.
+                out.emit_batch(np.zeros((1, 1 + number % 2, 500 - 250 * (number % 2)), np.int16))
+        else:
+            await self._opened.wait()
+
+
+async def test_feedback_that_waits_in_memory_and_on_disk_with_its_peaks() -> None:
+    """The disk filled up; which loop it was could not be seen, and afterwards not that it had been one."""
+    flow, opened = Flow("loop"), asyncio.Event()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([variables[0].process(lambda: FeedsMuchBack(opened))], [])
+
+    config = IterationConfig(feedback_limits=FeedbackLimits(memory_bytes=2_500))
+    iterate_unbounded_streams([flow.from_items(["first"])], [], body, config)
+    job = await flow.start(channel_limits=ChannelLimits(records=1))
+    await until(lambda: loop_of(job).fed_back_records == 8 and loop_of(job).waiting_records < 6)
+    loop = loop_of(job)
+    assert loop.waiting_records >= 1
+    assert loop.bytes_on_disk > 0
+    opened.set()
+    await ended(job)
+    [channel] = [channel for task in job.statistics().tasks for channel in task.feedback]
+    assert (channel.records, channel.total_records, channel.peak_records, channel.last_epoch) == (0, 8, 8, 1)
+    assert 1_000 <= channel.peak_bytes_in_memory <= 2_500
+    assert channel.peak_bytes_on_disk >= 6_000
+    assert (channel.bytes_in_memory, channel.bytes_on_disk) == (0, 0)
