@@ -177,6 +177,7 @@ class LoopCoordinator:
             self._repeat(member, released, complete, ended_in)
         for member in members:
             member.report()
+        self._tell(self.progress.all_reported())
 
     def _repeat(self, member: Restored, released: int, complete: int, ended_in: int | None) -> None:
         """Tell a member what others had heard before the snapshot, and it had not."""

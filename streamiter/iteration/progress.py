@@ -64,11 +64,22 @@ class LoopProgress:
         self.last_released = -1
         self.last_complete = -1
         self.ended_in: int | None = None
+        self._awaits_reports = False
 
     def go_on_after(self, *, released: int, complete: int, ended_in: int | None) -> None:
-        """Begin where a restored loop stands; what is not complete has to be reported again."""
+        """Begin where a restored loop stands; what is not complete has to be reported again.
+
+        Nothing is decided until :meth:`all_reported`: an epoch that was released before is complete once the
+        data has passed it, but whether it brought anything is known only when every head has said so again.
+        """
         self.last_released, self.last_complete, self.ended_in = released, complete, ended_in
         self._received = [float(complete)] * len(self._received)
+        self._awaits_reports = True
+
+    def all_reported(self) -> list[Decision]:
+        """Every head and entrance of a restored loop has reported again."""
+        self._awaits_reports = False
+        return self._decide()
 
     def head_received(self, head: int, *, epoch: int, count: int) -> list[Decision]:
         """Head ``head`` has received all of ``epoch``, ``count`` feedback records of it."""
@@ -98,7 +109,7 @@ class LoopProgress:
 
     def _decide(self) -> list[Decision]:
         decisions: list[Decision] = []
-        while self.ended_in is None:
+        while self.ended_in is None and not self._awaits_reports:
             epoch = self.last_complete + 1
             if self.last_released < epoch and min(self._received) >= epoch:
                 self.last_released = epoch

@@ -15,7 +15,7 @@ from streamiter.operators.output import Output
 from streamiter.operators.rejection import RecordFailure
 from streamiter.operators.statistics import OperatorStatistics
 from streamiter.records import Batch, Control
-from streamiter.runtime.entries import Entry, handler_of, is_awaited, make_async_entry, make_entry
+from streamiter.runtime.entries import Entry, is_awaited, make_async_entry, make_entry
 from streamiter.runtime.failure import unless_cancelled
 from streamiter.runtime.graph import Step
 
@@ -93,11 +93,6 @@ class OperatorInstance:
     def is_awaited(self, input_names: Sequence[str]) -> bool:
         """Whether handling records is a coroutine, or done in a thread."""
         return is_awaited(self.operator, input_names, step=self.step.name, keyed=self.keyed is not None)
-
-    def takes_batches(self, input_name: str) -> bool:
-        """Whether it handles whole batches of this input, not single records."""
-        keyed = self.keyed is not None
-        return handler_of(self.operator, input_name, step=self.step.name, keyed=keyed)[1]
 
     def count(self, batch: Batch) -> None:
         """Note that a batch was given to it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol, final
 
@@ -252,8 +252,8 @@ class Task:
         self, port: Port, entry: Callable[[Batch], Any], records: Batch, epoch: int
     ) -> None:
         """Record by record, since what is wanted next may change with each."""
-        for index, single in enumerate(self._singles(records, port.input_name)):
-            result = entry(single)
+        for index in range(len(records)):
+            result = entry(slice_batch(records, index, index + 1))
             if self._awaited:
                 await result
             self.progress.handled += 1
@@ -261,12 +261,6 @@ class Task:
             if index + 1 < len(records) and not self.gate.is_wanted(port.input_name):
                 self.gate.put_back(port, slice_batch(records, index + 1, len(records)), epoch)
                 return
-
-    def _singles(self, records: Batch, input_name: str) -> Iterator[Batch]:
-        """Batches of one record; as lists where it is handled alone: cutting them out of arrays takes longer."""
-        if self.head.takes_batches(input_name):
-            return (slice_batch(records, index, index + 1) for index in range(len(records)))
-        return ([record] for record in records)
 
     def _in_thread(self, entry: Callable[[Batch], Any]) -> Callable[[Batch], Awaitable[None]]:
         """Handle batches in a thread; what is emitted there goes on from the event loop."""

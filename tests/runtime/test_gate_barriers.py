@@ -78,6 +78,21 @@ class TestUnwantedInputs:
         run.run()
         assert run.records() == [1, 10, 11, 12]
 
+    def test_a_barrier_that_begins_here_does_not_wait_for_an_end_behind_data_that_is_not_wanted(self) -> None:
+        """An entrance held data for an epoch that could not complete: the loop was waiting for the barrier."""
+        run = GateRun(["data"], wants=lambda _: ())
+        run.put_all(0, data(10, 11), EndOfInput())
+        assert run.gate.accept_trigger(barrier(1)) == []
+        run.run()
+        assert run.told() == ["barrier 1"]
+        assert held_records(run.snapshots[1], in_order=False) == [10, 11]
+        [again] = run.gate.accept_trigger(barrier(2))
+        assert isinstance(again, CheckpointBarrier)
+        run.wants = None
+        run.gate.want(None)
+        run.run()
+        assert run.told() == ["barrier 1", "10", "11", "data ended", "end"]
+
     def test_data_that_comes_while_it_aligns_is_held_too(self) -> None:
         """Upstream is blocked on the full channel, with the barrier behind: the hold must go on making room."""
         run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=2)

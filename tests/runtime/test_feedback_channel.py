@@ -1,0 +1,29 @@
+"""Feedback that is read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from streamiter.channels import LIMIT_BYTES
+from streamiter.checkpoints.spill import SpillQueue
+from streamiter.records import DataBatch
+from streamiter.runtime.feedback import FeedbackChannel
+from streamiter.runtime.port import Port
+
+
+def test_feedback_on_disk_comes_back_in_pieces_that_memory_has_room_for(tmp_path: Path) -> None:
+    """Joined by their number alone, eight thousand large records came back from disk as one batch."""
+    queue = SpillQueue(name="head", directory=tmp_path, memory_limit_bytes=1 << 20, disk_limit_bytes=1 << 30)
+    channel = FeedbackChannel("tail → head", queue)
+    port = Port(0, "feedback", channel, is_feedback=True)
+    for _ in range(24):
+        channel.put(DataBatch(np.zeros((1, 1 << 17))))
+    assert channel.is_spilling
+    pieces = []
+    while port.peek() is not None:
+        pieces.append(port.take_data().records)
+    channel.close()
+    assert sum(len(piece) for piece in pieces) == 24
+    assert 1 << 20 < max(np.asarray(piece).nbytes for piece in pieces) <= LIMIT_BYTES
