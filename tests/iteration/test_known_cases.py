@@ -1,0 +1,172 @@
+"""Cases whose results are known from the reference implementation: the unbounded ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from iteration.iteration_support import SMALL, CutItems, Dawdle, ended, run, until
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationListener,
+    Operator,
+    OutputTag,
+    Stream,
+    connect,
+    iterate_unbounded_streams,
+)
+
+OUTPUT = OutputTag("output")
+INSTANCES = 4
+NUMBERS = 1_000
+SUM = 1_998_000
+"""0..999 from each of four instances."""
+
+
+class SequenceSource(CutItems):
+    """Each parallel instance gives 0..n−1, and then ends or waits for ever."""
+
+    def open(self, context: Any, positions: Any) -> None:
+        super().open(context, positions)
+        self._items = range(NUMBERS)
+        self._random.seed(self._seed * 1_000 + context.subtask_index)
+
+
+def sequence(flow: Flow, seed: int, *, ends: bool = True) -> Stream:
+    async def never() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    class Endless(SequenceSource):
+        bounded = False
+
+    def make() -> SequenceSource:
+        return SequenceSource([], seed) if ends else Endless([], seed, at_end=never)
+
+    make.bounded = ends  # type: ignore[attr-defined]
+    return flow.from_source(make, parallelism=INSTANCES)
+
+
+def nothing(flow: Flow) -> Stream:
+    return flow.from_items([], parallelism=INSTANCES)
+
+
+class Reduce(Operator, IterationListener):
+    """The sum of the records of each round; records of the rounds before the last are fed on."""
+
+    def __init__(self, max_round: int) -> None:
+        self._max_round = max_round
+        self._sums: dict[int, int] = {}
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process_variable(self, value: int, out: Any) -> None:
+        epoch = self._context.epoch
+        self._sums[epoch] = self._sums.get(epoch, 0) + value
+        if epoch < self._max_round:
+            out.emit(value)
+        out.emit((epoch, self._sums[epoch]), tag=OUTPUT)
+
+    process_data = process_variable
+
+    def on_iteration_terminated(self, context: Any, out: Any) -> None:
+        out.emit("terminated", tag=OUTPUT)
+
+
+class Count(Operator):
+    """Counts the records of each key, and passes them on."""
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process(self, value: int, out: Any) -> None:
+        self._context.state["seen"] = self._context.state.get("seen", 0) + 1
+        out.emit(value)
+
+
+def feedback_path(stream: Stream) -> Stream:
+    """By value % 4, through a map and a keyed counter."""
+    spread = stream.partition_by(lambda value: value % INSTANCES).map(
+        lambda value: value, parallelism=INSTANCES
+    )
+    return spread.key_by(lambda value: value).process(Count, parallelism=INSTANCES)
+
+
+def reducing(through: Callable[[Stream], Stream], max_round: int = 1) -> Callable[..., IterationBodyResult]:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        reduced = connect(variable=through(variables[0]), data=data[0]).process(
+            lambda: Reduce(max_round), name="reduce", parallelism=1
+        )
+        return IterationBodyResult([feedback_path(reduced)], [reduced.side_output(OUTPUT)])
+
+    return body
+
+
+def last_sums(outputs: list[Any]) -> dict[int, int]:
+    return dict(entry for entry in outputs if entry != "terminated")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "through",
+    [pytest.param(lambda s: s, id="as they are"), pytest.param(lambda s: s.broadcast(), id="broadcast")],
+)
+def test_variables_that_end_are_summed_in_two_rounds(seed: int, through: Callable[[Stream], Stream]) -> None:
+    """Every record is counted once in each round; the end comes when nothing circulates any more."""
+    flow = Flow("loop")
+    [outputs] = iterate_unbounded_streams([sequence(flow, seed)], [nothing(flow)], reducing(through))
+    collected = outputs.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert len(collected.items) == 8_001
+    assert collected.items[-1] == "terminated"
+    assert last_sums(collected.items) == {0: SUM, 1: SUM}
+    assert [sum(entry[0] == epoch for entry in collected.items[:-1]) for epoch in (0, 1)] == [4_000, 4_000]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_data_that_ends_is_summed_in_two_rounds(seed: int) -> None:
+    """Without one initial variable the data alone must bring the loop to its end."""
+    flow = Flow("loop")
+    [outputs] = iterate_unbounded_streams([nothing(flow)], [sequence(flow, seed)], reducing(lambda s: s))
+    collected = outputs.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert len(collected.items) == 8_001
+    assert collected.items[-1] == "terminated"
+    assert last_sums(collected.items) == {0: SUM, 1: SUM}
+
+
+async def test_data_that_never_ends_gives_the_same_and_the_job_goes_on() -> None:
+    """An unbounded iteration lives as long as its input."""
+    flow = Flow("loop")
+    data = sequence(flow, 1, ends=False)
+    [outputs] = iterate_unbounded_streams([nothing(flow)], [data], reducing(lambda s: s))
+    collected = outputs.collect()
+    job = await flow.start(channel_limits=SMALL)
+    await until(lambda: len(collected.items) == 8_000)
+    assert last_sums(collected.items) == {0: SUM, 1: SUM}
+    assert job.statistics().state == "running"
+    await job.stop("drain")
+    assert collected.items[8_000:] == ["terminated"]
+    assert (await ended(job)).state == "finished"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_data_that_leaves_by_a_side_output_comes_out_in_order(seed: int) -> None:
+    """The variables are fed back untouched, and there are none: it ends."""
+
+    class ToSide(Operator):
+        def process(self, record: int, out: Any) -> None:
+            out.emit(record, tag=OUTPUT)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult(variables, [data[0].process(ToSide).side_output(OUTPUT)])
+
+    flow = Flow("loop")
+    [outputs] = iterate_unbounded_streams([flow.from_items([])], [flow.from_items([1, 2, 3])], body)
+    collected = outputs.process(lambda: Dawdle(seed)).collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert collected.items == [1, 2, 3]

@@ -1,0 +1,121 @@
+"""Progress of a loop, against its definition worked out anew from everything that was reported."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter.errors import InternalError
+from streamiter.iteration.progress import Completed, Decision, Ended, LoopProgress, Released
+
+
+class History:
+    """All that was reported, and what follows from it by the words of the definition."""
+
+    def __init__(self, heads: int, entrances: int) -> None:
+        self.received: list[list[int]] = [[] for _ in range(heads)]
+        """For each head the feedback records of epoch 0, 1, 2, …"""
+        self.passed = [-1.0] * entrances
+        self.data_epochs = [0]
+        self.decided: list[Decision] = []
+
+    def follows(self) -> list[Decision]:
+        new: list[Decision] = []
+        while not any(isinstance(decision, Ended) for decision in self.decided):
+            epoch = sum(isinstance(decision, Completed) for decision in self.decided)
+            if Released(epoch) not in self.decided:
+                if not all(len(counts) > epoch for counts in self.received):
+                    break
+                new.append(Released(epoch))
+                self.decided.append(Released(epoch))
+            if not all(passed >= epoch for passed in self.passed):
+                break
+            fed_back = sum(counts[epoch] for counts in self.received)
+            nothing_more = all(passed == math.inf for passed in self.passed) and epoch > max(self.data_epochs)
+            ends = epoch > 0 and fed_back == 0 and nothing_more
+            new.append(Ended(epoch) if ends else Completed(epoch))
+            self.decided.append(new[-1])
+        return new
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> tuple[int, int, list[tuple[str, int, int]]]:
+    heads, entrances = draw(st.integers(1, 4)), draw(st.integers(0, 3))
+    kinds = ["received"] * 4 + (["passed"] * 2 + ["ended"] if entrances else [])
+    steps = st.tuples(st.sampled_from(kinds), st.integers(0, 11), st.sampled_from([0, 0, 0, 1, 5]))
+    return heads, entrances, draw(st.lists(steps, max_size=60))
+
+
+@given(reports())
+def test_decisions_are_those_of_the_definition_after_every_report(
+    given_: tuple[int, int, list[tuple[str, int, int]]],
+) -> None:
+    """An epoch that is complete too early loses a callback, one too late stops the loop, an end too early records."""
+    heads, entrances, steps = given_
+    progress, history = LoopProgress(heads, entrances), History(heads, entrances)
+    for kind, who, number in steps:
+        if kind == "received":
+            head = who % heads
+            epoch = len(history.received[head])
+            count = 0 if epoch == 0 else number
+            history.received[head].append(count)
+            decisions = progress.head_received(head, epoch=epoch, count=count)
+        elif kind == "passed" and history.passed[who % entrances] < math.inf:
+            entrance = who % entrances
+            history.passed[entrance] += 1 + number
+            history.data_epochs.append(int(history.passed[entrance]))
+            decisions = progress.entrance_passed(entrance, int(history.passed[entrance]))
+        elif kind == "ended":
+            history.passed[who % entrances] = math.inf
+            decisions = progress.entrance_ended(who % entrances)
+        else:
+            continue
+        assert decisions == history.follows()
+    assert progress.last_complete == max(
+        [decision.epoch for decision in history.decided if not isinstance(decision, Released)], default=-1
+    )
+
+
+def test_heads_of_two_variables_are_aligned_together() -> None:
+    """Parallelism 2 and 3 are five heads: the fifth report decides, not the second or the third."""
+    progress = LoopProgress(heads=5, entrances=0)
+    for epoch, counts, expected in (
+        (0, [0, 0, 0, 0, 0], Completed(0)),
+        (1, [0, 0, 0, 0, 7], Completed(1)),
+        (2, [0, 0, 0, 0, 0], Ended(2)),
+    ):
+        given_ = [progress.head_received(head, epoch=epoch, count=count) for head, count in enumerate(counts)]
+        assert given_ == [[], [], [], [], [Released(epoch), expected]]
+
+
+def test_a_head_that_is_finished_holds_nobody_back() -> None:
+    """Nothing is fed back to one of two variables any more, and the other waited for it."""
+    progress = LoopProgress(heads=2, entrances=0)
+    assert progress.head_finished(1) == []
+    assert progress.head_received(0, epoch=0, count=0) == [Released(0), Completed(0)]
+    assert progress.head_received(0, epoch=1, count=1) == [Released(1), Completed(1)]
+    assert progress.head_received(0, epoch=2, count=0) == [Released(2), Ended(2)]
+
+
+def test_an_epoch_reported_twice_or_left_out_is_a_mistake_of_the_engine() -> None:
+    """Found at once it is a bug report; found later it is a loop that hangs."""
+    progress = LoopProgress(heads=1, entrances=1)
+    progress.head_received(0, epoch=0, count=0)
+    for epoch in (0, 2):
+        with pytest.raises(InternalError, match=rf"head 0 reports epoch {epoch} after epoch 0"):
+            progress.head_received(0, epoch=epoch, count=0)
+
+
+def test_after_a_restore_nothing_is_decided_before_all_have_reported() -> None:
+    """The first head's old report made an epoch complete that another had records of."""
+    progress = LoopProgress(heads=2, entrances=1)
+    progress.go_on_after(released=4, complete=3, ended_in=None)
+    assert progress.entrance_ended(0) == []
+    assert progress.head_received(0, epoch=4, count=0) == []
+    assert progress.head_received(1, epoch=4, count=2) == []
+    assert progress.all_reported() == [Completed(4)]
+    assert progress.head_received(0, epoch=5, count=0) == []
+    assert progress.head_received(1, epoch=5, count=0) == [Released(5), Ended(5)]
