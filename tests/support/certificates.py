@@ -28,6 +28,8 @@ class Authority:
         self._openssl(
             *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", f"/CN={name}"),
             *("-keyout", str(self._key), "-out", str(self.certificate)),
+            # Python 3.13 refuses an authority that does not say what its key is for.
+            *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
         )
 
     def sign(self, name: str, alternative_names: str) -> tuple[Path, Path]:
@@ -39,7 +41,10 @@ class Authority:
             *("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"),
             *("-keyout", str(key), "-out", str(request)),
         )
-        extensions.write_text(f"subjectAltName={alternative_names}\n")
+        extensions.write_text(
+            f"subjectAltName={alternative_names}\n"
+            "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\nkeyUsage=critical,digitalSignature\n"
+        )
         self._openssl(
             *("x509", "-req", "-days", "1", "-in", str(request), "-out", str(certificate)),
             *("-CA", str(self.certificate), "-CAkey", str(self._key), "-CAcreateserial"),
