@@ -7,11 +7,13 @@ from streamiter.iteration.stamping import epochs_every
 from streamiter.iteration.unbounded import iterate_unbounded_streams
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.records import Columns, OutputTag
+from streamiter.runtime.graph import FeedbackLimits
 from streamiter.topics.formats import Json
 from streamiter.topics.lookup import topic
 
 __all__ = [
     "Columns",
+    "FeedbackLimits",
     "Flow",
     "IterationBodyResult",
     "IterationConfig",

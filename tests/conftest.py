@@ -3,8 +3,9 @@
 import hypothesis
 import pytest
 from support.kafka_fixtures import kafka_broker, kafka_broker_factory, topic_prefix
+from support.small_disk import small_disk
 
-__all__ = ["kafka_broker", "kafka_broker_factory", "topic_prefix"]
+__all__ = ["kafka_broker", "kafka_broker_factory", "small_disk", "topic_prefix"]
 
 # A failed assert in the shared checks of the topic contract shows its values, as in a test module.
 pytest.register_assert_rewrite(

@@ -115,11 +115,11 @@ def _payloads(connection: sqlite3.Connection, span: Span) -> Iterator[tuple[int,
     """The blocks that have records of the span, in order, with their first offset."""
     return connection.execute(
         "SELECT first_offset, payload FROM entries JOIN blocks ON blocks.id = block_id"
-        " WHERE topic_id = ?1 AND partition = ?2 AND first_offset < ?4 AND first_offset >= ("
+        " WHERE topic_id = :topic AND partition = :partition AND first_offset < :stop AND first_offset >= ("
         "  SELECT max(first_offset) FROM entries"
-        "  WHERE topic_id = ?1 AND partition = ?2 AND first_offset <= ?3)"
+        "  WHERE topic_id = :topic AND partition = :partition AND first_offset <= :start)"
         " ORDER BY first_offset",
-        (span.topic.id, span.partition, span.start, span.stop),
+        {"topic": span.topic.id, "partition": span.partition, "start": span.start, "stop": span.stop},
     )
 
 

@@ -307,7 +307,8 @@ class SpillQueue:
             f"{self._name}: expected at most {self._disk_limit_bytes} bytes of batches waiting on disk, "
             f"given {self._spilled.size_bytes + size_bytes} with the next batch ({len(self._spilled)} batches "
             f"there, {self._bytes_in_memory} of {self._memory_limit_bytes} bytes in memory); what reads the "
-            "queue is slower than what fills it: emit less, speed the reader up, or raise the disk limit"
+            "queue is slower than what fills it: emit less, speed the reader up, or raise the disk limit "
+            "(of a loop: IterationConfig(feedback_limits=FeedbackLimits(disk_bytes=…)))"
         )
 
     def _entry(self, item: Item) -> tuple[Any, ...]:

@@ -619,6 +619,20 @@ class Stream:
 
     # -- inside ------------------------------------------------------------------------------------------
 
+    def reduce(self, *_: Any, **__: Any) -> Stream:
+        """Of a stream with keys only: raises GraphError."""
+        raise self._without_keys("reduce")
+
+    def stateful_map(self, *_: Any, **__: Any) -> Stream:
+        """Of a stream with keys only: raises GraphError."""
+        raise self._without_keys("stateful_map")
+
+    def _without_keys(self, method: str) -> GraphError:
+        return GraphError(
+            f"{method}: expected a stream with keys, given {self.name!r} without; put .key_by(f) right before "
+            f".{method}(…), or use reduce_all(f) for one result of all records"
+        )
+
     def _add(self, label: str, factory: OperatorFactory, options: _Options) -> Stream:
         return ConnectedStreams({SINGLE_INPUT: self})._add(label, factory, options)
 

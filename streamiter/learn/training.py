@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream, connect
@@ -23,7 +23,7 @@ from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import LogLoss
 from streamiter.learn.parameter_owner import MODELS, AsynchronousOwner, SynchronousOwner
 from streamiter.learn.validate import Validate
-from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.rejection import RejectionPolicy, shortened
 from streamiter.topics.topic import Topic
 
 __all__ = ["OnlineTraining", "train_online"]
@@ -72,10 +72,16 @@ def train_online(
     Rows that are no examples follow ``on_error`` or go to ``dead_letter``. ``name`` stands before the names
     of the steps, for a flow with more than one training.
     """
-    if (extract is None) == (labels is None):
-        raise GraphError("train_online: expected one of extract= and labels=, given both or neither")
-    if mode not in ("asynchronous", "synchronous"):
-        raise GraphError(f'train_online: expected mode "asynchronous" or "synchronous", given {mode!r}')
+    _check_options(examples, model, mode, extract, labels)
+    for option, count in (
+        ("publish_every", publish_every),
+        ("window", window),
+        ("report_every", report_every),
+    ):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise GraphError(
+                f"train_online({option}=): expected a whole number of at least 1, given {count!r}"
+            )
     synchronous = mode == "synchronous"
     flow = examples.flow
     options = WorkerOptions(model, extract or _no_examples, synchronous)
@@ -115,6 +121,30 @@ def train_online(
         parallelism=1,
     )
     return OnlineTraining(models, validation)
+
+
+def _check_options(
+    examples: Any, model: Any, mode: Any, extract: Extract | None, labels: DelayedLabels | None
+) -> None:
+    if not isinstance(examples, Stream):
+        raise GraphError(
+            f"train_online: expected a stream of examples, given {shortened(examples)}; "
+            "make one with flow.source(…) or flow.from_items(…)"
+        )
+    if isinstance(model, LinearModel) or not callable(model):
+        raise GraphError(
+            f"train_online: expected a function that makes the model, given {shortened(model)}; each worker needs "
+            "one of its own: write lambda: LogisticRegression(…)"
+        )
+    if (extract is None) == (labels is None):
+        raise GraphError(
+            f"train_online: expected one of extract= and labels=, given {'neither' if extract is None else 'both'}; "
+            "give extract= where an event has its label, labels= where labels come later"
+        )
+    if mode not in ("asynchronous", "synchronous"):
+        raise GraphError(
+            f'train_online: expected mode "asynchronous" or "synchronous", given {mode!r}; choose one of them'
+        )
 
 
 def _no_examples(mini_batch: object) -> Examples:

@@ -120,7 +120,7 @@ class Context:
     def _keyed_state(self) -> KeyedState:
         if self._keyed is None:
             raise ConfigurationError(
-                f"step {self.name!r}: context.state expected a keyed stream, given one without keys; "
-                "put .key_by(f) before .process(…)"
+                "context.state: expected a step behind .key_by(f), given one without keys or with several inputs; "
+                "write stream.key_by(f).process(…), or keep a dict of your own and give it in snapshot"
             )
         return self._keyed

@@ -54,10 +54,13 @@ class Operator:
         """The input has ended: emit what is left. Not called when the job is suspended or fails."""
 
     def close(self) -> Any:
-        """Called once, last, whatever happened: let resources go."""
+        """Called once, whatever happened: let resources go. After ``finish`` it comes at once, not at the job's end."""
 
     def snapshot(self) -> Any:
-        """The operator's state as plain data, taken between two batches. It must not change afterwards."""
+        """The operator's state as plain data, taken between two batches. It must not change afterwards.
+
+        Where a step has ended and others go on, it is asked after ``close``.
+        """
         return None
 
     def restore(self, state: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from streamiter.clock import Clock, TimerHandle
+from streamiter.errors import ConfigurationError
 from streamiter.operators.context import Context, JobScope, Progress
 from streamiter.operators.keyed_state import KeyedState
 from streamiter.operators.operator import IterationListener, Operator
@@ -148,6 +149,11 @@ class OperatorInstance:
     # -- timers ---------------------------------------------------------------------------------------
 
     def _set_timer(self, delay_s: float, key: Any, payload: Any) -> None:
+        if payload is not _SWEEP and not hasattr(self.operator, "on_timer"):
+            raise ConfigurationError(
+                f"context.set_timer: expected {type(self.operator).__name__} to define on_timer(payload, out), "
+                "given none; define it, or nothing would hear of the timer"
+            )
         self._timers_set += 1
         if _in_event_loop():
             self._schedule(self._timers_set, delay_s, key, payload)

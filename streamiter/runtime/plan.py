@@ -10,7 +10,7 @@ from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.spill import SpillQueue
 from streamiter.clock import Clock
-from streamiter.errors import GraphError
+from streamiter.errors import GraphError, StreamiterError
 from streamiter.operators.context import JobScope, Progress
 from streamiter.operators.mini_batch import MiniBatch
 from streamiter.operators.operator import Boundary, Operator
@@ -300,6 +300,8 @@ def _check_not_shared(operators: dict[Step, list[Operator]]) -> None:
 def _made(step: Step, factory: Callable[[], Any]) -> Any:
     try:
         return factory()
+    except StreamiterError:
+        raise  # It says itself what is wrong.
     except Exception as error:
         raise GraphError(
             f"step {step.name!r}: expected its factory to work without arguments, given "

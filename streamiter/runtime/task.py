@@ -155,7 +155,7 @@ class Task:
             channel.close()  # What is fed back to a head that has ended is dropped, not kept until the job ends.
 
     async def close(self) -> list[Exception]:
-        """Close whatever was opened, every operator whatever the others do; gives what went wrong."""
+        """Close whatever is still open, every operator whatever the others do; gives what went wrong."""
         errors: list[Exception] = []
         closing: list[Callable[[], Awaitable[None]]] = [instance.close for instance in self.instances]
         if self.feeder is not None:
@@ -363,6 +363,9 @@ class Task:
             if instance.is_listener and instance.step.loop is not None:
                 await instance.call("on_iteration_terminated", instance.context, instance.out)
             await instance.call("finish", instance.out)
+            await instance.close()
+        if self.feeder is not None:
+            await self.feeder.close()
         self._write_control(control)
         self.ended = True
 

@@ -216,6 +216,54 @@ async def test_a_model_is_not_fed_what_it_cannot_take(
     assert await updates_of(target) == []
 
 
+async def test_a_model_given_another_number_of_features_than_it_has_says_both(any_topic: MakeTopic) -> None:
+    """Without a schema nothing before the model can know: numpy's own words name neither step nor model."""
+    source, target = any_topic("events"), any_topic("updates")
+    await source.create()
+    await target.create()
+    await write(source, [b'{"x": [1.0, 2.0, 3.0, 4.0], "y": 0.0}'] * 50)
+    flow = Flow("regression")
+    training = train_online(
+        flow.source(source, decode=Json(), stop="latest"),
+        lambda: LinearRegression(3),
+        extract=lambda rows: Examples(np.array([row["x"] for row in rows]), [row["y"] for row in rows]),
+        mini_batch=50,
+    )
+    training.models.publish_model(target, model="regression")
+    with pytest.raises(
+        JobFailed, match=r"step 'train'.* expected rows of 3 features .* given .*\(50, 4\)"
+    ) as caught:
+        await asyncio.wait_for((await flow.start()).wait(), PATIENCE_S)
+    assert caught.value.step == "train"
+    assert await updates_of(target) == []
+
+
+async def test_columns_go_through_a_flow_from_topic_to_topic_by_their_schema(any_topic: MakeTopic) -> None:
+    """The schema that reads a topic must do to write one, or the next flow needs another decoder."""
+    source, target = any_topic("events"), any_topic("checked")
+    await source.create()
+    await target.create()
+    await write(source, events(100))
+    flow = Flow("columns")
+    checked = flow.source(source, decode=DECODE, stop="latest").filter_batch(lambda rows: rows["y"] > 0)
+    checked.sink(target, encode=DECODE)
+    await asyncio.wait_for((await flow.start()).wait(), PATIENCE_S)
+    kept = [orjson.loads(value) for value in events(100) if orjson.loads(value)["y"] > 0]
+    assert [orjson.loads(record.value) for record in await read_all(target)] == kept
+
+
+async def test_columns_that_do_not_fit_the_schema_of_a_sink_end_the_job(any_topic: MakeTopic) -> None:
+    """What is written wrong is found by its readers, long after."""
+    target = any_topic("checked")
+    await target.create()
+    flow = Flow("columns")
+    flow.from_items(Columns({"x": np.ones((5, 2)), "y": np.ones(5)})).sink(target, encode=DECODE, name="out")
+    job = await flow.start()
+    with pytest.raises(JobFailed, match=r"step 'out'.*field 'x': expected float64\[3\], given float64\[2\]"):
+        await asyncio.wait_for(job.wait(), PATIENCE_S)
+    assert await read_all(target) == []
+
+
 async def test_a_missing_topic_is_an_error_at_the_start(any_topic: MakeTopic) -> None:
     """A misspelt topic gave a job that ran for days and read nothing."""
     source, target = any_topic("events"), any_topic("updates")

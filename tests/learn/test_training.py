@@ -383,9 +383,17 @@ def test_wrong_options_are_refused_when_the_flow_is_built() -> None:
     flow = Flow("f")
     rows = flow.from_items(table(10))
     with pytest.raises(
-        GraphError, match=r"^train_online: expected one of extract= and labels=, given both or"
+        GraphError, match=r"^train_online: expected one of extract= and labels=, given neither"
     ):
         train_online(rows, regression)
+    with pytest.raises(GraphError, match=r"^train_online: expected a stream of examples, given \[1\]"):
+        train_online([1], regression, extract=extract)  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match=r"^train_online: expected a function that makes the model, given"):
+        train_online(rows, regression(), extract=extract)  # type: ignore[arg-type]
+    for option in ("publish_every", "report_every", "window"):
+        for count in (0, True, "x"):
+            with pytest.raises(GraphError, match=rf"^train_online\({option}=\): expected .* given {count!r}"):
+                train_online(rows, regression, extract=extract, **{option: count})  # type: ignore[arg-type]
     with pytest.raises(
         GraphError, match=r'^train_online: expected mode "asynchronous" or "synchronous", given'
     ):

@@ -401,3 +401,28 @@ async def test_many_short_jobs_leave_nothing_behind() -> None:
         await turns(3)
         await job.stop(mode)  # type: ignore[arg-type]
     assert tasks_left() == []
+
+
+async def test_what_has_ended_is_closed_while_others_go_on() -> None:
+    """The reader of a bounded topic stayed connected for weeks, for as long as the endless one beside it."""
+    life = Life()
+
+    class Few(ProbeSource):
+        def read(self) -> SourceBatch | None:
+            self._life.note("few read")
+            return SourceBatch([1], {"done": 1}) if life.count("few read") == 1 else None
+
+        def close(self) -> None:
+            life.note("few close")
+
+    flow = Flow("f")
+    bounded = flow.from_source(lambda: Few(life)).process(lambda: Probe(life, "first"))
+    bounded.process(lambda: AwaitedProbe(life, "second"))
+    flow.from_source(lambda: ProbeSource(Life())).map(lambda x: x)
+    job = await flow.start()
+    await turns(200)
+    ends = [what for what in life.noted if what.split()[1] in ("finish", "close")]
+    assert ends == ["first finish", "first close", "few close", "second finish", "second close"]
+    assert job.statistics().state == "running"
+    await job.stop("suspend")
+    assert life.count("first close") == life.count("few close") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -147,6 +148,111 @@ def test_columns_written_as_json_read_back_as_they_were(records: list[dict[str, 
     """The fast path for columns must agree with the schema that reads them."""
     columns = decode(POINTS, *map(orjson.dumps, records))
     assert decode(POINTS, *encode(Json(), columns)) == columns
+
+
+@given(st.lists(rows, min_size=1, max_size=8))
+def test_columns_survive_the_round_trip_through_their_schema(records: list[dict[str, Any]]) -> None:
+    """A topic written by one flow must be readable with the same schema by the next, whatever the order."""
+    columns = decode(POINTS, *map(orjson.dumps, records))
+    shuffled = Columns({name: columns[name] for name in ("name", "id", "x")})
+    assert decode(POINTS, *encode(POINTS, shuffled)) == columns
+    assert encode(POINTS, shuffled) == encode(Json(), columns)
+
+
+@pytest.mark.parametrize(
+    ("field", "array", "read_back"),
+    [
+        ("float64", np.array([1, 2]), [1.0, 2.0]),
+        ("float32", np.array([0.1, -2.5]), [float(np.float32(0.1)), -2.5]),
+        ("float16", np.array([True, False]), [1.0, 0.0]),
+        ("uint8", np.array([0, 255]), [0, 255]),
+        ("int64", np.array([0, 2**63 - 1], dtype=np.uint64), [0, 2**63 - 1]),
+        ("uint64", np.array([0, 2**63 - 1]), [0, 2**63 - 1]),
+        ("int8", np.array([True, False]), [1, 0]),
+        ("bool", np.array([True, False]), [True, False]),
+        ("str", np.array(["a", "bü"]), ["a", "bü"]),
+        (("int16", 2), np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (("str", 1), np.array([["a"], [""]]), [["a"], [""]]),
+        (("float64", 2), np.asfortranarray([[1, 2], [3, 4]]), [[1.0, 2.0], [3.0, 4.0]]),
+        ("int32", np.array([1, 2], dtype=">i4"), [1, 2]),
+    ],
+)
+def test_columns_are_written_as_the_type_of_the_schema(
+    field: Any, array: np.ndarray[Any, Any], read_back: list[Any]
+) -> None:
+    """Integers made by a step for a float field, or an int8 that is read as float64, break the reader."""
+    schema = JsonColumns({"a": field})
+    values = encode(schema, Columns({"a": array}))
+    columns = decode(schema, *values)
+    assert columns["a"].tolist() == read_back
+    assert encode(schema, columns) == values
+
+
+@pytest.mark.parametrize(
+    ("field", "column", "bad", "reason"),
+    [
+        ("int64", np.array([1.0, 2.0, 3.0]), [0, 1, 2], "field 'a': expected int64, given float64"),
+        ("int64", np.array(["1", "2", "3"]), [0, 1, 2], "field 'a': expected int64, given str"),
+        ("str", np.array([1, 2, 3]), [0, 1, 2], "field 'a': expected str, given int64"),
+        ("bool", np.array([1, 0, 1]), [0, 1, 2], "field 'a': expected bool, given int64"),
+        ("float64", np.ones(3, dtype=complex), [0, 1, 2], "field 'a': expected float64, given complex128"),
+        ("str", np.array(["a", None, "b"]), [0, 1, 2], "field 'a': expected str, given object"),
+        ("float64", np.ones((3, 2)), [0, 1, 2], r"field 'a': expected float64, given float64\[2\]"),
+        (("float64", 2), np.ones(3), [0, 1, 2], r"field 'a': expected float64\[2\], given float64$"),
+        (("str", 2), np.full((3, 4), "x"), [0, 1, 2], r"field 'a': expected str\[2\], given str\[4\]"),
+        (("int64", 2), np.ones((3, 2, 2)), [0, 1, 2], r"expected int64\[2\], given float64\[2\]\[2\]"),
+        ("int8", np.array([1, 128, -129]), [1, 2], "field 'a': expected a number that int8 holds, given 128"),
+        ("uint64", np.array([0, -1, 1]), [1], "uint64 holds, given -1"),
+        ("int64", np.array([0, 1, 2**63], dtype=np.uint64), [2], "int64 holds, given 9223372036854775808"),
+        ("float32", np.array([1e300, 1.0, 2.0]), [0], r"float32 holds, given 1e\+300"),
+        ("float64", np.array([1.0, np.nan, -np.inf]), [1, 2], "float64 holds, given nan"),
+        (("float64", 2), np.array([[1, 2], [np.inf, np.nan], [3, 4]]), [1], "float64 holds, given inf"),
+        ("str", np.array(["a", "\ud800", "b"]), [1], "surrogates"),
+    ],
+)
+def test_columns_that_could_not_be_read_back_are_refused_with_field_and_types(
+    field: Any, column: np.ndarray[Any, Any], bad: list[int], reason: str
+) -> None:
+    """The writer's mistake must not become the reader's: it may be another program, months later."""
+    with pytest.raises(errors.EncodeError) as caught:
+        encode(JsonColumns({"b": "int64", "a": field}), Columns({"a": column, "b": np.arange(3)}))
+    assert list(caught.value.failures) == bad
+    assert re.search(reason, caught.value.failures[bad[0]])
+
+
+@pytest.mark.parametrize(
+    ("batch", "given"),
+    [
+        ([{"id": 1, "x": [1.0, 2.0], "name": "n"}], "given a list of dict; make them with map_batch"),
+        (np.ones((2, 3)), "given a numpy array"),
+        (Columns({"id": [1], "x": [[1.0, 2.0]]}), "given id, x"),
+        (Columns({"id": [1], "x": [[1.0, 2.0]], "name": ["n"], "z": [0]}), "given id, x, name, z"),
+    ],
+)
+def test_what_is_not_columns_of_just_the_fields_is_refused(batch: Any, given: str) -> None:
+    """A column left out is unreadable; one too many is lost without a word."""
+    with pytest.raises(
+        errors.EncodeError, match=f"expected Columns of the fields id, x, name, {given}"
+    ) as caught:
+        encode(POINTS, batch)
+    assert list(caught.value.failures) == list(range(len(batch)))
+
+
+def test_each_bad_record_is_named_once_whichever_of_its_fields_is_bad() -> None:
+    """The step's policy acts once for each of them."""
+    schema = JsonColumns({"a": "float64", "b": "uint8"})
+    with pytest.raises(errors.EncodeError) as caught:
+        encode(schema, Columns({"a": [1.0, np.nan, np.nan], "b": [-1, -1, 0]}))
+    assert {index: reason[6:9] for index, reason in caught.value.failures.items()} == {
+        0: "'b'",
+        1: "'a'",
+        2: "'a'",
+    }
+
+
+def test_no_records_are_written_as_none() -> None:
+    """A batch can be empty after filtering, and then be a list."""
+    assert encode(POINTS, []) == encode(POINTS, decode(POINTS)) == []
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,24 +14,6 @@ from streamiter.errors import StorageFull
 from streamiter.topics import OutgoingBatch, topic
 
 MiB = 1 << 20
-
-
-def mount(*arguments: str) -> bool:
-    """Whether the mount was made."""
-    if os.geteuid() != 0:
-        return False
-    return subprocess.run(["mount", "-t", "tmpfs", *arguments], capture_output=True).returncode == 0
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
-    """A disk of 3 MiB, and a call that gives it more."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if not mount("-o", "size=3m", "tmpfs", str(disk)):
-        pytest.skip("a small disk can only be mounted by root")
-    yield disk, lambda: mount("-o", "remount,size=40m", "tmpfs", str(disk))
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 async def test_a_full_disk_stores_nothing_of_the_write_and_the_writer_can_go_on(

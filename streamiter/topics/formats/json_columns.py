@@ -1,4 +1,4 @@
-"""JSON objects straight into columns, by a schema."""
+"""JSON objects straight into columns and back, by a schema."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError
-from streamiter.records import Batch, Columns
-from streamiter.topics.formats.failures import BAD_INPUT, NO_VALUE, decode_each
-from streamiter.topics.topic import TopicBatch
+from streamiter.errors import ConfigurationError, EncodeError
+from streamiter.records import Batch, Columns, take
+from streamiter.topics.formats.column_checks import fitting_array
+from streamiter.topics.formats.failures import BAD_INPUT, NO_VALUE, decode_each, encode_each
+from streamiter.topics.formats.json_rows import encode_columns
+from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
 __all__ = ["JsonColumns"]
 
@@ -40,12 +42,14 @@ _JSON_TYPES: Final[Mapping[str, type]] = MappingProxyType(
 
 @final
 class JsonColumns:
-    """JSON objects as `Columns`: one array for each field of the schema, other fields are ignored.
+    """JSON objects as `Columns`, both ways: one array for each field of the schema.
 
     ``fields`` gives a numpy type for each name, or a type and a width where the value is a list of that
     length: its column has the shape (records, width). ``"str"`` gives numpy text as wide as the longest.
-    A value where a field is missing, null, of another type, out of the type's range or of another width
-    is refused. Takes about the time of `Json` alone, without the arrays still to be made from its objects.
+    Reading ignores other fields, and refuses a value where a field is missing, null, of another type, out of
+    the type's range or of another width. It takes about the time of `Json` alone, without the arrays still
+    to be made from its objects. Writing takes `Columns` of just these fields, converts numbers to the
+    field's type, and refuses what could not be read back.
 
     >>> decoder = JsonColumns({"id": "int64", "x": ("float64", 2), "name": "str"})
     >>> values = [b'{"id": 1, "x": [0.5, 1], "name": "a"}', b'{"name": "bc", "x": [2, 3], "id": 2, "z": 0}']
@@ -56,6 +60,8 @@ class JsonColumns:
     Traceback (most recent call last):
     ...
     streamiter.errors.DecodeError: value 1 of the batch: Expected `array` of length 2 - at `$.x`
+    >>> decoder.encode(columns).values[1]
+    b'{"id":2,"x":[2.0,3.0],"name":"bc"}'
     """
 
     def __init__(self, fields: Mapping[str, FieldType]) -> None:
@@ -71,6 +77,37 @@ class JsonColumns:
         except BAD_INPUT:  # one of them is bad: find out which
             return self._columns(decode_each(batch.values, self._decode_one))
 
+    def encode(self, batch: Batch) -> OutgoingBatch:
+        """Raises ``EncodeError`` for records that do not fit the schema; a wrong column is in all of them."""
+        if not len(batch):
+            return OutgoingBatch([])
+        fitting = self._fitting(batch)
+        try:
+            return OutgoingBatch(_json_of(fitting))
+        except BAD_INPUT:  # a text with half of a character (a lone surrogate): find out which
+            return OutgoingBatch(
+                encode_each(range(len(fitting)), lambda index: _json_of(take(fitting, [index]))[0])
+            )
+
+    def _fitting(self, batch: Batch) -> Columns:
+        """The columns as the schema has them, in its order; raises ``EncodeError``."""
+        names = [field.name for field in self._fields]
+        expected = f"expected Columns of the fields {', '.join(names)}"
+        if not isinstance(batch, Columns):
+            raise _all_refused(batch, f"{expected}, given {_kind_of(batch)}; make them with map_batch")
+        if set(batch.names) != set(names):
+            raise _all_refused(batch, f"{expected}, given {', '.join(batch.names)}")
+        arrays = {}
+        failures: dict[int, str] = {}
+        for field in self._fields:
+            try:
+                arrays[field.name] = fitting_array(field.name, batch[field.name], field.dtype, field.width)
+            except EncodeError as error:
+                failures = error.failures | failures  # of each record the first reason
+        if failures:
+            raise EncodeError(dict(sorted(failures.items())))
+        return Columns(arrays)
+
     def _decode_one(self, value: bytes | None) -> Any:
         if value is None:
             raise ValueError(NO_VALUE)
@@ -83,6 +120,21 @@ class JsonColumns:
 
     def __repr__(self) -> str:
         return f"JsonColumns({{{', '.join(map(repr, self._fields))}}})"
+
+
+def _json_of(columns: Batch) -> list[bytes]:
+    assert isinstance(columns, Columns)
+    values = encode_columns(columns)
+    assert values is not None, "the types of a schema all have a form in JSON"
+    return values
+
+
+def _all_refused(batch: Batch, reason: str) -> EncodeError:
+    return EncodeError(dict.fromkeys(range(len(batch)), reason))
+
+
+def _kind_of(batch: Batch) -> str:
+    return "a numpy array" if isinstance(batch, np.ndarray) else f"a list of {type(batch[0]).__name__}"
 
 
 class _Field:

@@ -1,0 +1,191 @@
+"""Topics that fail under a running job: an error with flow, step and reason, and nothing left running."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.kafka_fixtures import skip_without_java
+from support.kafka_server import KafkaServer, running_kafka
+
+from streamiter import Flow
+from streamiter.errors import JobFailed
+from streamiter.topics import MemoryBroker, OutgoingBatch, Raw, Topic, topic
+
+PATIENCE_S = 30.0
+# So that a job gives up on its broker within seconds.
+QUICK = {"give_up_after_s": 1.5, "request_timeout_s": 0.3}
+MiB = 1 << 20
+
+
+@dataclass
+class Trouble:
+    """A flow, what goes wrong while it runs, and what the error must say."""
+
+    flow: Flow
+    step: str
+    reason: str
+    strike: Callable[[], Awaitable[None]] | None = None
+
+
+Preparation = Callable[[], Awaitable[Trouble]]
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[KafkaServer]:
+    """A broker that the tests here freeze and stop; its second door asks for a password."""
+    skip_without_java()
+    settings = {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.password.plain.sasl.jaas.config": (
+            'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="right-horse";'
+        ),
+    }
+    with running_kafka(settings=settings, listeners={"PASSWORD": "SASL_PLAINTEXT"}) as server:
+        yield server
+
+
+@pytest.fixture
+def broker(own_broker: KafkaServer) -> KafkaServer:
+    """The same, running even if the test before has ended it."""
+    own_broker.start()
+    return own_broker
+
+
+def record_too_large(clicks: Topic, limit: str) -> Preparation:
+    """One large record among small ones, for a topic whose setting ``limit`` is below that."""
+
+    async def make() -> Trouble:
+        await clicks.create(settings={limit: "10000"})
+        flow = Flow("letters")
+        flow.from_items([b"small", b"x" * 20_000, b"small"]).sink(clicks, encode=Raw(), name="out")
+        return Trouble(flow, "out", rf"record 1 of the batch .*bytes.* 10000.*{limit}")
+
+    return make
+
+
+@pytest.fixture
+def memory_record_too_large() -> Preparation:
+    return record_too_large(MemoryBroker().topic("clicks"), "max_record_bytes")
+
+
+@pytest.fixture
+def sqlite_record_too_large(tmp_path: Path) -> Preparation:
+    return record_too_large(topic(f"sqlite:///{tmp_path}/log.db?topic=clicks"), "max_record_bytes")
+
+
+@pytest.fixture
+def kafka_record_too_large(broker: KafkaServer) -> Preparation:
+    return record_too_large(topic(f"kafka://{broker.bootstrap}/large"), "max.message.bytes")
+
+
+@pytest.fixture
+def sqlite_disk_full(small_disk: tuple[Path, Any]) -> Preparation:
+    """More than fits on the disk of the log."""
+
+    async def make() -> Trouble:
+        clicks = topic(f"sqlite:///{small_disk[0]}/log.db?topic=clicks")
+        await clicks.create()
+        flow = Flow("letters")
+        flow.from_items([b"x" * MiB] * 6).sink(clicks, encode=Raw(), name="out")
+        return Trouble(flow, "out", r"log\.db: no room left .*Make room")
+
+    return make
+
+
+@pytest.fixture
+def kafka_wrong_password(broker: KafkaServer) -> Preparation:
+    """A job that is not let in."""
+
+    async def make() -> Trouble:
+        clicks = topic(
+            f"kafka://{broker.address('PASSWORD')}/clicks",
+            security_protocol="SASL_PLAINTEXT",
+            sasl_username="alice",
+            sasl_password="wrong-horse",
+        )
+        flow = Flow("letters")
+        flow.source(clicks, name="in").collect()
+        return Trouble(flow, "in", f"{broker.address('PASSWORD')}.*sasl_password")
+
+    return make
+
+
+@pytest.fixture
+def kafka_gone_from_the_sink(broker: KafkaServer) -> Iterator[Preparation]:
+    """The broker of the sink freezes, and there is more to write."""
+
+    async def make() -> Trouble:
+        clicks, written = MemoryBroker().topic("clicks"), topic(f"kafka://{broker.bootstrap}/sink", **QUICK)
+        await clicks.create()
+        await written.create()
+        flow = Flow("letters")
+        flow.source(clicks, decode=Raw(), name="in").sink(written, encode=Raw(), name="out")
+
+        async def strike() -> None:
+            broker.pause()
+            await write(clicks, b"lost")
+
+        return Trouble(flow, "out", broker.bootstrap, strike)
+
+    yield make
+    broker.resume()
+
+
+@pytest.fixture
+def kafka_gone_from_the_source(broker: KafkaServer) -> Preparation:
+    """The broker of the source stops while nothing comes."""
+
+    async def make() -> Trouble:
+        clicks = topic(f"kafka://{broker.bootstrap}/source", **QUICK)
+        await clicks.create()
+        flow = Flow("letters")
+        flow.source(clicks, decode=Raw(), name="in").collect()
+
+        async def strike() -> None:
+            await asyncio.to_thread(broker.kill)
+
+        return Trouble(flow, "in", broker.bootstrap, strike)
+
+    return make
+
+
+async def write(clicks: Topic, value: bytes) -> None:
+    writer = await clicks.open_writer()
+    await writer.write(OutgoingBatch([value]))
+    await writer.close()
+
+
+async def run(case: Trouble) -> None:
+    job = await case.flow.start()
+    if case.strike is not None:
+        await case.strike()
+    await job.wait()
+
+
+TROUBLES = [
+    "memory_record_too_large",
+    "sqlite_record_too_large",
+    "kafka_record_too_large",
+    "sqlite_disk_full",
+    "kafka_wrong_password",
+    "kafka_gone_from_the_sink",
+    "kafka_gone_from_the_source",
+]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+async def test_a_job_whose_topic_fails_says_where_and_why_and_leaves_nothing_running(
+    trouble: str, request: pytest.FixtureRequest
+) -> None:
+    """A service that lost its broker or its disk stood still, or died with a traceback of the client library."""
+    case: Trouble = await request.getfixturevalue(trouble)()
+    before = asyncio.all_tasks()
+    with pytest.raises(JobFailed, match=rf"flow 'letters', step '{case.step}'.*{case.reason}") as caught:
+        await asyncio.wait_for(run(case), PATIENCE_S)
+    assert caught.value.step == case.step
+    assert asyncio.all_tasks() - before == set()

@@ -1,0 +1,30 @@
+"""A disk that is soon full; ``tests/conftest.py`` makes the fixture known to all tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+__all__ = ["small_disk"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
+    """A disk of 3 MiB, and a call that gives it more."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if not _mount("-o", "size=3m", "tmpfs", str(disk)):
+        pytest.skip("a small disk can only be mounted by root")
+    yield disk, lambda: _mount("-o", "remount,size=40m", "tmpfs", str(disk))
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def _mount(*arguments: str) -> bool:
+    """Whether the mount was made."""
+    if os.geteuid() != 0:
+        return False
+    return subprocess.run(["mount", "-t", "tmpfs", *arguments], capture_output=True).returncode == 0
