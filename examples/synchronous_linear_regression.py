@@ -1,11 +1,16 @@
 """Synchronous online linear regression, after FLIP-176: workers wait for the new model after each round.
 
 The workers fill a mini-batch each, send the sum of its gradients to the parameters, and read no further
-example until the parameters, having heard of all workers, come back. Two seconds of made-up data unless
-topics are given:
+example until the parameters, having heard of all workers, come back. With two seconds of made-up data::
 
     python examples/synchronous_linear_regression.py
-    python examples/synchronous_linear_regression.py sqlite:///lr.db?topic=events sqlite:///lr.db?topic=updates
+
+Or with topics, here in a SQLite file. Each line of ``events.jsonl`` is a record such as
+``{"x": [0.1, …, 1.0], "y": 38.5}``, with ten numbers in x; Ctrl-C ends it, as new examples may come for ever::
+
+    streamiter topics create 'sqlite:///lr.db?topic=updates'
+    streamiter topics produce 'sqlite:///lr.db?topic=events' events.jsonl --create
+    python examples/synchronous_linear_regression.py 'sqlite:///lr.db?topic=events' 'sqlite:///lr.db?topic=updates'
 """
 
 from __future__ import annotations

@@ -136,8 +136,10 @@ class KafkaReader(TopicReader):
         self._arrived.set()
         for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        await self._cluster.close()
+        try:
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        finally:  # a job that fails cancels its tasks while they close, too
+            await self._cluster.close()
 
     # -- Returning
 

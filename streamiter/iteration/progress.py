@@ -103,8 +103,13 @@ class LoopProgress:
         return self._decide()
 
     def entrance_ended(self, entrance: int) -> list[Decision]:
-        """The data of entrance ``entrance`` has ended."""
+        """The data of entrance ``entrance`` has ended.
+
+        What operators emit when they hear of it belongs to the epoch under way; where all epochs of the data
+        are complete already that is the next one, which then cannot be the last.
+        """
         self._passed[entrance] = math.inf
+        self._last_data_epoch = max(self._last_data_epoch, self.last_complete + 1)
         return self._decide()
 
     def _decide(self) -> list[Decision]:

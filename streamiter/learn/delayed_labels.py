@@ -31,8 +31,8 @@ class DelayedLabels:
     ``key_of(event)`` is what an answer shares with its question (int, str, bytes or a tuple of these);
     ``is_answer(event)`` tells which it is;
     ``features(questions)`` gives the rows of a list of questions; ``target_of(answer)`` the target, None
-    where there will never be one (the question is forgotten). At most ``waiting_max`` questions wait;
-    the oldest is forgotten beyond that.
+    where there will never be one (the question is forgotten). At most ``waiting_max`` questions wait at each
+    worker; the oldest is forgotten beyond that.
     """
 
     key_of: Callable[[Any], Hashable]
@@ -78,7 +78,9 @@ class DelayedGradientWorker(GradientWorker):
         return zip(rows.rows(), self._model.predict(rows).tolist(), strict=True)
 
     def _wait(self, question: Any, row: _Row, prediction: float) -> None:
-        self._waiting[self._labels.key_of(question)] = (row, prediction)
+        key = self._labels.key_of(question)
+        self._waiting.pop(key, None)  # Asked again it is the youngest.
+        self._waiting[key] = (row, prediction)
         if len(self._waiting) > self._labels.waiting_max:
             del self._waiting[next(iter(self._waiting))]
 

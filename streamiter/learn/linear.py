@@ -113,13 +113,16 @@ class LinearModel:
     # ---- taking over what another model has learned
 
     def start_from(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
-        """Begin from :meth:`parameters` of another model, or from bare weights, as ``initial_weights`` does."""
+        """Go on from :meth:`parameters` of another model, or from bare weights.
+
+        Unlike ``initial_weights`` they are never given up for what an optimizer would have begun with.
+        """
         weights, intercept = self._checked_parameters(parameters)
         np.copyto(self._weights, weights)
         np.copyto(self._bias, intercept)
         for slots, fresh in (
-            (self._slots, self.optimizer.new_slots(self._weights)),
-            (self._bias_slots, self._bias_optimizer.new_slots(self._bias)),
+            (self._slots, self.optimizer.slots_to_go_on(self._weights)),
+            (self._bias_slots, self._bias_optimizer.slots_to_go_on(self._bias)),
         ):
             for name in self.optimizer.slot_names:
                 np.copyto(slots[name], fresh[name])

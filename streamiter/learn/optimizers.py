@@ -60,6 +60,10 @@ class Optimizer(abc.ABC):
         """Slots for weights that start as given, before the first update."""
         return {name: np.zeros_like(weights) for name in self.slot_names}
 
+    def slots_to_go_on(self, weights: Floats) -> dict[str, Floats]:
+        """Slots with which learning goes on from weights that another model has learned."""
+        return self.new_slots(weights)
+
     @abc.abstractmethod
     def update(self, weights: Floats, gradient: Floats, slots: Slots, step: int) -> None:
         """Apply a gradient of the weights' own shape. ``step`` counts the updates from 1."""
@@ -207,8 +211,8 @@ class FTRL(Optimizer):
     A gradient of 0 changes nothing, so dense and sparse updates are the same. z and n start at 0 also
     for weights that start elsewhere: those count in the gradient and in ``δ·w`` until their coordinate
     gets its first gradient, and are given up for what the formula says then. ``keep_start=True``
-    chooses z so that the formula gives the start weights back, and learning goes on from there: what a
-    warm start from a published model needs.
+    chooses z so that the formula gives the start weights back, and learning goes on from there, as it
+    does in any case after a warm start from a published model.
     """
 
     alpha: float = 0.1
@@ -227,9 +231,11 @@ class FTRL(Optimizer):
         not_negative("FTRL(l2=)", self.l2)
 
     def new_slots(self, weights: Floats) -> dict[str, Floats]:
+        return self.slots_to_go_on(weights) if self.keep_start else super().new_slots(weights)
+
+    def slots_to_go_on(self, weights: Floats) -> dict[str, Floats]:
         slots = super().new_slots(weights)
-        if self.keep_start:
-            slots["z"] -= weights * (self.l2 + self.beta / self.alpha) + np.sign(weights) * self.l1
+        slots["z"] -= weights * (self.l2 + self.beta / self.alpha) + np.sign(weights) * self.l1
         return slots
 
     def update(self, weights: Floats, gradient: Floats, slots: Slots, step: int) -> None:

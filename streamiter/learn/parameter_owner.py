@@ -87,11 +87,30 @@ class _Owner(Operator):
 
 
 class AsynchronousOwner(_Owner):
-    """A step for each gradient, as it comes."""
+    """A step for each gradient, as it comes.
+
+    The parameters go to all workers, once for a gradient of each: an answer to every gradient would be as
+    many for every worker as there are workers, more than it takes in while it makes one.
+    """
+
+    def __init__(self, make_model: Callable[[], LinearModel], publish_every: int) -> None:
+        super().__init__(make_model, publish_every)
+        self._heard_since_answer: dict[int, None] = {}
 
     def process_gradients(self, record: dict[str, Any], out: Output) -> None:
         self.step(Gradient.from_record(record["gradient"]), record["loss"], out)
-        out.emit(self._model.parameters())
+        worker = record["worker"]
+        if worker in self._heard_since_answer or not self._heard_since_answer:
+            self._heard_since_answer.clear()
+            out.emit(self._model.parameters())
+        self._heard_since_answer[worker] = None
+
+    def snapshot(self) -> dict[str, Any]:
+        return super().snapshot() | {"heard since answer": list(self._heard_since_answer)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._heard_since_answer = dict.fromkeys(state["heard since answer"])
 
 
 class SynchronousOwner(_Owner, IterationListener):

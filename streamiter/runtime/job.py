@@ -91,7 +91,9 @@ class Job:
                     opening = unless_cancelled(opening, task.head.step.name)
                     group.create_task(opening, name=f"open {task.name}")
         except ExceptionGroup as errors:
-            error = await self._end_failed(first_failure(errors))
+            also = await self._close()
+            self._ended("failed")
+            error = self._failed(first_failure(errors), also)
             raise error from error.__cause__
         except BaseException:
             await self._close()
@@ -193,28 +195,26 @@ class Job:
         return result
 
     async def _supervise(self) -> None:
+        failures: list[BaseException] = []
         try:
-            await self._run_tasks()
-        except ExceptionGroup as errors:
-            error = await self._end_failed(first_failure(errors))
-            raise error from error.__cause__
-        except BaseException:
-            await self._close()
-            self._ended("aborted")
-            if self._is_aborting:
-                return
-            raise
-        if also := await self._close():
+            try:
+                await self._run_tasks()
+            except ExceptionGroup as errors:
+                failures.append(first_failure(errors))
+            failures += await self._close()
+        except asyncio.CancelledError:
+            # An abort; where it came while one was closing, the others are still to be closed.
+            failures += await self._close()
+            if not failures:
+                self._ended("aborted")
+                if self._is_aborting:
+                    return
+                raise
+        if failures:
             self._ended("failed")
-            error = self._failed(also[0], also[1:])
+            error = self._failed(failures[0], failures[1:])
             raise error from error.__cause__
         self._ended("suspended" if any(task.suspended for task in self._tasks) else "finished")
-
-    async def _end_failed(self, failure: BaseException) -> BaseException:
-        """Close everything after a failure; gives the one error that tells of it."""
-        also = await self._close()
-        self._ended("failed")
-        return self._failed(failure, also)
 
     async def _run_tasks(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol, final
 
@@ -111,6 +111,7 @@ class Task:
         operator = self.head.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
         self._boundary_out = _TaskBoundaryOutput(self)
+        self._closing: asyncio.Task[None] | None = None
         self._wanted: Callable[[], Any] | None = getattr(operator, "wanted_inputs", None)
         self._awaited = self._boundary is None and self.head.is_awaited(self._input_names)
         self._entries = {} if self._boundary is not None else self._make_entries()
@@ -158,6 +159,8 @@ class Task:
         """Close whatever is still open, every operator whatever the others do; gives what went wrong."""
         errors: list[Exception] = []
         closing: list[Callable[[], Awaitable[None]]] = [instance.close for instance in self.instances]
+        if (under_way := self._closing) is not None:
+            closing.insert(0, lambda: under_way)
         if self.feeder is not None:
             closing.append(self.feeder.close)
         for close in closing:
@@ -363,11 +366,20 @@ class Task:
             if instance.is_listener and instance.step.loop is not None:
                 await instance.call("on_iteration_terminated", instance.context, instance.out)
             await instance.call("finish", instance.out)
-            await instance.close()
+            await self._close_now(instance.close)
         if self.feeder is not None:
-            await self.feeder.close()
+            await self._close_now(self.feeder.close)
         self._write_control(control)
         self.ended = True
+
+    async def _close_now(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Close what has ended. Should the job fail meanwhile, ``close`` of the task waits for it."""
+        closing = self._closing = asyncio.create_task(close(), name=f"close {self.name}")
+        try:
+            await asyncio.shield(closing)
+        finally:
+            if closing.done():
+                self._closing = None
 
     async def _input_ended(self, instance: OperatorInstance, input_name: str) -> None:
         # What is emitted there must not come behind the watermark of its epoch.

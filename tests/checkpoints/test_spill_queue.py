@@ -304,7 +304,7 @@ def test_past_the_disk_limit_it_fails_with_the_numbers_and_keeps_what_it_has(mak
         "train: expected at most 2000 bytes of batches waiting on disk, given 2565 with the next batch (2 batches "
         "there, 928 of 1000 bytes in memory); what reads the queue is slower than what fills it: emit less, "
         "speed the reader up, or raise the disk limit (of a loop: "
-            "IterationConfig(feedback_limits=FeedbackLimits(disk_bytes=…)))"
+        "IterationConfig(feedback_limits=FeedbackLimits(disk_bytes=…)))"
     )
     queue.put(EpochWatermark(3))
     assert [item.epoch for item in drained(queue)] == [0, 1, 2, 3]

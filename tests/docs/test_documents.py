@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *(file for room in ("docs", "examples") for file in sorted((ROOT / room).rglob("*.md"))),
+]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -21,9 +24,14 @@ def blocks(language: str) -> list[object]:
         text = document.read_text(encoding="utf-8")
         for match in BLOCK.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
-            if match[1] == language:
+            if match[1] == language and is_program(match[2]):
                 found.append(pytest.param(match[2], id=f"{document.relative_to(ROOT)}:{line}"))
     return found
+
+
+def is_program(code: str) -> bool:
+    """Whether it runs by itself; ``async with`` outside of a function shows a part of a program of yours."""
+    return not code.startswith("async ")
 
 
 @pytest.mark.parametrize("code", blocks("python"))
@@ -59,6 +67,8 @@ def test_commands_of_a_document_exist(code: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for line in code.splitlines():
         words = line.split("#", maxsplit=1)[0].split()
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            del words[0]
         if words[:1] == ["make"]:
             assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), line
         elif words[:1] == ["streamiter"]:
@@ -67,6 +77,10 @@ def test_commands_of_a_document_exist(code: str) -> None:
                 [sys.executable, "-m", "streamiter", *command, "--help"], capture_output=True, text=True
             )
             assert run.returncode == 0, run.stderr
+        elif words[:1] == ["python"] and words[1].endswith(".py"):
+            assert (ROOT / words[1]).is_file(), line
+        elif words[:2] == ["docker", "compose"]:
+            assert (ROOT / "docker-compose.yml").is_file(), line
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

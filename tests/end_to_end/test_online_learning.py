@@ -102,7 +102,7 @@ async def test_a_model_follows_events_that_arrive_while_the_job_runs(any_topic: 
         assert served.predict(np.zeros(3)).version == 1
         await write(source, events(100, seed=1))
         while served.predict(np.zeros(3)).version < 3:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
     statistics = await job.stop("suspend")
     assert statistics.state == "suspended"
     assert [update.version for update in await updates_of(target)] == [1, 2, 3]

@@ -40,7 +40,7 @@ async def test_epochs_reached_and_records_that_a_head_keeps_for_later() -> None:
     initial = [flow.from_items([0, 0]), flow.from_items([0])]
     iterate_unbounded_streams(initial, [], body, IterationConfig(max_epochs_ahead=0))
     job = await flow.start()
-    await until(lambda: loop_of(job).held_records == 2)
+    await until(lambda: loop_of(job).held_records == 2 and loop_of(job).epoch_received == 0)
     loop = loop_of(job)
     assert loop.heads == ("variable 0", "variable 1")
     assert (loop.epoch_reached, loop.epoch_received, loop.epoch_complete, loop.ended_in) == (1, 0, 0, None)

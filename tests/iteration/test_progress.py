@@ -69,6 +69,8 @@ def test_decisions_are_those_of_the_definition_after_every_report(
             history.data_epochs.append(int(history.passed[entrance]))
             decisions = progress.entrance_passed(entrance, int(history.passed[entrance]))
         elif kind == "ended":
+            complete = sum(isinstance(decision, Completed) for decision in history.decided)
+            history.data_epochs.append(complete)  # The end is heard in the epoch under way.
             history.passed[who % entrances] = math.inf
             decisions = progress.entrance_ended(who % entrances)
         else:
