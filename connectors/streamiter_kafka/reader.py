@@ -136,10 +136,8 @@ class KafkaReader(TopicReader):
         self._arrived.set()
         for task in self._tasks.values():
             task.cancel()
-        try:
+        async with self._cluster:  # closed even where this wait is cancelled, as by a job that is aborted
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        finally:  # a job that fails cancels its tasks while they close, too
-            await self._cluster.close()
 
     # -- Returning
 

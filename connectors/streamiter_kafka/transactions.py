@@ -85,14 +85,14 @@ class KafkaTransactions(Transactions):
         if self._is_closed:
             return
         self._is_closed = True
-        try:
-            if self._is_open and self._dead_because is None:
-                await asyncio.wait_for(self._abort(), OPEN_TIMEOUT_S)
-        except (StreamiterError, TimeoutError) as error:
-            log.warning("%s: not aborted on closing, so its timeout will: %s", self._subject, error)
-        finally:
-            await self._sender.stop()
-            await self._cluster.close()
+        async with self._cluster:  # closed even where one of these waits is cancelled
+            try:
+                if self._is_open and self._dead_because is None:
+                    await asyncio.wait_for(self._abort(), OPEN_TIMEOUT_S)
+            except (StreamiterError, TimeoutError) as error:
+                log.warning("%s: not aborted on closing, so its timeout will: %s", self._subject, error)
+            finally:
+                await self._sender.stop()
 
     async def _abort(self) -> None:
         was_sent = await self._sender.discard()

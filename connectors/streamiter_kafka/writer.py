@@ -88,12 +88,12 @@ class KafkaWriter(TopicWriter):
         if self._is_closed:
             return
         self._is_closed = True
-        try:
-            if not self._has_reported:
-                await self._sender.flush()
-        finally:
-            await self._sender.stop()
-            await self._cluster.close()
+        async with self._cluster:  # closed even where one of these waits is cancelled
+            try:
+                if not self._has_reported:
+                    await self._sender.flush()
+            finally:
+                await self._sender.stop()
 
     async def _prepare(self) -> Mapping[int, int]:
         # A turn for the tasks that send: a caller that never waits would never let them run.

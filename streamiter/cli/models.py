@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from base64 import b64encode
 from collections import deque
 from typing import Annotated, Any, Final
 
@@ -45,6 +46,9 @@ _FURTHER: Final = 8
 # Where names of models are looked for when there is none of the given name.
 _LOOKED_AT: Final = 1000
 
+# Values of an array that `show` begins with.
+_HEAD: Final = 6
+
 
 # ---- tail
 
@@ -84,9 +88,9 @@ async def _tail(source: Topic, model: str, count: int, follow: bool, as_json: bo
     updates, start = await _last_updates(source, model, count)
     for update in updates:
         typer.echo(show(update))
-    if not (updates or follow):
-        raise await _no_updates(source, model)
     if not follow:
+        if not updates:
+            await _newest(source, model)  # none were asked for, or there are none, which is its error
         return
     sys.stdout.flush()
     # From where these were found, not behind them: an update may have been written there in part.
@@ -170,9 +174,9 @@ def show(url: Url, model: Model, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(_json(update))
     elif sys.stdout.isatty():
-        Console().print(_table(update))
+        Console(markup=False, emoji=False).print(_table(update))
     else:
-        for name, value in _fields(update).items():
+        for name, value in _fields(update):
             typer.echo(f"{name}\t{value}")
 
 
@@ -187,36 +191,47 @@ def _table(update: ModelUpdate) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", overflow="fold")
     table.add_column(overflow="fold")
-    for name, value in _fields(update).items():
+    for name, value in _fields(update):
         table.add_row(name, value)
     return table
 
 
-def _fields(update: ModelUpdate) -> dict[str, str]:
-    fields = {
-        "model": update.model,
-        "generation": str(update.generation),
-        "version": f"{update.version:,}",
-        "age": _duration(update.age_s(SystemClock())),
-    }
+def _fields(update: ModelUpdate) -> list[tuple[str, str]]:
+    """Pairs, for a metric or a parameter may be called "version" too."""
+    fields = [
+        ("model", update.model),
+        ("generation", str(update.generation)),
+        ("version", f"{update.version:,}"),
+        ("age", _duration(update.age_s(SystemClock()))),
+    ]
     if update.records is not None:
-        fields["records"] = f"{update.records:,}"
-    fields |= {name: f"{value:.6g}" for name, value in update.metrics.items()}
+        fields.append(("records", f"{update.records:,}"))
+    fields += [(name, f"{value:.6g}") for name, value in update.metrics.items()]
     parameters = (
         update.parameters if isinstance(update.parameters, dict) else {"parameters": update.parameters}
     )
-    return fields | {name: _described(value) for name, value in parameters.items()}
+    return fields + [(name, _described(value)) for name, value in parameters.items()]
 
 
 def _described(value: Any) -> str:
+    """On one line; of an array its type, its shape and the first values.
+
+    >>> _described({"rate": 0.5, "names": np.array(["late", "on time"]), "bias": np.array(3.0)})
+    "{rate: 0.5, names: text[2] 'late' 'on time', bias: float64[] 3}"
+    """
     if isinstance(value, np.ndarray):
-        head = (
-            " ".join(f"{number:.4g}" for number in value.ravel()[:6].tolist())
-            if value.dtype.kind in "iuf"
-            else ""
-        )
-        return f"{value.dtype}{list(value.shape)} {head}{' …' if value.size > 6 else ''}"
-    return str(value)
+        kind = "text" if value.dtype.kind == "U" else str(value.dtype)
+        head = [
+            repr(item) if isinstance(item, str) else f"{item:.4g}" for item in value.ravel()[:_HEAD].tolist()
+        ]
+        return " ".join([f"{kind}{list(value.shape)}", *head, *(["…"] if value.size > _HEAD else [])])
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {_described(part)}' for name, part in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_described, value))}]"
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    return repr(value) if isinstance(value, str) and not value.isprintable() else str(value)
 
 
 def _json(update: ModelUpdate) -> str:
@@ -230,4 +245,13 @@ def _json(update: ModelUpdate) -> str:
         "metrics": update.metrics,
         "parameters": update.parameters,
     }
-    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode()
+    return orjson.dumps(document, default=_json_value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+
+
+def _json_value(value: Any) -> Any:
+    """What orjson cannot write itself: arrays of text or without axes, and bytes as in a published update."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, bytes):
+        return {"bytes": b64encode(value).decode("ascii")}
+    raise TypeError(type(value).__name__)

@@ -11,7 +11,7 @@ import numpy as np
 from streamiter.errors import ModelError
 from streamiter.learn.checks import BadRows
 from streamiter.learn.examples import Examples
-from streamiter.learn.gradient_worker import GradientWorker, WorkerOptions, without
+from streamiter.learn.gradient_worker import GradientWorker, WorkerOptions, blame_rows, without
 from streamiter.learn.sparse import SparseRows
 from streamiter.operators.output import Output
 from streamiter.records import Batch
@@ -71,11 +71,20 @@ class DelayedGradientWorker(GradientWorker):
         if not questions:
             return iter(())
         try:
-            rows = self._labels.features(questions)
+            rows, predictions = self._predicted(questions)
         except BadRows as bad:
             good = iter(self._ask(list(without(questions, bad, out)), out))
             return iter([None if row in bad.rows else next(good) for row in range(len(questions))])
-        return zip(rows.rows(), self._model.predict(rows).tolist(), strict=True)
+        return zip(rows.rows(), predictions, strict=True)
+
+    def _predicted(self, questions: Sequence[Any]) -> tuple[SparseRows, list[float]]:
+        try:
+            rows = self._labels.features(questions)
+            return rows, self._model.predict(rows).tolist()
+        except BadRows:
+            raise
+        except Exception as error:
+            raise blame_rows(self._labels.features, questions, error) from error
 
     def _wait(self, question: Any, row: _Row, prediction: float) -> None:
         key = self._labels.key_of(question)
@@ -89,8 +98,12 @@ class DelayedGradientWorker(GradientWorker):
         if waiting is None:
             out.reject(answer, ModelError("an answer without a question that waits for it"))
             return None
-        target = self._labels.target_of(answer)
-        return None if target is None else (answer, *waiting, target)
+        try:
+            target = self._labels.target_of(answer)
+            return None if target is None else (answer, *waiting, float(target))
+        except Exception as error:
+            out.reject(answer, error)
+            return None
 
     def _learn_from(self, answered: list[_Answered], out: Output) -> None:
         while answered:

@@ -14,14 +14,17 @@ True
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.checks import BadRows, Floats
+from streamiter.learn.learning_rates import is_number
 from streamiter.learn.sparse import Indices, SparseRows
 from streamiter.records import Columns
 
@@ -67,42 +70,46 @@ class FeatureHasher:
         seed: int = 0,
         cached: int = 65536,
     ) -> None:
-        if not 1 <= bits <= _BITS_MAX:
-            raise ConfigurationError(f"FeatureHasher(bits=): expected 1 to {_BITS_MAX}, given {bits}")
+        bits = _whole("FeatureHasher(bits=)", bits, 1, _BITS_MAX)
+        cached = _whole("FeatureHasher(cached=)", cached, 0, sys.maxsize)
         if isinstance(categorical, str) or isinstance(numeric, str):
             raise ConfigurationError(
                 f"FeatureHasher: expected lists of fields, given {categorical!r} and {numeric!r}"
             )
         self._shared = slice(0, 1 << bits)
         self._tables = _tables(tables or {}, start=1 << bits)
-        self.width = (1 << bits) + sum((tables or {}).values())
+        self.width = max(places.stop for places in (self._shared, *self._tables.values()))
         self.categorical = tuple(categorical)
         self.crosses = tuple(tuple(cross) for cross in crosses)
         self.numeric = _scales(numeric)
-        _check_fields(self.categorical, self.numeric, self.crosses)
+        _check_fields(self.categorical, tuple(numeric), crosses)
         if not self._tables.keys() <= set(self.categorical):
             raise ConfigurationError(
                 f"FeatureHasher(tables=): expected categorical fields, given {sorted(self._tables)}"
             )
+        seed = _whole("FeatureHasher(seed=)", seed, -(2**63), 2**63 - 1)
         self._key = seed.to_bytes(8, "little", signed=True)
         self._places = {field: _Places(self._place_of(field), cached) for field in self.categorical}
         self._cross_places = {cross: _Places(self._cross_place_of(cross), cached) for cross in self.crosses}
         self._numeric_places = [self._hashed(field) for field in self.numeric]
         crossed: Mapping[Any, float] = _scales(crosses)  # type: ignore[arg-type]
         scales = [*_scales(categorical).values(), *crossed.values(), *self.numeric.values()]
-        self._scales = np.array(scales)
-        if not np.isfinite(self._scales).all():
+        if not all(is_number(scale) and math.isfinite(scale) for scale in scales):
             raise ConfigurationError(f"FeatureHasher: expected finite scales, given {scales}")
+        self._scales = np.array(scales, dtype=np.float64)
+        self._numbers_max = np.array([_largest(scale, len(scales)) for scale in self.numeric.values()])
 
     def index(self, field: str | tuple[str, ...], value: Any = None) -> int:
         """The place of a feature: a numeric field, a field and its value, a cross and its values."""
+        self._check_known(field)
         if isinstance(field, tuple):
             return self._cross_place_of(field)(value)
         return self._hashed(field) if field in self.numeric else self._place_of(field)(value)
 
-    def places_of(self, field: str) -> slice:
-        """The places on which features of this field may fall: its own table, or what the others share."""
-        return self._tables.get(field, self._shared)
+    def places_of(self, field: str | tuple[str, ...]) -> slice:
+        """The places on which features of a field or cross may fall: its table, or what the others share."""
+        self._check_known(field)
+        return self._among(field)
 
     def rows(self, records: Columns | Sequence[Mapping[str, Any]]) -> SparseRows:
         """The features of each record.
@@ -116,6 +123,15 @@ class FeatureHasher:
         places = [self._column_places(field, columns[field]) for field in self.categorical]
         places += [self._cross_column_places(cross, columns) for cross in self.crosses]
         return self._assembled(len(records), places, [columns[field] for field in self.numeric])
+
+    def _check_known(self, field: str | tuple[str, ...]) -> None:
+        known = [*self.categorical, *self.numeric, *self.crosses]
+        if field not in known:
+            listed = ", ".join(map(repr, known))
+            raise ConfigurationError(f"FeatureHasher: expected one of {listed}, given {field!r}")
+
+    def _among(self, field: str | tuple[str, ...]) -> slice:
+        return self._tables.get(field, self._shared) if isinstance(field, str) else self._shared
 
     def _fields(self) -> dict[str, None]:
         crossed = [field for cross in self.crosses for field in cross]
@@ -142,12 +158,27 @@ class FeatureHasher:
         values = np.ones(indices.shape)
         for position, column in enumerate(places):
             indices[:, position] = column
-        for position, (field, numeric) in enumerate(zip(self.numeric, numbers, strict=True)):
-            values[:, named + position] = _numbers(field, numeric)
+        for position, column in enumerate(numbers):
+            values[:, named + position] = _numbers(column)
+        too_large = np.abs(values[:, named:]) > self._numbers_max
+        if np.count_nonzero(too_large):
+            raise self._too_large(too_large, numbers)
         values *= self._scales
         indices[:, named:] = self._numeric_places
         indices[:, named:][np.isnan(values[:, named:])] = _ABSENT
         return _sorted_rows(indices, values, self.width)
+
+    def _too_large(self, too_large: npt.NDArray[np.bool_], numbers: list[Sequence[Any]]) -> BadRows:
+        """The error for the first field that has such numbers, or what is no number."""
+        position = int(np.argmax(too_large.any(axis=0)))
+        bad = np.flatnonzero(too_large[:, position])
+        given = numbers[position][bad[0]]
+        limit = f" of at most {self._numbers_max[position]:.2g} in size" if _number(given) < math.inf else ""
+        return BadRows(
+            bad,
+            f"FeatureHasher: expected finite numbers{limit} or None in the numeric field "
+            f"{list(self.numeric)[position]!r}, given {given!r}",
+        )
 
     # ---- hashing
 
@@ -161,7 +192,7 @@ class FeatureHasher:
         return places.start + int.from_bytes(digest.digest(), "little") % (places.stop - places.start)
 
     def _place_of(self, field: str) -> Callable[[Any], int]:
-        among = self.places_of(field)
+        among = self._among(field)
 
         def place(value: Any) -> int:
             text = _text(value)
@@ -183,13 +214,26 @@ def _tables(sizes: Mapping[str, int], *, start: int) -> dict[str, slice]:
     """Where the fields' own tables lie, one behind the other."""
     tables = {}
     for field, size in sizes.items():
-        if size < 1:
-            raise ConfigurationError(
-                f"FeatureHasher(tables=): expected 1 place or more for {field!r}, given {size}"
-            )
+        size = _whole(f"FeatureHasher(tables=): field {field!r}", size, 1, 1 << _BITS_MAX)
         tables[field] = slice(start, start + size)
         start += size
     return tables
+
+
+def _whole(option: str, value: Any, least: int, most: int) -> int:
+    """The value as a plain int; 18.0 and True are refused too, for they are rarely meant."""
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not (is_whole and least <= value <= most):
+        raise ConfigurationError(f"{option}: expected a whole number from {least} to {most}, given {value!r}")
+    return int(value)
+
+
+def _largest(scale: float, features: int) -> float:
+    """The largest number of a field with which a row stays finite, all its features on one place included.
+
+    Never above half of the largest float: then rounding cannot lead past it.
+    """
+    return sys.float_info.max / 2 / features / max(abs(float(scale)), 1.0)
 
 
 class _Places(dict[Hashable, int]):
@@ -264,27 +308,21 @@ def _column(records: Columns | Sequence[Mapping[str, Any]], field: str) -> Seque
         ) from None
 
 
-def _numbers(field: str, values: Sequence[Any]) -> Floats:
-    """The values as floats, NaN for those that are missing."""
+def _numbers(values: Sequence[Any]) -> Floats:
+    """The values as floats, NaN for those that are missing, infinity for what is no number."""
     try:
         numbers = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        numbers = np.array([_number(value) for value in values])
-    bad = np.flatnonzero(np.isinf(numbers))
-    if len(bad):
-        raise BadRows(
-            bad,
-            f"FeatureHasher: expected finite numbers or None in the numeric field {field!r}, "
-            f"given {values[bad[0]]!r}",
-        )
-    return numbers
+    except (TypeError, ValueError, OverflowError):
+        numbers = None
+    is_column = numbers is not None and numbers.ndim == 1  # lists in place of numbers make a matrix
+    return numbers if is_column else np.array([_number(value) for value in values])
 
 
 def _number(value: Any) -> float:
     """The value, infinity for what is no number."""
     try:
         return math.nan if value is None else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.inf
 
 
@@ -307,16 +345,17 @@ def _as_key(field: Any) -> Any:
 
 
 def _check_fields(
-    categorical: Sequence[str], numeric: Mapping[str, float], crosses: Sequence[Sequence[str]]
+    categorical: Sequence[str], numeric: Sequence[str], crosses: Collection[Sequence[str]]
 ) -> None:
     if not (categorical or numeric or crosses):
         raise ConfigurationError("FeatureHasher: expected one field or more, given none")
-    twice = [field for field in categorical if field in numeric]
-    if twice or len(set(categorical)) != len(categorical):
+    if len({*categorical, *numeric}) != len(categorical) + len(numeric):
         raise ConfigurationError(
             f"FeatureHasher: expected each field once, given {list(categorical)} and {list(numeric)}"
         )
-    if any(len(cross) < 2 for cross in crosses):
+    if any(isinstance(cross, str) or len(cross) < 2 for cross in crosses):
         raise ConfigurationError(
             f"FeatureHasher(crosses=): expected two fields or more in each, given {list(crosses)}"
         )
+    if len(set(map(tuple, crosses))) != len(crosses):
+        raise ConfigurationError(f"FeatureHasher(crosses=): expected each once, given {list(crosses)}")

@@ -10,17 +10,18 @@ import numpy as np
 
 from streamiter.learn.checks import BadRows, Floats, row_weights
 from streamiter.learn.examples import Examples, Extract
+from streamiter.learn.feature_rows import checked_rows
 from streamiter.learn.linear import LinearModel
 from streamiter.operators.context import Context
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, OutputTag, take
 
-__all__ = ["PREDICTIONS", "GradientWorker", "WorkerOptions", "without"]
+__all__ = ["MINI_BATCHES_WITH_ONE_MODEL", "PREDICTIONS", "GradientWorker", "WorkerOptions", "without"]
 
 # Where all run in one process a model is one or two mini-batches old. While a job is suspended its model does not
 # come at all, and a worker that went on through all that had been read would lead the model astray.
-_MINI_BATCHES_WITH_ONE_MODEL: Final = 8
+MINI_BATCHES_WITH_ONE_MODEL: Final = 8
 
 PREDICTIONS: Final = OutputTag("predictions")
 """The side output of a worker: predictions made before learning, with targets and weights (dicts of arrays)."""
@@ -60,7 +61,7 @@ class GradientWorker(Operator, IterationListener):
     def wanted_inputs(self) -> tuple[str, ...] | None:
         """Parameters first; then both, or what is next in turn."""
         waits = self._model_epoch < self._needed_epoch or (
-            not self._synchronous and self._gradients_since_model >= _MINI_BATCHES_WITH_ONE_MODEL
+            not self._synchronous and self._gradients_since_model >= MINI_BATCHES_WITH_ONE_MODEL
         )
         return ("model",) if waits else None
 
@@ -90,10 +91,22 @@ class GradientWorker(Operator, IterationListener):
         """Predict, then make the gradient."""
         while len(mini_batch):
             try:
-                self._learn(self._extract(mini_batch), out)
+                self._learn(self._extracted(mini_batch), out)
                 return
             except BadRows as bad:
                 mini_batch = without(mini_batch, bad, out)
+
+    def _extracted(self, mini_batch: Batch) -> Examples:
+        """Its examples. Where that fails and a row fails alone too, the row is to blame."""
+        try:
+            return self._extract(mini_batch)
+        except BadRows:
+            raise
+        except Exception as error:
+            raise blame_rows(self._check_alone, mini_batch, error) from error
+
+    def _check_alone(self, row: Batch) -> None:
+        checked_rows("train", self._extract(row).features, self._model.width)
 
     def _learn(self, examples: Examples, out: Output) -> None:
         predictions = self._model.predict(examples.features)
@@ -128,6 +141,20 @@ class GradientWorker(Operator, IterationListener):
         self._reported_epoch = state["reported epoch"]
         self._gradients_since_model = state["gradients since model"]
         self._examples_ended = state["examples ended"]
+
+
+def blame_rows(function: Callable[[Any], Any], rows: Batch, error: Exception) -> Exception:
+    """``BadRows`` with those for which ``function`` fails alone; the error itself where none does."""
+    bad = [row for row in range(len(rows)) if _fails(function, take(rows, [row]))]
+    return BadRows(bad, f"{type(error).__name__}: {error}") if bad else error
+
+
+def _fails(function: Callable[[Any], Any], row: Batch) -> bool:
+    try:
+        function(row)
+    except Exception:
+        return True
+    return False
 
 
 def without(mini_batch: Batch, bad: BadRows, out: Output) -> Batch:

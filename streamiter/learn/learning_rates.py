@@ -10,22 +10,41 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from streamiter.errors import ConfigurationError
 
-__all__ = ["Constant", "Inverse", "InverseSquareRoot", "LearningRate", "positive", "rate_of"]
+__all__ = [
+    "Constant",
+    "Inverse",
+    "InverseSquareRoot",
+    "LearningRate",
+    "is_number",
+    "not_negative",
+    "positive",
+    "rate_of",
+]
 
 
-def positive(option: str, value: float) -> None:
-    """Refuse a value that is not a finite number above 0."""
-    if not 0.0 < value < math.inf:
+def positive(option: str, value: Any) -> float:
+    """The value as a plain float; refuses one that is not a finite number above 0."""
+    if not (is_number(value) and 0.0 < value < math.inf):
         raise ConfigurationError(f"{option}: expected a number above 0, given {value!r}")
+    return float(value)
 
 
-def not_negative(option: str, value: float) -> None:
-    """Refuse a value that is not a finite number of 0 or more."""
-    if not 0.0 <= value < math.inf:
+def not_negative(option: str, value: Any) -> float:
+    """The value as a plain float; refuses one that is not a finite number of 0 or more."""
+    if not (is_number(value) and 0.0 <= value < math.inf):
         raise ConfigurationError(f"{option}: expected a number of 0 or more, given {value!r}")
+    return float(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one number, of Python or of numpy."""
+    return isinstance(value, (int, float, np.integer, np.floating))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +54,7 @@ class LearningRate(abc.ABC):
     initial: float
 
     def __post_init__(self) -> None:
-        positive("learning_rate", self.initial)
+        object.__setattr__(self, "initial", positive("learning_rate", self.initial))
 
     @abc.abstractmethod
     def at(self, step: int) -> float:
@@ -57,8 +76,8 @@ class InverseSquareRoot(LearningRate):
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        positive("learning_rate", self.initial)
-        not_negative("decay", self.decay)
+        object.__setattr__(self, "initial", positive("learning_rate", self.initial))
+        object.__setattr__(self, "decay", not_negative("decay", self.decay))
 
     def at(self, step: int) -> float:
         return self.initial / math.sqrt(1.0 + self.decay * step)
@@ -71,8 +90,8 @@ class Inverse(LearningRate):
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        positive("learning_rate", self.initial)
-        not_negative("decay", self.decay)
+        object.__setattr__(self, "initial", positive("learning_rate", self.initial))
+        object.__setattr__(self, "decay", not_negative("decay", self.decay))
 
     def at(self, step: int) -> float:
         return self.initial / (1.0 + self.decay * step)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import ClassVar, Protocol, cast
 
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.learning_rates import LearningRate, not_negative, positive, rate_of
+from streamiter.learn.learning_rates import LearningRate, is_number, not_negative, positive, rate_of
 
 __all__ = ["FTRL", "SGD", "FloatView", "Optimizer", "Slots", "view_of"]
 
@@ -124,14 +124,20 @@ class SGD(Optimizer):
 
     learning_rate: float | LearningRate = 0.5
     l1: float = 0.0
-    l2: float | npt.ArrayLike = 0.0
+    l2: float | npt.ArrayLike = field(default=0.0, hash=False)  # an array has no hash
 
     name: ClassVar[str] = "sgd"
 
     def __post_init__(self) -> None:
-        not_negative("SGD(l1=)", self.l1)
+        object.__setattr__(self, "l1", not_negative("SGD(l1=)", self.l1))
         object.__setattr__(self, "learning_rate", rate_of(self.learning_rate))
         object.__setattr__(self, "l2", _checked_l2(self.l2))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SGD):
+            return NotImplemented
+        same_numbers = (self.learning_rate, self.l1) == (other.learning_rate, other.l1)
+        return same_numbers and np.array_equal(self.l2, other.l2)
 
     def new_slots(self, weights: Floats) -> dict[str, Floats]:
         l2 = self._l2()
@@ -188,17 +194,24 @@ class SGD(Optimizer):
 
 def _checked_l2(l2: float | npt.ArrayLike) -> float | Floats:
     """A number, or an array that nobody changes."""
-    if isinstance(l2, (int, float)):
-        not_negative("SGD(l2=)", l2)
-        return float(l2)
-    each = np.array(l2, dtype=np.float64)
-    if each.ndim != 1 or not ((each >= 0.0) & (each < math.inf)).all():
-        raise ConfigurationError(
-            "SGD(l2=): expected a number of 0 or more, or one for each weight, "
-            f"given an array of shape {each.shape} with values from {each.min()} to {each.max()}"
-        )
+    if is_number(l2):
+        return not_negative("SGD(l2=)", l2)
+    try:
+        each = np.array(l2, dtype=np.float64)
+    except (TypeError, ValueError):  # no numbers, or rows of different lengths
+        raise _refused_l2(repr(l2)) from None
+    if each.ndim != 1 or not each.size:
+        raise _refused_l2(f"an array of shape {each.shape}")
+    if not ((each >= 0.0) & (each < math.inf)).all():
+        raise _refused_l2(f"an array with values from {each.min()} to {each.max()}")
     each.flags.writeable = False
     return each
+
+
+def _refused_l2(given: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"SGD(l2=): expected a number of 0 or more, or one for each weight, given {given}"
+    )
 
 
 @dataclass(frozen=True)
@@ -225,10 +238,10 @@ class FTRL(Optimizer):
     slot_names: ClassVar[tuple[str, ...]] = ("z", "n")
 
     def __post_init__(self) -> None:
-        positive("FTRL(alpha=)", self.alpha)
-        not_negative("FTRL(beta=)", self.beta)
-        not_negative("FTRL(l1=)", self.l1)
-        not_negative("FTRL(l2=)", self.l2)
+        object.__setattr__(self, "alpha", positive("FTRL(alpha=)", self.alpha))
+        object.__setattr__(self, "beta", not_negative("FTRL(beta=)", self.beta))
+        object.__setattr__(self, "l1", not_negative("FTRL(l1=)", self.l1))
+        object.__setattr__(self, "l2", not_negative("FTRL(l2=)", self.l2))
 
     def new_slots(self, weights: Floats) -> dict[str, Floats]:
         return self.slots_to_go_on(weights) if self.keep_start else super().new_slots(weights)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from streamiter.learn.gradient_worker import MINI_BATCHES_WITH_ONE_MODEL
 from streamiter.learn.gradients import Gradient
 from streamiter.learn.linear import LinearModel
 from streamiter.models.update import ModelSnapshot
@@ -18,6 +19,10 @@ __all__ = ["MODELS", "AsynchronousOwner", "SynchronousOwner"]
 
 MODELS: Final = OutputTag("models")
 """The side output of an owner: a ``ModelSnapshot`` for each version (or each n-th)."""
+
+
+# Half of the mini-batches that a worker makes without an answer: none ever waits for one.
+_GRADIENTS_WITHOUT_ANSWER: Final = MINI_BATCHES_WITH_ONE_MODEL // 2
 
 
 class _Owner(Operator):
@@ -90,27 +95,33 @@ class AsynchronousOwner(_Owner):
     """A step for each gradient, as it comes.
 
     The parameters go to all workers, once for a gradient of each: an answer to every gradient would be as
-    many for every worker as there are workers, more than it takes in while it makes one.
+    many for every worker as there are workers, more than it takes in while it makes one. A worker that is
+    silent while another makes four is not waited for.
     """
 
     def __init__(self, make_model: Callable[[], LinearModel], publish_every: int) -> None:
         super().__init__(make_model, publish_every)
-        self._heard_since_answer: dict[int, None] = {}
+        self._active: dict[int, None] = {}
+        self._heard: dict[int, int] = {}
+        """Gradients of each worker since the last answer."""
 
     def process_gradients(self, record: dict[str, Any], out: Output) -> None:
         self.step(Gradient.from_record(record["gradient"]), record["loss"], out)
         worker = record["worker"]
-        if worker in self._heard_since_answer or not self._heard_since_answer:
-            self._heard_since_answer.clear()
+        self._active[worker] = None
+        self._heard[worker] = heard = self._heard.get(worker, 0) + 1
+        if heard >= _GRADIENTS_WITHOUT_ANSWER:
+            self._active = dict.fromkeys(self._heard)
+        if len(self._heard) == len(self._active):
+            self._heard.clear()
             out.emit(self._model.parameters())
-        self._heard_since_answer[worker] = None
 
     def snapshot(self) -> dict[str, Any]:
-        return super().snapshot() | {"heard since answer": list(self._heard_since_answer)}
+        return super().snapshot() | {"active": list(self._active), "heard": self._heard.copy()}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._heard_since_answer = dict.fromkeys(state["heard since answer"])
+        self._active, self._heard = dict.fromkeys(state["active"]), dict(state["heard"])
 
 
 class SynchronousOwner(_Owner, IterationListener):

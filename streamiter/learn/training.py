@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from streamiter.errors import GraphError
+from streamiter.errors import ConfigurationError, GraphError
 from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every
@@ -23,6 +23,8 @@ from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import LogLoss
 from streamiter.learn.parameter_owner import MODELS, AsynchronousOwner, SynchronousOwner
 from streamiter.learn.validate import Validate
+from streamiter.operators.operator import Operator
+from streamiter.operators.output import Output
 from streamiter.operators.rejection import RejectionPolicy, shortened
 from streamiter.topics.topic import Topic
 
@@ -67,7 +69,9 @@ def train_online(
     ``"asynchronous"``: every mini-batch's gradient goes to the owner at once, and workers go on with the
     parameters they have, for eight mini-batches at most.
     ``"synchronous"``: the owner makes one step of the gradients of one mini-batch of each worker, and the
-    workers wait for it; the result does not depend on timing.
+    workers wait for it; the result does not depend on timing. An epoch is ``mini_batch`` records of each
+    subtask of ``examples``: one that has partitions but no records holds the others up, so read a topic with
+    quiet partitions with ``parallelism=1``.
 
     Rows that are no examples follow ``on_error`` or go to ``dead_letter``. ``name`` stands before the names
     of the steps, for a flow with more than one training.
@@ -110,7 +114,10 @@ def train_online(
             output_streams=[parameters.side_output(MODELS), gradients.side_output(PREDICTIONS)],
         )
 
-    start = initial if initial is not None else flow.from_items([None], name=None, parallelism=1)
+    if initial is None:
+        start = flow.from_items([None], name=None, parallelism=1)
+    else:
+        start = initial.process(OneStart, name=label("initial"), parallelism=1)
     models, predictions = iterate_unbounded_streams([start], [data], body, config)
     kind: Literal["classification", "regression"] = (
         "classification" if isinstance(model().loss, LogLoss) else "regression"
@@ -121,6 +128,35 @@ def train_online(
         parallelism=1,
     )
     return OnlineTraining(models, validation)
+
+
+class OneStart(Operator):
+    """Passes on the one record that training starts from."""
+
+    def __init__(self) -> None:
+        self._passed = 0
+
+    def process(self, parameters: Any, out: Output) -> None:
+        """Refuse a second one: the owner and the workers would go on from different ones."""
+        self._passed += 1
+        if self._passed > 1:
+            raise ConfigurationError(
+                "train_online(initial=): expected a stream of one record, given a second; choose the one to start from"
+            )
+        out.emit(parameters)
+
+    def finish(self, out: Output) -> None:
+        if not self._passed:
+            raise ConfigurationError(
+                "train_online(initial=): expected a stream of one record, given none; give None as the record to start "
+                "as the model was made"
+            )
+
+    def snapshot(self) -> int:
+        return self._passed
+
+    def restore(self, state: int) -> None:
+        self._passed = state
 
 
 def _check_options(

@@ -60,6 +60,32 @@ def weights_of(models: Sequence[ModelSnapshot]) -> list[list[float]]:
     return [model.parameters["weights"].tolist() for model in models]
 
 
+def question(number: int) -> dict[str, Any]:
+    return {"question": number, "x": float(number % 5)}
+
+
+def answer(number: int) -> dict[str, Any]:
+    return {"answer": number, "y": float(number % 5 > 2)}
+
+
+LABELS = DelayedLabels(
+    key_of=lambda event: event.get("question", event.get("answer")),
+    is_answer=lambda event: "answer" in event,
+    features=lambda questions: SparseRows.from_rows([([0], [event["x"]]) for event in questions], 1),
+    target_of=lambda event: event["y"],
+)
+
+
+def delayed_events(count: int, delay: int) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    for number in range(count + delay):
+        if number < count:
+            events.append(question(number))
+        if number >= delay:
+            events.append(answer(number - delay))
+    return events
+
+
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_known_relation_is_found(mode: Any, workers: int) -> None:
@@ -189,8 +215,15 @@ def test_no_examples_give_no_model_and_an_end() -> None:
 def test_rows_that_are_no_examples_are_left_out_and_the_rest_is_learned(mode: Any) -> None:
     """One broken event an hour once cost its whole mini-batch, or the service."""
     records = as_records(table(100))
-    bad = [dict(records[3], y=float("nan")), dict(records[4], x=[1.0, float("inf"), 0.0])]
-    dirty = [*records[:50], bad[0], *records[50:90], bad[1], *records[90:]]
+    bad: list[Any] = [
+        dict(records[3], y=float("nan")),
+        dict(records[4], x=[1.0, float("inf"), 0.0]),
+        None,
+        {"x": records[5]["x"]},
+        dict(records[6], x=[1.0, 2.0]),
+        dict(records[7], x="abc"),
+    ]
+    dirty = [*records[:50], *bad[:3], *records[50:90], *bad[3:], *records[90:]]
     flow = Flow("f")
     training = train_online(
         flow.from_items(dirty, parallelism=1),
@@ -203,7 +236,95 @@ def test_rows_that_are_no_examples_are_left_out_and_the_rest_is_learned(mode: An
     models = training.models.collect()
     statistics = flow.run()
     assert models.items[-1].records == 100
-    assert statistics.step("train").rejected == 2
+    assert statistics.step("train").rejected == len(bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        question(3) | {"x": float("nan")},
+        question(3) | {"x": "abc"},
+        {"question": 3},
+        answer(3) | {"y": "abc"},
+        answer(3) | {"y": float("nan")},
+    ],
+    ids=str,
+)
+def test_a_bad_question_or_answer_is_left_out_and_the_rest_is_learned(bad: dict[str, Any]) -> None:
+    """With late labels one event that could not be read ended the training, whatever its policy said."""
+    kind = "question" if "question" in bad else "answer"
+    events = [event for event in delayed_events(30, 5) if event.get(kind) != 3]
+    place = 3 if kind == "question" else 11
+    flow = Flow("f")
+    training = train_online(
+        flow.from_items([*events[:place], bad, *events[place:]], parallelism=1),
+        lambda: LogisticRegression(1),
+        labels=LABELS,
+        mini_batch=7,
+        on_error="skip",
+    )
+    models = training.models.collect()
+    statistics = flow.run()
+    assert models.items[-1].records == 29
+    assert statistics.step("train").rejected >= 1
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
+def test_there_is_one_record_to_start_from(mode: Any, count: int) -> None:
+    """None: it waited for ever. Two: the owner began with the first, the workers with the second."""
+    flow = Flow("f")
+    train_online(
+        flow.from_items(table(100)),
+        regression,
+        extract=extract,
+        mini_batch=10,
+        mode=mode,
+        initial=flow.from_items([np.ones(3)] * count),
+    ).models.collect()
+    with pytest.raises(JobFailed, match=r"train_online\(initial=\): expected a stream of one record, given"):
+        run(flow)
+
+
+def test_a_start_may_come_in_a_flow_with_parallel_steps() -> None:
+    """The parallelism of the flow was that of the initial model, too, and the loop was refused."""
+    flow = Flow("f", parallelism=2)
+    training = train_online(
+        flow.from_items(table(100)),
+        regression,
+        extract=extract,
+        mini_batch=10,
+        initial=flow.from_items([None]),
+    )
+    models = training.models.collect()
+    run(flow)
+    assert models.items[-1].records == 100
+
+
+def test_workers_of_a_wide_model_are_not_flooded_with_its_versions() -> None:
+    """Each gradient was answered to every worker: with three of them models waited by the thousand, on disk, and
+    gradients were made with parameters a thousand steps old.
+    """
+    width = 1 << 17
+    peaks: dict[int, int] = {}
+    for steps in (60, 240):
+        flow = Flow("f")
+        generator = np.random.default_rng(1)
+        rows = [([int(i)], [1.0]) for i in generator.integers(0, width, steps)]
+        training = train_online(
+            flow.from_items(range(steps), parallelism=1).rebalance().map(lambda x: x, parallelism=3),
+            lambda: LogisticRegression(width, optimizer=SGD(0.1)),
+            extract=lambda batch, rows=rows: Examples(  # type: ignore[misc]
+                SparseRows.from_rows([rows[i] for i in batch], width), [float(i % 2) for i in batch]
+            ),
+            mini_batch=1,
+            workers=3,
+            publish_every=1_000,
+        )
+        training.models.collect()
+        statistics = run(flow)
+        peaks[steps] = max(channel.peak_records for task in statistics.tasks for channel in task.feedback)
+    assert peaks[240] <= max(8, peaks[60])
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
@@ -267,32 +388,6 @@ async def test_suspending_does_not_lead_an_asynchronous_model_astray() -> None:
     statistics = await job.stop("suspend")
     assert statistics.state == "suspended"
     assert 20 <= len(published) <= 20 + 2 * 8
-
-
-def question(number: int) -> dict[str, Any]:
-    return {"question": number, "x": float(number % 5)}
-
-
-def answer(number: int) -> dict[str, Any]:
-    return {"answer": number, "y": float(number % 5 > 2)}
-
-
-LABELS = DelayedLabels(
-    key_of=lambda event: event.get("question", event.get("answer")),
-    is_answer=lambda event: "answer" in event,
-    features=lambda questions: SparseRows.from_rows([([0], [event["x"]]) for event in questions], 1),
-    target_of=lambda event: event["y"],
-)
-
-
-def delayed_events(count: int, delay: int) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = []
-    for number in range(count + delay):
-        if number < count:
-            events.append(question(number))
-        if number >= delay:
-            events.append(answer(number - delay))
-    return events
 
 
 def test_with_late_labels_the_first_prediction_is_what_is_validated() -> None:

@@ -337,6 +337,32 @@ async def test_a_failure_ends_a_job_that_is_blocked_and_waiting_elsewhere() -> N
     assert error.step == "bad"
 
 
+async def test_a_failure_does_not_interrupt_what_is_being_closed() -> None:
+    """A bounded topic's reader was closing when the model failed: its connections stayed open."""
+    life = Life()
+    is_closing = asyncio.Event()
+
+    class SlowToClose(Source):
+        def read(self) -> SourceBatch | None:
+            return None
+
+        async def close(self) -> None:
+            is_closing.set()
+            await turns(5)
+            life.note("closed")
+
+    class FailsMeanwhile(Source):
+        async def read(self) -> SourceBatch | None:
+            await is_closing.wait()
+            raise ValueError("cannot go on")
+
+    flow = Flow("f")
+    flow.from_source(SlowToClose, name="bounded").map(lambda x: x)
+    flow.from_source(FailsMeanwhile, name="failing").map(lambda x: x)
+    assert "cannot go on" in str(await failure_of(flow))
+    assert life.noted == ["closed"]
+
+
 async def test_a_mistake_of_ours_says_so() -> None:
     """What no user can have caused must not be blamed on a step."""
     flow = Flow("f")

@@ -1,0 +1,78 @@
+"""Closing that is cancelled on its way: no connection stays open."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+from collections.abc import Awaitable, Callable
+
+import pytest
+from topics.topic_case import numbered, patiently
+
+from streamiter.topics import OutgoingBatch, ReadRequest, Topic
+
+Closing = Callable[[], Awaitable[None]]
+
+
+async def closing_of_a_reader(topic: Topic) -> Closing:
+    reader = await topic.open_reader(ReadRequest())
+    await reader.read()
+    return reader.close
+
+
+async def closing_of_a_writer(topic: Topic) -> Closing:
+    """While records are under way."""
+    writer = await topic.open_writer()
+    await writer.write(OutgoingBatch(numbered(range(10))))
+    return writer.close
+
+
+async def closing_of_transactions(topic: Topic) -> Closing:
+    """While one is open and its records are under way."""
+    transactions = await topic.open_transactions(f"{topic.name}-t")
+    await transactions.begin()
+    await transactions.write(topic, OutgoingBatch(numbered(range(10))))
+    return transactions.close
+
+
+async def cancelled_after(turns: int, close: Closing, *, times: int) -> None:
+    """Close, and cancel that after some turns of the event loop, in each of ``times`` turns."""
+
+    async def closed() -> None:
+        await close()
+
+    closing = asyncio.create_task(closed())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    for _ in range(times):
+        closing.cancel()
+        await asyncio.sleep(0)
+    await patiently(asyncio.wait({closing}))
+
+
+async def unclosed_after(
+    turns: int, opened: Callable[[Topic], Awaitable[Closing]], topic: Topic, *, times: int
+) -> list[str]:
+    """What Python finds unclosed when nothing refers to it any more."""
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        await cancelled_after(turns, await opened(topic), times=times)
+        gc.collect()
+    return [str(each.message) for each in caught]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("opened", [closing_of_a_reader, closing_of_a_writer, closing_of_transactions])
+async def test_closing_that_is_cancelled_leaves_no_connection_open(
+    kafka_topic: Callable[..., Topic], opened: Callable[[Topic], Awaitable[Closing]], times: int
+) -> None:
+    """A step failed while the source beside it, at its end, was closing: its two connections stayed open."""
+    topic = kafka_topic()
+    await topic.create()
+    writer = await topic.open_writer()
+    await writer.write(OutgoingBatch([b"to read"]))
+    await writer.close()
+    for turns in range(1, 6):
+        assert await unclosed_after(turns, opened, topic, times=times) == [], f"cancelled after {turns} turns"
