@@ -4,8 +4,8 @@
     KAFKA=127.0.0.1:9092 python examples/online_service/trainer.py
 
 It begins with the model published last and the events written since then; the first time with all events there are.
-What a run before had not read by then is passed over, and so are arrivals whose departures it had read. SIGTERM and
-Ctrl-C suspend it: full mini-batches are learned and published, then it ends.
+What a run before had not learned from by then is passed over, and so are arrivals whose departures it had read.
+SIGTERM and Ctrl-C suspend it: nothing more is read, and mini-batches that wait for their turn are let go.
 
 Environment, besides that of service.py::
 

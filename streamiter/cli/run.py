@@ -24,8 +24,8 @@ def run(
 ) -> None:
     """Run a flow until its inputs end, with live figures on a terminal.
 
-    Ctrl-C and SIGTERM suspend it: what was read is handled, then it stops (exit code 0); a second
-    one aborts it (exit code 130).
+    Ctrl-C and SIGTERM suspend it (exit code 0): nothing more is read, and what was read is handled, but for
+    mini-batches that wait in a loop; a second one aborts it (exit code 130).
     """
     statistics = run_in_own_loop(run_flow(load_flow(target)))
     print_statistics(statistics, as_json=as_json)

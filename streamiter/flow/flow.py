@@ -64,6 +64,8 @@ class Flow:
         self.parallelism = check_parallelism(parallelism, step=name)
         self.plain_data = PlainData()
         self.steps: list[Step] = []
+        self.published_models: dict[tuple[str, str], str] = {}
+        """For the engine: by topic and model the line that publishes it."""
         self.loop: Any = None
         """For the engine: the iteration whose body is being built, or None."""
 
@@ -243,9 +245,10 @@ class Flow:
     def run(self, **options: Any) -> JobStatistics:
         """Run to the end, in an event loop of its own (uvloop); returns the final statistics.
 
-        Takes the options of :meth:`start`. SIGTERM and Ctrl-C suspend the job: nothing more is read, what was
-        read is handled, and the state of the steps is gone, since no snapshot is kept; a second one aborts
-        it. Raises JobFailed if a step failed.
+        Takes the options of :meth:`start`. SIGTERM and Ctrl-C suspend the job: nothing more is read, and what
+        was read is handled, but for records that a step does not want yet, such as mini-batches that wait for
+        their model; these and the state of the steps are gone, since no snapshot is kept. A second one aborts it.
+        Raises JobFailed if a step failed.
         """
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()

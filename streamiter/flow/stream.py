@@ -580,9 +580,15 @@ class Stream:
                 "choose one of these"
             )
         self._check_outside_loops("publish_model", name or model)
-        from streamiter.models.publisher import (
-            ModelPublisher,  # with all of that room, which most flows do without
-        )
+        published = self._flow.published_models
+        if (topic.url, model) in published:
+            raise GraphError(
+                f"publish_model: expected one publisher of the model {model!r} to {topic.name!r}, given a second "
+                f"beside the one at {published[topic.url, model]}; give each model a name of its own"
+            )
+        published[topic.url, model] = user_line()
+        # With all of its room, which most flows do without.
+        from streamiter.models.publisher import ModelPublisher
 
         self._add(
             f"publish {model}",

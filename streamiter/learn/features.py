@@ -158,8 +158,8 @@ class FeatureHasher:
         values = np.ones(indices.shape)
         for position, column in enumerate(places):
             indices[:, position] = column
-        for position, column in enumerate(numbers):
-            values[:, named + position] = _numbers(column)
+        for position, numeric in enumerate(numbers):
+            values[:, named + position] = _numbers(numeric)
         too_large = np.abs(values[:, named:]) > self._numbers_max
         if np.count_nonzero(too_large):
             raise self._too_large(too_large, numbers)
@@ -312,10 +312,11 @@ def _numbers(values: Sequence[Any]) -> Floats:
     """The values as floats, NaN for those that are missing, infinity for what is no number."""
     try:
         numbers = np.array(values, dtype=np.float64)
+        if numbers.ndim == 1:  # lists in place of numbers make a matrix
+            return numbers
     except (TypeError, ValueError, OverflowError):
-        numbers = None
-    is_column = numbers is not None and numbers.ndim == 1  # lists in place of numbers make a matrix
-    return numbers if is_column else np.array([_number(value) for value in values])
+        pass
+    return np.array([_number(value) for value in values])
 
 
 def _number(value: Any) -> float:

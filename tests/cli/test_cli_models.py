@@ -17,15 +17,21 @@ UPDATES = "sqlite:///models.db?topic=updates"
 
 async def published(folder, *, model="ctr", generation=1, versions, first=1):
     """Publish versions of a model to a topic in that folder."""
-    target = topic(f"sqlite:///{folder}/models.db?topic=updates")
-    await target.create()
-    encoder = ModelUpdateEncoder(model, generation, first, clock=SystemClock())
     models = [
         ModelSnapshot({"weights": np.array([0.5, number])}, records=1000 * number, metrics={"loss": 0.25})
         for number in range(first, first + versions)
     ]
+    await published_as_given(
+        folder, models, ModelUpdateEncoder(model, generation, first, clock=SystemClock())
+    )
+
+
+async def published_as_given(folder, models, encoder=None):
+    """Publish these models to a topic in that folder."""
+    target = topic(f"sqlite:///{folder}/models.db?topic=updates")
+    await target.create()
     writer = await target.open_writer()
-    await writer.write(encoder.encode(models))
+    await writer.write((encoder or ModelUpdateEncoder("ctr", 1, clock=SystemClock())).encode(models))
     await writer.close()
 
 
@@ -115,3 +121,94 @@ def test_a_topic_that_is_not_there_is_an_error(tmp_path, command):
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.startswith("error: no topic 'updates': ")
     assert list(tmp_path.iterdir()) == []
+
+
+OF_EVERY_KIND = {
+    "text": np.array([["late", "on time"]]),
+    "bytes": b"\x00\xff",
+    "no axes": np.array(3.0),
+    "text without axes": np.array("late"),
+    "single": np.float32(0.5),
+    "half": np.array([0.5, 1.5], dtype=np.float16),
+    "flags": np.array([True, False]),
+    "columns first": np.asfortranarray([[1.0, 2.0], [3.0, 4.0]]),
+    "none": np.zeros((0, 3)),
+    "large": np.array([2**64 - 1], dtype=np.uint64),
+    "tuple": (1, None, [np.array("late"), {"bytes": b""}]),
+    "version": "two\nlines",
+    "markup": "[/b] :smile:",
+    "numbers": np.arange(8),
+}
+
+
+@pytest.mark.parametrize("form", ["json", "safetensors"])
+@pytest.mark.parametrize("command", ["tail", "show"])
+async def test_json_has_parameters_of_every_kind(tmp_path, command, form):
+    """Labels kept as text, or a number alone, ended in an error of ours that asked to be reported."""
+    encoder = ModelUpdateEncoder("ctr", 1, clock=SystemClock(), format=form)
+    await published_as_given(tmp_path, [OF_EVERY_KIND], encoder)
+    ran = streamiter("models", command, UPDATES, "-m", "ctr", "--json", cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout)["parameters"] == {
+        "text": [["late", "on time"]],
+        "bytes": {"bytes": "AP8="},
+        "no axes": 3.0,
+        "text without axes": "late",
+        "single": 0.5,
+        "half": [0.5, 1.5],
+        "flags": [True, False],
+        "columns first": [[1.0, 2.0], [3.0, 4.0]],
+        "none": [],
+        "large": [2**64 - 1],
+        "tuple": [1, None, ["late", {"bytes": {"bytes": ""}}]],
+        "version": "two\nlines",
+        "markup": "[/b] :smile:",
+        "numbers": [0, 1, 2, 3, 4, 5, 6, 7],
+    }
+
+
+@pytest.mark.parametrize("command", ["tail", "show"])
+async def test_json_has_a_model_that_is_one_number(tmp_path, command):
+    """An array without axes is what a published ``np.float64`` becomes."""
+    await published_as_given(tmp_path, [np.float64(3)])
+    ran = streamiter("models", command, UPDATES, "-m", "ctr", "--json", cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout)["parameters"] == 3.0
+
+
+async def test_parameters_of_every_kind_are_a_line_each(tmp_path):
+    """One called as the model's own fields hid them, and text with line breaks or markup broke the table."""
+    await published_as_given(tmp_path, [OF_EVERY_KIND])
+    lines = streamiter("models", "show", UPDATES, "-m", "ctr", cwd=tmp_path).stdout.splitlines()
+    assert [tuple(line.split("\t")) for line in lines if not line.startswith("age\t")] == [
+        ("model", "ctr"),
+        ("generation", "1"),
+        ("version", "1"),
+        ("text", "text[1, 2] 'late' 'on time'"),
+        ("bytes", "2 bytes"),
+        ("no axes", "float64[] 3"),
+        ("text without axes", "text[] 'late'"),
+        ("single", "0.5"),
+        ("half", "float16[2] 0.5 1.5"),
+        ("flags", "bool[2] 1 0"),
+        ("columns first", "float64[2, 2] 1 2 3 4"),
+        ("none", "float64[0, 3]"),
+        ("large", "uint64[1] 1.845e+19"),
+        ("tuple", "[1, None, [text[] 'late', {bytes: 0 bytes}]]"),
+        ("version", r"'two\nlines'"),
+        ("markup", "[/b] :smile:"),
+        ("numbers", "int64[8] 0 1 2 3 4 5 …"),
+    ]
+    code, printed = on_terminal("models", "show", UPDATES, "-m", "ctr", cwd=tmp_path, width=80)
+    assert code == 0
+    assert "[/b] :smile:" in printed
+
+
+async def test_none_of_the_last_updates_is_nothing_to_print(tmp_path):
+    """It was an error that contradicted itself: updates of the model expected, only those of it given."""
+    await published(tmp_path, versions=2)
+    ran = streamiter("models", "tail", UPDATES, "-m", "ctr", "-n", "0", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    ran = streamiter("models", "tail", UPDATES, "-m", "crt", "-n", "0", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.endswith("expected updates of model 'crt', given only of ctr\n")

@@ -703,3 +703,15 @@ def test_a_flow_and_a_stream_show_what_they_are() -> None:
     assert (a.is_bounded, flow.from_source(Fed).is_bounded) == (True, False)
     assert a.side_output(OutputTag("x")).name == "a"
     assert issubclass(Fed, Source)
+
+
+def test_a_model_has_one_publisher() -> None:
+    """Two trainings under one name published the same versions; readers took the first and dropped the second."""
+    flow = Flow("f")
+    start = flow.from_items([np.zeros(2)])
+    start.publish_model(CLICKS, model="ctr")
+    start.publish_model(CLICKS, model="other")
+    with pytest.raises(
+        GraphError, match=r"expected one publisher of the model 'ctr' .* given a second beside .*\.py:"
+    ):
+        start.publish_model(CLICKS, model="ctr")

@@ -278,6 +278,28 @@ def test_what_is_emitted_at_the_end_of_an_input_is_not_lost(seed: int, stamped: 
     assert rest[2] == 1 or stamped
 
 
+async def test_what_is_emitted_at_a_late_end_of_stamped_data_goes_round() -> None:
+    """All epochs of the data were complete when it was drained: the loop ended at once, without the last report."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        model = variables[0].process(lambda: Witness(log, on_record=lambda *_: None), name="model")
+        worker = connect(variable=model, data=data[0]).process(
+            lambda: Witness(log, on_record=lambda *_: None, on_ended=lambda name, out: out.emit(name)),
+            name="worker",
+        )
+        return IterationBodyResult([worker], [])
+
+    data = epochs_every(flow.from_source(Endless(range(4))), records=2)
+    iterate_unbounded_streams([flow.from_items(["start"])], [data], body)
+    job = await flow.start()
+    await until(lambda: job.statistics().loops[0].epoch_complete == 1)
+    await job.stop("drain")
+    assert ("record", "data", 3) in log["model", 0]
+    for step in ("model", "worker"):
+        check_listener(log[step, 0])
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_data_that_is_fed_back_only_at_its_end_goes_round(seed: int) -> None:
     """A step fed by data alone: its end, its callback and its feedback are all there is."""

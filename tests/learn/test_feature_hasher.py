@@ -179,6 +179,8 @@ def test_no_records_give_no_rows():
         ),
         ([{**RECORDS[0], "price": "much"}, RECORDS[1]], (0,), "numeric field 'price', given 'much'"),
         ([RECORDS[1], {**RECORDS[0], "price": math.inf}], (1,), "numeric field 'price', given inf"),
+        ([RECORDS[1], {**RECORDS[0], "price": 10**400}], (1,), "numeric field 'price', given 1000"),
+        ([{**RECORDS[0], "price": [1.0]}], (0,), r"numeric field 'price', given \[1.0\]"),
     ],
 )
 def test_values_that_cannot_be_are_refused_by_row_and_field(records, rows, message):
@@ -204,13 +206,30 @@ def test_a_missing_column_is_an_error_of_the_whole_batch():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FeatureHasher(["a"], bits=0), r"FeatureHasher\(bits=\): expected 1 to 32, given 0"),
+        (lambda: FeatureHasher(["a"], bits=0), r"\(bits=\): expected a whole number from 1 to 32, given 0"),
+        (lambda: FeatureHasher(["a"], bits="18"), r"\(bits=\): expected a whole number .*, given '18'"),
+        (lambda: FeatureHasher(["a"], bits=18.0), r"\(bits=\): expected a whole number .*, given 18.0"),
+        (lambda: FeatureHasher(["a"], seed=2**63), rf"\(seed=\): .* to {2**63 - 1}, given {2**63}"),
+        (lambda: FeatureHasher(["a"], seed=1.5), r"\(seed=\): expected a whole number .*, given 1.5"),
+        (lambda: FeatureHasher(["a"], cached=-1), r"\(cached=\): expected a whole number .*, given -1"),
         (lambda: FeatureHasher("city"), "expected lists of fields, given 'city' and"),
         (lambda: FeatureHasher(), "expected one field or more, given none"),
         (lambda: FeatureHasher(["a"], numeric=["a"]), "expected each field once"),
+        (lambda: FeatureHasher(["a", "a"]), "expected each field once"),
+        (lambda: FeatureHasher(numeric=["a", "a"]), "expected each field once"),
         (lambda: FeatureHasher(["a"], crosses=[("a",)]), r"crosses=\): expected two fields or more in each"),
+        (lambda: FeatureHasher(crosses=["ab"]), r"crosses=\): expected two fields or more in each"),
+        (
+            lambda: FeatureHasher(["a"], crosses=[("a", "b"), ["a", "b"]]),
+            r"crosses=\): expected each once, given \[\('a', 'b'\), \['a', 'b'\]\]",
+        ),
         (lambda: FeatureHasher(["a"], tables={"b": 4}), r"\(tables=\): expected categorical fields, given"),
-        (lambda: FeatureHasher(["a"], tables={"a": 0}), r"expected 1 place or more for 'a', given 0"),
+        (
+            lambda: FeatureHasher(["a"], tables={"a": 0}),
+            r"field 'a': expected a whole number from 1 .*, given 0",
+        ),
+        (lambda: FeatureHasher(["a"], tables={"a": 10.5}), r"\(tables=\): field 'a': .*, given 10.5"),
+        (lambda: FeatureHasher({"a": "2"}), r"expected finite scales, given \['2'\]"),
         (
             lambda: FeatureHasher(numeric={"a": math.nan}),
             r"expected finite scales, given \[nan\]",
@@ -257,3 +276,47 @@ def test_a_field_without_a_table_stays_where_it_was() -> None:
         plain.index("hour", number) for number in range(24)
     ]
     assert made.places_of("hour") == slice(0, 16)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda made: made.places_of("typo"),
+        lambda made: made.index("typo", 3),
+        lambda made: made.index("typo"),
+        lambda made: made.places_of(("hour", "city")),
+        lambda made: made.index(("city", "rush"), ("Bern", 1)),
+    ],
+)
+def test_a_field_that_is_not_there_has_no_places(ask) -> None:
+    """A misspelt field gave the places that all share: l2 was set for every feature but the one meant."""
+    given = r"expected one of 'city', 'hour', 'rush', 'price', \('city', 'hour'\), given .*"
+    with pytest.raises(ConfigurationError, match=given):
+        ask(hasher(tables={"city": 3}))
+
+
+def test_numeric_fields_and_crosses_lie_among_the_shared_places() -> None:
+    """Only categorical fields have tables; the others must not be taken for misspelt."""
+    made = hasher(tables={"city": 3}, bits=4)
+    assert made.places_of("price") == made.places_of(("city", "hour")) == slice(0, 16)
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308])
+def test_a_number_too_large_for_its_scale_costs_its_row_only(value) -> None:
+    """It became infinite after the check for that, and broke the model's arithmetic instead."""
+    made = FeatureHasher(numeric={"a": 1.0, "b": 100.0})
+    with pytest.raises(BadRows, match=r"finite numbers of at most 4.5e\+305 in size .*'b', given") as caught:
+        made.rows([{"a": 1e300, "b": 1e300}, {"a": 0.0, "b": value}])
+    assert caught.value.rows == (1,)
+
+
+def test_the_largest_numbers_stay_finite_also_on_one_place() -> None:
+    """Features that share a place are added, which is once more a way to infinity."""
+    fields = [f"f{number}" for number in range(10)]
+    made = FeatureHasher(numeric=fields, bits=1)
+    largest = sys.float_info.max / 20
+    rows = made.rows([dict.fromkeys(fields, largest)])
+    assert len(rows.values) <= 2
+    assert np.isfinite(rows.values).all()
+    with pytest.raises(BadRows, match="'f0'"):
+        made.rows([dict.fromkeys(fields, largest * 1.01)])

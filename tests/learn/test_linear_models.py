@@ -613,3 +613,28 @@ def test_the_intercept_is_learned_but_not_shrunk():
     without = LogisticRegression(1, intercept=False)
     without.learn([[1.0], [0.0]], [1, 1])
     assert without.parameters()["intercept"] == 0.0
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL(), FTRL(0.3, 0.1, l1=0.05, l2=0.2)], ids=str)
+def test_learning_goes_on_from_another_model_s_parameters(optimizer):
+    """With FTRL the first gradients threw away what was published, and every restart made the model worse."""
+    random = np.random.default_rng(3)
+    features = random.normal(size=(2_000, 3))
+    targets = (features @ [2.0, -1.0, 0.5] > 0).astype(float)
+    first = LogisticRegression(3, optimizer=optimizer)
+    for start in range(0, 1_500, 50):
+        first.learn(features[start : start + 50], targets[start : start + 50])
+    second = LogisticRegression(3, optimizer=optimizer)
+    second.start_from(first.parameters())
+    assert second.weights.tolist() == first.weights.tolist()
+    rest, known = features[1_500:], targets[1_500:]
+
+    def loss(model):
+        return float(model.loss.values(model.predict(rest), known).mean())
+
+    before = loss(second)
+    second.learn(features[:10], targets[:10])
+    assert second.weights == pytest.approx(first.weights, abs=0.25)
+    for start in range(0, 1_500, 50):
+        second.learn(features[start : start + 50], targets[start : start + 50])
+    assert loss(second) <= before

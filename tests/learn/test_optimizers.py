@@ -18,6 +18,9 @@ OPTIMIZERS = [
     FTRL(0.3, 0.0),
     FTRL(0.1, 0.1, l1=0.1, l2=0.1),
     FTRL(0.5, 1.0, l1=2.0, keep_start=True),
+    SGD(np.float32(0.1), l1=np.float32(0.02), l2=np.float32(0.3)),
+    SGD(InverseSquareRoot(np.float32(0.3), decay=np.float32(0.1)), l2=np.int64(1)),
+    FTRL(np.float32(0.3), np.float32(0.1), l1=np.float32(0.1), l2=np.float32(0.1)),
 ]
 
 
@@ -194,6 +197,18 @@ def test_the_l2_of_each_weight_is_the_optimizer_s_own():
     assert weights.tolist() == [1.0, 0.5]
 
 
+def test_optimizers_are_equal_by_value_also_with_an_l2_for_each_weight():
+    """Comparing two of them, or using one as a key, raised what numpy says of the truth of an array."""
+    optimizer = SGD(0.1, l1=0.2, l2=[0.0, 1.0])
+    same = SGD(0.1, l1=0.2, l2=np.array([0.0, 1.0]))
+    assert optimizer == same
+    assert hash(optimizer) == hash(same)
+    others = [SGD(0.1, l1=0.2, l2=l2) for l2 in (0.0, 1.0, [0.0], [0.0, 2.0], [0.0, 1.0, 1.0])]
+    others += [SGD(0.2, l1=0.2, l2=[0.0, 1.0]), SGD(0.1, l2=[0.0, 1.0])]
+    assert optimizer not in [*others, FTRL()]
+    assert SGD(0.1, l2=np.float32(0.5)) == SGD(0.1, l2=0.5)
+
+
 def test_ftrl_gives_up_its_start_at_the_first_gradient_unless_told_to_keep_it():
     """A warm start from a published model was forgotten with the first small gradient of each feature."""
     start, small = np.array([1.5, -0.7]), np.array([1e-6, 1e-6])
@@ -223,6 +238,14 @@ def test_without_regularization_keeps_the_rest():
         (lambda: SGD(0.0), "learning_rate: expected a number above 0, given 0.0"),
         (lambda: SGD(math.nan), "learning_rate: expected a number above 0, given nan"),
         (lambda: SGD(l2=-1.0), r"SGD\(l2=\): expected a number of 0 or more, given -1.0"),
+        (lambda: SGD("fast"), "learning_rate: expected a number above 0, given 'fast'"),
+        (lambda: SGD(l1=[0.1]), r"SGD\(l1=\): expected a number of 0 or more, given \[0.1\]"),
+        (lambda: SGD(l2="abc"), r"SGD\(l2=\): .* one for each weight, given 'abc'"),
+        (lambda: SGD(l2=["abc"]), r"SGD\(l2=\): .* one for each weight, given \['abc'\]"),
+        (lambda: SGD(l2=[[0.1], [0.1, 0.2]]), r"SGD\(l2=\): .* one for each weight, given \[\[0.1\], "),
+        (lambda: SGD(l2=[]), r"SGD\(l2=\): .* one for each weight, given an array of shape \(0,\)"),
+        (lambda: SGD(l2=None), r"SGD\(l2=\): .* one for each weight, given "),
+        (lambda: SGD(l2=np.float32(-1.0)), r"SGD\(l2=\): expected a number of 0 or more, given .*-1.0"),
         (lambda: SGD(l2=[0.1, -1.0]), r"SGD\(l2=\): .* one for each weight, given .* from -1.0 to 0.1"),
         (lambda: SGD(l2=[[0.1]]), r"SGD\(l2=\): .* one for each weight, given an array of shape \(1, 1\)"),
         (lambda: FTRL(alpha=0.0), r"FTRL\(alpha=\): expected a number above 0, given 0.0"),

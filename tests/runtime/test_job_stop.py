@@ -426,3 +426,42 @@ async def test_what_has_ended_is_closed_while_others_go_on() -> None:
     assert job.statistics().state == "running"
     await job.stop("suspend")
     assert life.count("first close") == life.count("few close") == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_abort_while_it_closes_ends_it_with_what_had_happened(fails: bool) -> None:
+    """The error was lost, the caller got a bare CancelledError, and the state stayed "running"."""
+    closing, closed = asyncio.Event(), list[str]()
+
+    class Slow(Operator):
+        def process(self, record: int, out: Output) -> None:
+            if fails:
+                raise ZeroDivisionError
+
+        async def close(self) -> None:
+            closing.set()
+            await asyncio.Event().wait()
+
+    class Other(Operator):
+        def process(self, record: int, out: Output) -> None:
+            out.emit(record)
+
+        def close(self) -> None:
+            closed.append("other")
+
+    flow = Flow("f")
+    flow.from_source(lambda: ProbeSource(Life())).process(Slow, name="slow")
+    flow.from_source(lambda: ProbeSource(Life())).process(Other)
+    job = await flow.start()
+    await turns(20)
+    stopping = asyncio.create_task(job.stop("suspend"))
+    await closing.wait()
+    if fails:
+        with pytest.raises(JobFailed, match=r"slow.*ZeroDivisionError"):
+            await job.stop("abort")
+    else:
+        assert (await job.stop("abort")).state == "aborted"
+    await asyncio.gather(stopping, return_exceptions=True)
+    assert job.statistics().state == ("failed" if fails else "aborted")
+    assert closed == ["other"]
+    assert tasks_left() == []
