@@ -65,7 +65,9 @@ class FilesReader(TopicReader):
         """Close the files."""
         self._is_closed = True
         self._waiting.clear()
-        with suppress(TopicError):  # of a read that was cancelled: nobody waits for it any more
-            await self._calls.settle()
-        while self._open:
-            self._open.pop().close()
+        try:
+            with suppress(TopicError):  # of a read that was cancelled: nobody waits for it any more
+                await self._calls.settle()
+        finally:
+            while self._open:
+                self._open.pop().close()

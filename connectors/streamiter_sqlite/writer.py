@@ -88,8 +88,10 @@ class SqliteWriter(TopicWriter):
             await self.flush()
         finally:
             self._is_closed = True
-            await self._wait_for_commits()
-            await self._database.close()
+            try:
+                await self._wait_for_commits()
+            finally:
+                await self._database.close()
 
     async def _check(self, batch: OutgoingBatch) -> None:
         if batch.partition is not None and batch.partition >= self._partitions:  # was it added meanwhile?

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.checks import BadRows, Floats
-from streamiter.learn.learning_rates import is_number
+from streamiter.learn.learning_rates import plain_float
 from streamiter.learn.sparse import Indices, SparseRows
 from streamiter.records import Columns
 
@@ -94,7 +94,7 @@ class FeatureHasher:
         self._numeric_places = [self._hashed(field) for field in self.numeric]
         crossed: Mapping[Any, float] = _scales(crosses)  # type: ignore[arg-type]
         scales = [*_scales(categorical).values(), *crossed.values(), *self.numeric.values()]
-        if not all(is_number(scale) and math.isfinite(scale) for scale in scales):
+        if not all(math.isfinite(plain_float(scale)) for scale in scales):
             raise ConfigurationError(f"FeatureHasher: expected finite scales, given {scales}")
         self._scales = np.array(scales, dtype=np.float64)
         self._numbers_max = np.array([_largest(scale, len(scales)) for scale in self.numeric.values()])

@@ -23,6 +23,7 @@ __all__ = [
     "LearningRate",
     "is_number",
     "not_negative",
+    "plain_float",
     "positive",
     "rate_of",
 ]
@@ -30,21 +31,31 @@ __all__ = [
 
 def positive(option: str, value: Any) -> float:
     """The value as a plain float; refuses one that is not a finite number above 0."""
-    if not (is_number(value) and 0.0 < value < math.inf):
+    number = plain_float(value)
+    if not 0.0 < number < math.inf:
         raise ConfigurationError(f"{option}: expected a number above 0, given {value!r}")
-    return float(value)
+    return number
 
 
 def not_negative(option: str, value: Any) -> float:
     """The value as a plain float; refuses one that is not a finite number of 0 or more."""
-    if not (is_number(value) and 0.0 <= value < math.inf):
+    number = plain_float(value)
+    if not 0.0 <= number < math.inf:
         raise ConfigurationError(f"{option}: expected a number of 0 or more, given {value!r}")
-    return float(value)
+    return number
 
 
 def is_number(value: Any) -> bool:
     """Whether it is one number, of Python or of numpy."""
     return isinstance(value, (int, float, np.integer, np.floating))
+
+
+def plain_float(value: Any) -> float:
+    """The number as a float, infinity for an int too large for one; NaN for what is no number."""
+    try:
+        return float(value) if is_number(value) else math.nan
+    except OverflowError:
+        return math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ def _checked_l2(l2: float | npt.ArrayLike) -> float | Floats:
         return not_negative("SGD(l2=)", l2)
     try:
         each = np.array(l2, dtype=np.float64)
-    except (TypeError, ValueError):  # no numbers, or rows of different lengths
+    except (TypeError, ValueError, OverflowError):  # no numbers, or rows of different lengths
         raise _refused_l2(repr(l2)) from None
     if each.ndim != 1 or not each.size:
         raise _refused_l2(f"an array of shape {each.shape}")

@@ -229,6 +229,7 @@ def test_a_missing_column_is_an_error_of_the_whole_batch():
             r"field 'a': expected a whole number from 1 .*, given 0",
         ),
         (lambda: FeatureHasher(["a"], tables={"a": 10.5}), r"\(tables=\): field 'a': .*, given 10.5"),
+        (lambda: FeatureHasher({"a": 10**400}), r"expected finite scales, given \[1000"),
         (lambda: FeatureHasher({"a": "2"}), r"expected finite scales, given \['2'\]"),
         (
             lambda: FeatureHasher(numeric={"a": math.nan}),
@@ -244,7 +245,9 @@ def test_settings_that_cannot_be_are_refused(make, message):
 
 def test_scales_multiply_the_values_of_categorical_fields_and_crosses() -> None:
     """A mapping was taken for a list of fields and its scales forgotten."""
-    hasher = FeatureHasher({"a": 2.0, "b": 0.5}, crosses={("a", "b"): 3.0}, numeric={"x": 10.0}, bits=16)
+    hasher = FeatureHasher(
+        {"a": np.float32(2.0), "b": 0.5}, crosses={("a", "b"): 3.0}, numeric={"x": 10.0}, bits=16
+    )
     rows = hasher.rows([{"a": "p", "b": "q", "x": 4.0}])
     values = dict(zip(rows.indices.tolist(), rows.values.tolist(), strict=True))
     assert values == {

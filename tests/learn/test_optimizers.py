@@ -240,6 +240,8 @@ def test_without_regularization_keeps_the_rest():
         (lambda: SGD(l2=-1.0), r"SGD\(l2=\): expected a number of 0 or more, given -1.0"),
         (lambda: SGD("fast"), "learning_rate: expected a number above 0, given 'fast'"),
         (lambda: SGD(l1=[0.1]), r"SGD\(l1=\): expected a number of 0 or more, given \[0.1\]"),
+        (lambda: SGD(l1=10**400), r"SGD\(l1=\): expected a number of 0 or more, given 1000"),
+        (lambda: SGD(l2=[10**400]), r"SGD\(l2=\): .* one for each weight, given \[1000"),
         (lambda: SGD(l2="abc"), r"SGD\(l2=\): .* one for each weight, given 'abc'"),
         (lambda: SGD(l2=["abc"]), r"SGD\(l2=\): .* one for each weight, given \['abc'\]"),
         (lambda: SGD(l2=[[0.1], [0.1, 0.2]]), r"SGD\(l2=\): .* one for each weight, given \[\[0.1\], "),
