@@ -17,6 +17,7 @@ from streamiter import (
     OutputTag,
     Stream,
     connect,
+    epochs_every,
     iterate_unbounded_streams,
 )
 from streamiter.errors import JobFailed
@@ -167,3 +168,36 @@ async def test_a_loop_that_keeps_up_takes_input_as_it_comes() -> None:
     job = await flow.start()
     await job.wait()
     assert seen == list(range(5_000))
+
+
+async def test_input_that_is_ahead_of_its_loop_waits_where_it_comes_from() -> None:
+    """A fast topic beside a slow model filled the memory with examples of epochs to come."""
+    flow, taps = Flow("loop"), list[Tap]()
+
+    class Slow(Operator):
+        async def process(self, record: int, out: Any) -> None:
+            if record > 3:
+                await asyncio.Event().wait()
+            out.emit(record)
+
+    def tap() -> Tap:
+        taps.append(Tap())
+        return taps[-1]
+
+    tap.bounded = False  # type: ignore[attr-defined]
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        slow = data[0].process(Slow)
+        return IterationBodyResult([variables[0].union(slow)], [])
+
+    data = epochs_every(flow.from_source(tap), records=1)
+    config = IterationConfig(max_epochs_ahead=0)
+    iterate_unbounded_streams([flow.from_items([])], [data], body, config)
+    job = await flow.start(channel_limits=ChannelLimits(records=10))
+    for _ in range(3_000):
+        await asyncio.sleep(0)
+    given = taps[0]._given
+    for _ in range(3_000):
+        await asyncio.sleep(0)
+    assert taps[0]._given == given <= 60
+    await job.stop("abort")
