@@ -37,6 +37,9 @@ _FORMAT_VERSION: Final = 1
 # is not slowed down by a copy and two fsyncs for each block of 1 MiB or so.
 _CHECKPOINT_PAGES: Final = 4096
 
+# Each failed attempt means that another process was at the file at that moment; a new file is made once.
+_SWITCH_ATTEMPTS: Final = 1_000
+
 _TABLES: Final = (
     # AUTOINCREMENT: a topic that is created anew has another id, so that its readers notice.
     "CREATE TABLE topics (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE,"
@@ -129,8 +132,22 @@ def _has_tables(connection: sqlite3.Connection, path: Path) -> bool:
     return True
 
 
-def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
+def _switch_to_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Unlike a transaction this does not wait for others that are at the file: it fails at once."""
+    for _ in range(_SWITCH_ATTEMPTS):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+        with write_transaction(connection):
+            pass  # This waits, and fails when its time is over.
     connection.execute("PRAGMA journal_mode = WAL")
+
+
+def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
+    _switch_to_write_ahead_log(connection)
     with write_transaction(connection):
         if _has_tables(connection, path):  # another process was faster
             return
