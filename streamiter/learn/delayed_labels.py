@@ -84,7 +84,8 @@ class DelayedGradientWorker(GradientWorker):
         except BadRows:
             raise
         except Exception as error:
-            raise blame_rows(self._labels.features, questions, error) from error
+            blame_rows(self._labels.features, questions, error)
+            raise
 
     def _wait(self, question: Any, row: _Row, prediction: float) -> None:
         key = self._labels.key_of(question)

@@ -103,7 +103,8 @@ class GradientWorker(Operator, IterationListener):
         except BadRows:
             raise
         except Exception as error:
-            raise blame_rows(self._check_alone, mini_batch, error) from error
+            blame_rows(self._check_alone, mini_batch, error)
+            raise
 
     def _check_alone(self, row: Batch) -> None:
         checked_rows("train", self._extract(row).features, self._model.width)
@@ -143,10 +144,10 @@ class GradientWorker(Operator, IterationListener):
         self._examples_ended = state["examples ended"]
 
 
-def blame_rows(function: Callable[[Any], Any], rows: Batch, error: Exception) -> Exception:
-    """``BadRows`` with those for which ``function`` fails alone; the error itself where none does."""
-    bad = [row for row in range(len(rows)) if _fails(function, take(rows, [row]))]
-    return BadRows(bad, f"{type(error).__name__}: {error}") if bad else error
+def blame_rows(function: Callable[[Any], Any], rows: Batch, error: Exception) -> None:
+    """Raise ``BadRows`` with those for which ``function`` fails alone, where there are any."""
+    if bad := [row for row in range(len(rows)) if _fails(function, take(rows, [row]))]:
+        raise BadRows(bad, f"{type(error).__name__}: {error}") from error
 
 
 def _fails(function: Callable[[Any], Any], row: Batch) -> bool:
