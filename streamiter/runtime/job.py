@@ -202,12 +202,13 @@ class Job:
             except ExceptionGroup as errors:
                 failures.append(first_failure(errors))
             failures += await self._close()
-        except asyncio.CancelledError:
-            # An abort; where it came while one was closing, the others are still to be closed.
+        except BaseException as ending:
+            # Most often an abort; where it came while one was closing, the others are still to be closed.
             failures += await self._close()
-            if not failures:
+            is_cancelled = isinstance(ending, asyncio.CancelledError)
+            if not (is_cancelled and failures):
                 self._ended("aborted")
-                if self._is_aborting:
+                if is_cancelled and self._is_aborting:
                     return
                 raise
         if failures:

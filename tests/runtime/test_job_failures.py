@@ -407,3 +407,20 @@ async def test_a_failed_job_that_nobody_waits_for_is_not_silent(caplog: pytest.L
         del job
         gc.collect()
     assert "JobFailed" in caplog.text
+
+
+def test_a_step_that_exits_the_program_closes_the_others() -> None:
+    """``sys.exit`` in a function of a user left files and connections of all other steps open."""
+    life = Life()
+
+    class Exits(Operator):
+        def process(self, record: int, out: Output) -> None:
+            raise SystemExit(3)
+
+    flow = Flow("f")
+    flow.from_source(lambda: ProbeSource(life)).process(Exits)
+    flow.from_source(lambda: ProbeSource(Life())).process(lambda: AwaitedProbe(life, "other"))
+    with pytest.raises(SystemExit):
+        flow.run()
+    assert life.count("other close") == 1
+    assert life.opened_but_not_closed_once() == []
