@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.checks import BadRows, Floats
-from streamiter.learn.learning_rates import plain_float
+from streamiter.learn.numbers import plain_float
 from streamiter.learn.sparse import Indices, SparseRows
 from streamiter.records import Columns
 

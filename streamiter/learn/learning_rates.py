@@ -10,52 +10,10 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
+from streamiter.learn.numbers import not_negative, positive
 
-from streamiter.errors import ConfigurationError
-
-__all__ = [
-    "Constant",
-    "Inverse",
-    "InverseSquareRoot",
-    "LearningRate",
-    "is_number",
-    "not_negative",
-    "plain_float",
-    "positive",
-    "rate_of",
-]
-
-
-def positive(option: str, value: Any) -> float:
-    """The value as a plain float; refuses one that is not a finite number above 0."""
-    number = plain_float(value)
-    if not 0.0 < number < math.inf:
-        raise ConfigurationError(f"{option}: expected a number above 0, given {value!r}")
-    return number
-
-
-def not_negative(option: str, value: Any) -> float:
-    """The value as a plain float; refuses one that is not a finite number of 0 or more."""
-    number = plain_float(value)
-    if not 0.0 <= number < math.inf:
-        raise ConfigurationError(f"{option}: expected a number of 0 or more, given {value!r}")
-    return number
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is one number, of Python or of numpy."""
-    return isinstance(value, (int, float, np.integer, np.floating))
-
-
-def plain_float(value: Any) -> float:
-    """The number as a float, infinity for an int too large for one; NaN for what is no number."""
-    try:
-        return float(value) if is_number(value) else math.nan
-    except OverflowError:
-        return math.inf
+__all__ = ["Constant", "Inverse", "InverseSquareRoot", "LearningRate", "rate_of"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.learning_rates import LearningRate, is_number, not_negative, positive, rate_of
+from streamiter.learn.learning_rates import LearningRate, rate_of
+from streamiter.learn.numbers import is_number, not_negative, positive
 
 __all__ = ["FTRL", "SGD", "FloatView", "Optimizer", "Slots", "view_of"]
 
