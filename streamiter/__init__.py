@@ -2,7 +2,10 @@
 
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream, connect
-from streamiter.iteration.config import IterationBodyResult, IterationConfig
+from streamiter.iteration.bounded import iterate_bounded_streams_until_termination
+from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
+from streamiter.iteration.replayed import replayed
+from streamiter.iteration.rounds import for_each_round
 from streamiter.iteration.stamping import epochs_every
 from streamiter.iteration.unbounded import iterate_unbounded_streams
 from streamiter.operators.operator import IterationListener, Operator
@@ -20,10 +23,14 @@ __all__ = [
     "IterationListener",
     "Json",
     "Operator",
+    "OperatorLifeCycle",
     "OutputTag",
     "Stream",
     "connect",
     "epochs_every",
+    "for_each_round",
+    "iterate_bounded_streams_until_termination",
     "iterate_unbounded_streams",
+    "replayed",
     "topic",
 ]

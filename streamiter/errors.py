@@ -20,7 +20,7 @@
     │   ├── RecordTooLarge     one record is above the topic's limit
     │   ├── StorageFull        no room left on the disk
     │   └── ProducerFenced     a newer writer with the same transactional id has taken over
-    ├── LoopOverflow           feedback went past the disk limit of its loop
+    ├── LoopOverflow           feedback, or replayed data, went past the disk limit of its loop
     ├── OutputOverflow         one call of an operator emitted more than can wait
     ├── JobFailed              a job ended because a step failed; the cause is its ``__cause__``
     └── InternalError          our own mistake, never the user's: please report it
@@ -167,7 +167,7 @@ class ProducerFenced(TopicError):
 
 
 class LoopOverflow(StreamiterError):
-    """Feedback went past the disk limit of its loop."""
+    """Feedback, or replayed data, went past the disk limit of its loop."""
 
 
 class OutputOverflow(StreamiterError):

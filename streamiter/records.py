@@ -155,7 +155,11 @@ def can_concatenate(first: Batch, second: Batch) -> bool:
 
 def _same_records(first: np.dtype[Any], second: np.dtype[Any]) -> bool:
     """Texts are the same kind of record whatever width numpy has given the array."""
-    return first == second or (first.kind == second.kind and first.kind in "US")
+    if first is second:
+        return True
+    if first == second:
+        return first.char == second.char  # numpy's long and long long are equal, and their scalars are not
+    return first.kind == second.kind and first.kind in "US"
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
@@ -164,14 +168,25 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return first
     if isinstance(first, np.ndarray):
-        return np.concatenate([np.asarray(batch) for batch in batches])
+        return _concatenated([np.asarray(batch) for batch in batches])
     if isinstance(first, Columns):
         parts = [batch for batch in batches if isinstance(batch, Columns)]
-        return Columns({name: np.concatenate([part[name] for part in parts]) for name in first.names})
+        return Columns({name: _concatenated([part[name] for part in parts]) for name in first.names})
     merged: list[Any] = []
     for batch in batches:
         merged.extend(batch)
     return merged
+
+
+def _concatenated(arrays: Sequence[Array]) -> Array:
+    dtype = arrays[0].dtype
+    if dtype.isnative and dtype.names is None:
+        return np.concatenate(arrays)
+    # By itself numpy would turn the byte order to the machine's and pack the fields of a record. Zeros, since
+    # gaps between fields are not copied.
+    widest = max((array.dtype for array in arrays), key=lambda each: each.itemsize)
+    room = np.zeros((sum(map(len, arrays)), *arrays[0].shape[1:]), widest)
+    return np.concatenate(arrays, out=room)
 
 
 # Records looked at to estimate the size of a list: enough to see through one odd record, few enough

@@ -1,7 +1,7 @@
 """How state and records lie in bytes, on disk and between processes.
 
 :class:`PlainData` is the encoding, :func:`key_group` and its like what keys are, :class:`SpillQueue` a
-queue that goes on on disk.
+queue that goes on on disk, :class:`ReplayCache` data that is read again and again and does so, too.
 """
 
 from streamiter.checkpoints.keys import (
@@ -14,12 +14,14 @@ from streamiter.checkpoints.keys import (
     normalize_key,
 )
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.checkpoints.spill import SpillQueue, SpillStatistics
 
 __all__ = [
     "KEY_GROUPS",
     "Key",
     "PlainData",
+    "ReplayCache",
     "SpillQueue",
     "SpillStatistics",
     "check_keys",

@@ -27,18 +27,21 @@ _AXIS_BYTES: Final = extensions.shape_layout(1).size
 _TIMESTAMP_CODE: Final = b"\xff"
 
 
-def decode_frame(frame: bytes, structs: StructRegistry) -> Any:
-    """The value of a frame; raises ``ValueError``, or whatever the bytes drive msgpack or numpy to."""
+def decode_frame(frame: bytes | memoryview, structs: StructRegistry) -> Any:
+    """The value of a frame; raises ``ValueError``, or whatever the bytes drive msgpack or numpy to.
+
+    Large arrays stay in a memoryview, where it is writable, and keep it alive.
+    """
     start, end = _object_range(frame)
     decoder = _Decoder(frame, end, structs)
     value = unpack(memoryview(frame)[start:end], decoder.extension, decoder.array)
     decoder.check_end()
-    if frame.find(_TIMESTAMP_CODE, start, end) >= 0 and holds_foreign(value, structs.openings):
+    if _TIMESTAMP_CODE in bytes(frame[start:end]) and holds_foreign(value, structs.openings):
         raise ValueError("it holds extension −1, which is none of ours, or too many levels")
     return value
 
 
-def _object_range(frame: bytes) -> tuple[int, int]:
+def _object_range(frame: bytes | memoryview) -> tuple[int, int]:
     """Where the msgpack object lies; the contents of arrays follow it."""
     if not frame:
         raise ValueError("there are no bytes")
@@ -114,10 +117,20 @@ class _Decoder:
     Each opening must begin an array and each byte of the buffers must be used, once: both are counted.
     """
 
-    __slots__ = ("_dtypes", "_frame", "_layouts", "_openings", "_position", "_struct_openings", "_structs")
+    __slots__ = (
+        "_dtypes",
+        "_frame",
+        "_in_place",
+        "_layouts",
+        "_openings",
+        "_position",
+        "_struct_openings",
+        "_structs",
+    )
 
-    def __init__(self, frame: bytes, buffers_start: int, structs: StructRegistry) -> None:
+    def __init__(self, frame: bytes | memoryview, buffers_start: int, structs: StructRegistry) -> None:
         self._frame = frame
+        self._in_place = isinstance(frame, memoryview) and not frame.readonly
         self._position = buffers_start
         self._structs = structs
         self._openings = 0
@@ -176,14 +189,17 @@ class _Decoder:
             layout = _layout(dtype, header[end:])
             self._layouts[header] = layout
         dtype, shape, size_bytes = layout
-        start = self._position
+        start = self._position + extensions.gap_before(self._position, size_bytes)
         if start + size_bytes > len(self._frame):
             raise ValueError(f"it ends {start + size_bytes - len(self._frame)} bytes early, within an array")
-        self._position += size_bytes
+        self._position = start + size_bytes
         if not size_bytes:
             # Not copied: for a forged number of records of no bytes numpy would count through them all.
             return np.ndarray(shape, dtype, bytearray())
-        return _copied(np.ndarray(shape, dtype, self._frame, start))
+        array: Array = np.ndarray(shape, dtype, self._frame, start)
+        if self._in_place and size_bytes >= extensions.ALIGNED_BYTES and array.flags.aligned:
+            return array
+        return _copied(array)
 
     def _scalar(self, payload: bytes) -> Array:
         """A scalar, as an array without axes."""

@@ -25,9 +25,6 @@ Array = npt.NDArray[Any]
 _TUPLE_OPENING: Final = extension(extensions.TUPLE, b"")
 _COLUMNS_OPENING: Final = extension(extensions.COLUMNS, b"")
 
-# Below this a copy is cheaper than the objects needed to avoid it.
-_COPIED_BYTES: Final = 4096
-
 _CONTAINERS: Final = frozenset({list, tuple, dict})
 _LEAVES: Final = (
     frozenset({NoneType, bool, int, float, str, bytes, np.ndarray, np.str_, np.bytes_}) | SCALAR_TYPES
@@ -56,7 +53,21 @@ def _encode_frame(value: Any, structs: StructRegistry, unicode_errors: str) -> b
     if not encoder.buffers:
         return bytes((extensions.PLAIN,)) + packed
     head = bytes((extensions.WITH_BUFFERS,)) + extensions.OBJECT_LENGTH.pack(len(packed))
-    return b"".join((head, packed, *encoder.buffers))
+    return b"".join((head, packed, *_with_gaps(encoder.buffers, len(head) + len(packed))))
+
+
+def _with_gaps(buffers: list[bytes | memoryview], position: int) -> list[bytes | memoryview]:
+    """The buffers and the zeros between them, the first at ``position`` in the frame."""
+    if max(map(len, buffers)) < extensions.ALIGNED_BYTES:
+        return buffers
+    parts: list[bytes | memoryview] = []
+    for buffer in buffers:
+        gap = extensions.gap_before(position, len(buffer))
+        if gap:
+            parts.append(bytes(gap))
+        parts.append(buffer)
+        position += gap + len(buffer)
+    return parts
 
 
 class _Encoder:
@@ -133,7 +144,7 @@ def _dtype_header(dtype: np.dtype[Any]) -> bytes:
 
 
 def _content(array: Array) -> bytes | memoryview:
-    if array.nbytes < _COPIED_BYTES or not array.flags.c_contiguous:
+    if array.nbytes < extensions.ALIGNED_BYTES or not array.flags.c_contiguous:
         return array.tobytes()
     # As bytes: numpy exports no buffer of datetimes.
     return array.reshape(-1).view(np.uint8).data

@@ -22,7 +22,8 @@ The frame is one byte that tells the format, then
 - ``PLAIN``: the msgpack object, up to the end;
 - ``WITH_BUFFERS``: u64 length of the msgpack object, the object, and the contents of its arrays one after
   another in C order, in the order of their ARRAY objects. So a large array is copied once, not once for
-  each layer it lies in.
+  each layer it lies in. A content of 4096 bytes or more begins at a multiple of 16 from the start of the
+  frame, after as many zeros as that takes: so it may also be used where it lies.
 
 Numbers of the frame and the payloads are little-endian. dtypes are as in
 :mod:`streamiter.checkpoints.dtypes`. The table only ever grows: checkpoints outlive versions.
@@ -36,6 +37,7 @@ from typing import Any, Final
 import numpy as np
 
 __all__ = [
+    "ALIGNED_BYTES",
     "ARRAY",
     "BIG_INT",
     "COLUMNS",
@@ -51,6 +53,7 @@ __all__ = [
     "STRUCT",
     "TUPLE",
     "WITH_BUFFERS",
+    "gap_before",
     "shape_layout",
 ]
 
@@ -75,6 +78,18 @@ DEPTH_MAX: Final = 500
 
 SCALAR_TYPES: Final[frozenset[type[Any]]] = frozenset(np.dtype(c).type for c in "?bBhHiIlLqQefdgFDGmMV")
 """The classes of numpy scalars that SCALAR holds: all but ``numpy.str_`` and ``numpy.bytes_``."""
+
+
+ALIGNED_BYTES: Final = 4096
+"""The size from which a copy of an array costs more than the objects needed to avoid it."""
+
+# What the largest of numpy's scalars (complex long double) asks for.
+_ALIGNMENT: Final = 16
+
+
+def gap_before(position: int, size_bytes: int) -> int:
+    """Zeros in a frame before the content of an array that would begin at ``position``."""
+    return -position % _ALIGNMENT if size_bytes >= ALIGNED_BYTES else 0
 
 
 def shape_layout(dimensions: int) -> Struct:

@@ -73,7 +73,7 @@ class PlainData:
         except Exception as error:
             raise self._refused(value, name, error) from error
 
-    def decode(self, data: bytes) -> Any:
+    def decode(self, data: bytes | memoryview) -> Any:
         """The value that ``data`` is the encoding of.
 
         Arrays are writable and own their memory (one copy out of ``data``).
@@ -81,16 +81,7 @@ class PlainData:
         else, and for a struct that is not registered. Damage that leaves valid bytes goes unseen: whoever
         stores them adds a checksum. Bytes never lead to more memory than a small multiple of their size.
         """
-        frame = data if type(data) is bytes else bytes(memoryview(data))
-        try:
-            return decode_frame(frame, self._structs)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise PlainDataError(
-                f"expected the encoding of plain data, given {len(data)} bytes that are damaged, or of "
-                f"something else: {error}"
-            ) from error
+        return self._decoded(data if type(data) is bytes else bytes(memoryview(data)))
 
     def encode_batch(self, batch: Batch) -> bytes:
         """The bytes of a batch; arrays and ``Columns`` lie in them as raw buffers.
@@ -108,9 +99,29 @@ class PlainData:
         except Exception as error:
             raise self._refused_record(records, error) from error
 
-    def decode_batch(self, data: bytes) -> Batch:
+    def decode_batch(self, data: bytes | memoryview) -> Batch:
         """The batch that ``data`` is the encoding of: a list, an array or ``Columns``, as :meth:`decode`."""
-        batch = self.decode(data)
+        return self._checked_batch(self.decode(data))
+
+    def decode_batch_in(self, room: memoryview) -> Batch:
+        """:meth:`decode_batch` without copies: large arrays stay in ``room``, writable memory given up to them.
+
+        Where ``room`` begins at a multiple of 16, as memory of numpy's does; otherwise they are copied.
+        """
+        return self._checked_batch(self._decoded(room))
+
+    def _decoded(self, frame: bytes | memoryview) -> Any:
+        try:
+            return decode_frame(frame, self._structs)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise PlainDataError(
+                f"expected the encoding of plain data, given {len(frame)} bytes that are damaged, or of "
+                f"something else: {error}"
+            ) from error
+
+    def _checked_batch(self, batch: Any) -> Batch:
         if type(batch) is list or type(batch) is Columns or (type(batch) is np.ndarray and batch.ndim):
             return batch
         raise PlainDataError(

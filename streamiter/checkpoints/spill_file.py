@@ -3,22 +3,17 @@
 An entry is a short head and a content, both bytes. Entries lie in *segments*, temporary files of about one
 size: writing goes to the last, reading to the first, and a segment that has been read goes away. So a queue
 that is never quite empty does not grow without end, and no byte is copied to make room.
-
-The files have no name (where the system allows it), so a process that is killed leaves nothing behind;
-nothing here is meant to outlive the process, what must is in checkpoints.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from struct import Struct
-from typing import IO, Final
+from typing import Final
 
-from streamiter.errors import ConfigurationError, StorageFull
+from streamiter.checkpoints.temporary_file import TemporaryFile, errors_of_a_full_disk
 
 __all__ = ["Entry", "SpillFile", "entry_bytes"]
 
@@ -27,9 +22,6 @@ Entry = tuple[bytes, bytes]
 
 # What lies before each entry: the lengths of its two parts.
 _LENGTHS: Final = Struct("<IQ")
-
-# A full disk, a full quota, a limit on the size of files (RLIMIT_FSIZE).
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def entry_bytes(entry: Entry) -> int:
@@ -41,12 +33,15 @@ def entry_bytes(entry: Entry) -> int:
 class _Segment:
     """One temporary file: entries are appended at the end and read from the front."""
 
-    __slots__ = ("_file", "read_position", "size_bytes")
+    __slots__ = ("_file", "read_position")
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: TemporaryFile) -> None:
         self._file = file
-        self.size_bytes = 0
         self.read_position = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self._file.size_bytes
 
     @property
     def is_read(self) -> bool:
@@ -55,28 +50,19 @@ class _Segment:
     def append(self, entry: Entry) -> None:
         """Add one; where that fails, the segment is as before."""
         head, content = entry
-        try:
-            self._file.seek(self.size_bytes)
-            # The content by itself: joining it to what is before it would copy it.
-            _write_all(self._file, _LENGTHS.pack(len(head), len(content)) + head)
-            _write_all(self._file, content)
-        except OSError:
-            # Gives back what fitted; the next one is written at the same place in any case.
-            with suppress(OSError):
-                self._file.truncate(self.size_bytes)
-            raise
-        self.size_bytes += entry_bytes(entry)
+        # The content by itself: joining it to what is before it would copy it.
+        self._file.append(_LENGTHS.pack(len(head), len(content)) + head, content)
 
     def read(self, position: int) -> Entry:
         """The entry at ``position``."""
-        self._file.seek(position)
-        head_length, length = _LENGTHS.unpack(_read_all(self._file, _LENGTHS.size))
-        return _read_all(self._file, head_length), _read_all(self._file, length)
+        head_length, length = _LENGTHS.unpack(self._file.read(position, _LENGTHS.size))
+        position += _LENGTHS.size
+        return self._file.read(position, head_length), self._file.read(position + head_length, length)
 
     def empty(self) -> None:
         """Begin anew, with the disk's space given back."""
-        self._file.truncate(0)
-        self.size_bytes = self.read_position = 0
+        self._file.cut(0)
+        self.read_position = 0
 
     def close(self) -> None:
         self._file.close()
@@ -92,7 +78,7 @@ class SpillFile:
     __slots__ = ("_count", "_directory", "_name", "_segment_bytes", "_segments", "_size_bytes")
 
     def __init__(self, directory: str | os.PathLike[str], *, segment_bytes: int, name: str) -> None:
-        self._directory = os.fspath(directory)
+        self._directory = directory
         self._segment_bytes = segment_bytes
         self._name = name
         self._segments: deque[_Segment] = deque()
@@ -112,18 +98,13 @@ class SpillFile:
 
         After an error the entries are the same as before.
         """
-        try:
+        size_bytes = entry_bytes(entry)
+        with errors_of_a_full_disk(
+            self._name, self._directory, wanted_bytes=size_bytes, kept_bytes=self._size_bytes
+        ):
             self._last_segment().append(entry)
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            raise StorageFull(
-                f"{self._name}: expected room for {entry_bytes(entry)} bytes in {self._directory}, given "
-                f"{os.strerror(error.errno)} with {self._size_bytes} bytes of this queue there; "
-                "free space on that disk or choose another directory"
-            ) from error
         self._count += 1
-        self._size_bytes += entry_bytes(entry)
+        self._size_bytes += size_bytes
 
     def first(self) -> Entry:
         """The first entry, which stays; ``IndexError`` where there is none."""
@@ -156,22 +137,8 @@ class SpillFile:
 
     def _last_segment(self) -> _Segment:
         if not self._segments or self._segments[-1].size_bytes >= self._segment_bytes:
-            self._segments.append(_Segment(self._open()))
+            self._segments.append(_Segment(TemporaryFile(self._directory, name=self._name)))
         return self._segments[-1]
-
-    def _open(self) -> IO[bytes]:
-        import tempfile  # 4 ms with what it imports, which only a job needs
-
-        try:
-            os.makedirs(self._directory, exist_ok=True)
-            return tempfile.TemporaryFile(prefix="streamiter-spill-", dir=self._directory, buffering=0)
-        except OSError as error:
-            if error.errno in _FULL:
-                raise
-            raise ConfigurationError(
-                f"{self._name}: expected a directory for files of what does not fit into memory, given "
-                f"{self._directory} ({error.strerror}); choose one that this process may write to"
-            ) from error
 
     def _give_back(self, segment: _Segment) -> None:
         """The last segment is kept, empty, for what comes next."""
@@ -180,19 +147,3 @@ class SpillFile:
             self._segments.popleft().close()
         else:
             segment.empty()
-
-
-def _write_all(file: IO[bytes], content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
-
-
-def _read_all(file: IO[bytes], length: int) -> bytes:
-    content = file.read(length)
-    while len(content) < length:
-        more = file.read(length - len(content))
-        if not more:
-            raise OSError(errno.EIO, f"a spill file ends {length - len(content)} bytes early")
-        content += more
-    return content

@@ -841,6 +841,7 @@ class ConnectedStreams:
             policy=policy,
             named=named,
             loop=self._flow.loop,
+            round_scope=getattr(self._flow.loop, "round_scope", None),
             bounded=all(stream.is_bounded for stream in self._streams.values()),
             stamped=all(step.stamped for stream in self._streams.values() for step in stream.steps),
             shape=options.shape,
@@ -868,6 +869,8 @@ class ConnectedStreams:
 
     def _check_loops(self, label: str) -> None:
         for stream in self._streams.values():
+            if self._flow.loop is not None and stream.loop is self._flow.loop:
+                self._flow.loop.check_streams(label, stream.edges())
             for step in stream.steps:
                 if step.loop is self._flow.loop:
                     continue

@@ -7,8 +7,9 @@ from typing import Any
 
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
-from streamiter.iteration.config import IterationBodyResult, IterationConfig
+from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
 from streamiter.iteration.loop import Loop
+from streamiter.iteration.replayed import DataStream, Replayed
 from streamiter.operators.functions import asynchronous_kind
 from streamiter.operators.rejection import shortened
 from streamiter.runtime.partitioning import Forward
@@ -17,7 +18,9 @@ __all__ = [
     "check_arguments",
     "check_body",
     "check_bounded",
+    "check_bounded_data",
     "check_config",
+    "check_config_of_unbounded",
     "check_result",
     "check_stamps",
     "is_stamped",
@@ -29,9 +32,16 @@ def is_stamped(stream: Stream) -> bool:
     return all(step.stamped for step in stream.steps)
 
 
-def check_arguments(initial: Any, data: Any) -> tuple[list[Stream], list[Stream]]:
+def check_arguments(initial: Any, data: Any) -> tuple[list[Stream], list[DataStream]]:
     """The streams an iteration is given: streams of one flow, from outside iterations."""
-    initial, data = _listed("initial variable", initial), _listed("data", data)
+    initial, given = _listed("initial variable", initial), _listed("data", data)
+    for number, stream in enumerate(initial):
+        if isinstance(stream, Replayed):
+            raise GraphError(
+                f"iteration: expected initial variable stream {number} to be a Stream, given {stream!r}; only data "
+                "streams are replayed"
+            )
+    data = [stream.stream if isinstance(stream, Replayed) else stream for stream in given]
     if not initial:
         raise GraphError(
             "iteration: expected at least one initial variable stream, given none; "
@@ -57,7 +67,10 @@ def check_arguments(initial: Any, data: Any) -> tuple[list[Stream], list[Stream]
                     f"iteration: expected {kind} streams from outside iterations, given stream {number} "
                     f"({stream.name!r}) of the body of another; return it in output_streams there"
                 )
-    return initial, data
+    return initial, [
+        DataStream(stream, isinstance(as_given, Replayed))
+        for stream, as_given in zip(data, given, strict=True)
+    ]
 
 
 def _listed(kind: str, streams: Any, container: str = "list") -> list[Any]:
@@ -70,7 +83,10 @@ def _listed(kind: str, streams: Any, container: str = "list") -> list[Any]:
 
 def _check_stream(kind: str, number: int, stream: Any) -> None:
     if not isinstance(stream, Stream):
-        raise GraphError(f"iteration: expected {kind} stream {number} to be a Stream, given {stream!r}")
+        raise GraphError(
+            f"iteration: expected {kind} stream {number} to be a Stream, given {shortened(stream)}; write "
+            "flow.from_items([value]) for a value"
+        )
 
 
 def check_bounded(initial: Sequence[Stream]) -> None:
@@ -85,6 +101,38 @@ def check_bounded(initial: Sequence[Stream]) -> None:
             raise GraphError(
                 f"iteration: expected initial variable streams without epochs, given stream {number} "
                 f"({stream.name!r}) of epochs_every; initial variables are of epoch 0, stamp data streams"
+            )
+
+
+def check_bounded_data(data: Sequence[DataStream]) -> None:
+    """The data of a bounded iteration ends, and has no epochs of its own."""
+    for number, given in enumerate(data):
+        stream = given.stream
+        if not stream.is_bounded:
+            raise GraphError(
+                f"iteration: expected bounded data streams in a bounded iteration, given stream {number} "
+                f'({stream.name!r}), which never ends; read the topic with stop="latest", or use '
+                "iterate_unbounded_streams"
+            )
+        if any(step.stamped for step in stream.steps):
+            raise GraphError(
+                f"iteration: expected data streams without epochs in a bounded iteration, given stream {number} "
+                f"({stream.name!r}) of epochs_every; leave epochs_every out, or use iterate_unbounded_streams"
+            )
+
+
+def check_config_of_unbounded(config: IterationConfig, data: Sequence[DataStream]) -> None:
+    """What only bounded iterations can do."""
+    if config.operator_life_cycle is not OperatorLifeCycle.ALL_ROUND:
+        raise GraphError(
+            "iteration: expected operator_life_cycle=OperatorLifeCycle.ALL_ROUND in an unbounded iteration, given "
+            f"{config.operator_life_cycle}; use iterate_bounded_streams_until_termination"
+        )
+    for number, given in enumerate(data):
+        if given.replayed:
+            raise GraphError(
+                f"iteration: expected no replayed data in an unbounded iteration, given data stream {number} "
+                f"({given.stream.name!r}); use iterate_bounded_streams_until_termination, or leave replayed out"
             )
 
 
@@ -127,20 +175,24 @@ def check_stamps(max_epochs_ahead: int | None, data: Sequence[Stream]) -> None:
             )
 
 
-def check_result(result: Any, loop: Loop, initial: Sequence[Stream]) -> IterationBodyResult:
-    """What the body of an unbounded iteration gives back."""
+def check_result(result: Any, loop: Loop, initial: Sequence[Stream], *, bounded: bool) -> IterationBodyResult:
+    """What the body of an iteration gives back."""
     if not isinstance(result, IterationBodyResult):
-        raise GraphError(f"iteration: expected the body to give an IterationBodyResult, given {result!r}")
-    if result.termination_criteria is not None:
+        raise GraphError(
+            f"iteration: expected the body to give an IterationBodyResult, given {shortened(result)}; write "
+            "return IterationBodyResult([feedback], [output])"
+        )
+    criteria = result.termination_criteria
+    if criteria is not None and not bounded:
         raise GraphError(
             "iteration: expected no termination criteria in an unbounded iteration, given "
-            f"{getattr(result.termination_criteria, 'name', None)!r}; it ends when its inputs end"
+            f"{getattr(criteria, 'name', None)!r}; it ends when its inputs end"
         )
     feedback = _listed("feedback", result.feedback_variable_streams)
     if len(feedback) != len(initial):
         raise GraphError(
             f"iteration: expected as many feedback streams as variable streams ({len(initial)}), "
-            f"given {len(feedback)}"
+            f"given {len(feedback)}; give one for each, in the same order"
         )
     outputs = result.output_streams
     listed = (
@@ -148,7 +200,9 @@ def check_result(result: Any, loop: Loop, initial: Sequence[Stream]) -> Iteratio
     )
     for kind, streams in (("feedback", feedback), ("output", listed)):
         for number, stream in enumerate(streams):
-            _check_inside(kind, number, stream, loop)
+            _check_inside(f"{kind} stream {number}", stream, loop)
+    if criteria is not None:
+        _check_inside("termination_criteria", criteria, loop)
     for number, (start, stream) in enumerate(zip(initial, feedback, strict=True)):
         _check_parallelism(number, start, stream)
     return result
@@ -157,13 +211,17 @@ def check_result(result: Any, loop: Loop, initial: Sequence[Stream]) -> Iteratio
 _OR_A_DICT = "list (or dict)"
 
 
-def _check_inside(kind: str, number: int, stream: Any, loop: Loop) -> None:
-    _check_stream(kind, number, stream)
+def _check_inside(what: str, stream: Any, loop: Loop) -> None:
+    if not isinstance(stream, Stream):
+        raise GraphError(
+            f"iteration: expected {what} to be a Stream, given {shortened(stream)}; give a stream of the body"
+        )
     if any(step.loop is not loop for step in stream.steps):
         raise GraphError(
-            f"iteration: expected {kind} stream {number} to come from inside the body, given "
-            f"{stream.name!r} from outside; pass it in as a data stream"
+            f"iteration: expected {what} to come from inside the body, given {stream.name!r} from outside; "
+            "pass it in as a data stream"
         )
+    loop.check_streams("iteration", stream.edges())
 
 
 def _check_parallelism(number: int, initial: Stream, feedback: Stream) -> None:

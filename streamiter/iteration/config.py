@@ -11,7 +11,7 @@ from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
 from streamiter.runtime.graph import FeedbackLimits
 
-__all__ = ["AS_THE_ENTRY_POINT_SAYS", "IterationBodyResult", "IterationConfig"]
+__all__ = ["AS_THE_ENTRY_POINT_SAYS", "IterationBodyResult", "IterationConfig", "OperatorLifeCycle"]
 
 
 class _Default(enum.Enum):
@@ -21,20 +21,48 @@ class _Default(enum.Enum):
 AS_THE_ENTRY_POINT_SAYS: Final = _Default.AS_THE_ENTRY_POINT_SAYS
 
 
+class OperatorLifeCycle(enum.Enum):
+    """How long the operators of an iteration body live; source: FLIP-176."""
+
+    ALL_ROUND = "all round"
+    """One instance for the whole iteration."""
+    PER_ROUND = "per round"
+    """A new instance for each epoch that has records: nothing is kept from one to the next."""
+
+
+# A replayed stream of some ten million small rows; with a few of them still a small part of a training machine.
+_REPLAY_MEMORY_BYTES: Final = 512 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class IterationConfig:
     """``max_epochs_ahead``: how far feedback may run ahead of the last complete epoch.
 
-    0 is synchronous (BSP), s bounded-stale (SSP), None asynchronous (ASP). In an unbounded iteration it is
-    None unless said otherwise, and a number needs stamped data (``epochs_every``). ``feedback_limits``: how
-    much may wait in each channel of a feedback edge, and in each queue of records whose epoch's turn has not
-    come, at heads and at operators with ``epochs_in_order``.
+    0 is synchronous (BSP), s bounded-stale (SSP), None asynchronous (ASP). In a bounded iteration it is 0
+    unless said otherwise. In an unbounded one it is None, and a number needs stamped data
+    (``epochs_every``). ``operator_life_cycle``: see :class:`OperatorLifeCycle`; ``PER_ROUND`` is for bounded
+    iterations. ``feedback_limits``: how much may wait in each channel of a feedback edge, and in each queue of
+    records whose epoch's turn has not come, at heads and at operators with ``epochs_in_order``.
+    ``replay_memory_bytes``: how much each subtask of a replayed stream keeps in memory; what is beyond lies on
+    disk, up to the ``disk_bytes`` of ``feedback_limits`` and in their ``directory``.
     """
 
     max_epochs_ahead: int | _Default | None = AS_THE_ENTRY_POINT_SAYS
+    operator_life_cycle: OperatorLifeCycle = OperatorLifeCycle.ALL_ROUND
     feedback_limits: FeedbackLimits = field(default_factory=FeedbackLimits)
+    replay_memory_bytes: int = _REPLAY_MEMORY_BYTES
 
     def __post_init__(self) -> None:
+        if not isinstance(self.operator_life_cycle, OperatorLifeCycle):
+            raise GraphError(
+                "IterationConfig: expected operator_life_cycle to be an OperatorLifeCycle, given "
+                f"{self.operator_life_cycle!r}; write OperatorLifeCycle.ALL_ROUND or OperatorLifeCycle.PER_ROUND"
+            )
+        if not _is_count(self.replay_memory_bytes):
+            raise GraphError(
+                "IterationConfig: expected replay_memory_bytes of at least 0, given "
+                f"{self.replay_memory_bytes!r}; use a whole number of bytes"
+            )
         if not isinstance(self.feedback_limits, FeedbackLimits):
             raise GraphError(
                 f"IterationConfig: expected feedback_limits to be FeedbackLimits, given {self.feedback_limits!r}; "
@@ -43,10 +71,15 @@ class IterationConfig:
         ahead = self.max_epochs_ahead
         if ahead is None or isinstance(ahead, _Default):
             return
-        if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 0:
+        if not _is_count(ahead):
             raise GraphError(
-                f"IterationConfig: expected max_epochs_ahead None or a number of at least 0, given {ahead!r}"
+                f"IterationConfig: expected max_epochs_ahead None or a number of at least 0, given {ahead!r}; "
+                "0 is synchronous, None asynchronous"
             )
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
 
 
 @dataclass(frozen=True, slots=True)

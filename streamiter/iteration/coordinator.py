@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from streamiter.iteration.progress import Completed, Decision, Ended, LoopProgress, Released
 from streamiter.records import Control
 from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.statistics import LoopStatistics
+
+if TYPE_CHECKING:
+    from streamiter.checkpoints.replay_cache import ReplayCache
 
 __all__ = ["Admit", "Advance", "LoopCoordinator", "Release", "Restored", "Terminate"]
 
@@ -23,7 +26,7 @@ _FEEDBACK_FOR_ONE_INPUT: Final = 16
 
 @final
 class Advance(Control):
-    """``epoch`` is complete: heads send its watermark."""
+    """``epoch`` is complete, and the iteration goes on: held feedback goes on, then the watermark."""
 
     __slots__ = ("epoch",)
 
@@ -33,7 +36,7 @@ class Advance(Control):
 
 @final
 class Release(Control):
-    """Held feedback of ``epoch`` (as far as staleness allows) goes on."""
+    """Held feedback of ``epoch`` (as far as staleness allows) goes on before the epoch is complete."""
 
     __slots__ = ("epoch",)
 
@@ -43,7 +46,7 @@ class Release(Control):
 
 @final
 class Terminate(Control):
-    """The iteration ends in ``epoch``."""
+    """The iteration ends in ``epoch``, whose held feedback still goes on."""
 
     __slots__ = ("epoch",)
 
@@ -77,15 +80,20 @@ class Restored:
 class LoopCoordinator:
     """One for each iteration of a running job; called by its heads and entrances, in one event loop."""
 
-    def __init__(self, heads: int, entrances: int) -> None:
-        self.progress = LoopProgress(heads, entrances)
-        self._members = heads + entrances
+    def __init__(self, heads: int, entrances: int, criteria_heads: int = 0) -> None:
+        self.progress = LoopProgress(heads, entrances, criteria_heads)
+        self._members = heads + entrances + criteria_heads
+        self._heads_expected = heads
         self._heads: list[Post] = []
+        self._criteria_heads: list[Post] = []
         self._entrances: list[Post] = []
         self._feedback: list[FeedbackChannel] = []
         self._held: list[EpochsAside] = []
         self._throttled: dict[Post, None] = {}
         self._feedback_handled = 0
+        self.told_complete = -1
+        """The last complete epoch that heads and entrances have been told of."""
+        self._replays: list[ReplayCache] = []
         self._restored: list[Restored] = []
         self._in_checkpoint = 0
         """Members that a checkpoint has begun at but not ended."""
@@ -106,10 +114,20 @@ class LoopCoordinator:
             self._held.append(held)
         return len(self._heads) - 1
 
+    def register_criteria_head(self, post: Post, feedback: Iterable[FeedbackChannel]) -> int:
+        """A head of the criteria stream is there; gives its number, which lies behind those of the others."""
+        self._criteria_heads.append(post)
+        self._feedback += feedback
+        return self._heads_expected + len(self._criteria_heads) - 1
+
     def register_entrance(self, post: Post) -> int:
         """An entrance is there; gives its number."""
         self._entrances.append(post)
         return len(self._entrances) - 1
+
+    def register_replay(self, cache: ReplayCache) -> None:
+        """An entrance keeps its data here, to send it again."""
+        self._replays.append(cache)
 
     def head_received(self, head: int, epoch: int, count: int) -> None:
         """See :meth:`LoopProgress.head_received`."""
@@ -131,14 +149,28 @@ class LoopCoordinator:
         if self._in_checkpoint or self._checkpointed:
             self._undecided += decisions
             return
+        # What is complete is released by that, too: one turn of each head instead of two.
+        released: int | None = None
         for decision in decisions:
             if isinstance(decision, Released):
-                self._post(self._heads, Release(decision.epoch))
+                released = decision.epoch
             elif isinstance(decision, Completed):
-                self._post([*self._heads, *self._entrances], Advance(decision.epoch))
+                released = None
+                self.told_complete = decision.epoch
+                advance = Advance(decision.epoch)
+                self._post(self._heads, advance)
+                self._post(self._entrances, advance)
             else:
                 assert isinstance(decision, Ended)
-                self._post([*self._heads, *self._entrances], Terminate(decision.epoch))
+                released = None
+                everyone = (*self._heads, *self._criteria_heads, *self._entrances)
+                self._post(everyone, Terminate(decision.epoch))
+        if released is not None:
+            self._post(self._heads, Release(released))
+
+    def end_soon(self) -> None:
+        """End at the next complete epoch in which that is possible: the job is drained."""
+        self.progress.end_soon()
 
     def _post(self, posts: Iterable[Post], control: Control) -> None:
         for post in posts:
@@ -172,6 +204,7 @@ class LoopCoordinator:
         released = max(member.released for member in members if member.released is not None)
         complete = max(member.advanced for member in members)
         ended_in = next((member.ended_in for member in members if member.ended_in is not None), None)
+        self.told_complete = complete
         self.progress.go_on_after(released=released, complete=complete, ended_in=ended_in)
         for member in members:
             self._repeat(member, released, complete, ended_in)

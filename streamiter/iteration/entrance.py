@@ -38,7 +38,7 @@ class Entrance(Boundary):
         self._coordinator_of = coordinator_of
         self._stamped = stamped
         self._max_epochs_ahead = max_epochs_ahead
-        self._last_complete = -1
+        self.last_complete = -1
         self._passed = -1
         self._data_ended = False
         self._ended_in: int | None = None
@@ -47,9 +47,9 @@ class Entrance(Boundary):
         """Stamped data too far ahead, and what came behind it: at most one batch and its watermark."""
 
     def open(self, context: Context) -> None:
-        self._context = context
-        self._coordinator = self._coordinator_of(context.scope)
-        self._index = self._coordinator.register_entrance(context.post)
+        self.context = context
+        self.coordinator = self._coordinator_of(context.scope)
+        self._index = self.coordinator.register_entrance(context.post)
 
     def wanted_inputs(self) -> Iterable[str] | None:
         return () if self._throttled or self._waiting else None
@@ -61,16 +61,16 @@ class Entrance(Boundary):
             self._waiting.append(DataBatch(records, epoch))
             return
         out.emit_batch(records, epoch)
-        if self._coordinator.is_overloaded:
+        if self.coordinator.is_overloaded:
             self._throttled = True
-            self._coordinator.throttle(self._context.post)
-            self._context.clock.call_later(_ADMIT_AFTER_S, lambda: self._context.post(Admit()))
+            self.coordinator.throttle(self.context.post)
+            self.context.clock.call_later(_ADMIT_AFTER_S, lambda: self.context.post(Admit()))
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, Admit):
             self._throttled = False
         elif isinstance(control, Advance):
-            self._last_complete = control.epoch
+            self.last_complete = control.epoch
             await self._let_in(out)
         elif isinstance(control, Terminate):
             self._ended_in = control.epoch
@@ -98,25 +98,29 @@ class Entrance(Boundary):
             if self._stamped:
                 self._passed = control.epoch
                 await out.control(control)
-                self._coordinator.entrance_passed(self._index, control.epoch)
+                self.coordinator.entrance_passed(self._index, control.epoch)
         else:
             self._data_ended = True
-            await out.control(EndOfData(max(0, self._passed)))
-            self._coordinator.entrance_ended(self._index)
+            await self.data_has_ended(out)
+            self.coordinator.entrance_ended(self._index)
+
+    async def data_has_ended(self, out: BoundaryOutput) -> None:
+        """Tell the body."""
+        await out.control(EndOfData(max(0, self._passed)))
 
     def _is_too_far_ahead(self, epoch: int) -> bool:
         ahead = self._max_epochs_ahead
-        return ahead is not None and self._stamped and epoch > self._last_complete + 1 + ahead
+        return ahead is not None and self._stamped and epoch > self.last_complete + 1 + ahead
 
     def checkpoint_begins(self) -> None:
-        self._coordinator.checkpoint_begins()
+        self.coordinator.checkpoint_begins()
 
     def checkpoint_ends(self) -> None:
-        self._coordinator.checkpoint_ends()
+        self.coordinator.checkpoint_ends()
 
     def snapshot(self) -> dict[str, Any]:
         return {
-            "last complete": self._last_complete,
+            "last complete": self.last_complete,
             "passed": self._passed,
             "data ended": self._data_ended,
             "ended in": self._ended_in,
@@ -124,15 +128,15 @@ class Entrance(Boundary):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._last_complete = state["last complete"]
+        self.last_complete = state["last complete"]
         self._passed = state["passed"]
         self._data_ended = state["data ended"]
         self._ended_in = state["ended in"]
         self._waiting.extend(_item(*entry) for entry in state["waiting"])
-        self._coordinator.restore(
+        self.coordinator.restore(
             Restored(
-                post=self._context.post,
-                advanced=self._last_complete,
+                post=self.context.post,
+                advanced=self.last_complete,
                 ended_in=self._ended_in,
                 report=self._report_again,
             )
@@ -140,9 +144,9 @@ class Entrance(Boundary):
 
     def _report_again(self) -> None:
         if self._passed >= 0:
-            self._coordinator.entrance_passed(self._index, self._passed)
+            self.coordinator.entrance_passed(self._index, self._passed)
         if self._data_ended:
-            self._coordinator.entrance_ended(self._index)
+            self.coordinator.entrance_ended(self._index)
 
 
 def _plain(item: DataBatch | Control) -> tuple[str, Any, int]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.coordinator import LoopCoordinator
 from streamiter.operators.context import JobScope
 from streamiter.operators.operator import Operator
-from streamiter.runtime.graph import FeedbackLimits, Step
+from streamiter.iteration.rounds import RoundScope
+from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 from streamiter.runtime.statistics import LoopStatistics
 
 __all__ = ["Loop"]
@@ -18,17 +19,31 @@ __all__ = ["Loop"]
 class Loop:
     """The scope of one iteration body: its border steps, and what leaves it beside its outputs."""
 
-    def __init__(self, *, has_plain_endless_data: bool, limits: FeedbackLimits) -> None:
+    def __init__(self, *, bounded: bool, has_plain_endless_data: bool, limits: FeedbackLimits) -> None:
         self.heads: list[Step] = []
+        self.criteria_heads: list[Step] = []
         self.entrances: list[Step] = []
         self.leaving: list[tuple[Stream, Callable[[Stream], None]]] = []
+        self.bounded = bounded
+        """Whether it ends when nothing is fed back, or the criteria say so."""
         self.limits = limits
         """Of each channel of feedback, and of each queue of records whose epoch's turn has not come."""
+        self.round_scope: RoundScope | None = None
+        """Set while steps are added that begin anew in each epoch."""
         self._has_plain_endless_data = has_plain_endless_data
 
     def leave(self, stream: Stream, then: Callable[[Stream], None]) -> None:
         """Bring a stream of the body outside when the body is built, and go on with it there."""
         self.leaving.append((stream, then))
+
+    def check_streams(self, label: str, edges: Iterable[Edge]) -> None:
+        """Raise GraphError where a step would read a stream across the border of a part that begins anew."""
+        for edge in edges:
+            scope = edge.upstream.round_scope
+            if self.round_scope is not None:
+                self.round_scope.check_use_inside(label, edge)
+            elif scope is not None:
+                scope.check_use_outside(label, edge)
 
     def coordinator(self, scope: JobScope) -> LoopCoordinator:
         """The coordinator of this loop in the job that the scope belongs to."""
@@ -37,8 +52,14 @@ class Loop:
             lambda: LoopCoordinator(
                 heads=sum(step.parallelism for step in self.heads),
                 entrances=sum(step.parallelism for step in self.entrances),
+                criteria_heads=sum(step.parallelism for step in self.criteria_heads),
             ),
         )
+
+    def drain(self, scope: JobScope) -> None:
+        """The job is drained: a bounded iteration ends with the epoch under way, since it might never end."""
+        if self.bounded:
+            self.coordinator(scope).end_soon()
 
     def statistics(self, scope: JobScope) -> LoopStatistics:
         """How far this loop has come in the job that the scope belongs to."""

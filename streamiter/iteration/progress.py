@@ -2,7 +2,8 @@
 
 A head has *received* epoch e when all feedback of e has come in at it (epoch 0: when the initial
 variables have ended). Epoch e is *complete* when every head has received it and every data stream has
-passed it or ended.
+passed it or ended. The iteration ends at the first complete epoch, above 0 and those of the data, that
+brought no feedback at any head, or no record of the criteria stream where there is one.
 
 >>> progress = LoopProgress(heads=2, entrances=1)
 >>> progress.head_received(0, epoch=0, count=0), progress.head_received(1, epoch=0, count=0)
@@ -50,17 +51,24 @@ Decision = Released | Completed | Ended
 
 
 class LoopProgress:
-    """Brings together what the heads and entrances of one unbounded iteration report.
+    """Brings together what the heads and entrances of one iteration report.
 
-    Every report gives the decisions that follow from it, in order. Invariants: epochs are released and
-    completed one after the other, each once; a completed epoch was released; nothing follows ``Ended``.
+    Heads are numbered from 0, those of the criteria stream behind the others. Every report gives the
+    decisions that follow from it, in order. Invariants: epochs are released and completed one after the
+    other, each once; a completed epoch was released; nothing follows ``Ended``.
     """
 
-    def __init__(self, heads: int, entrances: int) -> None:
-        self._received = [-1.0] * heads
+    def __init__(self, heads: int, entrances: int, criteria_heads: int = 0) -> None:
+        self._heads = heads
+        self._has_criteria = criteria_heads > 0
+        self._received = [-1.0] * (heads + criteria_heads)
         self._passed = [-1.0] * entrances
         self._last_data_epoch = 0
-        self._counts: dict[int, int] = {}
+        self._feedback: dict[int, int] = {}
+        """Records fed back, by epoch that is not complete."""
+        self._criteria: dict[int, int] = {}
+        """Records of the criteria stream, by epoch that is not complete."""
+        self._ends_soon = False
         self.last_released = -1
         self.last_complete = -1
         self.ended_in: int | None = None
@@ -82,13 +90,14 @@ class LoopProgress:
         return self._decide()
 
     def head_received(self, head: int, *, epoch: int, count: int) -> list[Decision]:
-        """Head ``head`` has received all of ``epoch``, ``count`` feedback records of it."""
+        """Head ``head`` has received all of ``epoch``, ``count`` records of it."""
         if epoch != self._received[head] + 1:
             raise InternalError(
                 f"loop: head {head} reports epoch {epoch} after epoch {self._received[head]:.0f}"
             )
         self._received[head] = epoch
-        self._counts[epoch] = self._counts.get(epoch, 0) + count
+        counts = self._feedback if head < self._heads else self._criteria
+        counts[epoch] = counts.get(epoch, 0) + count
         return self._decide()
 
     def head_finished(self, head: int) -> list[Decision]:
@@ -112,6 +121,10 @@ class LoopProgress:
         self._last_data_epoch = max(self._last_data_epoch, self.last_complete + 1)
         return self._decide()
 
+    def end_soon(self) -> None:
+        """End at the next complete epoch in which all may end, whatever it brought."""
+        self._ends_soon = True
+
     def _decide(self) -> list[Decision]:
         decisions: list[Decision] = []
         while self.ended_in is None and not self._awaits_reports:
@@ -126,8 +139,11 @@ class LoopProgress:
 
     def _complete(self, epoch: int) -> Decision:
         self.last_complete = epoch
-        brought = self._counts.pop(epoch, 0)
-        if epoch >= 1 and brought == 0 and epoch > self._last_data_epoch and self._data_has_ended():
+        fed_back = self._feedback.pop(epoch, 0)
+        criteria = self._criteria.pop(epoch, 0)
+        may_end = epoch > self._last_data_epoch and self._data_has_ended()
+        has_no_reason_to_go_on = not fed_back or (self._has_criteria and not criteria) or self._ends_soon
+        if may_end and has_no_reason_to_go_on:
             self.ended_in = epoch
             return Ended(epoch)
         return Completed(epoch)

@@ -29,6 +29,8 @@ class Filter(Operator):
     [array([2, 3])]
     """
 
+    is_stateless = True
+
     def __init__(self, predicate: Callable[[Any], Any]) -> None:
         self._predicate = plain_function("Filter(predicate)", predicate)
 

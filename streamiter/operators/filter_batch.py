@@ -39,6 +39,8 @@ class FilterBatch(Operator):
     [{'user': np.str_('ann'), 'price': np.int64(3)}]
     """
 
+    is_stateless = True
+
     def __init__(self, f: Callable[[Batch], Mask | Sequence[bool]]) -> None:
         self._f = plain_function("FilterBatch(f)", f)
 

@@ -33,6 +33,8 @@ class FlatMap(Operator):
     ['to', 'be', 'or', 'not']
     """
 
+    is_stateless = True
+
     def __init__(self, f: Callable[[Any], Iterable[Any]]) -> None:
         self._f = plain_function("FlatMap(f)", f)
 

@@ -50,6 +50,11 @@ class KeyedState:
         self._states.pop(key, None)
         self._used_at_s.pop(key, None)
 
+    def clear(self) -> None:
+        """Forget all keys."""
+        self._states.clear()
+        self._used_at_s.clear()
+
     def __len__(self) -> int:
         return len(self._states)
 

@@ -27,6 +27,8 @@ class Map(Operator):
     [10, 20, 30]
     """
 
+    is_stateless = True
+
     def __init__(self, f: Callable[[Any], Any]) -> None:
         self._f = plain_function("Map(f)", f)
 

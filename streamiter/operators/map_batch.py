@@ -31,6 +31,8 @@ class MapBatch(Operator):
     [array([1, 4, 9])]
     """
 
+    is_stateless = True
+
     def __init__(self, f: Callable[[Batch], Batch]) -> None:
         self._f = plain_function("MapBatch(f)", f)
 

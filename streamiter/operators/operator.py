@@ -27,8 +27,8 @@ class Operator:
 
     Optionally:
 
-    - ``wanted_inputs() -> names`` of the inputs to read next; asked again after each record. If only
-      ended inputs are named, all are read;
+    - ``wanted_inputs() -> names`` of the inputs to read next; asked again after each record (after each batch,
+      of an input handled by batches). If only ended inputs are named, all are read;
     - ``input_ended(name, out)``: that input has ended at this instance;
     - ``on_timer(payload, out)``: a timer set with ``context.set_timer`` is due.
 
@@ -45,7 +45,11 @@ class Operator:
     call at a time."""
 
     epochs_in_order: bool = False
-    """In an iteration: set records of later epochs aside until their epoch's turn comes."""
+    """In an iteration: set records of later epochs aside until their epoch's turn comes. For
+    ``wanted_inputs``, an input has then ended when it brings nothing more of the epoch whose turn it is."""
+
+    is_stateless: bool = False
+    """For the engine: nothing is kept from one batch to the next."""
 
     def open(self, context: Context) -> Any:
         """Called once, before anything else. Keep ``context`` if it is needed later."""

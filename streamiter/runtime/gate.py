@@ -42,11 +42,11 @@ class Gate:
         self._parked: list[Port] = []
         self._posted: deque[Control] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._wanted = WantedInputs(self.ports)
+        self._wanted = WantedInputs(self.ports, self._has_ended)
         self._alignment = BarrierAlignment(self.ports)
         self._feedback = FeedbackLog(self.ports)
         self._epochs = GateEpochs(
-            self.ports, epochs_aside, on_held=self._list, on_data_ended=self._data_ended
+            self.ports, epochs_aside, on_held=self._list, on_data_ended=self.reconsider_wanted
         )
         self._in_order = epochs_aside is not None
         self._feedback_only = False
@@ -66,6 +66,7 @@ class Gate:
         if self._served is not None:
             served, self._served = self._served, None
             self._posted.extend(self._epochs.settle(served))
+            self.reconsider_wanted()
         if self._posted:
             return None, self._posted.popleft()
         if self._ending is not None:
@@ -163,6 +164,19 @@ class Gate:
         wanted = self._wanted.names
         return wanted is None or input_name in wanted
 
+    def reconsider_wanted(self) -> None:
+        """Some input has ended: where only ended ones are wanted, all are read."""
+        if self._wanted.reconsider():
+            self._unpark()
+
+    def inputs_complete(self, epoch: int) -> list[str]:
+        """The inputs that bring no record of this epoch any more."""
+        names = dict.fromkeys(port.input_name for port in self.ports)
+        for port in self.ports:
+            if not self._epochs.covers(port, epoch):
+                names.pop(port.input_name, None)
+        return list(names)
+
     # -- for statistics and the watchdog -------------------------------------------------------------
 
     @property
@@ -185,7 +199,10 @@ class Gate:
     def accept(self, port: Port, control: Control) -> list[Control]:
         """What a control record taken from a port means for the task, in order."""
         if isinstance(control, EpochWatermark):
-            return self._epochs.watermark(port, control.epoch)
+            events = self._epochs.watermark(port, control.epoch)
+            if self._in_order:
+                self.reconsider_wanted()
+            return events
         if isinstance(control, CheckpointBarrier):
             return self._barrier_returned(port, control) if port.is_feedback else self._align(port, control)
         if isinstance(control, EndOfData):
@@ -280,9 +297,11 @@ class Gate:
             port.parked = False
             self._list(port)
 
-    def _data_ended(self) -> None:
-        if self._wanted.data_ended():
-            self._unpark()
+    def _has_ended(self, port: Port) -> bool:
+        """Whether nothing more comes from a port: at all, or in the epoch whose turn it is, where epochs take turns."""
+        if port.data_ended and not port.held:
+            return True
+        return self._in_order and self._epochs.covers(port, self._epochs.tracker.watermark + 1)
 
     def _hold_up_to_barrier(self, port: Port) -> bool:
         """Take what lies before the barrier into the port's own buffer; says whether the port is done with.

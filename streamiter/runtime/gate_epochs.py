@@ -63,6 +63,12 @@ class GateEpochs:
         aside = self._aside.lowest_epoch(port.index)
         return min(epochs if aside is None else [*epochs, aside], default=None)
 
+    def covers(self, port: Port, epoch: int) -> bool:
+        """Whether no record of this epoch, or of one before it, can come from this port any more."""
+        lowest = self.lowest_pending(port)
+        has_come = port.data_ended or self.tracker.reached(port.index) >= epoch
+        return has_come and (lowest is None or lowest > epoch)
+
     @property
     def records_aside(self) -> int:
         """Records that are set aside."""

@@ -68,11 +68,20 @@ class Step:
     """Whether the user chose the name."""
     loop: Any = None
     """The iteration whose body it belongs to, or None."""
+    round_scope: Any = None
+    """The part of that body whose steps begin anew in each epoch, if it belongs to one."""
     bounded: bool = True
     stamped: bool = False
     """Whether its records carry epochs from outside an iteration."""
     shape: str = "operator"
     """For drawings: operator, source, sink or iteration."""
+    epochs_seen: str = ""
+    """For drawings: where records enter an iteration, of which epochs they are."""
+
+    @property
+    def per_round(self) -> bool:
+        """Whether each epoch has an operator of its own."""
+        return self.round_scope is not None
 
     def input_names(self) -> list[str]:
         """Names of the inputs, in the order they were connected."""

@@ -16,7 +16,7 @@ from streamiter.operators.output import Output
 from streamiter.operators.rejection import RecordFailure
 from streamiter.operators.statistics import OperatorStatistics
 from streamiter.records import Batch, Control
-from streamiter.runtime.entries import Entry, is_awaited, make_async_entry, make_entry
+from streamiter.runtime.entries import Entry, handler_of, is_awaited, make_async_entry, make_entry
 from streamiter.runtime.failure import unless_cancelled
 from streamiter.runtime.graph import Step
 
@@ -79,6 +79,13 @@ class OperatorInstance:
             keyed=self.keyed,
         )
 
+    def renew(self, operator: Operator) -> None:
+        """Go on with a new operator that knows nothing of the one before, which has been closed."""
+        self.operator = operator
+        self.is_listener = isinstance(operator, IterationListener)
+        if self.keyed is not None:
+            self.keyed.clear()
+
     def entry(self, input_name: str) -> Entry:
         """What the step before calls with a batch."""
         handle = make_entry(self.operator, input_name, self.out, self.context, self._key_of)
@@ -90,6 +97,10 @@ class OperatorInstance:
             self.operator, input_name, self.out, self.context, self._key_of, self.progress
         )
         return self._counted(handle)
+
+    def takes_batches(self, input_name: str) -> bool:
+        """Whether an input is handled by batches, not record by record."""
+        return handler_of(self.operator, input_name, step=self.step.name, keyed=self.keyed is not None)[1]
 
     def is_awaited(self, input_names: Sequence[str]) -> bool:
         """Whether handling records is a coroutine, or done in a thread."""

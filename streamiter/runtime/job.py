@@ -135,8 +135,8 @@ class Job:
 
         ``suspend``: nothing more is read, sinks are flushed, no step hears of an end of its input. What steps
         keep as state, and records of inputs that an operator does not want now, are gone: to go on from here
-        later, take a ``snapshot()`` before. ``drain``: the inputs end here, loops finish, the job ends as
-        finished. ``abort``: now.
+        later, take a ``snapshot()`` before. ``drain``: the inputs end here, loops finish (a bounded iteration with
+        the epoch under way), the job ends as finished. ``abort``: now.
 
         The job is ``finished`` even after ``suspend`` if all its inputs had ended before.
         """
@@ -153,6 +153,8 @@ class Job:
             for task in self._tasks:
                 if task.feeder is not None and not task.ended:
                     task.post(DrainInput())
+            for loop in self._loops:
+                loop.drain(self._scope)
         else:
             await self._trigger(suspend=True)
         return await self.wait()

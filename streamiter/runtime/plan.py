@@ -24,11 +24,14 @@ from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.partitioning import Forward
 from streamiter.runtime.port import Port
+from streamiter.runtime.rounds import Rounds
 from streamiter.runtime.task import Acknowledge, Task
 from streamiter.runtime.writers import EdgeWriter, FeedbackWriter, Lane, Writer
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+    from streamiter.checkpoints.replay_cache import ReplayCache
 
 __all__ = ["ChannelLimits", "Planner", "Surroundings"]
 
@@ -48,6 +51,8 @@ class Surroundings:
     feedback_channels: Sequence[FeedbackChannel]
     make_spill_queue: Callable[[], SpillQueue]
     """A queue with the limits of its feedback."""
+    make_replay_cache: Callable[[int], ReplayCache]
+    """A cache with so many bytes in memory, and the limits of the loop on disk."""
 
 
 @dataclass
@@ -99,7 +104,7 @@ class Planner:
         operator = self._operators[step][0]
         return (
             isinstance(operator, Boundary)
-            or operator.epochs_in_order
+            or self._has_epochs_in_order(step)
             or hasattr(operator, "wanted_inputs")
             or is_awaited(operator, step.input_names(), step=step.name, keyed=step.keys is not None)
         )
@@ -144,6 +149,19 @@ class Planner:
             directory=limits.directory or tempfile.gettempdir(),
         )
 
+    def _replay_cache(self, name: str, memory_limit_bytes: int, limits: FeedbackLimits) -> ReplayCache:
+        import tempfile
+
+        from streamiter.checkpoints.replay_cache import ReplayCache  # for bounded iterations only
+
+        return ReplayCache(
+            name=name,
+            plain_data=self.plain_data,
+            memory_limit_bytes=memory_limit_bytes,
+            disk_limit_bytes=limits.disk_bytes,
+            directory=limits.directory or tempfile.gettempdir(),
+        )
+
     # -- tasks -----------------------------------------------------------------------------------------
 
     def _make_task(self, head: Step, subtask: int) -> Task:
@@ -163,6 +181,9 @@ class Planner:
         progress = Progress()
         instances = self._instances(head, subtask, progress, gate)
         writers = self._connect(instances, subtask, progress)
+        rounds = None
+        if self._is_per_round(head):
+            rounds = Rounds(instances[head], gate, progress, lambda: _operator_of(head))
         return Task(
             name=name,
             gate=gate,
@@ -175,13 +196,20 @@ class Planner:
             executor=self.executor,
             feeder=feeder,
             feedback_channels=feedback,
+            rounds=rounds,
         )
 
     def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel]) -> None:
         operator = self._operators[head][subtask]
         if isinstance(operator, Boundary):
-            limits = next((edge.feedback for edge in head.inputs if edge.feedback), FeedbackLimits())
-            operator.attach(Surroundings(feedback, lambda: self._spill_queue(name, limits)))
+            limits = _limits(head)
+            operator.attach(
+                Surroundings(
+                    feedback,
+                    make_spill_queue=lambda: self._spill_queue(name, limits),
+                    make_replay_cache=lambda memory: self._replay_cache(name, memory, limits),
+                )
+            )
 
     def _ports(self, step: Step, subtask: int) -> list[Port]:
         ports: list[Port] = []
@@ -216,10 +244,17 @@ class Planner:
             upstream = upstream.inputs[0].upstream
         return True
 
+    def _has_epochs_in_order(self, step: Step) -> bool:
+        return self._operators[step][0].epochs_in_order or self._is_per_round(step)
+
+    def _is_per_round(self, step: Step) -> bool:
+        """Whether each epoch has an operator of its own: where nothing is kept, that makes no difference."""
+        return step.per_round and not self._operators[step][0].is_stateless
+
     def _epochs_aside(self, head: Step, name: str) -> EpochsAside | None:
-        if not self._operators[head][0].epochs_in_order:
+        if not self._has_epochs_in_order(head):
             return None
-        limits = FeedbackLimits() if head.loop is None else head.loop.limits
+        limits = _limits(head)
         return EpochsAside(lambda: self._spill_queue(name, limits))
 
     def _instances(
@@ -260,16 +295,16 @@ class Planner:
         return EdgeWriter(split, [Lane(channel) for channel in channels], progress, reader)
 
 
+def _limits(step: Step) -> FeedbackLimits:
+    """Those of the iteration a step belongs to."""
+    limits: FeedbackLimits = FeedbackLimits() if step.loop is None else step.loop.limits
+    return limits
+
+
 def _instantiate(step: Step) -> list[Operator]:
     operators: list[Operator] = []
     for _ in range(step.parallelism):
-        operator = _made(step, step.factory)
-        if not isinstance(operator, Operator):
-            raise GraphError(
-                f"step {step.name!r}: expected its factory to give an Operator, "
-                f"given {type(operator).__name__}; derive it from streamiter.Operator",
-                where=step.where,
-            )
+        operator = _operator_of(step)
         if step.source is None and not isinstance(operator, Boundary):
             check_handlers(
                 operator,
@@ -282,6 +317,17 @@ def _instantiate(step: Step) -> list[Operator]:
             step.loop.check_operator(step, operator)
         operators.append(operator)
     return operators
+
+
+def _operator_of(step: Step) -> Operator:
+    operator = _made(step, step.factory)
+    if not isinstance(operator, Operator):
+        raise GraphError(
+            f"step {step.name!r}: expected its factory to give an Operator, "
+            f"given {type(operator).__name__}; derive it from streamiter.Operator",
+            where=step.where,
+        )
+    return operator
 
 
 def _check_not_shared(operators: dict[Step, list[Operator]]) -> None:

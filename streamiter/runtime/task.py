@@ -32,6 +32,7 @@ from streamiter.runtime.gate_records import BarrierReturned, BarrierTrigger, Inp
 from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.runtime.instance import OperatorInstance, TimerDue
 from streamiter.runtime.port import Port
+from streamiter.runtime.rounds import Rounds
 from streamiter.runtime.writers import Writer
 
 __all__ = ["Acknowledge", "DrainInput", "Task"]
@@ -81,6 +82,7 @@ class Task:
         executor: Executor | None = None,
         feeder: Feeder | None = None,
         feedback_channels: Sequence[FeedbackChannel] = (),
+        rounds: Rounds | None = None,
     ) -> None:
         self.name = name
         self.gate = gate
@@ -102,6 +104,8 @@ class Task:
         self._input_names = list(input_names)
         self._in_loop = self.head.step.loop is not None
         self._feedback_channels = feedback_channels
+        self._rounds = rounds
+        """Where each epoch has an operator of its own."""
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
         self._interior_input_ended = False
         self._suspending = False
@@ -112,12 +116,22 @@ class Task:
         self._boundary = operator if isinstance(operator, Boundary) else None
         self._boundary_out = _TaskBoundaryOutput(self)
         self._closing: asyncio.Task[None] | None = None
-        self._wanted: Callable[[], Any] | None = getattr(operator, "wanted_inputs", None)
+        self._wanted: Callable[[], Any] | None = None
         self._awaited = self._boundary is None and self.head.is_awaited(self._input_names)
+        self._entries: dict[str, Callable[[Batch], Any]] = {}
+        self._by_batch: frozenset[str] = frozenset()
+        """Inputs of the operator at the head that it handles by batches."""
+        if rounds is None:
+            self._bind()
+
+    def _bind(self) -> None:
+        """Call the methods of the operator at the head from now on."""
+        self._wanted = getattr(self.head.operator, "wanted_inputs", None)
         self._entries = {} if self._boundary is not None else self._make_entries()
 
     def _make_entries(self) -> dict[str, Callable[[Batch], Any]]:
         head = self.head
+        self._by_batch = frozenset(name for name in self._input_names if head.takes_batches(name))
         if head.operator.runs_in_thread:
             return {name: self._in_thread(head.entry(name)) for name in self._input_names}
         make = head.async_entry if self._awaited else head.entry
@@ -127,11 +141,15 @@ class Task:
 
     async def open(self, state: _State | None = None) -> None:
         """Open every operator, last first, so that each can rely on those behind it; then restore."""
-        for instance in reversed(self.instances):
+        lasting = self.instances if self._rounds is None else self.instances[1:]
+        for instance in reversed(lasting):
             await instance.open()
         if state is not None:
-            for instance in self.instances:
+            for instance in lasting:
                 await instance.restore(state["operators"][instance.step.name])
+            if self._rounds is not None:
+                await self._rounds.restore(state["round"])
+                self._bind()
             self.progress.watermark = state["watermark"]
             self.positions = dict(state["positions"])
             self.gate.restore(state["gate"], state.get("logged", ()))
@@ -186,6 +204,9 @@ class Task:
         except StreamiterError as error:  # What is set aside went past its disk limit, or is not plain data.
             raise RecordFailure(self.head.step.name) from error
         if polled is None:
+            if self._rounds is not None and await self._rounds.tell_ended_inputs():
+                await self._after_handling()
+                return True
             self._batches_in_a_row = self._records_in_a_row = 0
             return False
         port, message = polled
@@ -201,9 +222,7 @@ class Task:
             if isinstance(message, SourceBatch) and failure.place is None:
                 failure.place = _place_of(message)
             raise
-        if not self.ended:
-            self._ask_what_is_wanted()
-        await self._clear_lanes()
+        await self._after_handling()
         self.is_handling = False
         self._batches_in_a_row += 1
         if self._in_loop or (
@@ -212,6 +231,13 @@ class Task:
             self._batches_in_a_row = self._records_in_a_row = 0
             await asyncio.sleep(0)
         return True
+
+    async def _after_handling(self) -> None:
+        if not self.ended:
+            if self._rounds is not None:
+                await self._rounds.tell_ended_inputs()
+            self._ask_what_is_wanted()
+        await self._clear_lanes()
 
     async def _clear_lanes(self) -> None:
         for lane in self._lanes:
@@ -222,7 +248,7 @@ class Task:
         self.waits_for_room_in = None
 
     def _ask_what_is_wanted(self) -> None:
-        if self._wanted is None:
+        if self._wanted is None or (self._rounds is not None and self._rounds.epoch is None):
             return
         try:
             self.gate.want(self._wanted())
@@ -243,6 +269,8 @@ class Task:
             self.head.count(records)
             await self.head.call("on_batch", port.input_name, records, epoch, self._boundary_out)
             return
+        if self._rounds is not None and not await self._in_its_round(self._rounds, port, records, epoch):
+            return
         entry = self._entries[port.input_name]
         if self._wanted is not None:
             await self._handle_while_wanted(port, entry, records, epoch)
@@ -251,10 +279,32 @@ class Task:
         else:
             entry(records)
 
+    async def _in_its_round(self, rounds: Rounds, port: Port, records: Batch, epoch: int) -> bool:
+        """Have an operator for the epoch of these records; says whether it wants them now."""
+        if rounds.epoch == epoch:
+            return True
+        if rounds.epoch is not None:  # Records of several epochs are left only where the iteration has ended.
+            self.progress.is_ending = True
+            await rounds.terminate(None)
+        await rounds.begin(epoch)
+        self._bind()
+        await rounds.tell_ended_inputs()
+        self._ask_what_is_wanted()
+        self.progress.epoch = epoch
+        if self.gate.is_wanted(port.input_name):
+            return True
+        self.gate.put_back(port, records, epoch)
+        return False
+
     async def _handle_while_wanted(
         self, port: Port, entry: Callable[[Batch], Any], records: Batch, epoch: int
     ) -> None:
-        """Record by record, since what is wanted next may change with each."""
+        """Record by record, since what is wanted next may change with each; or the batch, if that is how it works."""
+        if port.input_name in self._by_batch:
+            result = entry(records)
+            if self._awaited:
+                await result
+            return
         for index in range(len(records)):
             result = entry(slice_batch(records, index, index + 1))
             if self._awaited:
@@ -315,7 +365,8 @@ class Task:
         elif self._boundary is not None:
             await self.head.call("on_control", event, self._boundary_out)
         elif isinstance(event, InputEnded):
-            await self._input_ended(self.head, event.input_name)
+            if self._rounds is None:  # Otherwise an input ends with each round.
+                await self._input_ended(self.head, event.input_name)
         else:
             await self.pass_on(event, self.instances)
 
@@ -331,9 +382,11 @@ class Task:
             self._write_control(control)
 
     async def _pass_watermark(self, control: EpochWatermark, instances: Sequence[OperatorInstance]) -> None:
-        listeners = [instance for instance in instances if instance.is_listener]
-        if listeners:
+        listeners = [instance for instance in instances if self._is_called_back(instance)]
+        if listeners or self._rounds is not None:
             for epoch in range(self.progress.watermark + 1, control.epoch + 1):
+                if self._rounds is not None:
+                    await self._rounds.end(epoch)
                 for listener in listeners:
                     await self._call_back(listener, epoch)
         self.progress.watermark = control.epoch
@@ -346,10 +399,17 @@ class Task:
         for instance in instances:
             if instance is not self.head:
                 await self._input_ended(instance, SINGLE_INPUT)
-            for epoch in epochs if instance.is_listener else ():
+            elif self._rounds is not None:
+                for epoch in epochs:
+                    await self._rounds.end(epoch)
+            for epoch in epochs if self._is_called_back(instance) else ():
                 await self._call_back(instance, epoch)
         self.progress.watermark = max(self.progress.watermark, control.epoch)
         self._write_control(control)
+
+    def _is_called_back(self, instance: OperatorInstance) -> bool:
+        """A step with rounds is called back by these."""
+        return instance.is_listener and not (self._rounds is not None and instance is self.head)
 
     async def _call_back(self, listener: OperatorInstance, epoch: int) -> None:
         self.progress.epoch = epoch
@@ -361,6 +421,9 @@ class Task:
         if control.epoch is not None:
             self.progress.epoch = control.epoch
         for instance in instances:
+            if self._rounds is not None and instance is self.head:
+                await self._rounds.terminate(control.epoch)
+                continue
             if instance is not self.head and not told:
                 await self._hear_input_ended(instance, SINGLE_INPUT)
             if instance.is_listener and instance.step.loop is not None:
@@ -426,8 +489,10 @@ class Task:
 
     async def snapshot(self) -> _State:
         """The state of the whole task as plain data."""
+        lasting = self.instances if self._rounds is None else self.instances[1:]
         return {
-            "operators": {instance.step.name: await instance.snapshot() for instance in self.instances},
+            "operators": {instance.step.name: await instance.snapshot() for instance in lasting},
+            "round": None if self._rounds is None else await self._rounds.snapshot(),
             "watermark": self.progress.watermark,
             "ended": self.ended,
             "interior input ended": self._interior_input_ended,

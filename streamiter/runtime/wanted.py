@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from streamiter.errors import ConfigurationError
 from streamiter.runtime.port import Port
@@ -13,8 +13,9 @@ __all__ = ["WantedInputs"]
 class WantedInputs:
     """What ``wanted_inputs()`` said last. If all inputs that it names have ended, all are wanted."""
 
-    def __init__(self, ports: Sequence[Port]) -> None:
+    def __init__(self, ports: Sequence[Port], has_ended: Callable[[Port], bool]) -> None:
         self._ports = ports
+        self._has_ended = has_ended
         self._asked_for: tuple[str, ...] | None = None
         self.names: frozenset[str] | None = None
         """The inputs to read now; None for all."""
@@ -37,8 +38,8 @@ class WantedInputs:
         self._decide()
         return True
 
-    def data_ended(self) -> bool:
-        """The data of some port has ended; says whether that may change what is wanted."""
+    def reconsider(self) -> bool:
+        """Some port has ended; says whether that may change what is wanted."""
         if self._asked_for is None:
             return False
         self._decide()
@@ -49,7 +50,7 @@ class WantedInputs:
         if not asked_for:
             self.names = None if asked_for is None else frozenset()
             return
-        ended = all(port.data_ended and not port.held for port in self._ports if port.input_name in asked_for)
+        ended = all(self._has_ended(port) for port in self._ports if port.input_name in asked_for)
         self.names = None if ended else frozenset(asked_for)
 
     def _check_names(self, asked_for: Sequence[str]) -> None:

@@ -38,6 +38,10 @@ class WatermarkTracker:
         """Whether no channel can hold the watermark back any more."""
         return all(self._finished)
 
+    def reached(self, channel: int) -> int:
+        """The last watermark that ``channel`` has brought."""
+        return self._watermarks[channel]
+
     def advance(self, channel: int, epoch: int) -> int | None:
         """``channel`` has brought a watermark; the operator's new one, or None if that did not move."""
         if epoch < self._watermarks[channel]:

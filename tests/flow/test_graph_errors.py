@@ -597,7 +597,7 @@ def test_the_place_is_the_innermost_line_that_is_not_ours() -> None:
     line = inspect.currentframe().f_lineno + 2  # type: ignore[union-attr]
     with pytest.raises(GraphError) as caught:
         IterationConfig(max_epochs_ahead=-1)
-    assert str(caught.value).endswith(f"given -1 (at test_graph_errors.py:{line})")
+    assert str(caught.value).endswith(f"None asynchronous (at test_graph_errors.py:{line})")
 
 
 def test_the_place_stays_when_an_error_is_copied() -> None:

@@ -207,7 +207,7 @@ class TestSnapshot:
     def test_is_plain_data(self) -> None:
         """It goes to disk; what has no form there fails the first checkpoint, not the first test."""
         run = GateRun(["a", "b"], in_order=True, wants=lambda _: ("a",))
-        run.put_all(0, EpochWatermark(0), data(5, epoch=5), EpochWatermark(5), barrier())
+        run.put_all(0, EpochWatermark(0), data(5, epoch=5), barrier())
         run.put_all(1, EpochWatermark(0), data(10, epoch=1), EpochWatermark(1), EndOfData(), EndOfInput(2))
         run.run()
         plain = PlainData()

@@ -232,9 +232,6 @@ async def test_a_step_that_asks_what_is_wanted_next_moves_with_each_record(
     class Chooses(Awaits):
         def wanted_inputs(self) -> None: ...
 
-        async def process_batch(self, batch: Any, out: Output) -> None:
-            await self._clock.sleep(self._seconds * len(batch))
-
     clock, fed = VirtualClock(), Fed()
     flow = Flow("f")
     flow.from_source(lambda: fed, name="in").process(lambda: Chooses(clock, 20), name="ask")

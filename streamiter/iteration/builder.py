@@ -1,0 +1,191 @@
+"""Puts an iteration into the graph: calls the body, and sets the border of the loop around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from streamiter.flow.flow import Flow
+from streamiter.flow.stream import Stream
+from streamiter.iteration.checks import (
+    check_bounded,
+    check_bounded_data,
+    check_config_of_unbounded,
+    check_result,
+    check_stamps,
+    is_stamped,
+)
+from streamiter.iteration.config import (
+    AS_THE_ENTRY_POINT_SAYS,
+    IterationBodyResult,
+    IterationConfig,
+    OperatorLifeCycle,
+)
+from streamiter.iteration.criteria_head import CriteriaHead
+from streamiter.iteration.entrance import Entrance
+from streamiter.iteration.exit import Exit
+from streamiter.iteration.head import FEEDBACK, INITIAL, Head
+from streamiter.iteration.loop import Loop
+from streamiter.iteration.replayed import DataStream
+from streamiter.iteration.replayer import Replayer
+from streamiter.iteration.rounds import RoundScope
+from streamiter.runtime.graph import Edge, Step
+from streamiter.runtime.partitioning import Forward, Rebalance
+from streamiter.user_code import user_line
+
+__all__ = ["Body", "IterationBuilder"]
+
+Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
+
+# Feedback of a bounded iteration is synchronous unless said otherwise, of an unbounded one asynchronous: there
+# plain data never completes an epoch.
+_AHEAD_IN_BOUNDED = 0
+
+
+class IterationBuilder:
+    """Checks one iteration and puts its border into the graph."""
+
+    def __init__(
+        self, initial: list[Stream], data: list[DataStream], config: IterationConfig, *, bounded: bool
+    ) -> None:
+        self._initial = initial
+        self._data = data
+        self._config = config
+        self._bounded = bounded
+        self._flow: Flow = initial[0].flow
+        self._where = user_line()
+        ahead = config.max_epochs_ahead
+        if ahead is AS_THE_ENTRY_POINT_SAYS:
+            ahead = _AHEAD_IN_BOUNDED if bounded else None
+        self._ahead: int | None = ahead
+        check_bounded(initial)
+        if bounded:
+            check_bounded_data(data)
+        else:
+            check_config_of_unbounded(config, data)
+            check_stamps(self._ahead, [given.stream for given in data])
+
+    def build(self, body: Body) -> Any:
+        """The output streams, as a list or a dict as the body gave them."""
+        streams = [given.stream for given in self._data]
+        endless = any(not stream.is_bounded and not is_stamped(stream) for stream in streams)
+        loop = self._loop = Loop(
+            bounded=self._bounded, has_plain_endless_data=endless, limits=self._config.feedback_limits
+        )
+        self._flow.loop = loop
+        try:
+            variables = [self._add_head(number, stream) for number, stream in enumerate(self._initial)]
+            data = [self._add_entrance(number, given) for number, given in enumerate(self._data)]
+            if self._config.operator_life_cycle is OperatorLifeCycle.PER_ROUND:
+                loop.round_scope = RoundScope(whole_body=True)
+            result = body(variables, data)
+        finally:
+            self._flow.loop = None
+            loop.round_scope = None
+        result = check_result(result, loop, self._initial, bounded=self._bounded)
+        for head, initial, feedback in zip(
+            loop.heads, self._initial, result.feedback_variable_streams, strict=True
+        ):
+            self._close_loop(head, feedback, initial.parallelism)
+        if result.termination_criteria is not None:
+            self._add_criteria_head(result.termination_criteria)
+        for stream, then in loop.leaving:
+            then(self._add_exit(f"exit {stream.name}", stream))
+        outputs = result.output_streams
+        if isinstance(outputs, Mapping):
+            return {key: self._add_exit(f"output {key}", stream) for key, stream in outputs.items()}
+        return [self._add_exit(f"output {number}", stream) for number, stream in enumerate(outputs)]
+
+    # -- the border ----------------------------------------------------------------------------------------
+
+    def _add_head(self, number: int, stream: Stream) -> Stream:
+        loop, ahead = self._loop, self._ahead
+        variable = self._add(
+            f"variable {number}",
+            stream.edges(INITIAL),
+            stream.parallelism,
+            lambda: Head(loop.coordinator, ahead),
+            loop=loop,
+            epochs_seen="initial values: epoch 0",
+        )
+        loop.heads += variable.steps
+        return variable
+
+    def _add_entrance(self, number: int, given: DataStream) -> Stream:
+        loop, stream = self._loop, given.stream
+        stamped = is_stamped(stream)
+        epochs_seen = "epoch 0"
+        if given.replayed:
+            epochs_seen = "every epoch (replayed)"
+        elif stamped:
+            epochs_seen = "stamped epochs"
+        data = self._add(
+            f"data {number}",
+            stream.edges(),
+            stream.parallelism,
+            self._replayer if given.replayed else lambda: self._entrance(stamped=stamped),
+            loop=loop,
+            epochs_seen=epochs_seen,
+        )
+        loop.entrances += data.steps
+        return data
+
+    def _entrance(self, *, stamped: bool) -> Entrance:
+        return Entrance(self._loop.coordinator, stamped=stamped, max_epochs_ahead=self._ahead)
+
+    def _replayer(self) -> Replayer:
+        return Replayer(self._loop.coordinator, self._config.replay_memory_bytes)
+
+    def _add_criteria_head(self, criteria: Stream) -> None:
+        loop = self._loop
+        head = self._add(
+            "termination criteria",
+            [],
+            criteria.parallelism,
+            lambda: CriteriaHead(loop.coordinator),
+            loop=loop,
+            epochs_seen="an epoch without records ends the iteration",
+        )
+        loop.criteria_heads += head.steps
+        self._close_loop(head.steps[0], criteria, criteria.parallelism)
+
+    def _add_exit(self, label: str, stream: Stream) -> Stream:
+        return self._add(label, stream.edges(), stream.parallelism, Exit, loop=None)
+
+    def _add(
+        self,
+        label: str,
+        edges: list[Edge],
+        parallelism: int,
+        factory: Callable[[], Any],
+        *,
+        loop: Loop | None,
+        epochs_seen: str = "",
+    ) -> Stream:
+        _match(edges, parallelism)
+        return self._flow.add_step(
+            Step(
+                name=self._flow.unique_name(label, named=False),
+                parallelism=parallelism,
+                where=self._where,
+                factory=factory,
+                inputs=edges,
+                loop=loop,
+                bounded=all(given.stream.is_bounded for given in self._data),
+                shape="iteration",
+                epochs_seen=epochs_seen,
+            )
+        )
+
+    def _close_loop(self, head: Step, feedback: Stream, parallelism: int) -> None:
+        edges = feedback.edges(FEEDBACK)
+        _match(edges, parallelism)
+        for edge in edges:
+            edge.feedback = self._loop.limits
+        head.inputs.extend(edges)
+
+
+def _match(edges: Sequence[Edge], parallelism: int) -> None:
+    for edge in edges:
+        if isinstance(edge.partitioning, Forward) and edge.upstream.parallelism != parallelism:
+            edge.partitioning = Rebalance()

@@ -1,0 +1,61 @@
+"""What all heads have in common: they report what comes back, and end with the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from streamiter.iteration.coordinator import LoopCoordinator, Terminate
+from streamiter.iteration.received_epochs import ReceivedEpochs
+from streamiter.operators.context import Context, JobScope
+from streamiter.operators.operator import Boundary, BoundaryOutput
+from streamiter.records import EndOfInput
+
+if TYPE_CHECKING:
+    from streamiter.runtime.plan import Surroundings
+
+__all__ = ["ReceivingHead"]
+
+
+class ReceivingHead(Boundary):
+    """Base of the heads. ``open`` of a derived class makes ``received``."""
+
+    outlives_inputs = True
+    received: ReceivedEpochs
+    surroundings: Surroundings
+
+    def __init__(self, coordinator_of: Callable[[JobScope], LoopCoordinator]) -> None:
+        self._coordinator_of = coordinator_of
+        self.ended_in: int | None = None
+        self._in_checkpoint = False
+        self._put_off: Terminate | None = None
+        """The end of the iteration, put off until the feedback of a checkpoint is complete."""
+
+    def attach(self, surroundings: Surroundings) -> None:
+        self.surroundings = surroundings
+
+    def open(self, context: Context) -> None:
+        self.context = context
+        self.coordinator = self._coordinator_of(context.scope)
+
+    async def end(self, terminate: Terminate, out: BoundaryOutput) -> None:
+        """The iteration ends: pass on what is still held, then the end."""
+        if self._in_checkpoint:
+            self._put_off = terminate
+            return
+        self.emit_last(terminate.epoch, out)
+        self.ended_in = terminate.epoch
+        await out.control(EndOfInput(terminate.epoch))
+
+    def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
+        """Emit what is held of the epoch in which the iteration ends."""
+
+    def checkpoint_begins(self) -> None:
+        self._in_checkpoint = True
+        self.coordinator.checkpoint_begins()
+
+    def checkpoint_ends(self) -> None:
+        self._in_checkpoint = False
+        self.coordinator.checkpoint_ends()
+        if self._put_off is not None:
+            self.context.post(self._put_off)
