@@ -171,6 +171,8 @@ def test_joining_what_was_cut_gives_the_batch_again(data: st.DataObject, length:
         (Columns({"x": [1]}), Columns({"x": [1.5]})),
         (Columns({"x": [1]}), [{"x": 1}]),
         ((1,), (2,)),
+        (np.zeros(1, "l"), np.zeros(1, "q")),
+        (np.zeros(1, ">f4"), np.zeros(1, "<f4")),
     ],
     ids=str,
 )
@@ -178,6 +180,36 @@ def test_batches_whose_records_would_change_are_not_joined(first: Batch, second:
     """Joining ints with floats turns 2**53 + 1 into another number without a word."""
     assert not can_concatenate(first, second)
     assert not can_concatenate(second, first)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "q",
+        ">f4",
+        ">U3",
+        ">M8[ms]",
+        [("a", ">i2"), ("b", "<U3")],
+        {"names": ["a", "b"], "formats": ["i1", "<i4"], "offsets": [4, 0], "itemsize": 12},
+    ],
+    ids=str,
+)
+def test_joining_keeps_the_type_to_the_byte_order_and_the_gaps(dtype: Any) -> None:
+    """A decoder of network data got native floats or others, depending on which batches had met in a queue."""
+    first, second = np.zeros(2, dtype), np.ones(3, dtype)
+    for joined in (
+        concatenate([first, second]),
+        concatenate([Columns({"x": first}), Columns({"x": second})])["x"],
+    ):
+        assert isinstance(joined, np.ndarray)
+        assert (joined.dtype, joined.dtype.char) == (first.dtype, first.dtype.char)
+        assert joined.tolist() == first.tolist() + second.tolist()
+
+
+def test_texts_joined_are_as_wide_as_the_longest() -> None:
+    """Cut to the width of the first, they would be other texts."""
+    joined = concatenate([np.array(["a"], ">U1"), np.array(["abc"], "<U3"), np.array(["ab"], ">U2")])
+    assert rows(joined) == ["a", "abc", "ab"]
 
 
 def test_one_batch_is_joined_to_itself_without_a_copy() -> None:

@@ -110,8 +110,7 @@ class ReplayCache:
         Raises ``LoopOverflow`` past the disk limit, ``StorageFull`` when the disk itself is full, and
         ``PlainDataError`` for a batch that has to be written and is not plain data.
         """
-        if self._is_closed:
-            raise InternalError(f"{self._name}: a batch was given to a replay cache that is closed")
+        self._check_not_closed()
         if not len(records):
             return
         batch = _to_keep(records)
@@ -157,6 +156,7 @@ class ReplayCache:
         Batches have the same numbers as where the snapshot was taken. The snapshot of a cache fits into
         another one with the same limits.
         """
+        self._check_not_closed()
         self._forget()
         for entry in entries:
             match entry:
@@ -174,6 +174,10 @@ class ReplayCache:
         """Drop all batches and remove the file. May be called more than once."""
         self._is_closed = True
         self._forget()
+
+    def _check_not_closed(self) -> None:
+        if self._is_closed:
+            raise InternalError(f"{self._name}: a batch was given to a replay cache that is closed")
 
     def _forget(self) -> None:
         self._disk.close()

@@ -122,6 +122,8 @@ class SpillQueue:
 
     def __len__(self) -> int:
         """Batches and control records that wait."""
+        if not self._batches_spilled:
+            return len(self._memory)
         return len(self._memory) + len(self._markers) + len(self._spilled)
 
     def __enter__(self) -> SpillQueue:
@@ -231,7 +233,8 @@ class SpillQueue:
     def _put_batch(self, batch: DataBatch) -> None:
         size_bytes = _size_bytes(batch)
         fits = self._bytes_in_memory + size_bytes <= self._memory_limit_bytes
-        if not len(self._spilled) and (fits or not self._bytes_in_memory):
+        is_all_in_memory = not self._batches_spilled or not len(self._spilled)
+        if is_all_in_memory and (fits or not self._bytes_in_memory):
             self._keep(batch, size_bytes)
         else:
             self._spill(self._encode(batch))
@@ -245,19 +248,21 @@ class SpillQueue:
             self.put(self._decode(entry))
 
     def _put_control(self, control: Control) -> None:
-        if len(self._spilled):
+        if self._batches_spilled and len(self._spilled):
             self._markers.append((control, self._batches_spilled))
         else:
             self._memory.append((control, 0))
 
     def _count_put(self, records: int) -> None:
         self._records += records
-        self._items_peak = max(self._items_peak, len(self))
+        if (items := len(self)) > self._items_peak:
+            self._items_peak = items
 
     def _keep(self, batch: DataBatch, size_bytes: int) -> None:
         self._memory.append((batch, size_bytes))
         self._bytes_in_memory += size_bytes
-        self._bytes_in_memory_peak = max(self._bytes_in_memory_peak, self._bytes_in_memory)
+        if self._bytes_in_memory > self._bytes_in_memory_peak:
+            self._bytes_in_memory_peak = self._bytes_in_memory
 
     def _spill(self, entry: Entry) -> None:
         size_bytes = entry_bytes(entry)

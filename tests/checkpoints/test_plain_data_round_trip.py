@@ -68,6 +68,54 @@ def test_any_batch_survives_as_the_kind_it_is(batch):
     assert same(PLAIN.decode_batch(PLAIN.encode_batch(batch)), batch)
 
 
+def in_own_memory(encoded):
+    room = np.frombuffer(encoded, np.uint8).copy()
+    return room, room.data
+
+
+@given(
+    st.lists(PLAIN_VALUES, max_size=5)
+    | columns()
+    | hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_side=0))
+)
+def test_a_batch_that_is_decoded_where_it_lies_is_the_same(batch):
+    """Two ways to read must not be two results."""
+    _, room = in_own_memory(PLAIN.encode_batch(batch))
+    assert same(PLAIN.decode_batch_in(room), batch)
+
+
+@pytest.mark.parametrize("name_length", range(1, 17, 3))
+def test_large_arrays_stay_where_they_lie_aligned_and_writable(name_length):
+    """What lies before them shifts them; numpy is slow, and others fail, on numbers that lie askew."""
+    columns = Columns(
+        {
+            "x" * name_length: np.zeros(4095, "i1"),
+            "a": np.arange(4095.0),
+            "b": np.ones((4095, 3), "i1"),
+            "c": np.ones(4095, np.clongdouble),
+        }
+    )
+    memory, room = in_own_memory(PLAIN.encode_batch(columns))
+    decoded = PLAIN.decode_batch_in(room)
+    assert same(decoded, columns)
+    for name in "abc":
+        assert np.shares_memory(decoded[name], memory)
+        assert decoded[name].flags.aligned
+        assert decoded[name].flags.writeable
+
+
+def test_arrays_that_lie_askew_or_read_only_are_copied():
+    """Memory that somebody else has made."""
+    array = np.arange(4095.0)
+    encoded = PLAIN.encode_batch(array)
+    shifted, _ = in_own_memory(b"-" + encoded)
+    for room in (shifted.data[1:], memoryview(encoded)):
+        decoded = PLAIN.decode_batch_in(room)
+        assert same(decoded, array)
+        assert decoded.flags.writeable
+        assert decoded.flags.owndata
+
+
 @pytest.mark.parametrize("value", [math.nan, -0.0, math.inf, -math.inf, np.float32("nan"), np.float64(-0.0)])
 def test_special_floats_keep_every_bit(value):
     """An optimizer slot at −0.0 or NaN must not change by a checkpoint."""
