@@ -48,7 +48,7 @@ app.command(
     epilog=examples("streamiter run clicks.py:flow", "streamiter run package.module:make_flow --json")
 )(run)
 app.command(
-    epilog=examples("streamiter draw clicks.py:flow", "streamiter draw clicks.py:flow -o clicks.mmd")
+    epilog=examples("streamiter draw clicks.py:flow", "streamiter draw clicks.py:flow -o clicks.svg")
 )(draw)
 app.add_typer(topics_app, name="topics")
 app.add_typer(models_app, name="models")

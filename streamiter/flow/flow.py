@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 import numpy as np
@@ -13,7 +13,6 @@ import numpy as np
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
 from streamiter.errors import GraphError
-from streamiter.flow.draw import mermaid
 from streamiter.flow.graph_checks import (
     check_codec,
     check_factory,
@@ -36,6 +35,7 @@ from streamiter.topics.topic_source import DecodeValues, TopicSource
 from streamiter.user_code import user_line
 
 if TYPE_CHECKING:
+    from streamiter.flow.drawing import DrawingFormat
     from streamiter.runtime.coordinator import JobSnapshot
     from streamiter.runtime.job import Job
     from streamiter.runtime.plan import ChannelLimits
@@ -306,9 +306,43 @@ class Flow:
                 "begin with flow.source(…) or flow.from_items(…)"
             )
 
-    def draw(self) -> str:
-        """The graph as Mermaid text."""
-        return mermaid(self.name, self.steps)
+    @overload
+    def draw(
+        self, statistics: JobStatistics | None = None, *, format: Literal["mermaid", "svg"] = "mermaid"
+    ) -> str: ...
+
+    @overload
+    def draw(self, statistics: JobStatistics | None = None, *, format: Literal["png"]) -> bytes: ...
+
+    def draw(
+        self,
+        statistics: JobStatistics | None = None,
+        *,
+        format: DrawingFormat = "mermaid",  # noqa: A002 (the word for it)
+    ) -> str | bytes:
+        """The graph as text: Mermaid or SVG; or as bytes: PNG, which takes the extra ``draw``.
+
+        An iteration is a box, with its feedback dotted; where streams enter it one sees of which epochs their
+        records are. With statistics, ``job.statistics()`` or what :meth:`run` returned, the steps show the
+        records they were given and emitted, and how far their epochs have come.
+
+        >>> flow = Flow("squares")
+        >>> squares = flow.from_items([1, 2, 3]).map(lambda x: x * x).collect()
+        >>> print(flow.draw(flow.run()))
+        ---
+        title: squares (finished)
+        ---
+        flowchart LR
+            s0[("items<br>3 out")]
+            s1["map<br>3 in · 3 out"]
+            s2[/"collect<br>3 in"/]
+            s0 --> s1
+            s1 --> s2
+        <BLANKLINE>
+        """
+        from streamiter.flow.drawing import draw  # drawing is not what a flow is imported for
+
+        return draw(self.name, self.steps, statistics, format)
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, {len(self.steps)} steps)"

@@ -10,7 +10,7 @@ from streamiter.iteration.progress import Completed, Decision, Ended, LoopProgre
 from streamiter.records import Control
 from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.statistics import LoopStatistics
+from streamiter.runtime.statistics import LoopStatistics, RoundStatistics
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.replay_cache import ReplayCache
@@ -88,6 +88,7 @@ class LoopCoordinator:
         self._criteria_heads: list[Post] = []
         self._entrances: list[Post] = []
         self._feedback: list[FeedbackChannel] = []
+        self._criteria: list[FeedbackChannel] = []
         self._held: list[EpochsAside] = []
         self._throttled: dict[Post, None] = {}
         self._feedback_handled = 0
@@ -117,7 +118,7 @@ class LoopCoordinator:
     def register_criteria_head(self, post: Post, feedback: Iterable[FeedbackChannel]) -> int:
         """A head of the criteria stream is there; gives its number, which lies behind those of the others."""
         self._criteria_heads.append(post)
-        self._feedback += feedback
+        self._criteria += feedback
         return self._heads_expected + len(self._criteria_heads) - 1
 
     def register_entrance(self, post: Post) -> int:
@@ -247,6 +248,7 @@ class LoopCoordinator:
     def statistics(self, heads: Sequence[str]) -> LoopStatistics:
         """How far the loop has come; ``heads`` are the names of its head steps."""
         waiting = [channel.statistics() for channel in self._feedback]
+        criteria = [channel.statistics() for channel in self._criteria]
         held = [queue for aside in self._held for queue in aside.statistics()]
         return LoopStatistics(
             heads=tuple(heads),
@@ -255,10 +257,15 @@ class LoopCoordinator:
             epoch_complete=self.progress.last_complete,
             ended_in=self.progress.ended_in,
             fed_back_records=sum(channel.total_records for channel in waiting),
+            criteria_records=sum(channel.total_records for channel in criteria),
+            rounds=tuple(RoundStatistics(*run) for run in self.progress.rounds.runs),
             waiting_records=sum(channel.records for channel in waiting),
             held_records=sum(queue.records for queue in held),
             bytes_in_memory=sum(channel.bytes_in_memory for channel in waiting)
             + sum(queue.bytes_in_memory for queue in held),
             bytes_on_disk=sum(channel.bytes_on_disk for channel in waiting)
             + sum(queue.bytes_on_disk for queue in held),
+            replayed_records=sum(cache.records for cache in self._replays),
+            replayed_bytes_in_memory=sum(cache.bytes_in_memory for cache in self._replays),
+            replayed_bytes_on_disk=sum(cache.bytes_on_disk for cache in self._replays),
         )

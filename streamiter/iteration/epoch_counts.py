@@ -47,6 +47,9 @@ class EpochCounts:
 
     def add(self, epoch: int, count: int) -> None:
         """``count`` (1 or more) more records of ``epoch``."""
+        if self._runs and (last := self._runs[-1])[1] + 1 == epoch and last[2] == count:
+            last[1] = epoch  # What most loops do most of the time.
+            return
         index = self._index_of(epoch)
         if index >= 0 and epoch <= self._runs[index][1]:
             index = self._split_out(index, epoch)

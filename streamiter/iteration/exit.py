@@ -11,6 +11,8 @@ __all__ = ["Exit"]
 class Exit(Boundary):
     """Passes records on without their epochs; of the control records only the end goes on."""
 
+    hears_of_epochs = False
+
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         out.emit_batch(records, 0)
 

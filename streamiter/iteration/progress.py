@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass
 
 from streamiter.errors import InternalError
+from streamiter.iteration.epoch_counts import EpochCounts
 
 __all__ = ["Completed", "Decision", "Ended", "LoopProgress", "Released"]
 
@@ -69,6 +70,8 @@ class LoopProgress:
         self._criteria: dict[int, int] = {}
         """Records of the criteria stream, by epoch that is not complete."""
         self._ends_soon = False
+        self.rounds = EpochCounts()
+        """Records fed back, by complete epoch that brought any."""
         self.last_released = -1
         self.last_complete = -1
         self.ended_in: int | None = None
@@ -114,11 +117,12 @@ class LoopProgress:
     def entrance_ended(self, entrance: int) -> list[Decision]:
         """The data of entrance ``entrance`` has ended.
 
-        What operators emit when they hear of it belongs to the epoch under way; where all epochs of the data
-        are complete already that is the next one, which then cannot be the last.
+        What operators emit when they hear of it belongs at the latest to the epoch after those the data has
+        passed, since their watermark cannot be beyond. So that epoch cannot be the last: what is fed back of it
+        comes one later, and would be dropped.
         """
+        self._last_data_epoch = max(self._last_data_epoch, int(self._passed[entrance]) + 1)
         self._passed[entrance] = math.inf
-        self._last_data_epoch = max(self._last_data_epoch, self.last_complete + 1)
         return self._decide()
 
     def end_soon(self) -> None:
@@ -141,6 +145,8 @@ class LoopProgress:
         self.last_complete = epoch
         fed_back = self._feedback.pop(epoch, 0)
         criteria = self._criteria.pop(epoch, 0)
+        if fed_back:
+            self.rounds.add(epoch, fed_back)
         may_end = epoch > self._last_data_epoch and self._data_has_ended()
         has_no_reason_to_go_on = not fed_back or (self._has_criteria and not criteria) or self._ends_soon
         if may_end and has_no_reason_to_go_on:

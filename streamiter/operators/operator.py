@@ -110,6 +110,9 @@ class Boundary(Operator):
     outlives_inputs: bool = False
     """Whether it goes on when its inputs have ended: then checkpoint barriers begin with it."""
 
+    hears_of_epochs: bool = True
+    """Whether it is told of epoch watermarks and the ends of data; not to be told saves a turn in each epoch."""
+
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         """Handle records of one epoch."""
         raise NotImplementedError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,13 +21,14 @@ class EpochsAside:
     def __init__(self, make_queue: Callable[[], SpillQueue]) -> None:
         self._make_queue = make_queue
         self._queues: dict[int, SpillQueue] = {}
-        self._batches: dict[int, Counter[int]] = {}
+        self._batches: dict[int, dict[int, int]] = {}
         """By port: how many batches of each epoch wait."""
 
     def put(self, port: int, batch: DataBatch) -> None:
         """Set a batch aside."""
         self._queue(port).put(batch)
-        self._batches.setdefault(port, Counter())[batch.epoch] += 1
+        batches = self._batches[port]
+        batches[batch.epoch] = batches.get(batch.epoch, 0) + 1
 
     def lowest_epoch(self, port: int) -> int | None:
         """The lowest epoch of which something of this port is set aside."""
@@ -36,17 +36,23 @@ class EpochsAside:
 
     def take(self, epoch: int) -> list[tuple[int, DataBatch]]:
         """All that was set aside for this epoch (and any before it), in epoch order."""
-        taken = [(port, batch) for port in list(self._queues) for batch in self._take_from(port, epoch)]
-        taken.sort(key=lambda item: item[1].epoch)
+        taken = [
+            (port, batch)
+            for port, batches in self._batches.items()
+            if batches
+            for batch in self._take_from(port, batches, epoch)
+        ]
+        if len(taken) > 1:
+            taken.sort(key=lambda item: item[1].epoch)
         return taken
 
-    def _take_from(self, port: int, epoch: int) -> list[DataBatch]:
-        queue, batches = self._queues[port], self._batches[port]
+    def _take_from(self, port: int, batches: dict[int, int], epoch: int) -> list[DataBatch]:
+        queue = self._queues[port]
         due = [waiting for waiting in batches if waiting <= epoch]
         left = sum(batches.pop(waiting) for waiting in due)
         taken: list[DataBatch] = []
         turned = False
-        for _ in range(len(queue)):
+        for _ in range(len(queue) if left else 0):
             if not left and not turned:
                 break
             batch = queue.take()
@@ -57,8 +63,6 @@ class EpochsAside:
             else:
                 queue.put(batch)
                 turned = True
-        if not len(queue):
-            self._queues.pop(port).close()
         return taken
 
     def take_all(self) -> list[tuple[int, DataBatch]]:
@@ -70,13 +74,14 @@ class EpochsAside:
         return [
             (port, queue.snapshot(), sorted(self._batches[port].items()))
             for port, queue in self._queues.items()
+            if len(queue)
         ]
 
     def restore(self, state: Iterable[tuple[int, list[Any], list[tuple[int, int]]]]) -> None:
         """Take over what ``snapshot`` gave."""
         for port, entries, batches in state:
             self._queue(port).refill(entries)
-            self._batches[port] = Counter(dict(batches))
+            self._batches[port] = dict(batches)
 
     def statistics(self) -> list[SpillStatistics]:
         """Of each queue in use."""
@@ -92,4 +97,5 @@ class EpochsAside:
     def _queue(self, port: int) -> SpillQueue:
         if port not in self._queues:
             self._queues[port] = self._make_queue()
+            self._batches[port] = {}
         return self._queues[port]

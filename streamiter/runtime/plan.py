@@ -282,17 +282,24 @@ class Planner:
                 if self._chained_to.get(reader) is edge:
                     instance.out.connect(instances[reader].entry(SINGLE_INPUT), edge.tag)
                 else:
-                    writer = self._writer(edge, subtask, progress, reader.name)
+                    writer = self._writer(edge, subtask, progress, reader)
                     writers.append(writer)
                     instance.out.connect(writer, edge.tag)
         return writers
 
-    def _writer(self, edge: Edge, subtask: int, progress: Progress, reader: str) -> Writer:
+    def _writer(self, edge: Edge, subtask: int, progress: Progress, reader: Step) -> Writer:
         channels = [channel for channel in self._channels[edge][subtask] if channel is not None]
         split = None if len(channels) == 1 else edge.partitioning.splitter(subtask, len(channels))
         if edge.feedback is not None:
-            return FeedbackWriter(split, channels, progress, reader)
-        return EdgeWriter(split, [Lane(channel) for channel in channels], progress, reader)
+            return FeedbackWriter(split, channels, progress, reader.name)
+        operator = self._operators[reader][0]
+        return EdgeWriter(
+            split,
+            [Lane(channel) for channel in channels],
+            progress,
+            reader.name,
+            tells_of_epochs=not isinstance(operator, Boundary) or operator.hears_of_epochs,
+        )
 
 
 def _limits(step: Step) -> FeedbackLimits:

@@ -48,8 +48,8 @@ def _fast_event_loop() -> asyncio.AbstractEventLoop:
 
 
 @contextlib.contextmanager
-def stopping_on_signals(job: Job) -> Iterator[Sequence[StopMode]]:
-    """While the job runs, SIGTERM and Ctrl-C suspend it; a second signal aborts it.
+def stopping_on_signals(job: Job, *, first: StopMode = "suspend") -> Iterator[Sequence[StopMode]]:
+    """While the job runs, SIGTERM and Ctrl-C suspend it, or stop it as ``first`` says; a second signal aborts it.
 
     Gives the list of what signals have asked for, which grows.
     """
@@ -62,7 +62,7 @@ def stopping_on_signals(job: Job) -> Iterator[Sequence[StopMode]]:
             await job.stop(mode)
 
     def on_signal() -> None:
-        modes.append("abort" if modes else "suspend")
+        modes.append("abort" if modes else first)
         stopping.append(loop.create_task(stop(modes[-1])))
 
     handled: list[signal.Signals] = []

@@ -10,7 +10,14 @@ from streamiter.channels import ChannelStatistics
 from streamiter.operators.statistics import OperatorStatistics
 from streamiter.runtime.feedback import FeedbackStatistics
 
-__all__ = ["JobState", "JobStatistics", "LoopStatistics", "StepStatistics", "TaskStatistics"]
+__all__ = [
+    "JobState",
+    "JobStatistics",
+    "LoopStatistics",
+    "RoundStatistics",
+    "StepStatistics",
+    "TaskStatistics",
+]
 
 JobState = Literal["running", "finished", "suspended", "aborted", "failed"]
 """``finished``: the inputs ended (or were drained); ``suspended``: stopped at a batch boundary."""
@@ -51,6 +58,16 @@ class TaskStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundStatistics:
+    """Rounds of a loop, one after the other, that were fed as many records each."""
+
+    first_epoch: int
+    last_epoch: int
+    records: int
+    """Fed back in each of them. Of the older of many rounds that differ: at least."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoopStatistics:
     """One iteration, all its subtasks together.
 
@@ -70,6 +87,10 @@ class LoopStatistics:
     """The epoch the iteration has ended in."""
     fed_back_records: int
     """Records fed back since the start."""
+    criteria_records: int
+    """Records of the termination criteria since the start."""
+    rounds: tuple[RoundStatistics, ...]
+    """The complete epochs to which something was fed back."""
     waiting_records: int
     """Records fed back that no head has taken yet."""
     held_records: int
@@ -78,6 +99,12 @@ class LoopStatistics:
     """Estimated size of both, as far as they are in memory."""
     bytes_on_disk: int
     """Size of the files in which the rest of both lies."""
+    replayed_records: int
+    """Records kept to be sent again in each epoch."""
+    replayed_bytes_in_memory: int
+    """Estimated size of those in memory."""
+    replayed_bytes_on_disk: int
+    """Size of the files in which the others lie."""
 
 
 @dataclass(frozen=True, slots=True)

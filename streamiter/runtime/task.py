@@ -33,7 +33,7 @@ from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.runtime.instance import OperatorInstance, TimerDue
 from streamiter.runtime.port import Port
 from streamiter.runtime.rounds import Rounds
-from streamiter.runtime.writers import Writer
+from streamiter.runtime.writers import Lane, Writer
 
 __all__ = ["Acknowledge", "DrainInput", "Task"]
 
@@ -225,8 +225,11 @@ class Task:
         await self._after_handling()
         self.is_handling = False
         self._batches_in_a_row += 1
-        if self._in_loop or (
-            self._batches_in_a_row >= _BATCHES_IN_A_ROW or self._records_in_a_row >= _RECORDS_IN_A_ROW
+        gives_way = self._in_loop and not isinstance(message, Control)
+        if (
+            gives_way
+            or self._batches_in_a_row >= _BATCHES_IN_A_ROW
+            or self._records_in_a_row >= _RECORDS_IN_A_ROW
         ):
             self._batches_in_a_row = self._records_in_a_row = 0
             await asyncio.sleep(0)
@@ -237,14 +240,14 @@ class Task:
             if self._rounds is not None:
                 await self._rounds.tell_ended_inputs()
             self._ask_what_is_wanted()
-        await self._clear_lanes()
-
-    async def _clear_lanes(self) -> None:
         for lane in self._lanes:
             if lane.waiting:
-                self.waits_for_room_in = lane.channel
-                await lane.clear(self._clock)
-                self._batches_in_a_row = self._records_in_a_row = 0
+                await self._clear(lane)
+
+    async def _clear(self, lane: Lane) -> None:
+        self.waits_for_room_in = lane.channel
+        await lane.clear(self._clock)
+        self._batches_in_a_row = self._records_in_a_row = 0
         self.waits_for_room_in = None
 
     def _ask_what_is_wanted(self) -> None:
@@ -267,7 +270,12 @@ class Task:
         self._records_in_a_row += len(records)
         if self._boundary is not None:
             self.head.count(records)
-            await self.head.call("on_batch", port.input_name, records, epoch, self._boundary_out)
+            try:
+                await self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
+            except RecordFailure:
+                raise
+            except Exception as error:
+                raise RecordFailure(self.head.step.name) from error
             return
         if self._rounds is not None and not await self._in_its_round(self._rounds, port, records, epoch):
             return
@@ -363,7 +371,12 @@ class Task:
         elif isinstance(event, BarrierReturned):
             self._feedback_logged(event)
         elif self._boundary is not None:
-            await self.head.call("on_control", event, self._boundary_out)
+            try:
+                await self._boundary.on_control(event, self._boundary_out)
+            except RecordFailure:
+                raise
+            except Exception as error:
+                raise RecordFailure(self.head.step.name) from error
         elif isinstance(event, InputEnded):
             if self._rounds is None:  # Otherwise an input ends with each round.
                 await self._input_ended(self.head, event.input_name)

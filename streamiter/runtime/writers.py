@@ -102,10 +102,19 @@ class Writer(Protocol):
 class EdgeWriter:
     """Distributes batches over the channels of an edge, stamped with the epoch of the task."""
 
-    __slots__ = ("_progress", "_split", "_step", "lanes")
+    __slots__ = ("_progress", "_split", "_step", "_tells_of_epochs", "lanes")
 
-    def __init__(self, split: Splitter | None, lanes: Sequence[Lane], progress: Progress, step: str) -> None:
+    def __init__(
+        self,
+        split: Splitter | None,
+        lanes: Sequence[Lane],
+        progress: Progress,
+        step: str,
+        *,
+        tells_of_epochs: bool = True,
+    ) -> None:
         """``split`` is None where there is but one channel; ``step`` is the one that reads."""
+        self._tells_of_epochs = tells_of_epochs
         self._split = split
         self.lanes = lanes
         self._progress = progress
@@ -121,6 +130,8 @@ class EdgeWriter:
 
     def control(self, control: Control) -> None:
         """Into every channel: progress concerns all who may get records."""
+        if not self._tells_of_epochs and isinstance(control, (EpochWatermark, EndOfData)):
+            return
         for lane in self.lanes:
             lane.put_control(control)
 

@@ -1,4 +1,4 @@
-"""`streamiter run` and `streamiter draw`: finding flows, running them, and what goes wrong in them."""
+"""`streamiter run`: finding flows, running them, and what goes wrong in them."""
 
 import json
 import re
@@ -194,23 +194,6 @@ def test_an_unexpected_error_asks_to_be_reported(folder):
         "error: unexpected KeyError: 'no such thing'",
         "Please report it, with what --debug shows.",
     ]
-
-
-def test_a_flow_is_drawn_to_standard_output_or_a_file(folder):
-    """Mermaid text is for a document."""
-    ran = streamiter("draw", "clicks:flow", cwd=folder)
-    assert ran.returncode == 0
-    assert "flowchart LR" in ran.stdout
-    assert '["plus"]' in ran.stdout
-    assert streamiter("draw", "clicks:flow", "-o", "flow.mmd", cwd=folder).stdout == ""
-    assert (folder / "flow.mmd").read_text() == ran.stdout
-
-
-def test_a_drawing_that_cannot_be_written_is_an_error(folder):
-    """The drawing would be lost silently."""
-    ran = streamiter("draw", "clicks:flow", "-o", "nosuch/flow.mmd", cwd=folder)
-    assert ran.returncode == 1
-    assert ran.stderr == "error: --output nosuch/flow.mmd: cannot write it: No such file or directory\n"
 
 
 async def _events(folder, count):

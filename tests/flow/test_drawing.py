@@ -1,8 +1,10 @@
-"""The graph as Mermaid text."""
+"""What a drawing shows, and the graph as Mermaid text."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import pytest
 
 from streamiter import (
     Flow,
@@ -14,13 +16,37 @@ from streamiter import (
     iterate_unbounded_streams,
     topic,
 )
+from streamiter.errors import ConfigurationError
+from streamiter.flow.drawing.mermaid import mermaid
+from streamiter.flow.drawing.picture import Link, Node, Picture, picture_of
 from streamiter.operators import Output
+from streamiter.operators.identity import Identity
+from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 
 
 class Both(Operator):
     def process_model(self, record: Any, out: Output) -> None: ...
 
     def process_data(self, record: Any, out: Output) -> None: ...
+
+
+def counting_flow() -> Flow:
+    """From 0 to 5 in a loop, a 3 in the data left out."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        raised = variables[0].map(lambda x: x + 1, name="raise")
+        beside = data[0].filter(lambda x: x != 3, name="no three")
+        return IterationBodyResult([raised.filter(lambda x: x < 5, name="below 5")], [raised, beside])
+
+    start, beside = flow.from_items([0], name="start"), flow.from_items([1, 2, 3], name="beside")
+    for output in iterate_unbounded_streams([start], [beside], body):
+        output.collect()
+    return flow
+
+
+def step(name: str, **fields: Any) -> Step:
+    return Step(name=name, parallelism=1, where="here", factory=Identity, **fields)
 
 
 def test_a_small_flow_is_drawn_as_it_is() -> None:
@@ -40,7 +66,7 @@ title: clicks
 flowchart LR
     s0[("clicks ×2")]
     s1["last ×2"]
-    s2["say 'late'"]
+    s2["say #34;late#34;"]
     s3[("model")]
     s4["score ×2"]
     s5[/"sink scores ×2"/]
@@ -54,7 +80,7 @@ flowchart LR
 
 
 def test_an_iteration_is_a_box_and_its_feedback_is_dotted() -> None:
-    """So that one sees the loop."""
+    """So that one sees the loop, and what becomes of epochs in it."""
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -72,12 +98,114 @@ flowchart LR
     s0[("start")]
     s3{{"output 0"}}
     subgraph loop1["iteration 1"]
-        s1{{"variable 0"}}
+        s1{{"variable 0<br>initial values: epoch 0"}}
         s2["raise"]
     end
     s0 -->|initial| s1
-    s2 -. "feedback" .-> s1
+    s2 -. "feedback, epoch + 1" .-> s1
     s1 --> s2
     s2 --> s3
 """
     )
+
+
+def test_what_comes_back_alone_decides_the_end() -> None:
+    """The criteria of a bounded iteration are no variable: nothing goes on from them."""
+    loop = object()
+    start = step("start")
+    head = step("variable", loop=loop, inputs=[Edge(start, "initial")])
+    criteria = step("criteria", loop=loop, epochs_seen="decides the end")
+    head.inputs.append(Edge(head, feedback=FeedbackLimits()))
+    criteria.inputs.append(Edge(head, feedback=FeedbackLimits()))
+    picture = picture_of("flow", [start, head, criteria])
+    assert [(link.kind, link.label) for link in picture.links] == [
+        ("data", "initial"),
+        ("feedback", "feedback, epoch + 1"),
+        ("criteria", "criteria, epoch + 1"),
+    ]
+    assert picture.nodes[2].notes == ("decides the end",)
+
+
+def test_steps_that_begin_anew_each_round_are_marked() -> None:
+    """Their state is gone after each round, which is what surprises people."""
+    fresh = step("fresh", loop=object(), round_scope=object(), epochs_seen="every epoch (replayed)")
+    assert picture_of("flow", [fresh]).nodes[0].notes == ("every epoch (replayed)", "per round")
+
+
+def test_statistics_are_shown_at_each_step_though_steps_share_tasks() -> None:
+    """The counts of a task's first step at all its steps would hide where records are lost."""
+    flow = counting_flow()
+    picture = picture_of(flow.name, flow.steps, flow.run())
+    notes = {node.name: node.notes for node in picture.nodes}
+    assert picture.title == "loop (finished)"
+    assert notes["start"] == ("1 out",)
+    assert notes["no three"] == ("3 in · 2 out", "epoch watermark 0")
+    assert notes["raise"][-2:] == ("5 in · 5 out", "epoch watermark 4")
+    assert notes["below 5"][-2:] == ("5 in · 4 out", "epoch watermark 4")
+    assert notes["collect"] == ("5 in",)
+    assert [box.notes for box in picture.boxes] == [("ended in epoch 5", "4 records fed back")]
+
+
+async def test_statistics_of_a_running_job_are_shown() -> None:
+    """A loop that does not end is looked at while it runs."""
+    job = await counting_flow().start()
+    drawn = counting_flow().draw(job.statistics())
+    await job.stop("abort")
+    assert "title: loop (running)" in drawn
+    assert "iteration 1 · no epoch complete · 0 records fed back" in drawn
+
+
+def test_records_that_were_refused_are_shown() -> None:
+    """They are missing further on."""
+    flow = Flow("skip")
+    flow.from_items([1, "2"], name="numbers").map(lambda x: x * x, on_error="skip").collect()
+    assert "2 in · 1 out · 1 rejected" in flow.draw(flow.run())
+
+
+@pytest.mark.parametrize(
+    ("statistics", "said"),
+    [
+        ("svg", "draw expected statistics of a job, given 'svg'"),
+        (Flow("other"), "draw expected statistics of a job, given Flow('other', 0 steps)"),
+    ],
+)
+def test_what_is_no_statistics_is_refused(statistics: Any, said: str) -> None:
+    """`flow.draw("svg")` is quickly written."""
+    with pytest.raises(ConfigurationError) as refused:
+        counting_flow().draw(statistics)
+    assert said in str(refused.value)
+
+
+def test_statistics_of_another_flow_are_refused() -> None:
+    """Counts at steps that they do not belong to."""
+    flow = Flow("other")
+    flow.from_items([1], name="start").collect()
+    with pytest.raises(ConfigurationError, match="given those of flow 'other' without step 'beside'"):
+        counting_flow().draw(flow.run())
+
+
+def test_an_unknown_format_is_refused() -> None:
+    """The error says which there are."""
+    with pytest.raises(ConfigurationError, match="'mermaid', 'svg', 'png', given 'jpeg'"):
+        counting_flow().draw(format="jpeg")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("<lambda>", "#60;lambda#62;"),
+        ('a "b" & c', "a #34;b#34; #38; c"),
+        ("`a` #1;", "#96;a#96; #35;1;"),
+        ("two\nlines", "two lines"),
+    ],
+)
+def test_names_that_mean_something_to_mermaid_are_written_as_codes(name: str, written: str) -> None:
+    """`<lambda>` would be taken for HTML and vanish; a quote would end the label."""
+    drawn = mermaid(Picture("flow", (Node(name, "operator"),), (Link(0, 0, label=f"({name})"),)))
+    assert f's0["{written}"]' in drawn
+    assert f's0 -->|"({written})"| s0' in drawn
+
+
+def test_a_title_that_is_no_plain_yaml_is_quoted() -> None:
+    """`title: a: b` is an error of the whole drawing."""
+    assert 'title: "clicks: #1"\n' in Flow("clicks: #1").draw()

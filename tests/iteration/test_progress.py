@@ -15,70 +15,85 @@ from streamiter.iteration.progress import Completed, Decision, Ended, LoopProgre
 class History:
     """All that was reported, and what follows from it by the words of the definition."""
 
-    def __init__(self, heads: int, entrances: int) -> None:
+    def __init__(self, heads: int, entrances: int, criteria_heads: int = 0) -> None:
         self.received: list[list[int]] = [[] for _ in range(heads)]
         """For each head the feedback records of epoch 0, 1, 2, …"""
+        self.criteria: list[list[int]] = [[] for _ in range(criteria_heads)]
+        """For each head of the criteria stream the same of its records."""
         self.passed = [-1.0] * entrances
         self.data_epochs = [0]
+        self.is_drained = False
         self.decided: list[Decision] = []
+
+    @property
+    def last_complete(self) -> int:
+        return sum(not isinstance(decision, Released) for decision in self.decided) - 1
+
+    def counts(self, head: int) -> list[int]:
+        """What a head has reported; those of the criteria stream have the numbers behind the others."""
+        return [*self.received, *self.criteria][head]
 
     def follows(self) -> list[Decision]:
         new: list[Decision] = []
         while not any(isinstance(decision, Ended) for decision in self.decided):
-            epoch = sum(isinstance(decision, Completed) for decision in self.decided)
+            epoch = self.last_complete + 1
             if Released(epoch) not in self.decided:
-                if not all(len(counts) > epoch for counts in self.received):
+                if not all(len(counts) > epoch for counts in [*self.received, *self.criteria]):
                     break
                 new.append(Released(epoch))
                 self.decided.append(Released(epoch))
             if not all(passed >= epoch for passed in self.passed):
                 break
-            fed_back = sum(counts[epoch] for counts in self.received)
-            nothing_more = all(passed == math.inf for passed in self.passed) and epoch > max(self.data_epochs)
-            ends = epoch > 0 and fed_back == 0 and nothing_more
-            new.append(Ended(epoch) if ends else Completed(epoch))
+            new.append(Ended(epoch) if self._ends_in(epoch) else Completed(epoch))
             self.decided.append(new[-1])
         return new
 
+    def _ends_in(self, epoch: int) -> bool:
+        brought_nothing = sum(counts[epoch] for counts in self.received) == 0
+        is_enough = bool(self.criteria) and sum(counts[epoch] for counts in self.criteria) == 0
+        nothing_more = all(passed == math.inf for passed in self.passed) and epoch > max(self.data_epochs)
+        return epoch > 0 and nothing_more and (brought_nothing or is_enough or self.is_drained)
+
 
 @st.composite
-def reports(draw: st.DrawFn) -> tuple[int, int, list[tuple[str, int, int]]]:
-    heads, entrances = draw(st.integers(1, 4)), draw(st.integers(0, 3))
-    kinds = ["received"] * 4 + (["passed"] * 2 + ["ended"] if entrances else [])
+def reports(draw: st.DrawFn) -> tuple[int, int, int, list[tuple[str, int, int]]]:
+    heads, entrances, criteria = draw(st.integers(1, 4)), draw(st.integers(0, 3)), draw(st.integers(0, 2))
+    kinds = ["received"] * 8 + (["passed"] * 4 + ["ended"] * 2 if entrances else []) + ["drained"]
     steps = st.tuples(st.sampled_from(kinds), st.integers(0, 11), st.sampled_from([0, 0, 0, 1, 5]))
-    return heads, entrances, draw(st.lists(steps, max_size=60))
+    return heads, entrances, criteria, draw(st.lists(steps, max_size=60))
 
 
 @given(reports())
 def test_decisions_are_those_of_the_definition_after_every_report(
-    given_: tuple[int, int, list[tuple[str, int, int]]],
+    given_: tuple[int, int, int, list[tuple[str, int, int]]],
 ) -> None:
     """An epoch that is complete too early loses a callback, one too late stops the loop, an end too early records."""
-    heads, entrances, steps = given_
-    progress, history = LoopProgress(heads, entrances), History(heads, entrances)
+    heads, entrances, criteria, steps = given_
+    progress, history = LoopProgress(heads, entrances, criteria), History(heads, entrances, criteria)
     for kind, who, number in steps:
         if kind == "received":
-            head = who % heads
-            epoch = len(history.received[head])
-            count = 0 if epoch == 0 else number
-            history.received[head].append(count)
-            decisions = progress.head_received(head, epoch=epoch, count=count)
+            head = who % (heads + criteria)
+            counts = history.counts(head)
+            counts.append(0 if not counts else number)
+            decisions = progress.head_received(head, epoch=len(counts) - 1, count=counts[-1])
         elif kind == "passed" and history.passed[who % entrances] < math.inf:
             entrance = who % entrances
             history.passed[entrance] += 1 + number
             history.data_epochs.append(int(history.passed[entrance]))
             decisions = progress.entrance_passed(entrance, int(history.passed[entrance]))
-        elif kind == "ended":
-            complete = sum(isinstance(decision, Completed) for decision in history.decided)
-            history.data_epochs.append(complete)  # The end is heard in the epoch under way.
+        elif kind == "ended" and history.passed[who % entrances] < math.inf:
+            # What is emitted on hearing of the end belongs at the latest to the epoch after those passed.
+            history.data_epochs.append(int(history.passed[who % entrances]) + 1)
             history.passed[who % entrances] = math.inf
             decisions = progress.entrance_ended(who % entrances)
+        elif kind == "drained":
+            history.is_drained = True
+            progress.end_soon()
+            continue
         else:
             continue
         assert decisions == history.follows()
-    assert progress.last_complete == max(
-        [decision.epoch for decision in history.decided if not isinstance(decision, Released)], default=-1
-    )
+    assert progress.last_complete == history.last_complete
 
 
 def test_heads_of_two_variables_are_aligned_together() -> None:
@@ -91,6 +106,27 @@ def test_heads_of_two_variables_are_aligned_together() -> None:
     ):
         given_ = [progress.head_received(head, epoch=epoch, count=count) for head, count in enumerate(counts)]
         assert given_ == [[], [], [], [], [Released(epoch), expected]]
+
+
+def test_the_criteria_end_a_loop_and_never_keep_an_empty_one_alive() -> None:
+    """Records of the criteria stream were counted as feedback: a loop without any went on for ever."""
+    for fed_back, criteria, expected in ((3, 0, Ended(2)), (0, 5, Ended(2)), (3, 5, Completed(2))):
+        progress = LoopProgress(heads=1, entrances=0, criteria_heads=2)
+        for epoch, counts in ((0, (0, 0, 0)), (1, (2, 1, 0)), (2, (fed_back, 0, criteria))):
+            decided = [
+                progress.head_received(head, epoch=epoch, count=count) for head, count in enumerate(counts)
+            ]
+            assert decided[:2] == [[], []]
+        assert decided[2] == [Released(2), expected]
+
+
+def test_a_drained_loop_ends_at_the_next_complete_epoch_but_never_in_epoch_0() -> None:
+    """Its first records would not even have been handled once."""
+    progress = LoopProgress(heads=1, entrances=1)
+    progress.end_soon()
+    assert progress.head_received(0, epoch=0, count=0) == [Released(0)]
+    assert progress.entrance_ended(0) == [Completed(0)]
+    assert progress.head_received(0, epoch=1, count=7) == [Released(1), Ended(1)]
 
 
 def test_a_head_that_is_finished_holds_nobody_back() -> None:

@@ -1,0 +1,65 @@
+"""The picture as Mermaid text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+from streamiter.flow.drawing.picture import Link, Node, Picture
+
+__all__ = ["mermaid"]
+
+_SHAPES = {
+    "source": ("[(", ")]"),
+    "sink": ("[/", "/]"),
+    "iteration": ("{{", "}}"),
+    "operator": ("[", "]"),
+}
+# Mermaid's own way to write a character that means something to it or to HTML.
+_CODES = {ord(character): f"#{ord(character)};" for character in '"#&<>`'} | dict.fromkeys(
+    (*range(32), 127), " "
+)
+_PLAIN_TITLE = re.compile(r"[A-Za-z][\w ()-]*")
+_PLAIN_LABEL = re.compile(r"[\w ,+-]*")
+
+
+def mermaid(picture: Picture) -> str:
+    """A node for each step, a box for each iteration; feedback is dotted."""
+    lines = ["---", f"title: {_title(picture.title)}", "---", "flowchart LR"]
+    lines += _nodes(picture, None, indent=4)
+    for number, box in enumerate(picture.boxes):
+        lines.append(f'    subgraph loop{number + 1}["{_text(box.heading)}"]')
+        lines += _nodes(picture, number, indent=8)
+        lines.append("    end")
+    lines += [f"    {_link(link)}" for link in picture.links]
+    return "\n".join(lines) + "\n"
+
+
+def _nodes(picture: Picture, box: int | None, *, indent: int) -> Iterable[str]:
+    for number, node in enumerate(picture.nodes):
+        if node.box == box:
+            yield f"{' ' * indent}s{number}{_node(node)}"
+
+
+def _node(node: Node) -> str:
+    opening, closing = _SHAPES[node.shape]
+    name = f"{_text(node.name)} {node.times}".rstrip()
+    return f'{opening}"{"<br>".join((name, *map(_text, node.notes)))}"{closing}'
+
+
+def _link(link: Link) -> str:
+    if link.kind != "data":
+        return f's{link.source} -. "{_text(link.label)}" .-> s{link.target}'
+    plain = _PLAIN_LABEL.fullmatch(link.label)
+    label = link.label if plain else f'"{_text(link.label)}"'
+    return f"s{link.source} -->{f'|{label}|' if label else ''} s{link.target}"
+
+
+def _text(text: str) -> str:
+    return text.translate(_CODES)
+
+
+def _title(text: str) -> str:
+    """A plain YAML scalar where it is one, else quoted: JSON's quotes are YAML's."""
+    return text if _PLAIN_TITLE.fullmatch(text) else json.dumps(text)

@@ -1,0 +1,87 @@
+"""`streamiter draw`: what it draws, and where to."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from cli.program import streamiter
+from PIL import Image
+
+FLOW = """
+from streamiter import Flow
+
+flow = Flow("clicks")
+flow.from_items([1, 2]).map(lambda x: x + 1, name="plus").collect()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "clicks.py").write_text(FLOW)
+    return tmp_path
+
+
+def _kind(file: Path) -> str:
+    content = file.read_bytes()
+    if content.startswith(b"\x89PNG"):
+        with Image.open(file) as image:
+            image.load()
+        return "png"
+    if content.startswith(b"<svg"):
+        ElementTree.fromstring(content)
+        return "svg"
+    assert b"flowchart LR" in content
+    return "mermaid"
+
+
+def test_without_a_file_it_is_mermaid_text_on_standard_output(folder):
+    """It is for a document."""
+    ran = streamiter("draw", "clicks:flow", cwd=folder)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith("---\ntitle: clicks\n---\nflowchart LR\n")
+    assert '["plus"]' in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file", "kind"),
+    [
+        ([], "flow.mmd", "mermaid"),
+        ([], "flow.svg", "svg"),
+        ([], "flow.png", "png"),
+        ([], "FLOW.SVG", "svg"),
+        (["--format", "svg"], "flow.xml", "svg"),
+        (["--format", "mermaid"], "flow.png", "mermaid"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_the_suffix_of_the_file_says_what_is_drawn_unless_the_format_does(folder, arguments, file, kind):
+    """One thing less to type; but a file may be called anything."""
+    ran = streamiter("draw", "clicks:flow", "-o", file, *arguments, cwd=folder)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert _kind(folder / file) == kind
+
+
+@pytest.mark.parametrize(("file", "given"), [("flow.pdf", ".pdf"), ("flow", "no suffix")])
+def test_a_suffix_that_says_nothing_is_an_error(folder, file, given):
+    """Mermaid text in a file named .pdf would be found out much later."""
+    ran = streamiter("draw", "clicks:flow", "-o", file, cwd=folder)
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        f"error: --output {file}: expected a file named .mmd (Mermaid), .svg or .png, given {given}; "
+        "rename it or say --format mermaid, svg or png\n"
+    )
+    assert not (folder / file).exists()
+
+
+def test_a_drawing_that_cannot_be_written_is_an_error(folder):
+    """The drawing would be lost silently."""
+    ran = streamiter("draw", "clicks:flow", "-o", "nosuch/flow.mmd", cwd=folder)
+    assert ran.returncode == 1
+    assert ran.stderr == "error: --output nosuch/flow.mmd: cannot write it: No such file or directory\n"
+
+
+def test_a_format_that_is_none_is_a_usage_error(folder):
+    """The error lists them."""
+    ran = streamiter("draw", "clicks:flow", "--format", "jpeg", cwd=folder)
+    assert ran.returncode == 2
+    assert "'mermaid', 'svg', 'png'" in ran.stderr

@@ -1,0 +1,197 @@
+"""The graph as SVG: nothing overlaps, all text fits, every link begins and ends at its nodes."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from flow.svg_geometry import Rectangle, Shown, read
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamiter.flow.drawing.picture import Box, Link, Node, Picture
+from streamiter.flow.drawing.svg import svg
+from streamiter.flow.drawing.text import fit, width_of
+
+# Of the font that drawings are measured with; others are estimated.
+LETTERS = "abcdefghijklmnopqrstuvwxyzWMÄß_.- /→×<>&\"'"
+SHAPES = ("operator", "source", "sink", "iteration")
+
+
+def check(picture: Picture) -> Shown:
+    """All that must hold of any drawing."""
+    shown = read(svg(picture))
+    assert len(shown.nodes) == len(picture.nodes)
+    assert len(shown.boxes) == len(picture.boxes)
+    _check_places(picture, shown)
+    _check_texts(picture, shown)
+    _check_links(picture, shown)
+    return shown
+
+
+def _check_places(picture: Picture, shown: Shown) -> None:
+    for one, other in [*combinations(shown.nodes, 2), *combinations(shown.boxes, 2)]:
+        assert not one.overlaps(other)
+    for node, place in zip(picture.nodes, shown.nodes, strict=True):
+        assert shown.canvas.contains(place)
+        for number, box in enumerate(shown.boxes):
+            assert box.contains(place) if node.box == number else not box.overlaps(place)
+
+
+def _check_texts(picture: Picture, shown: Shown) -> None:
+    for texts, place in zip(shown.node_texts, shown.nodes, strict=True):
+        assert all(place.contains(text) for _, text in texts)
+        assert not any(one.overlaps(other) for (_, one), (_, other) in combinations(texts, 2))
+    for (_, text), box in zip(shown.headings, shown.boxes, strict=True):
+        assert box.contains(text)
+        assert not any(text.overlaps(place) for place in shown.nodes)
+    assert len(shown.labels) == sum(bool(link.label.strip()) for link in picture.links)
+    labels = [text for _, text in shown.labels]
+    labelled = [link for link in picture.links if link.label.strip()]
+    for link, text in zip(labelled, labels, strict=True):
+        if link.kind != "data" and (box := picture.nodes[link.source].box) is not None:
+            assert shown.boxes[box].contains(text)
+    for text in labels:
+        assert shown.canvas.contains(text)
+        assert not any(text.overlaps(place) for place in shown.nodes)
+    assert not any(one.overlaps(other) for one, other in combinations(labels, 2))
+
+
+def _check_links(picture: Picture, shown: Shown) -> None:
+    for link, points in zip(picture.links, shown.links, strict=True):
+        source, target = shown.nodes[link.source], shown.nodes[link.target]
+        assert _is_on_side(source, points[0], source.right)
+        assert _is_on_side(target, points[-1], target.left)
+        assert not any(place.has_inside(point) for place in shown.nodes for point in points)
+        if link.kind != "data":
+            own = shown.boxes[picture.nodes[link.source].box or 0] if shown.boxes else shown.canvas
+            assert all(own.has_inside(point) for point in points)
+
+
+def _is_on_side(place: Rectangle, point: tuple[float, float], side: float) -> bool:
+    """At the straight part of the border: not at a corner, which may be cut or round."""
+    x, y = point
+    return abs(x - side) < 0.02 and place.top + 8 < y < place.bottom - 8
+
+
+@st.composite
+def pictures(draw: st.DrawFn) -> Picture:
+    """Graphs without cycles but for feedback, with up to two iterations somewhere in the middle."""
+    count = draw(st.integers(1, 14))
+    texts = st.text(LETTERS, min_size=1, max_size=70).filter(lambda text: bool(text.strip()))
+    borders = sorted(draw(st.sets(st.integers(0, count), max_size=4)))
+    ranges = [range(first, last) for first, last in zip(borders[::2], borders[1::2], strict=False)]
+    box_of = {node: box for box, members in enumerate(ranges) for node in members}
+    nodes = [
+        Node(
+            draw(texts),
+            draw(st.sampled_from(SHAPES)),
+            draw(st.sampled_from([1, 2, 128])),
+            tuple(draw(st.lists(texts, max_size=2))),
+            box_of.get(number),
+        )
+        for number in range(count)
+    ]
+    links = []
+    pairs = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1))
+    for one, other in draw(st.lists(pairs, max_size=20)):
+        label = draw(st.just("") | texts)
+        if one < other:
+            links.append(Link(one, other, label=label))
+        elif one in box_of and box_of[one] == box_of.get(other):
+            links.append(Link(one, other, draw(st.sampled_from(["feedback", "criteria"])), label))
+    boxes = tuple(Box(draw(texts), tuple(draw(st.lists(texts, max_size=2)))) for _ in ranges)
+    return Picture(draw(texts), tuple(nodes), tuple(links), boxes)
+
+
+@given(pictures())
+def test_any_drawing_is_in_order(picture: Picture) -> None:
+    """A node on top of another, or a link through one, shows a flow that is not there."""
+    check(picture)
+
+
+def test_nodes_lie_behind_what_they_take_from() -> None:
+    """One reads from left to right."""
+    nodes = tuple(Node(str(number), "operator") for number in range(4))
+    [a, b, c, d] = check(Picture("flow", nodes, (Link(0, 1), Link(1, 2), Link(0, 2), Link(3, 2)))).nodes
+    assert a.right < b.left
+    assert b.right < c.left
+    assert b.left - 40 < d.left < c.left  # beside what it meets, not at the far left
+    assert d.right < c.left
+
+
+def test_a_straight_flow_is_drawn_in_a_straight_line() -> None:
+    """Steps in the picture would be taken for a meaning."""
+    nodes = (Node("clicks", "source"), Node("count", "operator", 2, ("3 in",)), Node("counts", "sink"))
+    shown = check(Picture("flow", nodes, (Link(0, 1, label="by key"), Link(1, 2))))
+    assert len({round(y, 1) for points in shown.links for _, y in points}) == 1
+
+
+def test_a_link_does_not_cross_others_needlessly() -> None:
+    """Two pairs given crosswise are two level lines."""
+    nodes = tuple(Node(name, "operator") for name in "abcd")
+    shown = check(Picture("flow", nodes, (Link(0, 3), Link(1, 2))))
+    assert all(len({round(y, 1) for _, y in points}) == 1 for points in shown.links)
+
+
+def test_a_head_that_feeds_itself_goes_round_itself() -> None:
+    """A body may feed its variables back as they are."""
+    nodes = (Node("start", "source"), Node("variable 0", "iteration", box=0))
+    links = (Link(0, 1, label="initial"), Link(1, 1, "feedback", "feedback, epoch + 1, rebalance"))
+    shown = check(Picture("flow", nodes, links, (Box("iteration 1"),)))
+    assert max(y for _, y in shown.links[1]) > shown.nodes[1].bottom
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "<script>alert(1)</script>",
+        "a & b ]]> \"quoted\" 'too'",
+        "nul \x00, escape \x1b, half a pair \ud800, no character \uffff",
+        "two\nlines\tand a tab",
+        "日本語の名前",
+    ],
+)
+def test_names_may_hold_anything(name: str) -> None:
+    """Names come from users, and from topics; XML is broken by a single one that it cannot hold."""
+    link, box = Link(0, 1, label=name), Box(name)
+    shown = read(svg(Picture(name, (Node(name, "source"), Node(name, "operator", box=0)), (link,), (box,))))
+    written = "".join(text for text, _ in shown.node_texts[1])
+    kept = [character for character in name if character.isprintable() and character not in " \ud800\uffff"]
+    assert [character for character in written if character in kept] == kept
+
+
+def test_a_long_name_goes_on_in_the_next_line() -> None:
+    """A node as wide as its name would push all others out of sight."""
+    shown = check(
+        Picture("flow", (Node("gradients of mini-batches, one for each worker", "operator", 4),), ())
+    )
+    texts = [text for text, _ in shown.node_texts[0]]
+    assert len(texts) > 1
+    assert " ".join(texts) == "gradients of mini-batches, one for each worker ×4"
+    assert shown.titles == []
+
+
+def test_a_name_that_is_too_long_is_shortened_and_told_as_a_whole_on_demand() -> None:
+    """It must not be lost."""
+    name = "a-very-long-name " * 12
+    shown = check(Picture("flow", (Node(name, "operator"),), (Link(0, 0, "feedback", label=name),)))
+    assert shown.node_texts[0][-1][0].endswith("…")
+    assert shown.labels[0][0].endswith("…")
+    assert shown.titles == [name.strip(), name.strip()]
+
+
+def test_it_is_dark_on_a_dark_screen() -> None:
+    """Dark lines on a dark page cannot be seen; the drawing brings its own background too."""
+    drawn = svg(Picture("flow", (Node("a", "operator"),), ()))
+    light, _, dark = drawn.partition("@media (prefers-color-scheme: dark)")
+    assert ".streamiter .canvas { fill: #ffffff }" in light
+    assert ".streamiter .canvas { fill: #0d1117 }" in dark
+
+
+@given(st.text(max_size=200), st.integers(1, 4), st.floats(30, 300))
+def test_fitted_text_is_as_narrow_as_asked_for(text: str, lines: int, width: float) -> None:
+    """Whatever the text is made of."""
+    fitted = fit(text, 10, width, lines=lines)
+    assert len(fitted.lines) <= lines
+    assert all(width_of(line, 10) <= width for line in fitted.lines)
