@@ -17,6 +17,7 @@ from benchmarks.latency import latency, latency_of_updates
 from benchmarks.measuring import Figure
 from benchmarks.online_learning import online_learning
 from benchmarks.report import write
+from benchmarks.rounds import bounded_rounds
 from benchmarks.session import PROJECT, Session
 
 __all__ = ["BENCHMARKS", "main"]
@@ -27,6 +28,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "in-memory": in_memory,
         "feedback-throughput": feedback_throughput,
         "feedback-latency": feedback_latency,
+        "bounded-rounds": bounded_rounds,
         "online-learning": online_learning,
         "kafka-map": kafka_map,
         "latency": latency,

@@ -6,8 +6,8 @@
 (None, 0)
 >>> pace.has_completed(1, 3), len(posted)
 (None, 1)
->>> pace.told(2)
-3
+>>> pace.told(2), pace.reached
+(None, 3)
 """
 
 from __future__ import annotations
@@ -16,41 +16,43 @@ from collections.abc import Callable
 from typing import final
 
 from streamiter.records import Control
+from streamiter.runtime.watermarks import BEFORE_ALL_EPOCHS
 
 __all__ = ["GoAlong", "StampingPace"]
-
-_BEFORE_ALL_EPOCHS = -1
 
 
 @final
 class GoAlong(Control):
-    """Posted to a subtask without input: the others have come further."""
+    """Posted to a subtask: others have come further."""
 
     __slots__ = ()
 
 
+@final
 class StampingPace:
     """Shared by the subtasks of one step, in one event loop.
 
     Idle ones are told, with at most one ``GoAlong`` under way to each, when the slowest of the others has
-    completed an epoch. Those that have ended are waited for no more, but gone along with to their last epoch.
+    completed an epoch. Those that have ended are waited for no more. Where nobody has input, all go along to
+    the last epoch that anyone has completed: what was passed on is not to wait for what may never come.
     """
 
     def __init__(self, subtasks: int) -> None:
-        self._completed = dict.fromkeys(range(subtasks), _BEFORE_ALL_EPOCHS)
+        self._completed = dict.fromkeys(range(subtasks), BEFORE_ALL_EPOCHS)
         """By subtask that has input: the last epoch it has completed."""
         self._idle: dict[int, Callable[[Control], None]] = {}
-        self._last_of_ended = _BEFORE_ALL_EPOCHS
+        self._furthest = BEFORE_ALL_EPOCHS
         self._told: set[int] = set()
 
     @property
     def reached(self) -> int:
-        """The epoch that all who have input have completed."""
-        return min(self._completed.values(), default=self._last_of_ended)
+        """The epoch that those without input go along to."""
+        return min(self._completed.values(), default=self._furthest)
 
     def has_completed(self, subtask: int, epoch: int) -> None:
         """A subtask with input has completed an epoch."""
         self._completed[subtask] = epoch
+        self._furthest = max(self._furthest, epoch)
         if self._idle:
             self._tell()
 
@@ -58,7 +60,7 @@ class StampingPace:
         """A subtask completes no further epoch after this one."""
         self._completed.pop(subtask, None)
         self._idle.pop(subtask, None)
-        self._last_of_ended = max(self._last_of_ended, epoch)
+        self._furthest = max(self._furthest, epoch)
         self._tell()
 
     def is_idle(self, subtask: int, post: Callable[[Control], None]) -> None:
@@ -72,13 +74,12 @@ class StampingPace:
         self._idle.pop(subtask, None)
         self._completed[subtask] = epoch
 
-    def told(self, subtask: int) -> int:
-        """A subtask has heard ``GoAlong``: gives how far."""
+    def told(self, subtask: int) -> None:
+        """A subtask has heard ``GoAlong``."""
         self._told.discard(subtask)
-        return self.reached
 
     def _tell(self) -> None:
-        if self.reached == _BEFORE_ALL_EPOCHS:
+        if self.reached == BEFORE_ALL_EPOCHS:
             return
         for subtask, post in self._idle.items():
             if subtask not in self._told:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from iteration.iteration_support import (
     SMALL,
     CutItems,
-    Dawdle,
     Log,
-    Witness,
     callbacks,
     check_listener,
     cut_items,
@@ -20,63 +17,10 @@ from iteration.iteration_support import (
     run_shuffled,
     until,
 )
+from iteration.partitions_support import before, data_of, made, train, write
 
-from streamiter import (
-    Flow,
-    IterationBodyResult,
-    IterationConfig,
-    Stream,
-    connect,
-    epochs_every,
-    iterate_unbounded_streams,
-)
-from streamiter.topics.memory import MemoryBroker
-from streamiter.topics.topic import OutgoingBatch, Topic
-
-
-async def made(partitions: int) -> Topic:
-    topic = MemoryBroker().topic("clicks")
-    await topic.create(partitions=partitions)
-    return topic
-
-
-async def write(topic: Topic, partition: int, numbers: Iterable[int]) -> None:
-    writer = await topic.open_writer()
-    await writer.write(OutgoingBatch([b"%d" % number for number in numbers], partition=partition))
-    await writer.close()
-
-
-def train(stamped: Stream, log: Log) -> None:
-    """A synchronous loop: its one step hears of every epoch, and feeds something back in each of the first."""
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        both = connect(variable=variables[0], data=data[0].rebalance()).process(
-            lambda: Witness(
-                log,
-                on_record=lambda record, context, out: None,
-                on_callback=lambda epoch, context, out: out.emit(("model", epoch)) if epoch < 12 else None,
-            ),
-            name="train",
-            parallelism=1,
-        )
-        return IterationBodyResult([both], [])
-
-    initial = stamped.flow.from_items([("model", -1)])
-    iterate_unbounded_streams([initial], [stamped], body, IterationConfig(max_epochs_ahead=0))
-
-
-def data_of(log: Log) -> list[tuple[int, int]]:
-    """The numbers that came, with their epochs."""
-    return [
-        (entry[1], entry[2]) for entry in log["train", 0] if entry[0] == "record" and type(entry[1]) is int
-    ]
-
-
-def before(name: str, source: Stream, seed: int) -> Stream:
-    """Steps between the source and the stamps."""
-    if name == "tasks":
-        return source.process(lambda: Dawdle(seed)).map(lambda x: x).process(lambda: Dawdle(seed))
-    return source if name == "nothing" else source.map(lambda x: x)
+from streamiter import Flow, epochs_every
+from streamiter.topics.topic import Topic
 
 
 @pytest.mark.parametrize("seed", range(3))

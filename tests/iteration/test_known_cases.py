@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from iteration.iteration_support import SMALL, CutItems, Dawdle, ended, run, until
+from iteration.iteration_support import SMALL, Dawdle, ended, run, until
+from iteration.known_cases_support import OUTPUT, SUM, feedback_path, nothing, sequence
 
 from streamiter import (
     Flow,
     IterationBodyResult,
     IterationListener,
     Operator,
-    OutputTag,
     Stream,
     connect,
     iterate_unbounded_streams,
 )
-
-OUTPUT = OutputTag("output")
-INSTANCES = 4
-NUMBERS = 1_000
-SUM = 1_998_000
-"""0..999 from each of four instances."""
-
-
-class SequenceSource(CutItems):
-    """Each parallel instance gives 0..n−1, and then ends or waits for ever."""
-
-    def open(self, context: Any, positions: Any) -> None:
-        super().open(context, positions)
-        self._items = range(NUMBERS)
-        self._random.seed(self._seed * 1_000 + context.subtask_index)
-
-
-def sequence(flow: Flow, seed: int, *, ends: bool = True) -> Stream:
-    async def never() -> None:
-        await asyncio.get_running_loop().create_future()
-
-    class Endless(SequenceSource):
-        bounded = False
-
-    def make() -> SequenceSource:
-        return SequenceSource([], seed) if ends else Endless([], seed, at_end=never)
-
-    make.bounded = ends  # type: ignore[attr-defined]
-    return flow.from_source(make, parallelism=INSTANCES)
-
-
-def nothing(flow: Flow) -> Stream:
-    return flow.from_items([], parallelism=INSTANCES)
-
 
 class Reduce(Operator, IterationListener):
     """The sum of the records of each round; records of the rounds before the last are fed on."""
@@ -75,25 +40,6 @@ class Reduce(Operator, IterationListener):
 
     def on_iteration_terminated(self, context: Any, out: Any) -> None:
         out.emit("terminated", tag=OUTPUT)
-
-
-class Count(Operator):
-    """Counts the records of each key, and passes them on."""
-
-    def open(self, context: Any) -> None:
-        self._context = context
-
-    def process(self, value: int, out: Any) -> None:
-        self._context.state["seen"] = self._context.state.get("seen", 0) + 1
-        out.emit(value)
-
-
-def feedback_path(stream: Stream) -> Stream:
-    """By value % 4, through a map and a keyed counter."""
-    spread = stream.partition_by(lambda value: value % INSTANCES).map(
-        lambda value: value, parallelism=INSTANCES
-    )
-    return spread.key_by(lambda value: value).process(Count, parallelism=INSTANCES)
 
 
 def reducing(through: Callable[[Stream], Stream], max_round: int = 1) -> Callable[..., IterationBodyResult]:

@@ -1,0 +1,442 @@
+"""Epochs by number, by the clock and at marks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from iteration.iteration_support import (
+    SMALL,
+    cut_items,
+    ended,
+    run_shuffled,
+    until,
+)
+from iteration.partitions_support import (
+    KINDS,
+    WAYS,
+    before,
+    callbacks_in,
+    check,
+    is_mark,
+    made,
+    number_of,
+    records_in,
+    settled,
+    timed_job,
+    tracked,
+    write,
+)
+
+from streamiter import Flow, Operator, epochs_every
+from streamiter.errors import GraphError, JobFailed
+from streamiter.iteration.stamping_clock import StampingClock
+from streamiter.records import Control
+from streamiter.runtime.coordinator import JobSnapshot
+from streamiter.runtime.job import Job
+from streamiter.testing import VirtualClock
+from streamiter.topics.topic import Topic
+
+# -- arguments -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {},
+            "epochs_every: expected one of records, seconds, marks, given none of them; "
+            "write epochs_every(stream, records=1000) (at test_epochs_every.py:",
+        ),
+        (
+            {"records": 5, "seconds": 1.0},
+            "epochs_every: expected one of records, seconds, marks, given records and seconds; leave out all but one",
+        ),
+        ({"idle_timeout": 1.0}, "expected one of records, seconds, marks, given none of them"),
+        ({"records": 0}, "epochs_every: expected records of at least 1, given 0; use a whole number"),
+        ({"records": True}, "expected records of at least 1, given True"),
+        (
+            {"seconds": 0},
+            "step 'epochs_every': expected seconds to be a number of seconds above 0, given 0; leave it out to "
+            "end epochs by records or marks",
+        ),
+        ({"seconds": "5"}, "given '5'"),
+        ({"seconds": float("inf"), "name": "stamp"}, "step 'stamp': expected seconds to be a number"),
+        (
+            {"records": 5, "idle_timeout": -1},
+            "expected idle_timeout to be a number of seconds above 0, given -1; leave it out to wait for "
+            "silent partitions",
+        ),
+        (
+            {"marks": "end"},
+            "epochs_every(marks): expected a function, given 'end'; write a function or a lambda",
+        ),
+        (
+            {"marks": asyncio.sleep},
+            "epochs_every(marks): expected a plain function, given the coroutine function sleep; await it in",
+        ),
+        ({"records": 5, "name": ""}, "step: expected name= to be a text, given ''"),
+    ],
+)
+def test_wrong_arguments_are_refused(given: dict[str, Any], message: str) -> None:
+    """Two ways to end an epoch at once, or none: whichever was meant, the other was silently taken."""
+    with pytest.raises(GraphError) as caught:
+        epochs_every(Flow("stamps").from_items([1]), **given)
+    assert message in str(caught.value)
+
+
+# -- marks -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("way", "group_of"), [("marks", lambda x: (x + 3) // 7), ("records", lambda x: x // 4)]
+)
+def test_groups_do_not_depend_on_where_batches_are_cut(
+    way: str, group_of: Callable[[int], int], kind: str, seed: int
+) -> None:
+    """A mark that began a batch, or ended one, was passed on; an array was asked whether it is true."""
+    flow = Flow("stamps")
+    items = cut_items(flow, range(40), seed=seed).map_batch(KINDS[kind])
+    seen = tracked(epochs_every(items, **WAYS[way]))
+    flow.run()
+    numbers = [number for number in range(40) if way == "records" or not is_mark(number)]
+    assert records_in(seen.items, 0) == [(number, group_of(number)) for number in numbers]
+    assert callbacks_in(seen.items, 0) == list(range(group_of(39) + 1))
+    check(seen.items, 1)
+
+
+def test_a_restored_group_is_not_larger_than_groups_are_now() -> None:
+    """Three records of four were there; told to make groups of two, it waited for minus one."""
+
+    async def run_on(
+        topic: Topic, records: int, count: int, snapshot: JobSnapshot | None
+    ) -> tuple[JobSnapshot, Any]:
+        flow = Flow("stamps")
+        seen = tracked(epochs_every(flow.source(topic), records=records))
+        job = await flow.start(snapshot=snapshot)
+        await until(lambda: len(records_in(seen.items, 0)) == count)
+        taken = await job.snapshot()
+        await job.stop("abort")
+        return taken, seen
+
+    async def main() -> None:
+        topic = await made(1)
+        await write(topic, 0, range(7))
+        snapshot, _ = await run_on(topic, 4, 7, None)
+        await write(topic, 0, range(7, 10))
+        _, seen = await run_on(topic, 2, 10, snapshot)
+        assert [epoch for _, epoch in records_in(seen.items, 0)] == [0, 0, 0, 0, 1, 1, 1, 2, 2, 3]
+        check(seen.items, 1)
+
+    run_shuffled(main())
+
+
+def test_marks_without_records_between_them_end_epochs() -> None:
+    """The number of an epoch is that of its mark: another count of the marks must come to the same."""
+    flow = Flow("stamps")
+    seen = tracked(epochs_every(flow.from_items([0, 0, 1, 0, 0, 2, 0]), marks=lambda number: number == 0))
+    flow.run()
+    assert records_in(seen.items, 0) == [(1, 2), (2, 4)]
+    assert callbacks_in(seen.items, 0) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_predicate_that_raises_names_the_record(kind: str) -> None:
+    """An error without the record is looked for in a million of them."""
+    flow = Flow("stamps")
+    items = flow.from_items(range(5, -1, -1)).map_batch(KINDS[kind])
+    tracked(epochs_every(items, marks=lambda record: 1 / number_of(record) < 0, name="stamp"))
+    with pytest.raises(JobFailed, match=r"step 'stamp' \(.*\) on record .*0.*: ZeroDivisionError") as caught:
+        flow.run()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+# -- the clock -------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_ends_when_its_time_is_over_unless_it_is_empty() -> None:
+    """Nights without a click made thousands of epochs, each with a model like the one before."""
+
+    async def main() -> None:
+        clock, topic, job, seen = await timed_job(1, partitions=1, seconds=10)
+        for second in range(25):
+            await write(topic, 0, [second])
+            await clock.advance(1)
+        assert callbacks_in(seen.items, 0) == [0, 1]
+        await clock.advance(95)
+        assert callbacks_in(seen.items, 0) == [0, 1, 2]
+        await write(topic, 0, [120])
+        await clock.advance(9)
+        assert callbacks_in(seen.items, 0) == [0, 1, 2]
+        await clock.advance(1)
+        assert callbacks_in(seen.items, 0) == [0, 1, 2, 3]
+        await job.stop("drain")
+        assert records_in(seen.items, 0) == [(number, number // 10) for number in range(25)] + [(120, 3)]
+        check(seen.items, 1)
+
+    run_shuffled(main())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_records_of_the_same_time_are_of_the_same_epoch_at_all_subtasks(seed: int) -> None:
+    """One that had been silent for an hour counted on from its own last epoch, and was 360 behind the others."""
+
+    async def main() -> None:
+        clock, topic, job, seen = await timed_job(3, seconds=10)
+        for partition, numbers in [(0, [1]), (0, [2]), (1, [3, 4]), (0, [5]), (1, [6]), (0, [7])]:
+            await write(topic, partition, numbers)
+            await clock.advance(10)
+        await write(topic, 0, [8])
+        await write(topic, 1, [9])
+        await clock.advance(10)
+        for subtask in range(3):
+            assert callbacks_in(seen.items, subtask) == list(range(7))
+        await job.stop("drain")
+        assert records_in(seen.items, 0) == [(1, 0), (2, 1), (5, 3), (7, 5), (8, 6)]
+        assert records_in(seen.items, 1) == [(3, 2), (4, 2), (6, 4), (9, 6)]
+        check(seen.items, 3)
+
+    run_shuffled(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_subtask_that_was_blocked_goes_along_with_all_epochs_since(seed: int) -> None:
+    """It heard of each that had ended meanwhile, one after the other, between its records."""
+    may_go_on = asyncio.Event()
+
+    class Blocks(Operator):
+        async def process(self, record: Any, out: Any) -> None:
+            if record < 100:
+                await may_go_on.wait()
+            out.emit(record)
+
+    async def main() -> None:
+        clock, topic, flow = VirtualClock(), await made(2), Flow("stamps")
+        source = before("tasks", flow.source(topic, parallelism=2), seed)
+        seen = tracked(epochs_every(source, seconds=10).process(Blocks))
+        job = await flow.start(clock=clock, channel_limits=SMALL)
+        await write(topic, 0, range(30))
+        for number in range(100, 105):
+            await write(topic, 1, [number])
+            await clock.advance(10)
+        may_go_on.set()
+        await settled(clock)
+        await clock.advance(10)
+        assert callbacks_in(seen.items, 0) == callbacks_in(seen.items, 1) == list(range(6))
+        await job.stop("drain")
+        of_0 = records_in(seen.items, 0)
+        assert [number for number, _ in of_0] == list(range(30))
+        assert {epoch for _, epoch in of_0} == {0, 5}
+        check(seen.items, 2)
+
+    run_shuffled(main(), seed)
+
+
+class LateClock(VirtualClock):
+    """Everything is called a while after it is due, as on a busy machine."""
+
+    def __init__(self, late_s: float) -> None:
+        super().__init__()
+        self._late_s = late_s
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Any:
+        return super().call_later(delay_s + self._late_s, callback)
+
+
+@pytest.mark.parametrize(("late_s", "epochs"), [(0.25, 19), (2.5, 6)])
+async def test_lateness_does_not_add_up(late_s: float, epochs: int) -> None:
+    """Minutes became 61 seconds, and the epoch of noon ended at a quarter past; after a pause all came at once."""
+    clock, posted = LateClock(late_s), list[Control]()
+    stamping = StampingClock(clock, seconds=1.0)
+    stamping.join(0, posted.append)
+    for _ in range(200):
+        stamping.has_records(stamping.last_ended + 1)
+        await clock.advance(0.1)
+        stamping.told(0)
+    assert len(posted) == stamping.last_ended + 1 == epochs
+
+
+@pytest.mark.parametrize("stop", ["drain", "suspend", "abort"])
+@pytest.mark.parametrize("way", ["seconds", "records, idle", "marks, idle"])
+def test_timers_are_called_off_when_the_job_stops(way: str, stop: Any) -> None:
+    """A timer that is left holds the operator, and posts to a task that is gone."""
+
+    async def main() -> None:
+        clock, topic, job, _ = await timed_job(**WAYS[way])
+        await write(topic, 0, [1, 2])
+        await settled(clock)
+        assert clock.timers > 1  # One is the watchdog's.
+        await job.stop(stop)
+        assert clock.timers == 0
+
+    run_shuffled(main())
+
+
+@pytest.mark.parametrize("way", ["seconds", "records, idle", "marks, idle"])
+def test_timers_are_called_off_when_the_input_has_ended_and_the_job_goes_on(way: str) -> None:
+    """Epochs of no records until the end of the year."""
+
+    async def main() -> None:
+        clock, topic, flow = VirtualClock(), await made(1), Flow("stamps")
+        seen = tracked(epochs_every(flow.from_items(range(2), name="past"), **WAYS[way]))
+        flow.source(topic).collect()
+        job = await flow.start(clock=clock)
+        await settled(clock)
+        assert clock.timers == 1  # The watchdog's.
+        assert callbacks_in(seen.items, 0) == [0]
+        await job.stop("abort")
+
+    run_shuffled(main())
+
+
+@pytest.mark.parametrize("way", ["seconds", "records, idle", "marks, idle"])
+def test_timers_are_not_set_again_for_an_input_that_had_ended_before_the_restore(way: str) -> None:
+    """The restored step listened for records of an input that it knew to be over."""
+
+    def flow_of(topic: Topic) -> Flow:
+        flow = Flow("stamps")
+        tracked(epochs_every(flow.from_items(range(2), name="past"), **WAYS[way]))
+        flow.source(topic).collect()
+        return flow
+
+    async def main() -> None:
+        topic = await made(1)
+        job = await flow_of(topic).start(clock=VirtualClock())
+        await until(lambda: job.statistics().step("track").records_in == 2)
+        await settled(VirtualClock())
+        snapshot = await job.snapshot()
+        await job.stop("abort")
+        clock = VirtualClock()
+        job = await flow_of(topic).start(clock=clock, snapshot=snapshot)
+        await settled(clock)
+        assert clock.timers == 1  # The watchdog's.
+        await job.stop("abort")
+
+    run_shuffled(main())
+
+
+@pytest.mark.parametrize("way", ["seconds", "records, idle"])
+def test_timers_are_called_off_when_a_step_fails(way: str) -> None:
+    """The job had failed, its clock went on."""
+
+    async def main() -> None:
+        clock, flow = VirtualClock(), Flow("stamps")
+        tracked(epochs_every(flow.from_items(["no number"]), **WAYS[way]))
+        job = await flow.start(clock=clock)
+        with pytest.raises(JobFailed, match="no number"):
+            await ended(job)
+        assert clock.timers == 0
+
+    run_shuffled(main())
+
+
+def test_a_restored_job_waits_for_what_was_left_of_the_time() -> None:
+    """With a snapshot each minute and epochs of five none ever ended."""
+
+    async def started(topic: Topic, snapshot: JobSnapshot | None) -> tuple[VirtualClock, Job, Any]:
+        clock, flow = VirtualClock(), Flow("stamps")
+        seen = tracked(epochs_every(flow.source(topic, parallelism=2), seconds=10))
+        return clock, await flow.start(clock=clock, snapshot=snapshot), seen
+
+    async def main() -> None:
+        topic, snapshot = await made(2), None
+        for run in range(4):
+            clock, job, seen = await started(topic, snapshot)
+            await write(topic, 0, [run])
+            await clock.advance(4)
+            snapshot = await job.snapshot()
+            await job.stop("abort")
+        assert records_in(seen.items, 0) == [(0, 0), (1, 0), (2, 0), (3, 1)]
+        assert callbacks_in(seen.items, 0) == callbacks_in(seen.items, 1) == [0]
+        # The epoch that the snapshot fell into is as good as any other: it ends with the input.
+        clock, job, seen = await started(topic, snapshot)
+        await settled(clock)
+        await job.stop("drain")
+        assert callbacks_in(seen.items, 0) == [0, 1]
+        check(seen.items, 2)
+
+    run_shuffled(main())
+
+
+async def test_a_subtask_restored_behind_the_others_goes_along_with_them() -> None:
+    """One was asked before the end of an epoch, the other after it: the first waited for it to end again."""
+    clock, posted = VirtualClock(), list[Control]()
+    stamping = StampingClock(clock, seconds=10.0)
+    for subtask, (completed, remaining_s) in enumerate([(3, 0.5), (4, 9.5), (-1, 99.0)]):
+        stamping.join(subtask, posted.append)
+        stamping.go_on_after(completed, remaining_s)
+    assert stamping.last_ended == 4
+    assert len(posted) == 3
+    assert stamping.remaining_s == 10.0
+    assert clock.timers == 1
+
+
+# -- anything may happen ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("way", WAYS)
+def test_each_record_has_one_epoch_whatever_happens(way: str, seed: int) -> None:
+    """Restores in the middle of groups, partitions that fall silent, batches cut anywhere."""
+    chance = random.Random(f"{way} {seed}")
+    partitions, parallelism = chance.choice([(1, 1), (2, 2), (3, 2), (2, 3), (4, 2)])
+    kind, between = chance.choice(list(KINDS)), chance.choice(["nothing", "chain", "tasks"])
+
+    async def started(topic: Topic, snapshot: JobSnapshot | None) -> tuple[VirtualClock, Job, Any]:
+        clock, flow = VirtualClock(), Flow("stamps")
+        source = before(between, flow.source(topic, parallelism=parallelism), seed).map_batch(KINDS[kind])
+        seen = tracked(epochs_every(source, **WAYS[way]))
+        return clock, await flow.start(clock=clock, channel_limits=SMALL, snapshot=snapshot), seen
+
+    async def main() -> None:
+        topic = await made(partitions)
+        clock, job, seen = await started(topic, None)
+        written: list[list[int]] = [[] for _ in range(partitions)]
+        for _ in range(25):
+            action = chance.choice(["write", "write", "wait", "turn", "restore"])
+            if action == "write":
+                partition = chance.randrange(partitions)
+                numbers = [
+                    1000 * partition + len(written[partition]) + more for more in range(chance.randint(1, 12))
+                ]
+                written[partition] += numbers
+                await write(topic, partition, numbers)
+            elif action == "wait":
+                await clock.advance(chance.choice([0.5, 2, 4, 9]))
+            elif action == "turn":
+                for _ in range(chance.randrange(20)):
+                    await asyncio.sleep(0)
+            elif chance.random() < 0.5:
+                snapshot = await job.snapshot()
+                await job.stop("abort")
+                clock, job, seen = await started(topic, snapshot)
+        expected = [
+            [number for number in numbers if "marks" not in way or not is_mark(number)] for numbers in written
+        ]
+        await until(lambda: sum(entry[1] == "record" for entry in seen.items) == sum(map(len, expected)))
+        if (
+            "idle" in way or "seconds" in way
+        ) and seed % 2:  # Nobody is held back, not even by all the others.
+            for _ in range(4):
+                await clock.advance(5)
+            last = max((entry[2] for entry in seen.items), default=-1)
+            assert all(
+                callbacks_in(seen.items, subtask)[-1:] == [last] for subtask in range(parallelism)
+            ) or (last == -1)
+        await job.stop("drain")
+        assert clock.timers == 0
+        check(seen.items, parallelism)
+        for subtask in range(parallelism):
+            got = records_in(seen.items, subtask)
+            for partition in range(subtask, partitions, parallelism):
+                assert [n for n, _ in got if n // 1000 == partition] == expected[partition]
+            assert len(callbacks_in(seen.items, subtask)) > max((epoch for _, epoch in got), default=-1)
+            if way == "records" and partitions <= parallelism:
+                assert [epoch for _, epoch in got] == [at // 4 for at in range(len(got))]
+
+    run_shuffled(main(), seed)
