@@ -202,6 +202,8 @@ def estimated_bytes(batch: Batch) -> int:
     length = len(batch)
     if length == 0:
         return 0
+    if length == 1:
+        return _record_bytes(batch[0])
     step = max(1, length // _SAMPLES)
     looked_at = range(0, length, step)
     return sum(_record_bytes(batch[index]) for index in looked_at) * length // len(looked_at)

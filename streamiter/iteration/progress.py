@@ -27,21 +27,21 @@ from streamiter.iteration.epoch_counts import EpochCounts
 __all__ = ["Completed", "Decision", "Ended", "LoopProgress", "Released"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Released:
     """Every head has received ``epoch``: what was fed back of it may go on."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Completed:
     """``epoch`` is complete and the iteration goes on: the heads send its watermark."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ended:
     """The iteration ends in ``epoch``."""
 
@@ -131,12 +131,18 @@ class LoopProgress:
 
     def _decide(self) -> list[Decision]:
         decisions: list[Decision] = []
-        while self.ended_in is None and not self._awaits_reports:
+        if self.ended_in is not None or self._awaits_reports:
+            return decisions
+        received = min(self._received)
+        passed = min(self._passed, default=math.inf)
+        while self.ended_in is None:
             epoch = self.last_complete + 1
-            if self.last_released < epoch and min(self._received) >= epoch:
+            if self.last_released < epoch:
+                if received < epoch:
+                    break
                 self.last_released = epoch
                 decisions.append(Released(epoch))
-            if self.last_released < epoch or min(self._passed, default=math.inf) < epoch:
+            if passed < epoch:
                 break
             decisions.append(self._complete(epoch))
         return decisions
