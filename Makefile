@@ -34,7 +34,9 @@ format: $(VENV)/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Without the peers that this installs, benchmarks leave them out and say so.
 bench: $(VENV)/installed
+	-$(BIN)/python -m pip install --quiet -c constraints.txt --group bench
 	$(BIN)/python -m benchmarks
 
 clean:

@@ -12,9 +12,11 @@ from typing import Final
 from benchmarks.feedback import feedback_latency, feedback_throughput
 from benchmarks.footprint import idle_cpu, import_time, memory
 from benchmarks.in_memory import in_memory
+from benchmarks.k_means import k_means
 from benchmarks.kafka_map import kafka_map
 from benchmarks.latency import latency, latency_of_updates
 from benchmarks.measuring import Figure
+from benchmarks.offline_learning import offline_logistic_regression
 from benchmarks.online_learning import online_learning
 from benchmarks.report import write
 from benchmarks.rounds import bounded_rounds
@@ -29,7 +31,9 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "feedback-throughput": feedback_throughput,
         "feedback-latency": feedback_latency,
         "bounded-rounds": bounded_rounds,
+        "k-means": k_means,
         "online-learning": online_learning,
+        "offline-logistic-regression": offline_logistic_regression,
         "kafka-map": kafka_map,
         "latency": latency,
         "latency-of-updates": latency_of_updates,

@@ -4,6 +4,7 @@ from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.bounded import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
+from streamiter.iteration.feedback_through import feedback_through
 from streamiter.iteration.replayed import replayed
 from streamiter.iteration.rounds import for_each_round
 from streamiter.iteration.stamping import epochs_every
@@ -28,6 +29,7 @@ __all__ = [
     "Stream",
     "connect",
     "epochs_every",
+    "feedback_through",
     "for_each_round",
     "iterate_bounded_streams_until_termination",
     "iterate_unbounded_streams",

@@ -55,7 +55,11 @@ async def watched(
         shown = show(job.statistics())
         return Group(shown, Text(_STOPPING[stops[-1]], style="bold")) if stops else shown
 
-    with Live(picture(), console=console, auto_refresh=False, transient=True) as live:
+    # What steps print goes where it was sent: into a file, or above the figures.
+    is_seen = sys.stdout.isatty()
+    with Live(
+        picture(), console=console, auto_refresh=False, transient=True, redirect_stdout=is_seen
+    ) as live:
         refreshing = asyncio.create_task(_refresh(live, picture))
         try:
             yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -13,8 +13,10 @@ import typer
 
 from streamiter.cli.records import shown
 from streamiter.cli.topic_arguments import AsJson, Url, lasting_topic
+from streamiter.errors import ConfigurationError, DecodeError
+from streamiter.operators.rejection import shortened
 from streamiter.runtime.running import run_in_own_loop
-from streamiter.topics import ReadRequest, Topic, TopicRecord
+from streamiter.topics import ReadRequest, Topic, TopicBatch, TopicRecord
 
 __all__ = ["last_records", "tail"]
 
@@ -35,23 +37,28 @@ def tail(
         ),
     ] = 10,
     as_json: AsJson = False,
+    feedback: Annotated[
+        bool, typer.Option("--feedback", help="Show what a loop feeds back through the topic.")
+    ] = False,
 ) -> None:
     """Print the last records of a topic.
 
     Each on a line: partition:offset, time, key, value.
     """
+    if as_json and feedback:
+        raise ConfigurationError("topics tail: expected --json or --feedback, given both; leave one out")
+    show = _print_record_json if as_json else _print_record
     try:
-        run_in_own_loop(_tail(lasting_topic(url), follow, count, as_json))
+        run_in_own_loop(_tail(lasting_topic(url), follow, count, _print_feedback if feedback else show))
     except KeyboardInterrupt:
         if not follow:
             raise
 
 
-async def _tail(source: Topic, follow: bool, count: int, as_json: bool) -> None:
+async def _tail(source: Topic, follow: bool, count: int, show: Callable[[TopicRecord], None]) -> None:
     description = await source.describe()
     start = last_records(description.offsets, count)
     reader = await source.open_reader(ReadRequest(start=start, stop=None if follow else "latest"))
-    show = _print_record_json if as_json else _print_record
     try:
         while (batch := await reader.read()) is not None:
             for record in batch.records():
@@ -67,10 +74,31 @@ def last_records(offsets: Mapping[int, tuple[int, int]], count: int) -> dict[int
 
 
 def _print_record(record: TopicRecord) -> None:
-    when = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     key = "" if record.key is None else f" {shown(record.key)}"
     value = "(no value)" if record.value is None else shown(record.value)
-    typer.echo(f"{record.partition}:{record.offset} {when}.{record.timestamp_ms % 1000:03}Z{key} {value}")
+    typer.echo(f"{_place(record)}{key} {value}")
+
+
+def _print_feedback(record: TopicRecord) -> None:
+    from streamiter.iteration.feedback_records import FeedbackRecords  # only who watches a loop needs it
+
+    batch = TopicBatch(partition=record.partition, values=[record.value], headers=[record.headers])
+    try:
+        [fed_back] = FeedbackRecords().decode(batch)
+    except DecodeError as error:
+        typer.echo(f"{_place(record)} {error.failures[0]}")
+        return
+    epoch = "" if fed_back["epoch"] is None else f" epoch {fed_back['epoch']}"
+    what = (
+        f" {shortened(fed_back['records'])}" if fed_back["kind"] == "data" else f" {fed_back.get('step', '')}"
+    )
+    producer = f"run {fed_back['run']} producer {fed_back['producer']}"
+    typer.echo(f"{_place(record)} {producer} {fed_back['kind']}{epoch}{what}".rstrip())
+
+
+def _place(record: TopicRecord) -> str:
+    when = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{record.partition}:{record.offset} {when}.{record.timestamp_ms % 1000:03}Z"
 
 
 def _print_record_json(record: TopicRecord) -> None:

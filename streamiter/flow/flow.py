@@ -22,6 +22,8 @@ from streamiter.flow.graph_checks import (
     check_start,
     check_stop,
 )
+from streamiter.flow.keyed_stream import KeyedStream
+from streamiter.flow.outlet import Outlet
 from streamiter.flow.stream import Stream
 from streamiter.operators.identity import Identity
 from streamiter.operators.items import ItemsSource
@@ -215,6 +217,12 @@ class Flow:
         self.steps.append(step)
         return Stream(self, step)
 
+    def keyed_stream(
+        self, key_of: Callable[[Any], Any], outlets: Iterable[Outlet], *, whole_batches: bool = False
+    ) -> KeyedStream:
+        """For the engine: what ``key_by`` gives; Stream cannot import the class that derives from it."""
+        return KeyedStream(self, key_of, outlets, whole_batches=whole_batches)
+
     def unique_name(self, label: str, *, named: bool) -> str:
         """For the engine: the name of a new step; one that the user chose must be free."""
         taken = {step.name: step.where for step in self.steps}
@@ -268,24 +276,35 @@ class Flow:
         channel_limits: ChannelLimits | None = None,
         stall_after_s: float | None = None,
         snapshot: JobSnapshot | None = None,
+        worker: tuple[int, int] | None = None,
+        run_id: str | None = None,
     ) -> Job:
         """Start the job in the running event loop; returns when every step is open.
 
         ``clock`` is where it takes its time from. Input without progress for ``stall_after_s`` seconds (60
         unless given) is logged with the blocked step. ``snapshot`` is what ``await job.snapshot()`` of this
         flow gave: the job goes on from there, whatever the job of that snapshot did afterwards.
+
+        ``worker=(index, count)`` makes this one of ``count`` processes that run the same flow and share its loops
+        through topics (see :func:`~streamiter.feedback_through`); all of them are given one ``run_id``, a new one
+        for each run. Sources share out their partitions and items over all workers; every other stream but the
+        feedback stays in its own. Such loops are unbounded, asynchronous and without listeners, and end when each
+        worker is stopped. What one of them has not handled then stays in the topic.
+
         Raises JobFailed if a step cannot be opened.
         """
         self._check_complete()
         # What runs a job is a fifth of the import of this package, and nothing that builds or draws a flow needs.
         from streamiter.models.update import ModelSnapshot
         from streamiter.runtime.job import Job, JobOptions
+        from streamiter.runtime.topic_feedback.worker import worker_of
 
         self.register(ModelSnapshot)
         given: dict[str, Any] = {
             "clock": clock,
             "channel_limits": channel_limits,
             "stall_after_s": stall_after_s,
+            "worker": worker_of(worker, run_id, snapshot),
         }
         options = JobOptions(**{name: option for name, option in given.items() if option is not None})
         job = Job(self.name, self.steps, self.plain_data, options)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from numbers import Real
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,15 +17,21 @@ from streamiter.operators.rejection import RejectionPolicy, shortened
 from streamiter.runtime.entries import check_handlers
 from streamiter.topics.topic import StartPosition, StopPosition, Topic
 
+if TYPE_CHECKING:
+    from streamiter.flow.stream import Stream
+
 __all__ = [
+    "check_bounded",
     "check_codec",
     "check_factory",
     "check_field_or_function",
     "check_function",
     "check_input_names",
     "check_name",
+    "check_outside_loops",
     "check_parallelism",
     "check_policy",
+    "check_same_flow",
     "check_seconds",
     "check_start",
     "check_stop",
@@ -212,3 +218,37 @@ def check_input_names(names: Iterable[str]) -> None:
                 f"connect: expected a name of an input that does not end in batch, given {name!r}: process_{name} "
                 f"would be a method for whole batches; choose another, such as {name}es"
             )
+
+
+# -- streams -----------------------------------------------------------------------------------------------
+
+
+def check_same_flow(stream: Stream, other: Stream, method: str) -> None:
+    """Two streams of one flow."""
+    if other.flow is not stream.flow:
+        raise GraphError(
+            f"{method}: expected streams of one flow, given {stream.name!r} of flow {stream.flow.name!r} and "
+            f"{other.name!r} of flow {other.flow.name!r}"
+        )
+
+
+def check_bounded(stream: Stream, method: str) -> None:
+    """A stream that ends, since the result comes then."""
+    if not stream.is_bounded:
+        otherwise = (
+            'read the topic with stop="latest", or use key_by(…).reduce(…) for running results'
+            if stream.flow.loop is None
+            else "in an IterationListener emit a result for each epoch of stamped data"
+        )
+        raise GraphError(
+            f"{method}: expected a bounded stream, given {stream.name!r}, which never ends; {otherwise}"
+        )
+
+
+def check_outside_loops(stream: Stream, method: str, label: str) -> None:
+    """A stream that is in no iteration body, nor is one being built."""
+    if stream.flow.loop is not None or stream.loop is not None:
+        raise GraphError(
+            f"step {label!r}: expected no {method} inside an iteration body, given one; return the stream "
+            "in output_streams and put the sink behind the iteration"
+        )

@@ -1,74 +1,50 @@
-"""The Stream: what a step gives to the next, and the methods that add steps."""
+"""The Stream: what a step gives to the next, and the methods that add steps.
+
+What its methods have in common is in ``next_step``; what ``sink``, ``publish_model`` and ``collect`` do, in ``ends``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import GraphError
+from streamiter.flow.connected_streams import ConnectedStreams
+from streamiter.flow.ends import add_collect, add_dead_letters, add_publisher, add_sink
 from streamiter.flow.graph_checks import (
-    check_codec,
+    check_bounded,
     check_factory,
     check_field_or_function,
     check_function,
     check_input_names,
-    check_name,
-    check_parallelism,
-    check_policy,
+    check_same_flow,
     check_seconds,
 )
-from streamiter.operators.collect import Collect, Collected
+from streamiter.flow.next_step import add_next_step, label_of
+from streamiter.flow.outlet import Outlet
+from streamiter.flow.step_options import StepOptions
+from streamiter.operators.collect import Collected
 from streamiter.operators.filter import Filter
 from streamiter.operators.filter_batch import FilterBatch
 from streamiter.operators.flat_map import FlatMap
 from streamiter.operators.join import Join
-from streamiter.operators.keyed_reduce import KeyedReduce
-from streamiter.operators.keyed_reduce_batch import KeyedReduceBatch
 from streamiter.operators.map import Map
 from streamiter.operators.map_batch import MapBatch
 from streamiter.operators.mini_batch import MiniBatch
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.reduce_all import ReduceAll
-from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy, shortened
+from streamiter.operators.rejection import RejectionPolicy
 from streamiter.operators.sort import Sort
-from streamiter.operators.stateful_map import StatefulMap
 from streamiter.records import Batch, OutputTag
-from streamiter.runtime.graph import SINGLE_INPUT, Edge, KeySelector, Step
+from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step
 from streamiter.runtime.partitioning import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
-from streamiter.topics.dead_letters import DeadLetterEncoder
-from streamiter.topics.formats import Json
 from streamiter.topics.topic import Encoder, Topic
-from streamiter.topics.topic_sink import TopicSink
-from streamiter.user_code import user_line
 
 if TYPE_CHECKING:
     from streamiter.flow.flow import Flow
+    from streamiter.flow.keyed_stream import KeyedStream
 
-__all__ = ["ConnectedStreams", "KeyedStream", "Stream", "connect"]
-
-
-@dataclass(frozen=True)
-class _Outlet:
-    """One output of one step, with the partitioning chosen for the next."""
-
-    step: Step
-    tag: OutputTag | None = None
-    partitioning: Partitioning | None = None
-
-
-@dataclass(frozen=True)
-class _Options:
-    """What every method that adds a step takes."""
-
-    name: str | None
-    parallelism: int | None
-    on_error: RejectionPolicy = "fail"
-    dead_letter: Topic | None = None
-    shape: str = "operator"
+__all__ = ["Stream", "connect"]
 
 
 class Stream:
@@ -93,11 +69,9 @@ class Stream:
     (5, [0, 4, 16])
     """
 
-    def __init__(self, flow: Flow, *outlets: Step | _Outlet) -> None:
+    def __init__(self, flow: Flow, *outlets: Step | Outlet) -> None:
         self._flow = flow
-        self._outlets = tuple(
-            outlet if isinstance(outlet, _Outlet) else _Outlet(outlet) for outlet in outlets
-        )
+        self._outlets = tuple(outlet if isinstance(outlet, Outlet) else Outlet(outlet) for outlet in outlets)
 
     # -- properties --------------------------------------------------------------------------------------
 
@@ -161,7 +135,7 @@ class Stream:
         (1, [1, 4, 16])
         """
         check_function(f, "map")
-        return self._add("map", lambda: Map(f), _Options(name, parallelism, on_error, dead_letter))
+        return self._add("map", lambda: Map(f), StepOptions(name, parallelism, on_error, dead_letter))
 
     def filter(
         self,
@@ -182,7 +156,7 @@ class Stream:
         """
         check_function(predicate, "filter")
         return self._add(
-            "filter", lambda: Filter(predicate), _Options(name, parallelism, on_error, dead_letter)
+            "filter", lambda: Filter(predicate), StepOptions(name, parallelism, on_error, dead_letter)
         )
 
     def flat_map(
@@ -207,7 +181,9 @@ class Stream:
         ('finished', ['to', 'be', 'or', 'not'])
         """
         check_function(f, "flat_map")
-        return self._add("flat_map", lambda: FlatMap(f), _Options(name, parallelism, on_error, dead_letter))
+        return self._add(
+            "flat_map", lambda: FlatMap(f), StepOptions(name, parallelism, on_error, dead_letter)
+        )
 
     def map_batch(
         self,
@@ -233,7 +209,9 @@ class Stream:
         ('finished', [1.0, 2.0, 3.0])
         """
         check_function(f, "map_batch")
-        return self._add("map_batch", lambda: MapBatch(f), _Options(name, parallelism, on_error, dead_letter))
+        return self._add(
+            "map_batch", lambda: MapBatch(f), StepOptions(name, parallelism, on_error, dead_letter)
+        )
 
     def filter_batch(
         self,
@@ -257,7 +235,7 @@ class Stream:
         """
         check_function(f, "filter_batch")
         return self._add(
-            "filter_batch", lambda: FilterBatch(f), _Options(name, parallelism, on_error, dead_letter)
+            "filter_batch", lambda: FilterBatch(f), StepOptions(name, parallelism, on_error, dead_letter)
         )
 
     def batch(
@@ -285,7 +263,7 @@ class Stream:
                 "use a whole number"
             )
         check_seconds(timeout_s, "timeout_s", "wait for ever", step=name or "batch")
-        return self._add("batch", lambda: MiniBatch(n, timeout_s), _Options(name, parallelism))
+        return self._add("batch", lambda: MiniBatch(n, timeout_s), StepOptions(name, parallelism))
 
     def process(
         self,
@@ -313,9 +291,9 @@ class Stream:
         >>> flow.run().state, differences.items
         ('finished', [3, 5, 7])
         """
-        label = name or getattr(factory, "__name__", "process").replace("<lambda>", "process")
+        label = name or label_of(factory)
         check_factory(factory, [SINGLE_INPUT], step=label)
-        return self._add(label, factory, _Options(name, parallelism, on_error, dead_letter))
+        return self._add(label, factory, StepOptions(name, parallelism, on_error, dead_letter))
 
     def side_output(self, tag: OutputTag) -> Stream:
         """What the step before emits with ``out.emit(record, tag=tag)``; nothing else reads it.
@@ -333,7 +311,7 @@ class Stream:
         """
         if not isinstance(tag, OutputTag):
             raise GraphError(f'side_output: expected an OutputTag, given {tag!r}; write OutputTag("{tag}")')
-        return Stream(self._flow, *(replace(outlet, tag=tag, partitioning=None) for outlet in self._outlets))
+        return Stream(self._flow, *(outlet._replace(tag=tag, partitioning=None) for outlet in self._outlets))
 
     # -- partitioning ------------------------------------------------------------------------------------
 
@@ -353,7 +331,7 @@ class Stream:
         ('finished', [('ann', 1), ('bo', 5), ('ann', 3)])
         """
         check_function(f, "key_by")
-        return KeyedStream(self._flow, f, self._partitioned(ByKey(f))._outlets)
+        return self._flow.keyed_stream(f, self._partitioned(ByKey(f))._outlets)
 
     def key_by_batch(self, f: Callable[[Any], Any]) -> KeyedStream:
         """The same with ``f(batch)`` giving an array of ints, texts or bytes: a key for each record.
@@ -370,7 +348,7 @@ class Stream:
         """
         check_function(f, "key_by_batch")
         keyed = self._partitioned(ByKey(f, whole_batches=True))._outlets
-        return KeyedStream(self._flow, f, keyed, whole_batches=True)
+        return self._flow.keyed_stream(f, keyed, whole_batches=True)
 
     def broadcast(self) -> Stream:
         """Every record to every subtask of the next step.
@@ -409,12 +387,12 @@ class Stream:
         for other in others:
             if not isinstance(other, Stream):
                 raise GraphError(f"union: expected streams, given {other!r}; write a.union(b, c)")
-            self._check_same_flow(other, "union")
+            check_same_flow(self, other, "union")
         outlets = [outlet for stream in (self, *others) for outlet in stream._outlets]
         return Stream(self._flow, *outlets)
 
     def _partitioned(self, partitioning: Partitioning) -> Stream:
-        return Stream(self._flow, *(replace(outlet, partitioning=partitioning) for outlet in self._outlets))
+        return Stream(self._flow, *(outlet._replace(partitioning=partitioning) for outlet in self._outlets))
 
     # -- bounded input -----------------------------------------------------------------------------------
 
@@ -438,8 +416,8 @@ class Stream:
         ('finished', [9])
         """
         check_function(f, "reduce_all")
-        self._check_bounded("reduce_all")
-        return self._add("reduce_all", lambda: ReduceAll(f), _Options(name, 1, on_error, dead_letter))
+        check_bounded(self, "reduce_all")
+        return self._add("reduce_all", lambda: ReduceAll(f), StepOptions(name, 1, on_error, dead_letter))
 
     def sort(
         self,
@@ -463,8 +441,8 @@ class Stream:
         """
         if key is not None:
             check_field_or_function(key, "sort")
-        self._check_bounded("sort")
-        options = _Options(name, 1, on_error, dead_letter)
+        check_bounded(self, "sort")
+        options = StepOptions(name, 1, on_error, dead_letter)
         return self._add("sort", lambda: Sort(key, reverse=reverse), options)
 
     def join(
@@ -498,10 +476,11 @@ class Stream:
             )
         for key in on if isinstance(on, tuple) else (on,):
             check_field_or_function(key, "join")
-        self._check_bounded("join")
-        other._check_bounded("join")
-        options = _Options(name, 1, on_error, dead_letter)
-        return connect(left=self, right=other)._add("join", lambda: Join(on), options)
+        check_same_flow(self, other, "join")
+        check_bounded(self, "join")
+        check_bounded(other, "join")
+        options = StepOptions(name, 1, on_error, dead_letter)
+        return add_next_step({"left": self, "right": other}, "join", lambda: Join(on), options)
 
     # -- ends --------------------------------------------------------------------------------------------
 
@@ -528,23 +507,8 @@ class Stream:
         >>> clicks = flow.from_items([{"user": "ann", "page": "/"}])
         >>> clicks.sink(topic("memory://clicks"), key=lambda click: click["user"], name="write")
         """
-        if not isinstance(topic, Topic):
-            raise GraphError(f'sink: expected a topic, given {topic!r}; write .sink(topic("scheme://…"))')
-        if delivery not in (None, "at_least_once"):
-            raise GraphError(
-                f'sink: expected delivery "at_least_once", given {delivery!r}; write that, or leave delivery out'
-            )
-        self._check_outside_loops("sink", name or topic.name)
-        encoder = encode if encode is not None else Json()
-        check_codec(encoder, "encode", step=name or f"sink {topic.name}")
-        if key is not None:
-            check_function(key, "sink key")
-        self._flow.register_struct_of(encoder)
-        self._add(
-            f"sink {topic.name}",
-            lambda: TopicSink(topic, encoder, key),
-            _Options(name, parallelism, on_error, dead_letter, shape="sink"),
-        )
+        options = StepOptions(name, parallelism, on_error, dead_letter)
+        add_sink(self, topic, encode, key, delivery, options)
 
     def publish_model(
         self,
@@ -565,47 +529,11 @@ class Stream:
         >>> flow = Flow("publish")
         >>> flow.from_items([np.zeros(10)]).publish_model(topic("memory://model-updates"), model="ctr")
         """
-        if not isinstance(topic, Topic):
-            raise GraphError(
-                f'publish_model: expected a topic, given {topic!r}; write publish_model(topic("scheme://…"), model=…)'
-            )
-        if not isinstance(model, str) or not model:
-            raise GraphError(
-                f"publish_model: expected model= to be the name of the model, given {shortened(model)}; it is the key "
-                "of the updates, under which readers ask for them"
-            )
-        if format not in ("auto", "json", "safetensors"):
-            raise GraphError(
-                f'publish_model: expected format "auto", "json" or "safetensors", given {format!r}; '
-                "choose one of these"
-            )
-        self._check_outside_loops("publish_model", name or model)
-        published = self._flow.published_models
-        if (topic.url, model) in published:
-            raise GraphError(
-                f"publish_model: expected one publisher of the model {model!r} to {topic.name!r}, given a second "
-                f"beside the one at {published[topic.url, model]}; give each model a name of its own"
-            )
-        published[topic.url, model] = user_line()
-        # With all of its room, which most flows do without.
-        from streamiter.models.publisher import ModelPublisher
-
-        self._add(
-            f"publish {model}",
-            lambda: ModelPublisher(topic, model, format),
-            _Options(name, 1, shape="sink"),
-        )
+        add_publisher(self, topic, model, format, StepOptions(name, parallelism=1))
 
     def to_dead_letters(self, topic: Topic) -> None:
         """For the engine: write :class:`DeadLetter` s to a topic."""
-        if self.loop is not None:
-            self.loop.leave(self, lambda outside: outside.to_dead_letters(topic))
-            return
-        self._add(
-            f"dead letters of {self.name}",
-            lambda: TopicSink(topic, DeadLetterEncoder()),
-            _Options(None, 1, shape="sink"),
-        )
+        add_dead_letters(self, topic)
 
     def collect(self, *, name: str | None = None, parallelism: int = 1) -> Collected:
         """Gather the records in memory; ``.items`` of what this gives holds them after the run.
@@ -618,10 +546,7 @@ class Stream:
         >>> flow.run().state, three.items
         ('finished', [1, 2, 3])
         """
-        self._check_outside_loops("collect", name or "collect")
-        collected = Collected()
-        self._add("collect", lambda: Collect(collected), _Options(name, parallelism, shape="sink"))
-        return collected
+        return add_collect(self, StepOptions(name, parallelism))
 
     # -- inside ------------------------------------------------------------------------------------------
 
@@ -639,250 +564,8 @@ class Stream:
             f".{method}(…), or use reduce_all(f) for one result of all records"
         )
 
-    def _add(self, label: str, factory: OperatorFactory, options: _Options) -> Stream:
-        return ConnectedStreams({SINGLE_INPUT: self})._add(label, factory, options)
-
-    def _check_bounded(self, method: str) -> None:
-        if not self.is_bounded and self._flow.loop is None:
-            raise GraphError(
-                f"{method}: expected a bounded stream, given {self.name!r}, which never ends; "
-                'read the topic with stop="latest", or use key_by(…).reduce(…) for running results'
-            )
-
-    def _check_outside_loops(self, method: str, label: str) -> None:
-        if self._flow.loop is not None or self.loop is not None:
-            raise GraphError(
-                f"step {label!r}: expected no {method} inside an iteration body, given one; return the stream "
-                "in output_streams and put the sink behind the iteration"
-            )
-
-    def _check_same_flow(self, other: Stream, method: str) -> None:
-        if other._flow is not self._flow:
-            raise GraphError(
-                f"{method}: expected streams of one flow, given {self.name!r} of flow {self._flow.name!r} and "
-                f"{other.name!r} of flow {other._flow.name!r}"
-            )
-
-
-class KeyedStream(Stream):
-    """A stream whose records have keys: the next step can keep state for each of them."""
-
-    def __init__(
-        self,
-        flow: Flow,
-        key_of: Callable[[Any], Any],
-        outlets: Iterable[_Outlet],
-        *,
-        whole_batches: bool = False,
-    ) -> None:
-        super().__init__(flow, *outlets)
-        self._key_of = key_of
-        self._whole_batches = whole_batches
-
-    def reduce(
-        self,
-        f: Callable[[Any, Any], Any],
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
-    ) -> Stream:
-        """For each record the key's running result: the first record, then ``f(result, record)``.
-
-        ``f`` must give a new value and change neither argument: both have been emitted. A record that is
-        refused leaves its key's result as it was. With ``key_by_batch`` and a numpy ufunc (``np.add``) arrays
-        are reduced without a Python loop. State: a value for each key, for ever.
-
-        >>> from streamiter import Flow
-        >>> flow = Flow("highest by parity")
-        >>> highest = flow.from_items([3, 2, 1, 8]).key_by(lambda x: x % 2).reduce(max).collect()
-        >>> flow.run().state, highest.items
-        ('finished', [3, 2, 3, 8])
-        """
-        check_function(f, "reduce")
-        key_of = self._key_of
-        options = _Options(name, parallelism, on_error, dead_letter)
-        if not self._whole_batches:
-            return self._add_keyed("reduce", lambda: KeyedReduce(key_of, f, check_keys=check_keys), options)
-        if not isinstance(f, np.ufunc) or (f.nin, f.nout) != (2, 1) or f.signature:
-            raise GraphError(
-                "reduce: after key_by_batch expected a numpy ufunc of two arguments and one result such as np.add, "
-                f"given {f!r}; use key_by(f) for other functions"
-            )
-        return self._add_keyed("reduce", lambda: KeyedReduceBatch(key_of, f, check_keys=check_keys), options)
-
-    def stateful_map(
-        self,
-        f: Callable[[Any, Any], tuple[Any, Any]],
-        initial: Any,
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
-    ) -> Stream:
-        """``f(state, record) -> (state, output)`` with a state for each key that begins as ``initial``.
-
-        ``initial`` is plain data, of which each key has a copy of its own, or a callable that makes it
-        (``list``). State: one for each key, for ever; ``process`` can let it expire.
-
-        >>> from streamiter import Flow
-        >>> flow = Flow("count words")
-        >>> words = flow.from_items(["to", "be", "to"]).key_by(lambda word: word)
-        >>> counts = words.stateful_map(lambda count, word: (count + 1, (word, count + 1)), 0).collect()
-        >>> flow.run().state, counts.items
-        ('finished', [('to', 1), ('be', 1), ('to', 2)])
-        """
-        check_function(f, "stateful_map")
-        key_of = self._record_key("stateful_map")
-        return self._add_keyed(
-            "stateful_map",
-            lambda: StatefulMap(key_of, f, initial, check_keys=check_keys),
-            _Options(name, parallelism, on_error, dead_letter),
-        )
-
-    def process(
-        self,
-        factory: OperatorFactory,
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
-        time_to_live_s: float | None = None,
-    ) -> Stream:
-        """Your own operator with ``context.key``, ``context.state`` and timers.
-
-        ``context.state`` is an empty dict for a key never seen; change it, or assign any plain data. One that
-        was not used for ``time_to_live_s`` seconds is forgotten. ``context.set_timer(delay_s, payload)``
-        calls ``on_timer(payload, out)`` with the same key; timers that are still to come when the input has
-        ended do not come any more.
-
-        >>> from streamiter import Flow, Operator
-        >>> class Visits(Operator):
-        ...     def open(self, context):
-        ...         self.context = context
-        ...     def process(self, record, out):
-        ...         state = self.context.state
-        ...         state["visits"] = state.get("visits", 0) + 1
-        ...         out.emit((self.context.key, state["visits"]))
-        >>> flow = Flow("visits")
-        >>> visits = flow.from_items(["ann", "bo", "ann"]).key_by(str.upper).process(Visits).collect()
-        >>> flow.run().state, visits.items
-        ('finished', [('ANN', 1), ('BO', 1), ('ANN', 2)])
-        """
-        label = name or getattr(factory, "__name__", "process").replace("<lambda>", "process")
-        check_factory(factory, [SINGLE_INPUT], step=label, keyed=True)
-        check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
-        keys = KeySelector(self._record_key("process"), time_to_live_s)
-        options = _Options(name, parallelism, on_error, dead_letter)
-        return self._add_keyed(label, factory, options, keys)
-
-    def _add_keyed(
-        self, label: str, factory: OperatorFactory, options: _Options, keys: KeySelector | None = None
-    ) -> Stream:
-        """A keyed step that goes on after a refused record is given those without a good key, too."""
-        tolerant = (options.on_error, options.dead_letter) != ("fail", None) and not self._whole_batches
-        by_key = ByKey(self._key_of, self._whole_batches, tolerant)
-        return ConnectedStreams({SINGLE_INPUT: self._partitioned(by_key)})._add(label, factory, options, keys)
-
-    def _record_key(self, method: str) -> Callable[[Any], Any]:
-        if self._whole_batches:
-            raise GraphError(
-                f"{method}: expected a stream keyed record by record, given key_by_batch; use key_by(f)"
-            )
-        return self._key_of
-
-
-class ConnectedStreams:
-    """Several streams on their way to one step, each to an input of its own name."""
-
-    def __init__(self, streams: dict[str, Stream]) -> None:
-        self._streams = streams
-        self._flow = next(iter(streams.values())).flow
-
-    def process(
-        self,
-        factory: OperatorFactory,
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
-    ) -> Stream:
-        """An operator with ``process_<input>(record, out)`` or ``process_<input>_batch(batch, out)`` each.
-
-        Between inputs there is no order unless ``wanted_inputs()`` makes one; see :class:`~streamiter.Operator`,
-        and :func:`connect` for an example.
-        """
-        label = name or getattr(factory, "__name__", "process").replace("<lambda>", "process")
-        check_factory(factory, list(self._streams), step=label)
-        return self._add(label, factory, _Options(name, parallelism, on_error, dead_letter))
-
-    def _add(
-        self, label: str, factory: OperatorFactory, options: _Options, keys: KeySelector | None = None
-    ) -> Stream:
-        check_name(options.name)
-        named = options.name is not None
-        label = options.name or label
-        parallelism = check_parallelism(
-            self._default_parallelism() if options.parallelism is None else options.parallelism, step=label
-        )
-        policy = check_policy(options.on_error, options.dead_letter, step=label)
-        self._check_loops(label)
-        step = Step(
-            name=self._flow.unique_name(label, named=named),
-            parallelism=parallelism,
-            where=user_line(),
-            factory=factory,
-            inputs=self._edges(parallelism),
-            keys=keys,
-            policy=policy,
-            named=named,
-            loop=self._flow.loop,
-            round_scope=getattr(self._flow.loop, "round_scope", None),
-            bounded=all(stream.is_bounded for stream in self._streams.values()),
-            stamped=all(step.stamped for stream in self._streams.values() for step in stream.steps),
-            shape=options.shape,
-        )
-        stream = self._flow.add_step(step)
-        if options.dead_letter is not None:
-            stream.side_output(DEAD_LETTERS).to_dead_letters(options.dead_letter)
-        return stream
-
-    def _default_parallelism(self) -> int:
-        straight = [
-            outlet.step.parallelism
-            for stream in self._streams.values()
-            for outlet in stream._outlets
-            if outlet.partitioning is None
-        ]
-        return max(straight, default=self._flow.parallelism)
-
-    def _edges(self, parallelism: int) -> list[Edge]:
-        edges = [edge for name, stream in self._streams.items() for edge in stream.edges(name)]
-        for edge in edges:
-            if isinstance(edge.partitioning, Forward) and edge.upstream.parallelism != parallelism:
-                edge.partitioning = Rebalance()
-        return edges
-
-    def _check_loops(self, label: str) -> None:
-        for stream in self._streams.values():
-            if self._flow.loop is not None and stream.loop is self._flow.loop:
-                self._flow.loop.check_streams(label, stream.edges())
-            for step in stream.steps:
-                if step.loop is self._flow.loop:
-                    continue
-                if self._flow.loop is None:
-                    raise GraphError(
-                        f"step {label!r}: expected a stream from outside the iteration, given {stream.name!r} "
-                        "of its body; return it in output_streams and use what the iteration gives"
-                    )
-                raise GraphError(
-                    f"step {label!r}: expected streams that come in through the body's arguments, given "
-                    f"{stream.name!r} from outside; pass it as a data stream"
-                )
+    def _add(self, label: str, factory: OperatorFactory, options: StepOptions) -> Stream:
+        return add_next_step({SINGLE_INPUT: self}, label, factory, options)
 
 
 def connect(**streams: Stream) -> ConnectedStreams:
@@ -910,6 +593,6 @@ def connect(**streams: Stream) -> ConnectedStreams:
             raise GraphError(
                 f"connect: expected streams, given {stream!r} for {name!r}; write connect({name}=stream)"
             )
-        first._check_same_flow(stream, "connect")
+        check_same_flow(first, stream, "connect")
     check_input_names(streams)
     return ConnectedStreams(dict(streams))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from streamiter.errors import GraphError
 from streamiter.flow.graph_checks import check_function
@@ -17,10 +16,12 @@ from streamiter.operators.output import Output
 __all__ = ["ReduceEpoch", "all_reduce"]
 
 
-def all_reduce(stream: Stream, f: Callable[[Any, Any], Any] = np.add, *, name: str | None = None) -> Stream:
+def all_reduce(
+    stream: Stream, f: Callable[[Any, Any], Any] = operator.add, *, name: str | None = None
+) -> Stream:
     """At the end of each epoch that brought records, ``f`` over all of them: one record, to all subtasks.
 
-    ``f(result, record)`` gives a new result (arrays are added unless said otherwise). First the records of
+    ``f(result, record)`` gives a new result (numbers and arrays are added unless said otherwise). First the records of
     each subtask are reduced in their order, then the subtasks' results in theirs, so that sums of floating-point
     numbers do not depend on who is faster. In the body of an iteration whose data has epochs.
 
@@ -35,18 +36,25 @@ def all_reduce(stream: Stream, f: Callable[[Any, Any], Any] = np.add, *, name: s
     >>> numbers = flow.from_items(np.arange(10), parallelism=2)
     >>> [sums] = iterate_bounded_streams_until_termination([flow.from_items([])], [numbers], body)
     >>> collected = sums.collect()
-    >>> flow.run().state, [int(record) for record in collected.items]
-    ('finished', [45])
+    >>> flow.run().state, collected.items
+    ('finished', [np.int64(45)])
     """
     if not isinstance(stream, Stream):
         raise GraphError(
             f"all_reduce: expected a stream of the body, given {stream!r}; write all_reduce(stream)"
         )
     check_function(f, "all_reduce")
-    label = name or "all_reduce"
-    parts = stream.process(lambda: ReduceEpoch(f), name=f"{label} parts" if name else None)
-    whole = parts.process(lambda: ReduceEpoch(f, of_subtasks=True), name=name, parallelism=1)
-    return whole.broadcast()
+
+    def make_parts() -> ReduceEpoch:
+        return ReduceEpoch(f)
+
+    def make_whole() -> ReduceEpoch:
+        return ReduceEpoch(f, of_subtasks=True)
+
+    make_parts.__name__ = "all_reduce parts"
+    make_whole.__name__ = "all_reduce"
+    parts = stream.process(make_parts, name=f"{name} parts" if name else None)
+    return parts.process(make_whole, name=name, parallelism=1).broadcast()
 
 
 class ReduceEpoch(Operator, IterationListener):

@@ -24,6 +24,7 @@ from streamiter.iteration.config import (
 from streamiter.iteration.criteria_head import CriteriaHead
 from streamiter.iteration.entrance import Entrance
 from streamiter.iteration.exit import Exit
+from streamiter.iteration.feedback_through import FeedbackThrough, check_topic_is_free, feedback_stream
 from streamiter.iteration.head import FEEDBACK, INITIAL, Head
 from streamiter.iteration.loop import Loop
 from streamiter.iteration.replayed import DataStream
@@ -70,7 +71,11 @@ class IterationBuilder:
         streams = [given.stream for given in self._data]
         endless = any(not stream.is_bounded and not is_stamped(stream) for stream in streams)
         loop = self._loop = Loop(
-            bounded=self._bounded, has_plain_endless_data=endless, limits=self._config.feedback_limits
+            bounded=self._bounded,
+            has_plain_endless_data=endless,
+            limits=self._config.feedback_limits,
+            max_epochs_ahead=self._ahead,
+            has_stamped_data=any(is_stamped(stream) for stream in streams),
         )
         self._flow.loop = loop
         try:
@@ -177,11 +182,15 @@ class IterationBuilder:
             )
         )
 
-    def _close_loop(self, head: Step, feedback: Stream, parallelism: int) -> None:
-        edges = feedback.edges(FEEDBACK)
+    def _close_loop(self, head: Step, feedback: Stream | FeedbackThrough, parallelism: int) -> None:
+        edges = feedback_stream(feedback).edges(FEEDBACK)
         _match(edges, parallelism)
+        through = feedback.topic if isinstance(feedback, FeedbackThrough) else None
+        if through is not None:
+            check_topic_is_free(head, edges, through, self._flow.steps)
         for edge in edges:
             edge.feedback = self._loop.limits
+            edge.feedback_topic = through
         head.inputs.extend(edges)
 
 

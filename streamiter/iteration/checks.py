@@ -8,6 +8,7 @@ from typing import Any
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
+from streamiter.iteration.feedback_through import feedback_stream
 from streamiter.iteration.loop import Loop
 from streamiter.iteration.replayed import DataStream, Replayed
 from streamiter.operators.functions import asynchronous_kind
@@ -164,6 +165,13 @@ def check_body(body: Any) -> None:
 
 def check_stamps(max_epochs_ahead: int | None, data: Sequence[Stream]) -> None:
     """Feedback that is held for a complete epoch needs data that completes one."""
+    for number, stream in enumerate(data):
+        stamps = {step.stamped for step in stream.steps}
+        if len(stamps) > 1:
+            raise GraphError(
+                f"iteration: expected all of data stream {number} ({stream.name!r}) to have epochs or none, given "
+                "a union of both; stamp the union: epochs_every(first.union(second), …)"
+            )
     if max_epochs_ahead is None:
         return
     for number, stream in enumerate(data):
@@ -198,6 +206,7 @@ def check_result(result: Any, loop: Loop, initial: Sequence[Stream], *, bounded:
     listed = (
         list(outputs.values()) if isinstance(outputs, Mapping) else _listed("output", outputs, _OR_A_DICT)
     )
+    feedback = [feedback_stream(given) for given in feedback]
     for kind, streams in (("feedback", feedback), ("output", listed)):
         for number, stream in enumerate(streams):
             _check_inside(f"{kind} stream {number}", stream, loop)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
-from streamiter.iteration.progress import Completed, Decision, Ended, LoopProgress, Released
+from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, Released
 from streamiter.records import Control
 from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.feedback import FeedbackChannel
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Admit", "Advance", "LoopCoordinator", "Release", "Restored", "Terminate"]
 
 Post = Callable[[Control], None]
+
+_log = logging.getLogger("streamiter.job")
 
 # While feedback waits on disk, one batch of new input is let in for this many batches of feedback: few
 # enough that the loop empties, never none, so that the job still sees its input end.
@@ -80,7 +83,21 @@ class Restored:
 class LoopCoordinator:
     """One for each iteration of a running job; called by its heads and entrances, in one event loop."""
 
-    def __init__(self, heads: int, entrances: int, criteria_heads: int = 0) -> None:
+    def __init__(
+        self,
+        heads: int,
+        entrances: int,
+        criteria_heads: int = 0,
+        *,
+        releases_early: bool = True,
+        where: str = "",
+    ) -> None:
+        """``releases_early``: feedback of an epoch need not wait for the data of it to pass.
+
+        ``where`` is the user's line that made the iteration.
+        """
+        self._releases_early = releases_early
+        self._where = where
         self.progress = LoopProgress(heads, entrances, criteria_heads)
         self._members = heads + entrances + criteria_heads
         self._heads_expected = heads
@@ -164,10 +181,21 @@ class LoopCoordinator:
             else:
                 assert isinstance(decision, Ended)
                 released = None
+                self._log_end(decision.epoch)
                 everyone = (*self._heads, *self._criteria_heads, *self._entrances)
                 self._post(everyone, Terminate(decision.epoch))
-        if released is not None:
+        if released is not None and self._releases_early:
             self._post(self._heads, Release(released))
+
+    def _log_end(self, epoch: int) -> None:
+        """Tell of an end that may be none that was wanted: often a data stream should have been replayed."""
+        if self.progress.end_reason is EndReason.NO_FEEDBACK_DESPITE_CRITERIA:
+            _log.warning(
+                "the iteration at %s ended in epoch %d: %s; if its data is to be seen in every epoch, pass replayed(…)",
+                self._where,
+                epoch,
+                self.progress.end_reason.value,
+            )
 
     def end_soon(self) -> None:
         """End at the next complete epoch in which that is possible: the job is drained."""
@@ -256,6 +284,7 @@ class LoopCoordinator:
             epoch_received=self.progress.last_released,
             epoch_complete=self.progress.last_complete,
             ended_in=self.progress.ended_in,
+            end_reason=None if self.progress.end_reason is None else self.progress.end_reason.value,
             fed_back_records=sum(channel.total_records for channel in waiting),
             criteria_records=sum(channel.total_records for channel in criteria),
             rounds=tuple(RoundStatistics(*run) for run in self.progress.rounds.runs),

@@ -33,7 +33,12 @@ def last_round(stream: Stream, *, name: str | None = None) -> Stream:
         raise GraphError(
             f"last_round: expected a stream of the body, given {stream!r}; write last_round(stream)"
         )
-    return stream.process(LastRound, name=name)
+
+    def make() -> LastRound:
+        return LastRound()
+
+    make.__name__ = "last_round"
+    return stream.process(make, name=name)
 
 
 class LastRound(Operator, IterationListener):

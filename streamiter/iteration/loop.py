@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.coordinator import LoopCoordinator
+from streamiter.iteration.rounds import RoundScope
+from streamiter.iteration.shared_loop import check_can_be_shared
 from streamiter.operators.context import JobScope
 from streamiter.operators.operator import Operator
-from streamiter.iteration.rounds import RoundScope
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 from streamiter.runtime.statistics import LoopStatistics
 
@@ -19,7 +20,15 @@ __all__ = ["Loop"]
 class Loop:
     """The scope of one iteration body: its border steps, and what leaves it beside its outputs."""
 
-    def __init__(self, *, bounded: bool, has_plain_endless_data: bool, limits: FeedbackLimits) -> None:
+    def __init__(
+        self,
+        *,
+        bounded: bool,
+        has_plain_endless_data: bool,
+        limits: FeedbackLimits,
+        max_epochs_ahead: int | None = None,
+        has_stamped_data: bool = False,
+    ) -> None:
         self.heads: list[Step] = []
         self.criteria_heads: list[Step] = []
         self.entrances: list[Step] = []
@@ -30,6 +39,8 @@ class Loop:
         """Of each channel of feedback, and of each queue of records whose epoch's turn has not come."""
         self.round_scope: RoundScope | None = None
         """Set while steps are added that begin anew in each epoch."""
+        self.max_epochs_ahead = max_epochs_ahead
+        self.has_stamped_data = has_stamped_data
         self._has_plain_endless_data = has_plain_endless_data
 
     def leave(self, stream: Stream, then: Callable[[Stream], None]) -> None:
@@ -53,17 +64,28 @@ class Loop:
                 heads=sum(step.parallelism for step in self.heads),
                 entrances=sum(step.parallelism for step in self.entrances),
                 criteria_heads=sum(step.parallelism for step in self.criteria_heads),
+                # Stamped data, of which synchronous feedback must not wait, is in unbounded iterations only.
+                releases_early=not self.bounded,
+                where=self.heads[0].where,
             ),
         )
 
-    def drain(self, scope: JobScope) -> None:
-        """The job is drained: a bounded iteration ends with the epoch under way, since it might never end."""
-        if self.bounded:
+    def drain(self, scope: JobScope, *, again: bool) -> None:
+        """The job is drained: a bounded iteration ends with the epoch under way, since it might never end.
+
+        An unbounded one goes on until nothing is fed back any more, which still belongs to what was read; asked
+        ``again``, it ends with the epoch under way as well.
+        """
+        if self.bounded or again:
             self.coordinator(scope).end_soon()
 
     def statistics(self, scope: JobScope) -> LoopStatistics:
         """How far this loop has come in the job that the scope belongs to."""
         return self.coordinator(scope).statistics([step.name for step in self.heads])
+
+    def check_shared(self, step: Step) -> None:
+        """Refuse to be shared by several processes, if that cannot work; ``step`` is one of its steps."""
+        check_can_be_shared(self, step)
 
     def check_operator(self, step: Step, operator: Operator) -> None:
         """Refuse what cannot work in this loop."""

@@ -52,8 +52,13 @@ def map_with(
                 f"map_with: expected two streams, given {given!r}; write map_with(data, variable, f)"
             )
     check_function(f, "map_with")
+
+    def make() -> MapWith:
+        return MapWith(f)
+
+    make.__name__ = "map_with"
     return connect(variable=variable.broadcast(), data=data).process(
-        lambda: MapWith(f), name=name, parallelism=data.parallelism if parallelism is None else parallelism
+        make, name=name, parallelism=data.parallelism if parallelism is None else parallelism
     )
 
 

@@ -18,13 +18,14 @@ brought no feedback at any head, or no record of the criteria stream where there
 
 from __future__ import annotations
 
+import enum
 import math
 from dataclasses import dataclass
 
 from streamiter.errors import InternalError
 from streamiter.iteration.epoch_counts import EpochCounts
 
-__all__ = ["Completed", "Decision", "Ended", "LoopProgress", "Released"]
+__all__ = ["Completed", "Decision", "EndReason", "Ended", "LoopProgress", "Released"]
 
 
 @dataclass(slots=True)
@@ -51,6 +52,15 @@ class Ended:
 Decision = Released | Completed | Ended
 
 
+class EndReason(enum.Enum):
+    """Why an iteration has ended."""
+
+    NO_FEEDBACK = "nothing was fed back"
+    NO_FEEDBACK_DESPITE_CRITERIA = "nothing was fed back, though the termination criteria asked to go on"
+    NO_CRITERIA = "the termination criteria brought nothing"
+    DRAINED = "the job was drained"
+
+
 class LoopProgress:
     """Brings together what the heads and entrances of one iteration report.
 
@@ -75,6 +85,7 @@ class LoopProgress:
         self.last_released = -1
         self.last_complete = -1
         self.ended_in: int | None = None
+        self.end_reason: EndReason | None = None
         self._awaits_reports = False
 
     def go_on_after(self, *, released: int, complete: int, ended_in: int | None) -> None:
@@ -157,8 +168,15 @@ class LoopProgress:
         has_no_reason_to_go_on = not fed_back or (self._has_criteria and not criteria) or self._ends_soon
         if may_end and has_no_reason_to_go_on:
             self.ended_in = epoch
+            self.end_reason = _end_reason(fed_back, criteria, has_criteria=self._has_criteria)
             return Ended(epoch)
         return Completed(epoch)
 
     def _data_has_ended(self) -> bool:
         return all(passed == math.inf for passed in self._passed)
+
+
+def _end_reason(fed_back: int, criteria: int, *, has_criteria: bool) -> EndReason:
+    if not fed_back:
+        return EndReason.NO_FEEDBACK_DESPITE_CRITERIA if criteria else EndReason.NO_FEEDBACK
+    return EndReason.NO_CRITERIA if has_criteria and not criteria else EndReason.DRAINED

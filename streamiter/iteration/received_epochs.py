@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamiter.iteration.epoch_counts import EpochCounts
 from streamiter.iteration.coordinator import LoopCoordinator
+from streamiter.iteration.epoch_counts import EpochCounts
 
 __all__ = ["ReceivedEpochs"]
 
@@ -31,7 +31,9 @@ class ReceivedEpochs:
         self._coordinator.feedback_handled()
 
     def report_up_to(self, epoch: int) -> None:
-        """All that comes back of epochs up to ``epoch`` is in. That may be more than one epoch."""
+        """All that comes back of epochs up to ``epoch`` is in. That may be more than one epoch, or none that is new."""
+        if self._has_ended:
+            return
         for received in range(self._reported + 1, epoch + 1):
             self._unacknowledged[received] = count = self._counts.take(received)
             self._reported = received

@@ -45,9 +45,12 @@ def terminate_after(
         raise GraphError(
             f"{label}: expected tolerance to be a number, given {tolerance!r}; leave it out for none"
         )
-    return stream.process(
-        lambda: TerminateAfter(rounds, tolerance), name=label if name else None, parallelism=1
-    )
+
+    def make() -> TerminateAfter:
+        return TerminateAfter(rounds, tolerance)
+
+    make.__name__ = "terminate_after"
+    return stream.process(make, name=name, parallelism=1)
 
 
 def _is_number(given: object) -> bool:

@@ -17,8 +17,13 @@ __all__ = [
     "Rows",
     "all_are_few",
     "checked_rows",
+    "concatenated_rows",
+    "dense_weighted_sum",
+    "dots",
+    "independent_dots",
     "refuse_not_finite",
     "rows_as_lists",
+    "weighted_sum",
 ]
 
 Features = SparseRows | npt.ArrayLike
@@ -48,6 +53,18 @@ def checked_rows(owner: str, features: Features, width: int) -> Rows:
     )
 
 
+def concatenated_rows(parts: Sequence[Rows]) -> Rows:
+    """All rows in this order, dense or sparse as the first part is."""
+    if isinstance(parts[0], SparseRows):
+        return SparseRows.concatenate(
+            [part if isinstance(part, SparseRows) else SparseRows.from_dense(part) for part in parts]
+        )
+    dense: Floats = np.concatenate(
+        [part.to_dense() if isinstance(part, SparseRows) else part for part in parts]
+    )
+    return dense
+
+
 def independent_dots(rows: Rows, weights: Floats) -> Floats:
     """Σ features·weights of each row; for one row the same whatever rows are beside it, to the last bit."""
     if isinstance(rows, SparseRows):
@@ -68,6 +85,11 @@ def weighted_sum(rows: Rows, by_row: Floats) -> tuple[Indices | None, Floats]:
     return None, by_row @ rows
 
 
+def dense_weighted_sum(rows: Rows, by_row: Floats) -> Floats:
+    """Σ over rows of ``by_row``·features, for all features."""
+    return rows.transposed_dot_dense(by_row) if isinstance(rows, SparseRows) else by_row @ rows
+
+
 def all_are_few(rows: Rows) -> bool:
     """Whether each row has few enough features for plain Python."""
     if isinstance(rows, SparseRows):
@@ -83,17 +105,25 @@ def rows_as_lists(rows: Rows) -> Iterable[tuple[Sequence[int], list[float]]]:
     return [(columns, values) for values in rows.tolist()]
 
 
+def _all_finite(rows: Rows) -> bool:
+    if isinstance(rows, SparseRows):
+        return holds(np.isfinite(rows.values))
+    # The sum of a row tells at a third of the cost, unless it is too large itself.
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = rows @ np.ones(rows.shape[1])
+    return holds(np.isfinite(sums)) or holds(np.isfinite(rows))
+
+
 def refuse_not_finite(owner: str, rows: Rows) -> None:
     """Raise :class:`BadRows` if a feature is NaN or infinite."""
-    values = rows.values if isinstance(rows, SparseRows) else rows
-    if holds(np.isfinite(values)):
+    if _all_finite(rows):
         return
     if isinstance(rows, SparseRows):
-        at = np.flatnonzero(~np.isfinite(values))
-        bad_rows, columns, given = rows.row_of_value[at], rows.indices[at], values[at]
+        at = np.flatnonzero(~np.isfinite(rows.values))
+        bad_rows, columns, given = rows.row_of_value[at], rows.indices[at], rows.values[at]
     else:
-        bad_rows, columns = np.nonzero(~np.isfinite(values))
-        given = values[bad_rows, columns]
+        bad_rows, columns = np.nonzero(~np.isfinite(rows))
+        given = rows[bad_rows, columns]
     raise BadRows(
         np.unique(bad_rows), f"{owner}: expected finite features, given {given[0]} for feature {columns[0]}"
     )

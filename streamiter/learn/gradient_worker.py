@@ -17,7 +17,14 @@ from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, OutputTag, take
 
-__all__ = ["MINI_BATCHES_WITH_ONE_MODEL", "PREDICTIONS", "GradientWorker", "WorkerOptions", "without"]
+__all__ = [
+    "MINI_BATCHES_WITH_ONE_MODEL",
+    "PREDICTIONS",
+    "GradientWorker",
+    "WorkerOptions",
+    "blame_rows",
+    "without",
+]
 
 # Where all run in one process a model is one or two mini-batches old. While a job is suspended its model does not
 # come at all, and a worker that went on through all that had been read would lead the model astray.

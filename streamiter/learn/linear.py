@@ -20,12 +20,14 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.checks import Floats, as_floats, holds, refuse_rows, row_vector, row_weights
+from streamiter.learn.examples import CheckedExamples, Examples
 from streamiter.learn.feature_rows import (
     FEW,
     Features,
     Rows,
     all_are_few,
     checked_rows,
+    dense_weighted_sum,
     dots,
     independent_dots,
     refuse_not_finite,
@@ -133,6 +135,25 @@ class LinearModel:
         np.copyto(self._weights, weights)
         np.copyto(self._bias, intercept)
 
+    def twin(self, optimizer: Optimizer) -> LinearModel:
+        """A model that begins with these weights, and learns from targets as the loss counts them."""
+        twin = LinearModel(
+            self.width,
+            loss=self.loss,
+            optimizer=optimizer,
+            intercept=self.intercept,
+            initial_weights=self._weights,
+            initial_intercept=self.intercept_weight,
+        )
+        twin._name = self._name
+        return twin
+
+    def take_over(self, parameters: Mapping[str, Any], *, steps: int, records: int) -> None:
+        """Go on from what a :meth:`twin` has learned, as if this model had."""
+        self.start_from(parameters)
+        self._version += steps
+        self._records += records
+
     def _checked_parameters(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> tuple[Floats, Floats]:
         if not isinstance(parameters, Mapping):
             return self._start(parameters), np.zeros(1)
@@ -203,6 +224,34 @@ class LinearModel:
     ) -> Gradient:
         """The gradient of the loss at the present weights, as sums; the model does not change."""
         return self._gradient(checked_rows(self._name, features, self.width), targets, sample_weights)
+
+    def checked_examples(self, examples: Examples) -> CheckedExamples:
+        """Examples as they were given, checked once to be gone through many times; ``BadRows`` names the others."""
+        rows = checked_rows(self._name, examples.features, self.width)
+        refuse_not_finite(self._name, rows)
+        targets = self.checked_targets(examples.targets, len(rows))
+        weights = None if examples.weights is None else row_weights(self._name, examples.weights, len(rows))
+        return CheckedExamples(rows, targets, weights)
+
+    def gradient_and_loss(self, examples: CheckedExamples) -> tuple[Gradient, float]:
+        """The gradient, for all features, and the sum of the losses; the model does not change."""
+        rows, targets, weights = examples.rows, examples.targets, examples.weights
+        with np.errstate(over="ignore", invalid="ignore"):
+            margins = dots(rows, self._weights)
+            margins += self._bias_view[0]
+            slopes = self.loss.predict(margins)
+            loss = self.loss.total(slopes, targets, weights)
+            slopes -= targets
+            if weights is None:
+                weight, records = float(len(rows)), len(rows)
+            else:
+                weight, records = float(weights.sum()), int(np.count_nonzero(weights))
+                slopes *= weights
+            total = dense_weighted_sum(rows, slopes)
+            gradient = Gradient(total, float(slopes.sum()), weight, records, self.width)
+            if _is_tame(gradient):
+                return gradient, loss
+        raise self._runaway("a gradient")
 
     def apply(self, gradient: Gradient) -> None:
         """One step with a gradient made here or elsewhere, perhaps for an earlier version."""

@@ -44,6 +44,11 @@ class Loss(abc.ABC):
     def values(self, predictions: Floats, targets: Floats) -> Floats:
         """The loss of each prediction."""
 
+    def total(self, predictions: Floats, targets: Floats, weights: Floats | None = None) -> float:
+        """The sum of the losses, each counted with its weight."""
+        values = self.values(predictions, targets)
+        return float(values.sum() if weights is None else values @ weights)
+
     @abc.abstractmethod
     def check_targets(self, owner: str, targets: Floats) -> None:
         """Raises :class:`~streamiter.learn.checks.BadRows` for targets that cannot be."""
@@ -91,6 +96,15 @@ class LogLoss(Loss):
     def values(self, predictions: Floats, targets: Floats) -> Floats:
         clipped = np.clip(predictions, PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
         return -(targets * np.log(clipped) + (1.0 - targets) * np.log1p(-clipped))
+
+    def total(self, predictions: Floats, targets: Floats, weights: Floats | None = None) -> float:
+        # The probability given to what happened, so that one logarithm does instead of two.
+        chances = np.subtract(1.0, targets)
+        chances -= predictions
+        np.abs(chances, out=chances)
+        np.maximum(chances, PROBABILITY_FLOOR, out=chances)
+        np.log(chances, out=chances)
+        return -float(chances.sum() if weights is None else chances @ weights)
 
     def check_targets(self, owner: str, targets: Floats) -> None:
         good = (targets == 0.0) | (targets == 1.0)

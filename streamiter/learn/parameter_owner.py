@@ -15,7 +15,7 @@ from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import OutputTag
 
-__all__ = ["MODELS", "AsynchronousOwner", "SynchronousOwner"]
+__all__ = ["MODELS", "AsynchronousOwner", "EpochGradients", "ParameterOwner", "SynchronousOwner"]
 
 MODELS: Final = OutputTag("models")
 """The side output of an owner: a ``ModelSnapshot`` for each version (or each n-th)."""
@@ -25,38 +25,20 @@ MODELS: Final = OutputTag("models")
 _GRADIENTS_WITHOUT_ANSWER: Final = MINI_BATCHES_WITH_ONE_MODEL // 2
 
 
-class _Owner(Operator):
-    """Keeps the model with its optimizer's slots; parallelism 1.
+class ParameterOwner(Operator):
+    """Keeps the model with its optimizer's slots, and publishes it; parallelism 1.
 
-    Input ``start``: the variable stream, of which only the initial record counts (None, bare weights or a
-    model's parameters); the others are the owner's own, on their way round. Input ``gradients``: what the
-    workers make. It emits the parameters that the workers go on with.
+    It emits the parameters that the workers go on with.
     """
 
     def __init__(self, make_model: Callable[[], LinearModel], publish_every: int) -> None:
         self._model = make_model()
         self._publish_every = publish_every
         self._published = 0
-        self._started = False
         self._loss: float | None = None
 
     def open(self, context: Context) -> None:
         self._context = context
-
-    def wanted_inputs(self) -> tuple[str, ...] | None:
-        """Nothing can be learned before it is known what from."""
-        return None if self._started else ("start",)
-
-    def process_start(self, parameters: Any, out: Output) -> None:
-        """Take over the initial parameters."""
-        if not self._started:
-            self._started = True
-            if parameters is not None:
-                self._model.start_from(parameters)
-
-    def process_gradients(self, record: dict[str, Any], out: Output) -> None:
-        """Take in a gradient of a worker, with the sum of its rows' losses."""
-        raise NotImplementedError
 
     def step(self, gradient: Gradient, loss: float, out: Output) -> None:
         """One step; publishes the model when it is due."""
@@ -77,21 +59,50 @@ class _Owner(Operator):
         out.emit(ModelSnapshot(parameters, records, metrics, self._context.epoch), tag=MODELS)
 
     def snapshot(self) -> dict[str, Any]:
-        return {
-            "model": self._model.state(),
-            "published": self._published,
-            "started": self._started,
-            "loss": self._loss,
-        }
+        return {"model": self._model.state(), "published": self._published, "loss": self._loss}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._model.restore(state["model"])
         self._published = state["published"]
-        self._started = state["started"]
         self._loss = state["loss"]
 
 
-class AsynchronousOwner(_Owner):
+class _StartedOwner(ParameterOwner):
+    """One that is told where to begin.
+
+    Input ``start``: the variable stream, of which only the initial record counts (None, bare weights or a
+    model's parameters); the others are the owner's own, on their way round. Input ``gradients``: what the
+    workers make.
+    """
+
+    def __init__(self, make_model: Callable[[], LinearModel], publish_every: int) -> None:
+        super().__init__(make_model, publish_every)
+        self._started = False
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        """Nothing can be learned before it is known what from."""
+        return None if self._started else ("start",)
+
+    def process_start(self, parameters: Any, out: Output) -> None:
+        """Take over the initial parameters."""
+        if not self._started:
+            self._started = True
+            if parameters is not None:
+                self._model.start_from(parameters)
+
+    def process_gradients(self, record: dict[str, Any], out: Output) -> None:
+        """Take in a gradient of a worker, with the sum of its rows' losses."""
+        raise NotImplementedError
+
+    def snapshot(self) -> dict[str, Any]:
+        return super().snapshot() | {"started": self._started}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._started = state["started"]
+
+
+class AsynchronousOwner(_StartedOwner):
     """A step for each gradient, as it comes.
 
     The parameters go to all workers, once for a gradient of each: an answer to every gradient would be as
@@ -124,7 +135,7 @@ class AsynchronousOwner(_Owner):
         self._active, self._heard = dict.fromkeys(state["active"]), dict(state["heard"])
 
 
-class SynchronousOwner(_Owner, IterationListener):
+class SynchronousOwner(_StartedOwner, IterationListener):
     """A step for each epoch, with the gradients of all workers together.
 
     They are added in the workers' order, not in that of their arrival, so the sum is the same to the last
@@ -133,10 +144,10 @@ class SynchronousOwner(_Owner, IterationListener):
 
     def __init__(self, make_model: Callable[[], LinearModel], publish_every: int) -> None:
         super().__init__(make_model, publish_every)
-        self._epochs: dict[int, _EpochGradients] = {}
+        self._epochs: dict[int, EpochGradients] = {}
 
     def process_gradients(self, record: dict[str, Any], out: Output) -> None:
-        epoch = self._epochs.setdefault(self._context.epoch or 0, _EpochGradients())
+        epoch = self._epochs.setdefault(self._context.epoch or 0, EpochGradients())
         if record["gradient"] is not None:
             epoch.add(record["worker"], Gradient.from_record(record["gradient"]), record["loss"])
 
@@ -160,11 +171,11 @@ class SynchronousOwner(_Owner, IterationListener):
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._epochs = {epoch: _EpochGradients.from_record(record) for epoch, record in state["epochs"]}
+        self._epochs = {epoch: EpochGradients.from_record(record) for epoch, record in state["epochs"]}
 
 
 @dataclass
-class _EpochGradients:
+class EpochGradients:
     """What the workers have reported for one epoch."""
 
     gradients: dict[int, Gradient] = field(default_factory=dict)
@@ -188,6 +199,6 @@ class _EpochGradients:
         ]
 
     @classmethod
-    def from_record(cls, record: list[tuple[int, dict[str, Any], float]]) -> _EpochGradients:
+    def from_record(cls, record: list[tuple[int, dict[str, Any], float]]) -> EpochGradients:
         gradients = {worker: Gradient.from_record(gradient) for worker, gradient, _ in record}
         return cls(gradients, {worker: loss for worker, _, loss in record})

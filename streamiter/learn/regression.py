@@ -1,4 +1,4 @@
-"""Online linear and logistic regression.
+"""Linear and logistic regression, online and offline.
 
 >>> model = LogisticRegression(2, optimizer=SGD(0.5))
 >>> features = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
@@ -6,6 +6,9 @@
 ...     model.learn(features, [0, 1, 0])
 >>> model.version, model.records, model.predict(features).round().tolist()
 (100, 300, [0.0, 1.0, 0.0])
+>>> model = LogisticRegression(2)
+>>> model.fit(features, [0, 1, 0], rounds=100, learning_rate=2.0).steps, model.predict(features).round().tolist()
+(100, [0.0, 1.0, 0.0])
 """
 
 from __future__ import annotations
@@ -17,14 +20,15 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.checks import Floats, holds, refuse_rows, row_vector
-from streamiter.learn.linear import LinearModel
+from streamiter.learn.feature_rows import Features
+from streamiter.learn.fitting import OfflineModel
 from streamiter.learn.losses import LogLoss, SquaredLoss
 from streamiter.learn.optimizers import FTRL, SGD, Optimizer
 
 __all__ = ["LinearRegression", "LogisticRegression"]
 
 
-class LinearRegression(LinearModel):
+class LinearRegression(OfflineModel):
     """Online linear regression: squared loss ½(prediction − target)²; SGD of rate 0.01 by default.
 
     All other arguments as in :class:`~streamiter.learn.linear.LinearModel`.
@@ -49,7 +53,7 @@ class LinearRegression(LinearModel):
         )
 
 
-class LogisticRegression(LinearModel):
+class LogisticRegression(OfflineModel):
     """Online logistic regression: log loss; predicts the probability of target 1.
 
     The default optimizer is ``FTRL(alpha=0.3, beta=0.1)``: it finds the scale of each feature by itself
@@ -84,6 +88,10 @@ class LogisticRegression(LinearModel):
             initial_weights=initial_weights,
             initial_intercept=initial_intercept,
         )
+
+    def predict_probability(self, features: Features) -> Floats:
+        """The probability of target 1 for each row: what ``predict`` gives, by its name."""
+        return self.predict(features)
 
     def checked_targets(self, targets: npt.ArrayLike, length: int) -> Floats:
         if self.labels == "0/1":

@@ -23,7 +23,8 @@ from streamiter.models.headers import (
 from streamiter.models.parameters import checked_parameters
 from streamiter.models.update import ModelSnapshot
 from streamiter.records import Batch
-from streamiter.topics.topic import Headers, OutgoingBatch, TopicDescription
+from streamiter.topics.record_limit import RECORD_BYTES_MAX, record_limit
+from streamiter.topics.topic import Headers, OutgoingBatch
 
 __all__ = [
     "JSON_BYTES_MAX",
@@ -38,16 +39,10 @@ __all__ = [
 # than a millisecond; beyond that nobody reads the numbers with the eye.
 JSON_BYTES_MAX: Final = 64 * 1024
 
-# Kafka's brokers and clients take 1 MiB unless told otherwise, framing and headers included.
-RECORD_BYTES_MAX: Final = 1_000_000
-
 # What a topic adds around a record: Kafka's batch header (61 bytes) and its fields (up to 21), rounded up,
 # and the two lengths in front of each header.
 _FRAMING_BYTES: Final = 128
 _HEADER_FRAMING_BYTES: Final = 10
-
-# Where a topic tells the largest record it takes: Kafka's name, and that of the memory and SQLite topics.
-_LIMIT_SETTINGS: Final = ("max.message.bytes", "max_record_bytes")
 
 ChunkSet = tuple[int, int, int]
 """Generation, version and number of chunks of an update that was written in chunks."""
@@ -61,16 +56,6 @@ class EncoderState(TypedDict):
     generation: int
     next_version: int
     leftovers: list[ChunkSet]
-
-
-def record_limit(description: TopicDescription) -> int:
-    """The largest record to write to the topic: its own limit, at most ``RECORD_BYTES_MAX``.
-
-    >>> record_limit(TopicDescription("models", {0: (0, 0)}, {"max.message.bytes": "500000"}))
-    500000
-    """
-    limits = [int(description.settings[name]) for name in _LIMIT_SETTINGS if name in description.settings]
-    return min([RECORD_BYTES_MAX, *limits])
 
 
 class ModelUpdateEncoder:

@@ -85,7 +85,10 @@ class Context:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the iteration has ended and what is handled belongs to its last epoch."""
+        """Whether the iteration is known to have ended: on termination, in ``finish`` and while a rest is handled.
+
+        Records of the last epoch mostly come before that is known.
+        """
         return self._progress.is_ending
 
     @property

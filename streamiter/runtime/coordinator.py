@@ -46,6 +46,7 @@ class Coordinator:
         That of a task which ended before the barrier came is its state at its end.
         """
         async with self._one_at_a_time:
+            await self._all_have_passed()
             barrier = CheckpointBarrier(self._next, suspend=suspend)
             self._next += 1
             running = [task for task in self._tasks if not task.ended]
@@ -55,11 +56,14 @@ class Coordinator:
                 if task.feeder is not None or hasattr(task.head.operator, "wanted_inputs"):
                     task.post(BarrierTrigger(barrier))
             self._check()
-            try:
-                states = await complete
-            finally:
-                self._pending = None
+            states = await asyncio.shield(complete)
+            self._pending = None
             return {task.name: states.get(task.name) or await task.snapshot() for task in self._tasks}
+
+    async def _all_have_passed(self) -> None:
+        """Wait for a barrier that nobody waits for any more: a second one in a loop would cut its log off."""
+        if self._pending is not None:
+            await asyncio.shield(self._pending.complete)
 
     def acknowledge(self, task: Task, checkpoint: int, state: dict[str, Any]) -> None:
         """A task gives its state at a barrier."""

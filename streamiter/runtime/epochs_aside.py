@@ -46,6 +46,11 @@ class EpochsAside:
             taken.sort(key=lambda item: item[1].epoch)
         return taken
 
+    def take_of(self, port: int, epoch: int) -> list[DataBatch]:
+        """All of one port that was set aside for this epoch (and any before it), in the order it came."""
+        batches = self._batches.get(port)
+        return self._take_from(port, batches, epoch) if batches else []
+
     def _take_from(self, port: int, batches: dict[int, int], epoch: int) -> list[DataBatch]:
         queue = self._queues[port]
         due = [waiting for waiting in batches if waiting <= epoch]

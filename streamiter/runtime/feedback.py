@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 from streamiter.checkpoints.spill import SpillQueue
 from streamiter.records import Control, DataBatch
 
-__all__ = ["FeedbackChannel", "FeedbackStatistics"]
+__all__ = ["FeedbackChannel", "FeedbackStatistics", "Supply"]
+
+
+class Supply(Protocol):
+    """Where feedback comes from that goes through a topic before it is put into a channel."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more waits there than memory is given to."""
+
+    def under_way(self, came: int) -> int:
+        """Records fed back that have not come yet, where so many have come; 0 if that cannot be known."""
+
+    def taken(self) -> None:
+        """Something was taken from the channel."""
+
+    def closed(self) -> None:
+        """The channel takes nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +36,7 @@ class FeedbackStatistics:
     name: str
     """Upstream subtask and head."""
     records: int
-    """Records waiting in it."""
+    """Records waiting in it, and on their way to it through a topic."""
     peak_records: int
     """The most records that ever waited."""
     total_records: int
@@ -53,6 +70,7 @@ class FeedbackChannel:
         "name",
         "queue",
         "records",
+        "supply",
     )
 
     def __init__(self, name: str, queue: SpillQueue) -> None:
@@ -63,11 +81,17 @@ class FeedbackChannel:
         self._last_epoch = 0
         self._closed = False
         self._on_ready: Callable[[], None] | None = None
+        self.supply: Supply | None = None
+
+    @property
+    def total_records(self) -> int:
+        """Records put into it since the start."""
+        return self._total_records
 
     @property
     def is_spilling(self) -> bool:
         """Whether more has been fed back than its memory limit holds."""
-        return self.queue.bytes_on_disk > 0
+        return self.queue.bytes_on_disk > 0 or (self.supply is not None and self.supply.is_behind)
 
     def attach(self, on_ready: Callable[[], None]) -> None:
         """Have ``on_ready`` called whenever the empty channel gets something."""
@@ -100,6 +124,8 @@ class FeedbackChannel:
         item = self.queue.take()
         if isinstance(item, DataBatch):
             self.records -= len(item.records)
+            if self.supply is not None:
+                self.supply.taken()
         return item
 
     def clear(self) -> None:
@@ -112,15 +138,20 @@ class FeedbackChannel:
         self._closed = True
         self.records = 0
         self.queue.close()
+        if self.supply is not None:
+            self.supply.closed()
 
     def statistics(self) -> FeedbackStatistics:
         """The channel now."""
         spilled = self.queue.statistics()
+        under_way = 0
+        if self.supply is not None and not self._closed:
+            under_way = self.supply.under_way(self._total_records)
         return FeedbackStatistics(
             name=self.name,
-            records=self.records,
-            peak_records=self._peak_records,
-            total_records=self._total_records,
+            records=self.records + under_way,
+            peak_records=max(self._peak_records, self.records + under_way),
+            total_records=self._total_records + under_way,
             last_epoch=self._last_epoch,
             bytes_in_memory=spilled.bytes_in_memory,
             peak_bytes_in_memory=spilled.bytes_in_memory_peak,

@@ -54,6 +54,8 @@ class Gate:
         """The port that the last data came from, if its watermark waits for it to be handled."""
         self._ending: tuple[Port, EndOfInput] | None = None
         """The end of all inputs, kept back until what was set aside has been handled."""
+        self._turn_at_end: int | None = None
+        """The epoch of the rest that is handled then: no watermark tells of it."""
         for port in self.ports:
             port.channel.attach(lambda port=port: self._list(port))
             if port.channel.peek() is not None:
@@ -91,6 +93,10 @@ class Gate:
                 continue
             wanted = self._wanted.names
             if wanted is not None and port.input_name not in wanted:
+                if self._in_order:
+                    if (control := self._read_ahead(port)) is not None:
+                        return port, control
+                    continue
                 self._leave(port)
                 if self._posted:  # That completed the alignment: nothing that lies behind may come first.
                     return None, self._posted.popleft()
@@ -120,8 +126,10 @@ class Gate:
         if not lowest:
             self._ending = None
             return port, LastOfAll(end)
-        preferred = [other for other in lowest if self.is_wanted(other.input_name)] or list(lowest)
-        following = min(preferred, key=lambda other: lowest[other])
+        self._turn_at_end = min(lowest.values())
+        self.reconsider_wanted()
+        due = [other for other, epoch in lowest.items() if epoch == self._turn_at_end]
+        following = next((other for other in due if self.is_wanted(other.input_name)), due[0])
         return following, self._take_data(following)
 
     def _take_data(self, port: Port) -> DataBatch:
@@ -270,6 +278,8 @@ class Gate:
             port.held.append(item)
             port.end_held |= isinstance(item, EndOfInput)
             self._list(port)
+        for port in self.ports:
+            self._epochs.give_back(port)
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -287,6 +297,26 @@ class Gate:
         """Its input is not wanted: park it, unless all before its barrier could be taken into its buffer."""
         if not port.is_feedback and self._alignment.is_due and self._hold_up_to_barrier(port):
             return
+        self._park(port)
+
+    def _read_ahead(self, port: Port) -> Control | None:
+        """Its input is not wanted: set aside what it brings up to the next control record, and give that.
+
+        The end of the wanted input's epoch may lie behind records of this one: in the head that brings both, or
+        because all initial variables and data have to end before any head goes on.
+        """
+        while isinstance(item := port.channel.peek(), DataBatch):
+            port.channel.take()
+            self._epochs.set_aside(port, item)
+        self._park(port)
+        if item is None:
+            return None
+        assert isinstance(item, Control)
+        port.channel.take()
+        self._list(port)
+        return item
+
+    def _park(self, port: Port) -> None:
         if not port.parked:
             port.parked = True
             self._parked.append(port)
@@ -295,13 +325,17 @@ class Gate:
         parked, self._parked = self._parked, []
         for port in parked:
             port.parked = False
+            self._epochs.give_back(port)
             self._list(port)
 
     def _has_ended(self, port: Port) -> bool:
         """Whether nothing more comes from a port: at all, or in the epoch whose turn it is, where epochs take turns."""
         if port.data_ended and not port.held:
             return True
-        return self._in_order and self._epochs.covers(port, self._epochs.tracker.watermark + 1)
+        if not self._in_order:
+            return False
+        turn = self._epochs.tracker.watermark + 1 if self._turn_at_end is None else self._turn_at_end
+        return self._epochs.covers(port, turn)
 
     def _hold_up_to_barrier(self, port: Port) -> bool:
         """Take what lies before the barrier into the port's own buffer; says whether the port is done with.

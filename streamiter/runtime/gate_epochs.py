@@ -44,10 +44,18 @@ class GateEpochs:
         return self._aside is not None and batch.epoch > self.tracker.watermark + 1
 
     def set_aside(self, port: Port, batch: DataBatch) -> None:
-        """Keep a batch that has come early."""
+        """Keep a batch that has come early, or that is not wanted yet."""
         assert self._aside is not None
         port.idle = False
         self._aside.put(port.index, batch)
+
+    def give_back(self, port: Port) -> None:
+        """The input of this port may be wanted again: hold what was set aside of the epoch whose turn it is."""
+        if self._aside is None:
+            return
+        for batch in self._aside.take_of(port.index, self.tracker.watermark + 1):
+            port.held.append(batch)
+            self._on_held(port)
 
     def give_back_rest(self) -> None:
         """All ports have ended: hold all that was set aside at its port, in epoch order."""
@@ -66,7 +74,7 @@ class GateEpochs:
     def covers(self, port: Port, epoch: int) -> bool:
         """Whether no record of this epoch, or of one before it, can come from this port any more."""
         lowest = self.lowest_pending(port)
-        has_come = port.data_ended or self.tracker.reached(port.index) >= epoch
+        has_come = port.data_ended or port.ended or self.tracker.reached(port.index) >= epoch
         return has_come and (lowest is None or lowest > epoch)
 
     @property

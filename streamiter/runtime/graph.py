@@ -12,6 +12,7 @@ from streamiter.operators.rejection import RejectionPolicy
 from streamiter.operators.source import SourceFactory
 from streamiter.records import OutputTag
 from streamiter.runtime.partitioning import Forward, Partitioning
+from streamiter.topics.topic import Topic
 
 __all__ = ["SINGLE_INPUT", "Edge", "FeedbackLimits", "KeySelector", "Step"]
 
@@ -98,3 +99,5 @@ class Edge:
     tag: OutputTag | None = None
     feedback: FeedbackLimits | None = None
     """Set on the edge that closes a loop."""
+    feedback_topic: Topic | None = None
+    """What such an edge goes through, if not through memory."""

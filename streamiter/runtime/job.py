@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from streamiter.runtime.statistics import (
     TaskStatistics,
 )
 from streamiter.runtime.task import DrainInput, Task
+from streamiter.runtime.topic_feedback.worker import Worker, check_shared
 from streamiter.runtime.watchdog import STALL_AFTER_S, Watchdog
 
 __all__ = ["Job", "JobOptions", "StopMode"]
@@ -41,6 +42,10 @@ class JobOptions:
     clock: Clock = field(default_factory=SystemClock)
     channel_limits: ChannelLimits = field(default_factory=ChannelLimits)
     stall_after_s: float = STALL_AFTER_S
+    worker: Worker = field(default_factory=Worker)
+    """Which of several processes this is that run the flow together."""
+    new_id: Callable[[], str] | None = None
+    """Names runs, for feedback through topics; None: at random."""
 
 
 class Job:
@@ -68,12 +73,19 @@ class Job:
             acknowledge=self._coordinator.acknowledge,
             executor=self._executor,
             limits=options.channel_limits,
+            worker=options.worker,
+            new_id=options.new_id,
         )
+        self._worker = options.worker
+        if self._worker.shares:
+            check_shared(flow, steps)
         self._tasks = planner.tasks()
+        self._topic_feedback = planner.topic_feedback
         self._coordinator.watch(self._tasks)
         self._watchdog = Watchdog(self._tasks, options.clock, options.stall_after_s)
         self._state: JobState = "running"
         self._is_aborting = False
+        self._is_draining = False
         self._started_at_s = options.clock.monotonic_s()
         self._elapsed_s: float | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -90,6 +102,8 @@ class Job:
                     opening = task.open(None if snapshot is None else snapshot[task.name])
                     opening = unless_cancelled(opening, task.head.step.name)
                     group.create_task(opening, name=f"open {task.name}")
+                for feedback in self._topic_feedback:
+                    group.create_task(feedback.open(), name=f"open feedback of {self.flow}")
         except ExceptionGroup as errors:
             also = await self._close()
             self._ended("failed")
@@ -136,7 +150,8 @@ class Job:
         ``suspend``: nothing more is read, sinks are flushed, no step hears of an end of its input. What steps
         keep as state, and records of inputs that an operator does not want now, are gone: to go on from here
         later, take a ``snapshot()`` before. ``drain``: the inputs end here, loops finish (a bounded iteration with
-        the epoch under way), the job ends as finished. ``abort``: now.
+        the epoch under way; an unbounded one when nothing is fed back any more, or, asked a second time, also
+        with the epoch under way), the job ends as finished. ``abort``: now.
 
         The job is ``finished`` even after ``suspend`` if all its inputs had ended before.
         """
@@ -144,6 +159,11 @@ class Job:
         if mode not in ("suspend", "drain", "abort"):
             raise ConfigurationError(
                 f'job.stop: expected "suspend", "drain" or "abort", given {mode!r}; choose one of these'
+            )
+        if mode == "drain" and self._worker.shares:
+            raise ConfigurationError(
+                f'flow {self.flow!r}: expected stop("suspend") or stop("abort") of a worker, given "drain"; a loop '
+                "that workers share does not end when the inputs of one of them do"
             )
         if self._supervisor.done():
             return await self.wait()
@@ -154,7 +174,8 @@ class Job:
                 if task.feeder is not None and not task.ended:
                     task.post(DrainInput())
             for loop in self._loops:
-                loop.drain(self._scope)
+                loop.drain(self._scope, again=self._is_draining)
+            self._is_draining = True
         else:
             await self._trigger(suspend=True)
         return await self.wait()
@@ -171,6 +192,11 @@ class Job:
 
         Raises JobFailed if a step fails meanwhile, ConfigurationError if the job ends.
         """
+        if self._worker.shares:
+            raise ConfigurationError(
+                f"flow {self.flow!r}: expected a job of a single process, given one of {self._worker.count} workers; "
+                "a snapshot of one of them would not hold what is on its way to the others"
+            )
         snapshot = await self._trigger()
         if snapshot is None:
             await self.wait()  # Raises what the job failed with.
@@ -226,7 +252,11 @@ class Job:
             for task in self._tasks:
                 if task.feeder is not None and not task.ended:
                     task.feeder.start(group)
+            for feedback in self._topic_feedback:
+                feedback.start(group)
             await asyncio.wait(running)
+            for feedback in self._topic_feedback:
+                await feedback.finish()
             watchdog.cancel()
 
     async def _run(self, task: Task) -> None:
@@ -240,6 +270,8 @@ class Job:
         errors: list[Exception] = []
         for task in self._tasks:
             errors += await task.close()
+        for feedback in self._topic_feedback:
+            errors += await feedback.close()
         return errors
 
     def _ended(self, state: JobState) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "Partitioning",
     "Rebalance",
     "Splitter",
+    "Turns",
     "subtask_of_group",
 ]
 
@@ -63,23 +64,28 @@ class Broadcast:
         return lambda batch: [(downstream, batch) for downstream in everyone]
 
 
+class Turns:
+    """The splitter that gives each subtask a record in turn. Whose turn it is, is state of the job."""
+
+    __slots__ = ("_subtasks", "following")
+
+    def __init__(self, following: int, subtasks: int) -> None:
+        self.following = following
+        """The subtask that the next record goes to."""
+        self._subtasks = subtasks
+
+    def __call__(self, batch: Batch) -> Iterable[tuple[int, Batch]]:
+        first, length, subtasks = self.following, len(batch), self._subtasks
+        self.following = (first + length) % subtasks
+        return [((first + turn) % subtasks, batch[turn::subtasks]) for turn in range(min(length, subtasks))]
+
+
 @dataclass(frozen=True, slots=True)
 class Rebalance:
     """In turn, record by record; upstream subtask i begins with downstream subtask i."""
 
     def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
-        following = subtask % subtasks_downstream
-
-        def split(batch: Batch) -> Iterable[tuple[int, Batch]]:
-            nonlocal following
-            first, length = following, len(batch)
-            following = (following + length) % subtasks_downstream
-            return [
-                ((first + turn) % subtasks_downstream, batch[turn::subtasks_downstream])
-                for turn in range(min(length, subtasks_downstream))
-            ]
-
-        return split
+        return Turns(subtask % subtasks_downstream, subtasks_downstream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ from streamiter.runtime.partitioning import Forward
 from streamiter.runtime.port import Port
 from streamiter.runtime.rounds import Rounds
 from streamiter.runtime.task import Acknowledge, Task
+from streamiter.runtime.topic_feedback.topic_feedback import TopicFeedback
+from streamiter.runtime.topic_feedback.worker import Worker, check_shared_operator
 from streamiter.runtime.writers import EdgeWriter, FeedbackWriter, Lane, Writer
 
 if TYPE_CHECKING:
@@ -66,18 +68,29 @@ class Planner:
     acknowledge: Acknowledge
     executor: Executor | None = None
     limits: ChannelLimits = field(default_factory=ChannelLimits)
+    worker: Worker = field(default_factory=Worker)
+    new_id: Callable[[], str] | None = None
+    """Gives a new name for a run whenever it is called; None: a random one."""
+    topic_feedback: list[TopicFeedback] = field(default_factory=list, init=False)
+    """What ``tasks`` has made of the feedback edges that go through topics."""
 
     def tasks(self) -> list[Task]:
         """All tasks, upstream first."""
         self._operators = {step: _instantiate(step) for step in self.steps}
         _check_not_shared(self._operators)
+        if self.worker.shares:
+            for step, operators in self._operators.items():
+                check_shared_operator(step, operators[0])
         self._chained_to = {step: edge for step in self.steps if (edge := self._chain_edge(step)) is not None}
         self._channels: dict[Edge, list[list[Any]]] = {}
+        self._outgoing: dict[Edge, list[list[FeedbackChannel]]] = {}
         self._readers: dict[Step, list[tuple[Step, Edge]]] = {step: [] for step in self.steps}
         for step in self.steps:
+            if any(edge.feedback_topic is not None for edge in step.inputs):
+                self._feed_back_through_topic(step)
             for edge in step.inputs:
                 self._readers[edge.upstream].append((step, edge))
-                if self._chained_to.get(step) is not edge:
+                if self._chained_to.get(step) is not edge and edge not in self._channels:
                     self._channels[edge] = self._make_channels(step, edge)
         return [
             self._make_task(step, subtask)
@@ -133,6 +146,21 @@ class Planner:
             for source in range(upstream.parallelism)
         ]
 
+    def _feed_back_through_topic(self, step: Step) -> None:
+        new_id = self.new_id or _new_id
+        feedback = TopicFeedback(
+            step,
+            worker=self.worker,
+            run_id=self.worker.run_id or new_id(),
+            start=new_id(),
+            make_queue=self._spill_queue,
+            plain_data=self.plain_data,
+            clock=self.clock,
+        )
+        self.topic_feedback.append(feedback)
+        self._channels.update(feedback.returning)
+        self._outgoing.update(feedback.outgoing)
+
     def _make_channel(self, name: str, feedback: FeedbackLimits | None) -> Channel | FeedbackChannel:
         if feedback is None:
             return Channel(name, limit_records=self.limits.records, limit_bytes=self.limits.size_bytes)
@@ -180,6 +208,10 @@ class Planner:
         self._attach(head, subtask, name, feedback)
         progress = Progress()
         instances = self._instances(head, subtask, progress, gate)
+        if feeder is not None:  # Workers share out what is read.
+            context = instances[head].context
+            context.subtask_index = self.worker.number(subtask, head.parallelism)
+            context.parallelism = head.parallelism * self.worker.count
         writers = self._connect(instances, subtask, progress)
         rounds = None
         if self._is_per_round(head):
@@ -288,8 +320,10 @@ class Planner:
         return writers
 
     def _writer(self, edge: Edge, subtask: int, progress: Progress, reader: Step) -> Writer:
-        channels = [channel for channel in self._channels[edge][subtask] if channel is not None]
-        split = None if len(channels) == 1 else edge.partitioning.splitter(subtask, len(channels))
+        given = self._outgoing.get(edge, self._channels[edge])
+        channels = [channel for channel in given[subtask] if channel is not None]
+        number = self.worker.number(subtask, edge.upstream.parallelism) if edge in self._outgoing else subtask
+        split = None if len(channels) == 1 else edge.partitioning.splitter(number, len(channels))
         if edge.feedback is not None:
             return FeedbackWriter(split, channels, progress, reader.name)
         operator = self._operators[reader][0]
@@ -300,6 +334,12 @@ class Planner:
             reader.name,
             tells_of_epochs=not isinstance(operator, Boundary) or operator.hears_of_epochs,
         )
+
+
+def _new_id() -> str:
+    import uuid  # for feedback through topics only
+
+    return uuid.uuid4().hex
 
 
 def _limits(step: Step) -> FeedbackLimits:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, final
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.operators.context import Progress
 from streamiter.operators.operator import Operator
 from streamiter.operators.rejection import RecordFailure
@@ -13,6 +13,8 @@ from streamiter.runtime.gate import Gate
 from streamiter.runtime.instance import OperatorInstance
 
 __all__ = ["Rounds"]
+
+CloseNow = Callable[[Callable[[], Coroutine[Any, Any, None]]], Awaitable[None]]
 
 
 @final
@@ -38,6 +40,11 @@ class Rounds:
         self._make_operator = make_operator
         self._told: list[str] = []
         """Inputs that it was told have ended."""
+        self._close_now: CloseNow | None = None
+
+    def close_with(self, close_now: CloseNow) -> None:
+        """Be told by the task how to close what has ended, so that an abort does not interrupt it."""
+        self._close_now = close_now
 
     async def begin(self, epoch: int) -> None:
         """A record of this epoch has come: make and open an operator for it."""
@@ -47,20 +54,27 @@ class Rounds:
         await self._instance.open()
 
     def _new_operator(self) -> Operator:
-        operator = self._make_operator()
+        name = self._instance.step.name
+        try:
+            operator = self._make_operator()
+        except StreamiterError as error:
+            raise RecordFailure(name) from error
         if operator is self._instance.operator:
-            name = self._instance.step.name
             raise RecordFailure(name) from ConfigurationError(
                 f"step {name!r}: expected its factory to make a new operator for each round, given the same again; "
                 "make it inside the factory"
             )
         return operator
 
-    async def tell_ended_inputs(self) -> bool:
-        """Tell the operator of inputs that have ended for it since it was last told; says whether any have."""
+    async def tell_ended_inputs(self, *, but: str | None = None) -> bool:
+        """Tell the operator of inputs that have ended for it since it was last told; says whether any have.
+
+        ``but`` is the input of records that it is about to be given.
+        """
         if self.epoch is None:
             return False
-        ended = [name for name in self._gate.inputs_complete(self.epoch) if name not in self._told]
+        complete = self._gate.inputs_complete(self.epoch)
+        ended = [name for name in complete if name not in self._told and name != but]
         for name in ended:
             await self._tell(name)
         return bool(ended)
@@ -83,13 +97,13 @@ class Rounds:
             await instance.call("on_epoch_watermark_incremented", epoch, instance.context, instance.out)
         await self._finish()
 
-    async def terminate(self, epoch: int | None) -> None:
-        """The iteration ends in ``epoch`` (None: in that of the operator): if an operator lives, so does it."""
+    async def terminate(self) -> None:
+        """The iteration has ended: if an operator lives, so does it, in its own epoch."""
         if self.epoch is None:
             return
         await self._tell_of_all_inputs()
         instance = self._instance
-        self._progress.epoch = self.epoch if epoch is None else epoch
+        self._progress.epoch = self.epoch
         if instance.is_listener:
             await instance.call("on_iteration_terminated", instance.context, instance.out)
         await self._finish()
@@ -103,7 +117,8 @@ class Rounds:
         await self._instance.call("finish", self._instance.out)
         self.epoch = None
         self._gate.want(None)
-        await self._instance.close()
+        assert self._close_now is not None
+        await self._close_now(self._instance.close)
 
     # -- state -------------------------------------------------------------------------------------------
 

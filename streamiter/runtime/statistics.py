@@ -85,6 +85,8 @@ class LoopStatistics:
     """Below 0 before the first."""
     ended_in: int | None
     """The epoch the iteration has ended in."""
+    end_reason: str | None
+    """Why it has ended there."""
     fed_back_records: int
     """Records fed back since the start."""
     criteria_records: int

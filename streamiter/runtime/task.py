@@ -33,7 +33,7 @@ from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.runtime.instance import OperatorInstance, TimerDue
 from streamiter.runtime.port import Port
 from streamiter.runtime.rounds import Rounds
-from streamiter.runtime.writers import Lane, Writer
+from streamiter.runtime.writers import Lane, Writer, restore_turns, turns_of
 
 __all__ = ["Acknowledge", "DrainInput", "Task"]
 
@@ -123,6 +123,8 @@ class Task:
         """Inputs of the operator at the head that it handles by batches."""
         if rounds is None:
             self._bind()
+        else:
+            rounds.close_with(self._close_now)
 
     def _bind(self) -> None:
         """Call the methods of the operator at the head from now on."""
@@ -152,6 +154,7 @@ class Task:
                 self._bind()
             self.progress.watermark = state["watermark"]
             self.positions = dict(state["positions"])
+            restore_turns(self.writers, state["turns"])
             self.gate.restore(state["gate"], state.get("logged", ()))
             self.ended = state["ended"]
             self._interior_input_ended = state["interior input ended"]
@@ -289,14 +292,17 @@ class Task:
 
     async def _in_its_round(self, rounds: Rounds, port: Port, records: Batch, epoch: int) -> bool:
         """Have an operator for the epoch of these records; says whether it wants them now."""
-        if rounds.epoch == epoch:
+        if rounds.epoch != epoch:
+            if rounds.epoch is not None:
+                # Records of several epochs are left only where the iteration has ended.
+                self.progress.is_ending = True
+                await rounds.terminate()
+            await rounds.begin(epoch)
+            self._bind()
+            await rounds.tell_ended_inputs(but=port.input_name)
+        elif not await rounds.tell_ended_inputs(but=port.input_name):
             return True
-        if rounds.epoch is not None:  # Records of several epochs are left only where the iteration has ended.
-            self.progress.is_ending = True
-            await rounds.terminate(None)
-        await rounds.begin(epoch)
-        self._bind()
-        await rounds.tell_ended_inputs()
+        # What has ended changes what is wanted: the record before may have been the last of its input.
         self._ask_what_is_wanted()
         self.progress.epoch = epoch
         if self.gate.is_wanted(port.input_name):
@@ -435,7 +441,7 @@ class Task:
             self.progress.epoch = control.epoch
         for instance in instances:
             if self._rounds is not None and instance is self.head:
-                await self._rounds.terminate(control.epoch)
+                await self._rounds.terminate()
                 continue
             if instance is not self.head and not told:
                 await self._hear_input_ended(instance, SINGLE_INPUT)
@@ -510,6 +516,7 @@ class Task:
             "ended": self.ended,
             "interior input ended": self._interior_input_ended,
             "positions": dict(self.positions),
+            "turns": turns_of(self.writers),
             "gate": self.gate.snapshot(),
         }
 

@@ -22,9 +22,9 @@ from streamiter.records import (
     slice_batch,
 )
 from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.partitioning import Splitter
+from streamiter.runtime.partitioning import Splitter, Turns
 
-__all__ = ["EdgeWriter", "FeedbackWriter", "Lane", "Writer"]
+__all__ = ["EdgeWriter", "FeedbackWriter", "Lane", "Writer", "restore_turns", "turns_of"]
 
 
 # What one call may emit beyond what its channel holds: generous for any batch, small beside the memory of
@@ -93,6 +93,7 @@ class Writer(Protocol):
     """Takes what one output of one operator emits."""
 
     lanes: Sequence[Lane]
+    split: Splitter | None
 
     def __call__(self, batch: Batch) -> None: ...
     def control(self, control: Control) -> None: ...
@@ -102,7 +103,7 @@ class Writer(Protocol):
 class EdgeWriter:
     """Distributes batches over the channels of an edge, stamped with the epoch of the task."""
 
-    __slots__ = ("_progress", "_split", "_step", "_tells_of_epochs", "lanes")
+    __slots__ = ("_progress", "_step", "_tells_of_epochs", "lanes", "split")
 
     def __init__(
         self,
@@ -115,17 +116,17 @@ class EdgeWriter:
     ) -> None:
         """``split`` is None where there is but one channel; ``step`` is the one that reads."""
         self._tells_of_epochs = tells_of_epochs
-        self._split = split
+        self.split = split
         self.lanes = lanes
         self._progress = progress
         self._step = step
 
     def __call__(self, batch: Batch) -> None:
         epoch = self._progress.epoch
-        if self._split is None:
+        if self.split is None:
             self.lanes[0].put(DataBatch(batch, epoch))
             return
-        for subtask, part in _parts(self._split, batch, self._step):
+        for subtask, part in _parts(self.split, batch, self._step):
             self.lanes[subtask].put(DataBatch(part, epoch))
 
     def control(self, control: Control) -> None:
@@ -140,12 +141,12 @@ class EdgeWriter:
 class FeedbackWriter:
     """The same on the edge that closes a loop: epochs grow by one, and nothing ever blocks."""
 
-    __slots__ = ("_channels", "_progress", "_split", "_step", "lanes")
+    __slots__ = ("_channels", "_progress", "_step", "lanes", "split")
 
     def __init__(
         self, split: Splitter | None, channels: Sequence[FeedbackChannel], progress: Progress, step: str
     ) -> None:
-        self._split = split
+        self.split = split
         self._channels = channels
         self._progress = progress
         self._step = step
@@ -153,7 +154,7 @@ class FeedbackWriter:
 
     def __call__(self, batch: Batch) -> None:
         epoch = self._progress.epoch + 1
-        parts = ((0, batch),) if self._split is None else _parts(self._split, batch, self._step)
+        parts = ((0, batch),) if self.split is None else _parts(self.split, batch, self._step)
         try:
             for subtask, part in parts:
                 self._channels[subtask].put(DataBatch(part, epoch))
@@ -167,6 +168,18 @@ class FeedbackWriter:
             control = type(control)(control.epoch + 1)
         for channel in self._channels:
             channel.put_control(control)
+
+
+def turns_of(writers: Iterable[Writer]) -> list[int | None]:
+    """Whose turn it is at each writer that gives records in turn, for a snapshot."""
+    return [writer.split.following if isinstance(writer.split, Turns) else None for writer in writers]
+
+
+def restore_turns(writers: Iterable[Writer], state: Iterable[int | None]) -> None:
+    """Go on with those whose turn it was."""
+    for writer, following in zip(writers, state, strict=True):
+        if isinstance(writer.split, Turns) and following is not None:
+            writer.split.following = following
 
 
 def _parts(split: Splitter, batch: Batch, step: str) -> Iterable[tuple[int, Batch]]:

@@ -12,6 +12,7 @@ import termios
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 PROGRAM = [sys.executable, "-m", "streamiter"]
 
@@ -61,9 +62,16 @@ def started(*arguments: str, cwd: Path, shell: str | None = None) -> Iterator[su
 
 
 def on_terminal(
-    *arguments: str, cwd: Path, width: int = 80, interrupt_at: Sequence[str] = ()
+    *arguments: str,
+    cwd: Path,
+    width: int = 80,
+    interrupt_at: Sequence[str] = (),
+    stdout: IO[bytes] | None = None,
 ) -> tuple[int, str]:
-    """Run the program on a terminal; Ctrl-C is typed when each of ``interrupt_at`` is seen. Exit code, raw output."""
+    """Run the program on a terminal; Ctrl-C is typed when each of ``interrupt_at`` is seen. Exit code, raw output.
+
+    ``stdout`` goes to a file instead, where one is given.
+    """
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     # A session of its own whose terminal this is: only then does Ctrl-C become a signal.
@@ -71,7 +79,7 @@ def on_terminal(
         [*PROGRAM, *arguments],
         cwd=cwd,
         stdin=its,
-        stdout=its,
+        stdout=its if stdout is None else stdout,
         stderr=its,
         env=environment(),
         start_new_session=True,

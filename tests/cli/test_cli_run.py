@@ -25,6 +25,11 @@ def make():
 def broken():
     return {}["missing"]
 
+def printing():
+    made = Flow("printing")
+    made.from_items([1, 2]).map(lambda x: print("seen", x), name="print").collect()
+    return made
+
 def nothing():
     pass
 
@@ -235,6 +240,14 @@ async def test_on_a_terminal_figures_are_live_and_ctrl_c_suspends(folder):
     last = printed.rpartition("endless: suspended")[2]
     assert "show" in last
     assert "Traceback" not in printed
+
+
+def test_what_steps_print_goes_into_the_file_it_was_sent_to(folder):
+    """The live figures took it to the terminal, and ``streamiter run … > results`` left an empty file."""
+    with (folder / "results").open("wb") as results:
+        code, _ = on_terminal("run", "clicks:printing", cwd=folder, stdout=results)
+    assert code == 0
+    assert (folder / "results").read_text().split() == ["seen", "1", "seen", "2"]
 
 
 def test_epochs_of_a_loop_are_among_the_figures(folder):

@@ -1,5 +1,6 @@
 """`streamiter topics`: create, list, produce, tail."""
 
+import asyncio
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import pytest
 from cli.program import PROGRAM, environment, on_terminal, started, streamiter
 
+from streamiter import Flow, IterationBodyResult, feedback_through, iterate_unbounded_streams
 from streamiter.topics import OutgoingBatch, topic
 
 EVENTS = "sqlite:///events.db?topic=events"
@@ -333,3 +335,27 @@ async def test_a_topic_that_is_not_there_is_an_error(tmp_path, url, said):
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.startswith(said.format(folder=tmp_path))
     assert len(ran.stderr.splitlines()) <= 2
+
+
+def test_tail_shows_what_a_loop_feeds_back(tmp_path):
+    """Batches as plain data and control records cannot be read as text."""
+    loop = topic(f"sqlite:///{tmp_path}/events.db?topic=events")
+    asyncio.run(loop.create())
+    flow = Flow("loop")
+
+    def body(variables, data):
+        back = variables[0].map(lambda n: n + 1, name="counted").filter(lambda n: n < 3)
+        return IterationBodyResult([feedback_through(back, loop)], [])
+
+    iterate_unbounded_streams([flow.from_items([0])], [], body)
+    flow.run()
+    asyncio.run(written(tmp_path, [b"hello"]))
+    lines = streamiter("topics", "tail", EVENTS, "--feedback", "-n", "100", cwd=tmp_path).stdout.splitlines()
+    assert re.fullmatch(r"0:0 \S+Z run [0-9a-f]{32} producer 0 start filter\[0\]", lines[0])
+    assert [line.split(" producer 0 ")[1] for line in lines[1:] if " data " in line] == [
+        "data epoch 1 [1]",
+        "data epoch 2 [2]",
+    ]
+    assert re.fullmatch(r"0:\d+ \S+Z not what a loop feeds back: no header 'kind'", lines[-1])
+    both = streamiter("topics", "tail", EVENTS, "--feedback", "--json", cwd=tmp_path)
+    assert "expected --json or --feedback, given both" in both.stderr

@@ -14,18 +14,21 @@ DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *(file for room in ("docs", "examples") for file in sorted((ROOT / room).rglob("*.md"))),
 ]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^```(?P<language>\w+)\n(?P<code>.*?)^```(\n\n```text\n(?P<printed>.*?)^```)?", re.MULTILINE | re.DOTALL
+)
+PICTURES = ROOT / "docs" / "pictures"
 
 
 def blocks(language: str) -> list[object]:
     """The code blocks of a language in all documents, each with a name that says where it stands."""
-    found = []
+    found: list[object] = []
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         for match in BLOCK.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
-            if match[1] == language and is_program(match[2]):
-                found.append(pytest.param(match[2], id=f"{document.relative_to(ROOT)}:{line}"))
+            if match["language"] == language and is_program(match["code"]):
+                found.append(pytest.param(match, id=f"{document.relative_to(ROOT)}:{line}"))
     return found
 
 
@@ -34,11 +37,14 @@ def is_program(code: str) -> bool:
     return not code.startswith("async ")
 
 
-@pytest.mark.parametrize("code", blocks("python"))
-def test_python_of_a_document_runs(code: str, tmp_path: Path) -> None:
-    """A reader pastes the example of the README, and it fails on a name that has changed since."""
+@pytest.mark.parametrize("block", blocks("python"))
+def test_python_of_a_document_runs(block: re.Match[str], tmp_path: Path) -> None:
+    """A reader pastes the example of the README, it fails on a name that has changed since, or prints other things.
+
+    A picture that it draws is the one in ``docs/pictures``: when drawings have changed, copy it there.
+    """
     program = tmp_path / "example.py"
-    program.write_text(code, encoding="utf-8")
+    program.write_text(block["code"], encoding="utf-8")
     run = subprocess.run(
         [sys.executable, "-W", "error", str(program)],
         cwd=tmp_path,
@@ -47,12 +53,17 @@ def test_python_of_a_document_runs(code: str, tmp_path: Path) -> None:
         timeout=60,
     )
     assert run.returncode == 0, run.stderr
+    if block["printed"] is not None:
+        assert run.stdout == block["printed"]
+    for drawn in tmp_path.glob("*.svg"):
+        shown = PICTURES / drawn.name
+        assert drawn.read_text(encoding="utf-8") == shown.read_text(encoding="utf-8"), drawn
 
 
 def test_the_readme_says_what_its_first_example_prints(tmp_path: Path) -> None:
     """The example prints something else than the text under it claims."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    code = next(match[2] for match in BLOCK.finditer(text) if match[1] == "python")
+    code = next(match["code"] for match in BLOCK.finditer(text) if match["language"] == "python")
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -61,11 +72,11 @@ def test_the_readme_says_what_its_first_example_prints(tmp_path: Path) -> None:
     assert run.stdout.strip() == claimed[1]
 
 
-@pytest.mark.parametrize("code", blocks("sh"))
-def test_commands_of_a_document_exist(code: str) -> None:
+@pytest.mark.parametrize("block", blocks("sh"))
+def test_commands_of_a_document_exist(block: re.Match[str]) -> None:
     """A document names a make target or a command that is not there."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for line in code.splitlines():
+    for line in block["code"].splitlines():
         words = line.split("#", maxsplit=1)[0].split()
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
             del words[0]

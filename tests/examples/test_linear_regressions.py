@@ -1,4 +1,4 @@
-"""The two linear regressions after FLIP-176, run as a user runs them, and under schedules that differ."""
+"""The four linear regressions after FLIP-176, run as a user runs them, and under schedules that differ."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from streamiter.models import model_updates
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.topics import OutgoingBatch, topic
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-PROGRAMS = ("synchronous_linear_regression", "asynchronous_linear_regression")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "linear_regression"
+BOUNDED = ("synchronous_bounded", "asynchronous_bounded")
+UNBOUNDED = ("synchronous_unbounded", "asynchronous_unbounded")
 TRUE_WEIGHTS = np.arange(1.0, 11.0)
 PATIENCE_S = 60.0
 
@@ -46,7 +47,7 @@ def models_of(
     else:
         records = [{"x": x, "y": y} for x, y in zip(rows["x"], rows["y"].tolist(), strict=True)]
         examples = cut_items(flow, records, seed=seed)
-        examples = examples.map_batch(as_columns) if name.startswith("asynchronous") else examples
+        examples = examples if name == "synchronous_unbounded" else examples.map_batch(as_columns)
     models = module.regression(flow, examples).collect()
     run(flow, seed=seed or 0, limits=limits)
     return models.items
@@ -56,7 +57,7 @@ def as_columns(records: Any) -> Any:
     return Columns({"x": np.array([r["x"] for r in records]), "y": np.array([r["y"] for r in records])})
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [*BOUNDED, *UNBOUNDED])
 def test_it_runs_without_arguments_and_says_what_it_has_learned(name: str) -> None:
     """The first thing that anyone tries."""
     done = subprocess.run(
@@ -72,7 +73,7 @@ def test_it_runs_without_arguments_and_says_what_it_has_learned(name: str) -> No
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", UNBOUNDED)
 async def test_it_learns_from_one_topic_and_publishes_to_another(name: str, tmp_path: Path) -> None:
     """The same program as a service: examples as JSON, every update a record that others can follow."""
     rows = loaded(name).made_up_examples(5_000)
@@ -104,17 +105,64 @@ async def test_it_learns_from_one_topic_and_publishes_to_another(name: str, tmp_
     assert update.version >= 10
 
 
+@pytest.mark.parametrize("name", BOUNDED)
+def test_it_learns_from_what_is_in_a_file_and_ends(name: str, tmp_path: Path) -> None:
+    """A topic that could go on for ever ends here where it ends now."""
+    rows = loaded(name).made_up_examples(5_000)
+    file = tmp_path / "examples.jsonl"
+    records = zip(rows["x"].tolist(), rows["y"].tolist(), strict=True)
+    file.write_bytes(b"".join(orjson.dumps({"x": x, "y": y}) + b"\n" for x, y in records))
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), f"file:{file}"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    printed = re.fullmatch(r"(\d+) models, the last one: \[([^]]*)\]\n", done.stdout)
+    assert printed is not None, done.stdout
+    assert np.array(printed[2].split(), dtype=float) == pytest.approx(TRUE_WEIGHTS, abs=0.05)
+    assert done.stderr == ""
+
+
+def descended(rows: Columns, *, rounds: int) -> Any:
+    """What one who has all rows at once comes to."""
+    weights = np.zeros(10)
+    for _ in range(rounds):
+        weights = weights - 0.1 * (rows["x"].T @ (rows["x"] @ weights - rows["y"])) / len(rows)
+    return weights
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("count", [1, 2, 301])
+def test_in_step_and_bounded_a_hundred_rounds_are_those_of_all_rows_at_once(count: int, seed: int) -> None:
+    """Whatever the schedule, and where one of the workers has nothing to say."""
+    models = models_of(BOUNDED[0], count, seed=seed, limits=ChannelLimits(records=7))
+    rows = loaded(BOUNDED[0]).made_up_examples(count)
+    assert len(models) == 100
+    assert models[-1] == pytest.approx(descended(rows, rounds=100), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_without_waiting_and_bounded_every_mini_batch_is_a_step_and_it_ends(seed: int) -> None:
+    """An asynchronous loop ends when its workers have nothing more to send, whoever is quicker."""
+    models = models_of(BOUNDED[1], 1_003, seed=seed, limits=ChannelLimits(records=120))
+    # Two workers, 200 mini-batches each.
+    assert len(models) == 400
+    assert models[-1] == pytest.approx(TRUE_WEIGHTS, abs=0.1)
+
+
 @pytest.mark.parametrize("count", [1, 49, 50, 51, 100, 149, 151, 1_025])
 def test_in_step_every_round_is_of_both_workers_and_the_end_is_reached(count: int) -> None:
     """When one worker runs out of examples the other waits for it; that must not be for ever."""
-    models = models_of(PROGRAMS[0], count)
+    models = models_of(UNBOUNDED[0], count)
     assert count // 100 + 1 <= len(models) <= count // 50 + 2
 
 
 def test_in_step_the_models_do_not_depend_on_the_schedule() -> None:
     """What makes a run repeatable."""
     results = [
-        models_of(PROGRAMS[0], 1_000, seed=seed, limits=ChannelLimits(records=60)) for seed in range(4)
+        models_of(UNBOUNDED[0], 1_000, seed=seed, limits=ChannelLimits(records=60)) for seed in range(4)
     ]
     for other in results[1:]:
         assert len(other) == len(results[0])
@@ -124,7 +172,7 @@ def test_in_step_the_models_do_not_depend_on_the_schedule() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_without_waiting_every_mini_batch_is_a_step(seed: int) -> None:
     """No gradient is lost or taken twice, whoever is quicker."""
-    models = models_of(PROGRAMS[1], 2_000, seed=seed, limits=ChannelLimits(records=120))
+    models = models_of(UNBOUNDED[1], 2_000, seed=seed, limits=ChannelLimits(records=120))
     # Each of the two workers has a start and 20 mini-batches of 50.
     assert len(models) == 2 + 40
     assert np.abs(models[-1] - TRUE_WEIGHTS).max() < np.abs(models[1] - TRUE_WEIGHTS).max() / 2

@@ -26,7 +26,8 @@ from streamiter import (
     topic,
 )
 from streamiter.errors import GraphError
-from streamiter.flow.stream import ConnectedStreams, KeyedStream
+from streamiter.flow.connected_streams import ConnectedStreams
+from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.operators import Output
 from streamiter.operators.source import Source
 

@@ -76,13 +76,19 @@ def test_the_first_example_of_the_reference(seed: int, ahead: int | None) -> Non
 
 def test_initial_variables_and_data_have_epoch_0() -> None:
     """Whatever a stream has been through before, the loop begins with epoch 0."""
+
+    def before(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        raised = variables[0].map(lambda x: x + 1)
+        return IterationBodyResult([raised.filter(lambda x: x < 6)], [raised])
+
     flow = Flow("loop")
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         nothing = variables[0].filter(lambda x: False)
         return IterationBodyResult([nothing], [tagged(variables[0]), tagged(data[0])])
 
-    mixed = epochs_every(flow.from_items([5, 6]), records=1).union(flow.from_items([7]))
+    [looped] = iterate_unbounded_streams([flow.from_items([4])], [], before)
+    mixed = looped.union(flow.from_items([7]))
     variables, data = iterate_unbounded_streams([flow.from_items([1, 2])], [mixed], body)
     seen, seen_data = variables.collect(), data.collect()
     run(flow)

@@ -178,13 +178,16 @@ def test_a_number_of_epochs_ahead_needs_data_with_epochs() -> None:
     iterate(flow, untouched, data=[endless], max_epochs_ahead=None)
 
 
-def test_data_of_which_only_a_part_has_epochs_counts_as_data_without() -> None:
-    """The watermark of a union is held back by its plain part."""
+def test_data_of_which_only_a_part_has_epochs_is_refused() -> None:
+    """All of it came in as of epoch 0, and nobody had been told that the stamps were lost."""
     flow = Flow("loop")
     endless = flow.from_source(Endless(), name="clicks")
     both = epochs_every(endless, records=5).union(endless)
-    with refused("max_epochs_ahead=1 expected data with epochs"):
-        iterate(flow, untouched, data=[both], max_epochs_ahead=1)
+    with refused(
+        "iteration: expected all of data stream 0 ('epochs_every ∪ clicks') to have epochs or none, given a "
+        "union of both; stamp the union: epochs_every(first.union(second), …)"
+    ):
+        iterate(flow, untouched, data=[both], max_epochs_ahead=None)
 
 
 # -- what the body gives ---------------------------------------------------------------------------------

@@ -190,8 +190,7 @@ def test_data_is_summed_in_each_round_synchronously(seed: int) -> None:
     assert outputs.items == [*each_round(5), "terminated"]
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("ahead", [0, 1, None])
+@pytest.mark.parametrize(("seed", "ahead"), [(0, 0), (1, 1), (2, None), (3, 0), (0, None)])
 def test_criteria_stop_after_four_rounds(seed: int, ahead: int | None) -> None:
     """Feedback would go on for forty rounds; four callbacks were asked for, and four it must be."""
     flow, [outputs] = reduced(seed, max_round=40, synchronous=True, rounds=4, ahead=ahead)
@@ -199,8 +198,7 @@ def test_criteria_stop_after_four_rounds(seed: int, ahead: int | None) -> None:
     assert outputs.items == [*each_round(4), "terminated"]
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("ahead", [0, 2, None])
+@pytest.mark.parametrize(("seed", "ahead"), [(0, 0), (1, 2), (2, None), (3, 0), (3, None)])
 def test_data_is_summed_in_each_round_asynchronously(seed: int, ahead: int | None) -> None:
     """Records that overtake the rounds of others are counted in their own."""
     flow, [outputs] = reduced(seed, max_round=4, synchronous=False, ahead=ahead)

@@ -19,6 +19,7 @@ from streamiter import (
     iterate_unbounded_streams,
 )
 
+
 class Reduce(Operator, IterationListener):
     """The sum of the records of each round; records of the rounds before the last are fed on."""
 

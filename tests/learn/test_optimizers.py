@@ -7,13 +7,14 @@ import pytest
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.learning_rates import Constant, Inverse, InverseSquareRoot
-from streamiter.learn.optimizers import FTRL, SGD, Optimizer, view_of
+from streamiter.learn.optimizers import FTRL, SGD, GradientDescent, Optimizer, view_of
 
 OPTIMIZERS = [
     SGD(),
     SGD(0.1, l2=0.3),
     SGD(0.1, l1=0.2),
     SGD(InverseSquareRoot(0.3, decay=0.5), l1=0.02, l2=0.1),
+    GradientDescent(0.1, l1=0.02, l2=0.3),
     FTRL(),
     FTRL(0.3, 0.0),
     FTRL(0.1, 0.1, l1=0.1, l2=0.1),
@@ -229,6 +230,7 @@ def test_shrunk_weights_are_a_plain_0():
 def test_without_regularization_keeps_the_rest():
     """The intercept learns at the model's own rate."""
     assert SGD(0.2, l1=1.0, l2=1.0).without_regularization() == SGD(0.2)
+    assert GradientDescent(0.2, l1=1.0, l2=1.0).without_regularization() == GradientDescent(0.2)
     assert FTRL(0.2, 0.3, 1.0, 1.0, True).without_regularization() == FTRL(0.2, 0.3, keep_start=True)
 
 
@@ -238,6 +240,14 @@ def test_without_regularization_keeps_the_rest():
         (lambda: SGD(0.0), "learning_rate: expected a number above 0, given 0.0"),
         (lambda: SGD(math.nan), "learning_rate: expected a number above 0, given nan"),
         (lambda: SGD(l2=-1.0), r"SGD\(l2=\): expected a number of 0 or more, given -1.0"),
+        (
+            lambda: GradientDescent(l1=-1.0),
+            r"GradientDescent\(l1=\): expected a number of 0 or more, given -1.0",
+        ),
+        (
+            lambda: GradientDescent(l2="abc"),
+            r"GradientDescent\(l2=\): expected a number of 0 or more, given 'abc'",
+        ),
         (lambda: SGD("fast"), "learning_rate: expected a number above 0, given 'fast'"),
         (lambda: SGD(l1=[0.1]), r"SGD\(l1=\): expected a number of 0 or more, given \[0.1\]"),
         (lambda: SGD(l1=10**400), r"SGD\(l1=\): expected a number of 0 or more, given 1000"),

@@ -388,3 +388,35 @@ async def test_a_snapshot_of_other_steps_is_refused(names: list[str], message: s
     with pytest.raises(ConfigurationError, match=message):
         await flow_of(names).start(snapshot=snapshot)
     assert tasks_left() == []
+
+
+async def test_records_given_in_turn_go_on_with_the_subtask_whose_turn_it_was() -> None:
+    """After a restore each subtask got the records of its neighbour: so it was another run."""
+
+    class Tagged(Operator):
+        def open(self, context: Context) -> None:
+            self._subtask = context.subtask_index
+
+        def process(self, record: Any, out: Output) -> None:
+            out.emit((record, self._subtask))
+
+    def build(fed: Fed) -> tuple[Flow, Collected]:
+        flow = Flow("f", parallelism=2)
+        numbers = flow.from_source(lambda: fed, name="in", parallelism=1)
+        return flow, numbers.rebalance().process(Tagged, parallelism=2).collect()
+
+    first, second = Fed(), Fed()
+    flow, _ = build(first)
+    job = await flow.start()
+    first.give(0)
+    await turns(20)
+    first.give(1, 2)
+    await turns(20)
+    snapshot = await job.snapshot()
+    await job.stop("abort")
+    flow, collected = build(second)
+    job = await flow.start(snapshot=snapshot)
+    second.give(3, 4)
+    second.end()
+    await job.wait()
+    assert sorted(collected.items) == [(0, 0), (1, 1), (2, 0), (3, 1), (4, 0)]

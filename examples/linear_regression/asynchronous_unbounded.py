@@ -1,16 +1,16 @@
-"""Asynchronous online linear regression, after FLIP-176: workers never wait.
+"""Linear regression, asynchronous and unbounded, after FLIP-176: workers never wait.
 
 Each worker sends the gradient of every mini-batch to the parameters, which take it in at once and send
 the new parameters back to that worker; meanwhile it goes on with those it has. With made-up data::
 
-    python examples/asynchronous_linear_regression.py
+    python examples/linear_regression/asynchronous_unbounded.py
 
 Or with topics, here in a SQLite file. Each line of ``events.jsonl`` is a record such as
 ``{"x": [0.1, …, 1.0], "y": 38.5}``, with ten numbers in x; Ctrl-C ends it, as new examples may come for ever::
 
     streamiter topics create 'sqlite:///lr.db?topic=updates'
     streamiter topics produce 'sqlite:///lr.db?topic=events' events.jsonl --create
-    python examples/asynchronous_linear_regression.py 'sqlite:///lr.db?topic=events' 'sqlite:///lr.db?topic=updates'
+    python examples/linear_regression/asynchronous_unbounded.py 'sqlite:///lr.db?topic=events' 'sqlite:///lr.db?topic=updates'
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def made_up_examples(count: int = 20_000) -> Columns:
 
 
 def main(urls: Sequence[str]) -> None:
-    flow = Flow("asynchronous linear regression")
+    flow = Flow("linear regression, asynchronous, unbounded")
     if not urls:
         models = regression(flow, flow.from_items(made_up_examples())).collect()
         flow.run()

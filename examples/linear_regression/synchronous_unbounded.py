@@ -1,16 +1,16 @@
-"""Synchronous online linear regression, after FLIP-176: workers wait for the new model after each round.
+"""Linear regression, synchronous and unbounded, after FLIP-176: workers wait for the new model after each round.
 
 The workers fill a mini-batch each, send the sum of its gradients to the parameters, and read no further
 example until the parameters, having heard of all workers, come back. With two seconds of made-up data::
 
-    python examples/synchronous_linear_regression.py
+    python examples/linear_regression/synchronous_unbounded.py
 
 Or with topics, here in a SQLite file. Each line of ``events.jsonl`` is a record such as
 ``{"x": [0.1, …, 1.0], "y": 38.5}``, with ten numbers in x; Ctrl-C ends it, as new examples may come for ever::
 
     streamiter topics create 'sqlite:///lr.db?topic=updates'
     streamiter topics produce 'sqlite:///lr.db?topic=events' events.jsonl --create
-    python examples/synchronous_linear_regression.py 'sqlite:///lr.db?topic=events' 'sqlite:///lr.db?topic=updates'
+    python examples/linear_regression/synchronous_unbounded.py 'sqlite:///lr.db?topic=events' 'sqlite:///lr.db?topic=updates'
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def made_up_examples(count: int = 20_000) -> Columns:
 
 
 def main(urls: Sequence[str]) -> None:
-    flow = Flow("synchronous linear regression")
+    flow = Flow("linear regression, synchronous, unbounded")
     if not urls:
         models = regression(flow, flow.from_items(made_up_examples())).collect()
         flow.run()

@@ -1,0 +1,132 @@
+"""Linear regression, asynchronous and bounded, after FLIP-176: no worker waits for another.
+
+The workers keep their examples. Each sends the gradient of one mini-batch after the other to the parameters, which
+take it in at once and send the new parameters back to that worker. With made-up data::
+
+    python examples/linear_regression/asynchronous_bounded.py
+
+Or with what is in a topic now, such as a file with lines like ``{"x": [0.1, …, 1.0], "y": 38.5}``::
+
+    python examples/linear_regression/asynchronous_bounded.py file:examples.jsonl
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streamiter import (
+    Columns,
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    Operator,
+    Stream,
+    connect,
+    iterate_bounded_streams_until_termination,
+    topic,
+)
+from streamiter.topics import JsonColumns
+
+FEATURES = 10
+WORKERS = 2
+MINI_BATCH = 50
+MINI_BATCHES = 200
+"""What each worker learns from: fewer than it has examples for, or some of them again."""
+LEARNING_RATE = 0.1
+
+
+class Parameters(Operator):
+    """Takes in each gradient as it comes, and answers its worker with the new parameters."""
+
+    def __init__(self) -> None:
+        self.parameters = np.zeros(FEATURES)
+
+    def process(self, step: dict[str, Any], out: Any) -> None:
+        self.parameters = self.parameters - LEARNING_RATE * step["gradient"]
+        out.emit({"worker": step["worker"], "parameters": self.parameters})
+
+
+class Train(Operator):
+    """Keeps its examples; answers parameters with the gradient of the next mini-batch."""
+
+    def __init__(self) -> None:
+        self.features = np.zeros((0, FEATURES))
+        self.targets = np.zeros(0)
+        self.examples_ended = False
+        self.mini_batches = 0
+
+    def open(self, context: Any) -> None:
+        self.worker = context.subtask_index
+
+    def wanted_inputs(self) -> Sequence[str] | None:
+        return None if self.examples_ended else ("examples",)
+
+    def input_ended(self, name: str, out: Any) -> None:
+        self.examples_ended = True
+
+    def process_examples_batch(self, examples: Columns, out: Any) -> None:
+        self.features = np.concatenate([self.features, examples["x"]])
+        self.targets = np.concatenate([self.targets, examples["y"]])
+
+    def process_parameters(self, answer: dict[str, Any], out: Any) -> None:
+        if self.mini_batches == MINI_BATCHES or not len(self.targets):
+            return  # Nothing more is fed back, and so the iteration ends.
+        first = self.mini_batches * MINI_BATCH % len(self.targets)
+        self.mini_batches += 1
+        features = self.features[first : first + MINI_BATCH]
+        targets = self.targets[first : first + MINI_BATCH]
+        gradient = features.T @ (features @ answer["parameters"] - targets) / len(targets)
+        out.emit({"worker": self.worker, "gradient": gradient})
+
+
+def regression(flow: Flow, examples: Stream) -> Stream:
+    """The stream of models learned from ``examples`` (fields x: 10 numbers, y: a number)."""
+    start = flow.from_items(
+        [{"worker": worker, "parameters": np.zeros(FEATURES)} for worker in range(WORKERS)],
+        name="start",
+        parallelism=1,
+    )
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        [answers], [examples] = variables, data
+        training = connect(
+            parameters=answers.partition_by(lambda answer: answer["worker"]),
+            examples=examples.rebalance(),
+        )
+        steps = training.process(Train, name="train", parallelism=WORKERS)
+        new_answers = steps.process(Parameters, name="parameters", parallelism=1)
+        models = new_answers.map(lambda answer: answer["parameters"], name="models")
+        return IterationBodyResult([new_answers], [models])
+
+    [models] = iterate_bounded_streams_until_termination(
+        [start], [examples], body, IterationConfig(max_epochs_ahead=None)
+    )
+    return models
+
+
+def made_up_examples(count: int = 20_000) -> Columns:
+    """Y is 1·x₀ + 2·x₁ + … + 10·x₉, and a little noise."""
+    generator = np.random.default_rng(seed=1)
+    features = generator.normal(size=(count, FEATURES))
+    noise = 0.1 * generator.normal(size=count)
+    return Columns({"x": features, "y": features @ np.arange(1.0, FEATURES + 1) + noise})
+
+
+def main(urls: Sequence[str]) -> None:
+    flow = Flow("linear regression, asynchronous, bounded")
+    if urls:
+        decode = JsonColumns({"x": ("float64", FEATURES), "y": "float64"})
+        examples = flow.source(topic(urls[0]), decode=decode, stop="latest")
+    else:
+        examples = flow.from_items(made_up_examples())
+    models = regression(flow, examples).collect()
+    flow.run()
+    print(f"{len(models.items)} models, the last one: {np.round(models.items[-1], 2)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

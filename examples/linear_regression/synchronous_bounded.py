@@ -1,0 +1,114 @@
+"""Linear regression, synchronous and bounded, after FLIP-176: all workers make one step together in each round.
+
+The workers keep their examples. When an epoch is complete, each sends the gradient of all it has, and the
+parameters take the mean of them in their own callback. With made-up data::
+
+    python examples/linear_regression/synchronous_bounded.py
+
+Or with what is in a topic now, such as a file with lines like ``{"x": [0.1, …, 1.0], "y": 38.5}``::
+
+    python examples/linear_regression/synchronous_bounded.py file:examples.jsonl
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streamiter import (
+    Columns,
+    Flow,
+    IterationBodyResult,
+    IterationListener,
+    Operator,
+    Stream,
+    connect,
+    iterate_bounded_streams_until_termination,
+    topic,
+)
+from streamiter.iteration import terminate_after
+from streamiter.topics import JsonColumns
+
+FEATURES = 10
+WORKERS = 2
+ROUNDS = 100
+LEARNING_RATE = 0.1
+
+
+class Train(Operator, IterationListener):
+    """Keeps its examples; makes their gradient with the parameters of each epoch."""
+
+    def __init__(self) -> None:
+        self.features = np.zeros((0, FEATURES))
+        self.targets = np.zeros(0)
+
+    def process_examples_batch(self, examples: Columns, out: Any) -> None:
+        self.features = np.concatenate([self.features, examples["x"]])
+        self.targets = np.concatenate([self.targets, examples["y"]])
+
+    def process_parameters(self, parameters: np.ndarray[Any, Any], out: Any) -> None:
+        self.parameters = parameters
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        gradient = self.features.T @ (self.features @ self.parameters - self.targets)
+        out.emit({"gradient": gradient, "count": len(self.targets)})
+
+
+class Parameters(Operator, IterationListener):
+    """Adds up the gradients of an epoch; makes a step with their mean when all are there."""
+
+    def __init__(self) -> None:
+        self.parameters = np.zeros(FEATURES)
+        self.gradient = np.zeros(FEATURES)
+        self.count = 0
+
+    def process(self, part: dict[str, Any], out: Any) -> None:
+        self.gradient = self.gradient + part["gradient"]
+        self.count += part["count"]
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        self.parameters = self.parameters - LEARNING_RATE * self.gradient / self.count
+        self.gradient, self.count = np.zeros(FEATURES), 0
+        out.emit(self.parameters)
+
+
+def regression(flow: Flow, examples: Stream) -> Stream:
+    """The stream of models learned from ``examples`` (fields x: 10 numbers, y: a number)."""
+    start = flow.from_items([np.zeros(FEATURES)], name="start", parallelism=1)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        [parameters], [examples] = variables, data
+        training = connect(parameters=parameters.broadcast(), examples=examples.rebalance())
+        gradients = training.process(Train, name="train", parallelism=WORKERS)
+        stepped = gradients.process(Parameters, name="parameters", parallelism=1)
+        return IterationBodyResult([stepped], [stepped], terminate_after(stepped, rounds=ROUNDS))
+
+    [models] = iterate_bounded_streams_until_termination([start], [examples], body)
+    return models
+
+
+def made_up_examples(count: int = 20_000) -> Columns:
+    """Y is 1·x₀ + 2·x₁ + … + 10·x₉, and a little noise."""
+    generator = np.random.default_rng(seed=1)
+    features = generator.normal(size=(count, FEATURES))
+    noise = 0.1 * generator.normal(size=count)
+    return Columns({"x": features, "y": features @ np.arange(1.0, FEATURES + 1) + noise})
+
+
+def main(urls: Sequence[str]) -> None:
+    flow = Flow("linear regression, synchronous, bounded")
+    if urls:
+        decode = JsonColumns({"x": ("float64", FEATURES), "y": "float64"})
+        examples = flow.source(topic(urls[0]), decode=decode, stop="latest")
+    else:
+        examples = flow.from_items(made_up_examples())
+    models = regression(flow, examples).collect()
+    flow.run()
+    print(f"{len(models.items)} models, the last one: {np.round(models.items[-1], 2)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,218 @@
+"""The symptoms of docs/loop-problems.md are those that a reader has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamiter import (
+    FeedbackLimits,
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    Operator,
+    Stream,
+    connect,
+    epochs_every,
+    iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
+    replayed,
+)
+from streamiter.errors import StreamiterError
+from streamiter.iteration import all_reduce, map_with, terminate_after
+from streamiter.operators import Source, SourceBatch
+from streamiter.testing import VirtualClock
+
+PAGE = Path(__file__).parents[2] / "docs" / "loop-problems.md"
+
+
+class Endless(Source):
+    """One record, then silence."""
+
+    bounded = False
+
+    def open(self, context: Any, positions: Any) -> None:
+        self.records = [1]
+
+    async def read(self) -> Any:
+        if not self.records:
+            await asyncio.Event().wait()
+        return SourceBatch([self.records.pop()], {})
+
+
+def learning(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+    """A sum of the data of each epoch makes the next model."""
+    sums = all_reduce(map_with(data[0], variables[0], lambda model, numbers: [model + sum(numbers)]))
+    models = map_with(sums, variables[0], lambda model, sums: [sums[0]])
+    return IterationBodyResult([models], [models], terminate_after(models, rounds=30))
+
+
+def doubling(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+    """Feeds back twice what it is given."""
+    return IterationBodyResult([variables[0].flat_map(lambda x: [x, x])], [])
+
+
+LIMITS = IterationConfig(
+    replay_memory_bytes=1000, feedback_limits=FeedbackLimits(memory_bytes=1000, disk_bytes=10_000)
+)
+
+
+def epochs_of_endless_data(flow: Flow) -> None:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult(variables, [map_with(data[0], variables[0], lambda value, batch: batch)])
+
+    iterate_unbounded_streams([flow.from_items([0])], [flow.from_source(Endless)], body)
+
+
+def limit_without_epochs(flow: Flow) -> None:
+    iterate_unbounded_streams(
+        [flow.from_items([0])],
+        [flow.from_source(Endless)],
+        lambda variables, data: IterationBodyResult(variables, data),
+        IterationConfig(max_epochs_ahead=0),
+    )
+
+
+def no_initial_value(flow: Flow) -> None:
+    data = replayed(flow.from_items([1, 2]))
+    iterate_bounded_streams_until_termination([flow.from_items([])], [data], learning)
+
+
+def two_initial_values(flow: Flow) -> None:
+    data = replayed(flow.from_items([1, 2]))
+    iterate_bounded_streams_until_termination([flow.from_items([0, 1])], [data], learning)
+
+
+def too_much_replayed(flow: Flow) -> None:
+    data = replayed(flow.from_items(np.ones(100_000)))
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [data], learning, LIMITS)
+
+
+def too_much_fed_back(flow: Flow) -> None:
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [], doubling, LIMITS)
+
+
+def sink_inside(flow: Flow) -> None:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        variables[0].collect()
+        return IterationBodyResult(variables, variables)
+
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+
+
+def stream_from_outside(flow: Flow) -> None:
+    outside = flow.from_items([1])
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult(variables, [outside.map(lambda x: x)])
+
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+
+
+MESSAGES: list[tuple[Callable[[Flow], None], str]] = [
+    (
+        epochs_of_endless_data,
+        "epochs_in_order expected data with epochs, given endless data without, which stays in epoch 0 for ever",
+    ),
+    (limit_without_epochs, "max_epochs_ahead=0 expected data with epochs, given data stream 0"),
+    (
+        no_initial_value,
+        "map_with: expected a value of the variable in epoch 0, given none; begin with one initial value",
+    ),
+    (
+        two_initial_values,
+        "map_with: expected one value of the variable in an epoch, given a second in epoch 0; bring them together "
+        "first, for instance with all_reduce",
+    ),
+    (too_much_replayed, "expected at most 10000 bytes of replayed data on disk"),
+    (too_much_fed_back, "expected at most 10000 bytes of batches waiting on disk"),
+    (
+        sink_inside,
+        "expected no collect inside an iteration body, given one; return the stream in output_streams and put the "
+        "sink behind the iteration",
+    ),
+    (stream_from_outside, "expected streams that come in through the body's arguments"),
+]
+
+
+def build_and_run(build: Callable[[Flow], None]) -> None:
+    flow = Flow("job")
+    build(flow)
+    flow.run()
+
+
+@pytest.mark.parametrize(("build", "message"), MESSAGES, ids=[build.__name__ for build, _ in MESSAGES])
+def test_messages_on_the_page_are_those_of_the_engine(build: Callable[[Flow], None], message: str) -> None:
+    """The reader searches the page for the message he has, and does not find it."""
+    assert f"`{message}`" in PAGE.read_text(encoding="utf-8")
+    with pytest.raises(StreamiterError) as raised:
+        build_and_run(build)
+    assert message in str(raised.value)
+
+
+def waiting_for_each(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+    """Feeds back what comes at the end of the iteration only."""
+    sums = data[0].reduce_all(lambda a, b: a + b)
+    return IterationBodyResult([sums], [sums])
+
+
+@pytest.mark.parametrize(
+    ("body", "is_replayed", "ended_in"), [(learning, False, 2), (waiting_for_each, True, 1)]
+)
+def test_a_loop_that_ends_too_early_ends_where_the_page_says(
+    body: Any, is_replayed: bool, ended_in: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The page told to look for another symptom."""
+    caplog.set_level(logging.WARNING, logger="streamiter.job")
+    flow = Flow("job")
+    numbers = flow.from_items([1, 2])
+    data = replayed(numbers) if is_replayed else numbers
+    [models] = iterate_bounded_streams_until_termination([flow.from_items([0])], [data], body)
+    collected = models.collect()
+    [loop] = flow.run().loops
+    assert (loop.ended_in, len(collected.items)) == (ended_in, 1)
+    if body is learning:  # It has criteria, which asked for thirty rounds.
+        told = "nothing was fed back, though the termination criteria asked to go on"
+        assert loop.end_reason == told
+        assert told in caplog.text
+        assert f"`{told}`" in PAGE.read_text(encoding="utf-8")
+
+
+class Train(Operator):
+    """Waits for a model, and nobody answers."""
+
+    has_model = False
+
+    def wanted_inputs(self) -> tuple[str, ...]:
+        return ("examples",) if self.has_model else ("model",)
+
+    def process_model(self, model: Any, out: Any) -> None:
+        self.has_model = True
+
+    def process_examples(self, example: Any, out: Any) -> None:
+        self.has_model = False
+
+
+async def test_the_log_says_who_is_held(caplog: pytest.LogCaptureFixture) -> None:
+    """The page quoted a line of the log that was never written."""
+    caplog.set_level(logging.WARNING, logger="streamiter.job")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        trained = connect(model=variables[0], examples=data[0]).process(Train, name="train")
+        return IterationBodyResult([trained], [trained])
+
+    flow, clock = Flow("job"), VirtualClock()
+    data = epochs_every(flow.from_source(Endless), records=1)
+    iterate_unbounded_streams([flow.from_items([])], [data], body)
+    job = await flow.start(clock=clock)
+    await clock.advance(700)
+    await job.stop("suspend")
+    line = "although there is input: train[0] is held: it has input that it does not want now"
+    assert f"`{line}`" in PAGE.read_text(encoding="utf-8")
+    assert line in caplog.text

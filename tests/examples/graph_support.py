@@ -1,0 +1,75 @@
+"""What the tests of the examples with graphs share."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from iteration.iteration_support import ended, until
+
+from streamiter import Columns, Flow, Stream
+from streamiter.operators.collect import Collected
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PATIENCE_S = 60.0
+
+
+def loaded(name: str) -> ModuleType:
+    """The example as a module."""
+    specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def printed_by(name: str) -> list[str]:
+    """The lines that the example prints, run as a user runs it."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+async def interrupted_and_restored(make: Callable[[], tuple[Flow, Collected]]) -> list[Any]:
+    """What a flow comes to whose job ends after some rounds, and goes on from a snapshot."""
+    first, _ = make()
+    job = await first.start()
+    await until(lambda: job.statistics().loops[0].epoch_complete >= 3)
+    snapshot = await job.snapshot()
+    await job.stop("abort")
+    second, collected = make()
+    await ended(await second.start(snapshot=snapshot))
+    return collected.items
+
+
+def links(pairs: Any) -> Columns:
+    """Columns of pairs (from, to)."""
+    array = np.array(pairs, dtype=int).reshape(-1, 2)
+    return Columns({"from": array[:, 0], "to": array[:, 1]})
+
+
+def stream_of(flow: Flow, columns: Columns, schedule: int | None) -> Stream:
+    """The records as they are or, with a schedule, in an order and in pieces that it decides, in two subtasks."""
+    if schedule is None:
+        return flow.from_items(columns)
+    order = np.random.default_rng(schedule).permutation(len(columns))
+    pieces = [columns[part] for part in np.array_split(order, min(len(order), 7))]
+    return flow.from_items(pieces, parallelism=2).flat_map(list).map_batch(as_columns)
+
+
+def as_columns(records: Any) -> Columns:
+    """Rows as columns."""
+    return Columns({name: np.array([record[name] for record in records]) for name in records[0]})

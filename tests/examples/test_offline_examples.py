@@ -1,0 +1,59 @@
+"""The examples of offline learning, run as a user runs them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PATIENCE_S = 60.0
+
+
+def printed_by(name: str, *arguments: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_the_grocers_habits_are_found() -> None:
+    """The made-up baskets have three of them."""
+    lines = printed_by("frequent_item_sets")
+    assert re.fullmatch(r"\d+ item sets in 5000 baskets, such as", lines[0])
+    rules = {line.strip().split(" (")[0] for line in lines[lines.index("What follows:") + 1 :]}
+    assert {"bread, jam → butter", "crisps → beer", "tea → milk"} <= rules
+    assert not any("rice" in rule for rule in rules)
+
+
+def test_baskets_of_a_topic_are_read_to_its_end(tmp_path: Path) -> None:
+    """Lines of a file, and a share of one's own."""
+    baskets = tmp_path / "baskets.jsonl"
+    baskets.write_bytes(b"\n".join(map(orjson.dumps, [["a", "b"], ["a", "b"], ["c"], ["c"]])))
+    assert printed_by("frequent_item_sets", f"file:{baskets}", "0.5") == [
+        "4 item sets in 4 baskets, such as",
+        "  b: 2",
+        "  c: 2",
+        "  a, b: 2",
+        "What follows:",
+        "  a → b (confidence 1.00, lift 2.00)",
+        "  b → a (confidence 1.00, lift 2.00)",
+    ]
+
+
+def test_the_tree_of_the_flowers_is_shown_and_knows_others() -> None:
+    """What it prints is what there is to see of a tree."""
+    *tree, verdict = printed_by("decision_tree")
+    assert re.fullmatch(r"petal length ≤ 2\.\d+: setosa \(\d+ rows(, 99\.\d%)?\)", tree[0])
+    assert sum("virginica" in line for line in tree) >= 1
+    known = re.fullmatch(r"Of other flowers it knows (.*)%\.", verdict)
+    assert known is not None, verdict
+    assert float(known[1]) > 95

@@ -1,0 +1,329 @@
+"""Bodies of bounded iterations made at random, with listeners everywhere that write down what they meet.
+
+Whatever the body looks like, a record goes round at most ``ROUNDS_MAX`` times, and what comes out of an epoch follows
+from what came into it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from iteration.iteration_support import Dawdle, Log, Witness, cut_items
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    IterationListener,
+    Operator,
+    OperatorLifeCycle,
+    OutputTag,
+    Stream,
+    connect,
+    for_each_round,
+    iterate_bounded_streams_until_termination,
+    replayed,
+)
+from streamiter.iteration import terminate_after
+from streamiter.operators.collect import Collected
+from streamiter.runtime.graph import FeedbackLimits
+
+SEEN = OutputTag("seen")
+ROUNDS_MAX = 5
+
+
+class Remembering(Witness):
+    """A witness whose log goes into its snapshot: after a restore it goes on where the snapshot was taken."""
+
+    def snapshot(self) -> Any:
+        return [entry for entry in self._log if entry != ("close",)]
+
+    def restore(self, state: Any) -> None:
+        self._log[:] = [tuple(entry) for entry in state]
+
+
+class RememberingInOrder(Remembering):
+    """The same, with epochs one after the other."""
+
+    epochs_in_order = True
+
+
+class OfOneRound(Operator, IterationListener):
+    """Lives for one round: emits the sum of its records at the end of it, and checks what it meets."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+        self._epoch: int | None = None
+        self._met: list[str] = []
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process(self, record: int, out: Any) -> None:
+        self._add("input", record)
+
+    def process_left(self, record: int, out: Any) -> None:
+        self._add("left", record)
+
+    def process_right(self, record: int, out: Any) -> None:
+        self._add("right", record)
+
+    def _add(self, input_name: str, record: int) -> None:
+        assert not {input_name, "callback", "terminated", "close"} & set(self._met), self._met
+        assert self._epoch in (None, self._context.epoch)
+        self._epoch = self._context.epoch
+        self._sum += record
+
+    def input_ended(self, name: str, out: Any) -> None:
+        assert name not in self._met
+        self._met.append(name)
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        assert self._epoch == epoch_watermark == context.epoch
+        assert set(self._met) in ({"input"}, {"left", "right"})
+        assert not context.is_ending
+        self._met.append("callback")
+
+    def on_iteration_terminated(self, context: Any, out: Any) -> None:
+        assert context.is_ending
+        self._met.append("terminated")
+
+    def finish(self, out: Any) -> None:
+        assert self._met[-1] in ("callback", "terminated")
+        out.emit(self._sum % 7)
+        self._met.append("finish")
+
+    def close(self) -> None:
+        self._met.append("close")
+        assert self._met.count("close") == 1
+
+    def snapshot(self) -> Any:
+        return {"sum": self._sum, "epoch": self._epoch, "met": list(self._met)}
+
+    def restore(self, state: Any) -> None:
+        self._sum, self._epoch, self._met = state["sum"], state["epoch"], list(state["met"])
+
+
+class LeftFirst(OfOneRound):
+    """Wants all of one input of its round before the other, as a hash join does."""
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        return None if "left" in self._met else ("left",)
+
+    def process_right(self, record: int, out: Any) -> None:
+        assert "left" in self._met
+        super().process_right(record, out)
+
+
+class GoRound(Operator, IterationListener):
+    """Shows every record with its epoch, and feeds it on, one less, until it is 0 or the last round."""
+
+    def __init__(self, *, synchronous: bool) -> None:
+        self._synchronous = synchronous
+        self._kept: dict[int, list[int]] = {}
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process(self, record: int, out: Any) -> None:
+        epoch = self._context.epoch
+        out.emit((epoch, record), tag=SEEN)
+        if record > 0 and epoch < ROUNDS_MAX:
+            if self._synchronous:
+                self._kept.setdefault(epoch, []).append(record - 1)
+            else:
+                out.emit(record - 1)
+
+    process_left = process_right = process
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        for record in self._kept.pop(epoch_watermark, ()):
+            out.emit(record)
+
+    def snapshot(self) -> Any:
+        return [(epoch, list(records)) for epoch, records in self._kept.items()]
+
+    def restore(self, state: Any) -> None:
+        self._kept = {epoch: list(records) for epoch, records in state}
+
+
+class Pass(Operator):
+    """Hands on whatever comes."""
+
+    def process_batch(self, batch: Any, out: Any) -> None:
+        out.emit_batch(batch)
+
+    process_left_batch = process_right_batch = process_batch
+
+
+class PassKeyed(Operator):
+    """Hands on record by record."""
+
+    def process(self, record: int, out: Any) -> None:
+        out.emit(record)
+
+
+@dataclass
+class MadeBody:
+    """A flow around one loop, and what its steps tell."""
+
+    flow: Flow
+    seen: list[Collected]
+    has_criteria: bool
+    log: Log = field(default_factory=dict)
+    in_order: set[str] = field(default_factory=set)
+
+    def outputs(self) -> list[list[Any]]:
+        return [sorted(collected.items) for collected in self.seen]
+
+
+class Maker:
+    """Makes one body; the same seed makes the same one."""
+
+    def __init__(self, seed: int, *, ahead: Any = None, sources_seed: int | None = None) -> None:
+        self._seed = seed
+        self._sources_seed = seed if sources_seed is None else sources_seed
+        self._chosen = random.Random(seed)
+        self._ahead = ahead
+        self._in_round = False
+
+    def make(self) -> MadeBody:
+        chosen = self._chosen
+        flow = Flow("loop")
+        self.made = MadeBody(flow, [], chosen.random() < 0.4)
+        whole = chosen.random() < 0.15
+        self._may_listen = not whole
+        variables = [self._source(flow, 6) for _ in range(chosen.randint(1, 3))]
+        data: list[Any] = [self._source(flow, 4) for _ in range(chosen.randint(0, 2))]
+        data = [replayed(stream) if chosen.random() < 0.5 else stream for stream in data]
+        config = IterationConfig(
+            max_epochs_ahead=self._ahead,
+            operator_life_cycle=OperatorLifeCycle.PER_ROUND if whole else OperatorLifeCycle.ALL_ROUND,
+            feedback_limits=FeedbackLimits(memory_bytes=chosen.choice([0, 200, 1 << 20])),
+            replay_memory_bytes=chosen.choice([0, 1 << 20]),
+        )
+        body = self._body_per_round if whole else self._body
+        outputs = iterate_bounded_streams_until_termination(variables, data, body, config)
+        self.made.seen = [output.collect() for output in outputs]
+        return self.made
+
+    def _source(self, flow: Flow, highest: int) -> Stream:
+        chosen = self._chosen
+        items = [chosen.randint(0, highest) for _ in range(chosen.choice([0, 1, 5, 10]))]
+        return cut_items(flow, items, seed=self._sources_seed, parallelism=chosen.randint(1, 3))
+
+    def _body(self, variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        chosen = self._chosen
+        streams = [self._steps(stream) for stream in [*variables, *data]]
+        if chosen.random() < 0.5:
+            self._part_per_round(streams)
+        turns = [self._turn(chosen.sample(streams, k=min(len(streams), 2))) for _ in variables]
+        feedback = [self._steps(turn, short=True).rebalance() for turn in turns]
+        # A stream that is only looked at.
+        self._listen(chosen.choice(streams))
+        outputs = [turn.side_output(SEEN) for turn in turns]
+        outputs += [stream.process(Show) for stream in chosen.sample(streams, k=1)]
+        return IterationBodyResult(feedback, outputs, self._criteria(turns))
+
+    def _body_per_round(self, variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        chosen = self._chosen
+        streams = [*variables, *data]
+        self.made.has_criteria = False
+        summed = [self._sum(chosen.sample(streams, k=min(len(streams), 2))) for _ in variables]
+        turns = [
+            stream.rebalance().process(lambda: GoRound(synchronous=False), parallelism=chosen.randint(1, 3))
+            for stream in summed
+        ]
+        return IterationBodyResult(
+            [turn.rebalance() for turn in turns], [turn.side_output(SEEN) for turn in turns]
+        )
+
+    def _criteria(self, turns: list[Stream]) -> Stream | None:
+        if not self.made.has_criteria:
+            return None
+        chosen = self._chosen
+        if chosen.random() < 0.5:
+            return terminate_after(chosen.choice(turns), rounds=chosen.randint(1, 4))
+        return chosen.choice(turns).filter(lambda x: x % 3 > 0)
+
+    def _turn(self, streams: list[Stream]) -> Stream:
+        chosen = self._chosen
+        parallelism, synchronous = chosen.randint(1, 3), chosen.random() < 0.3
+
+        def make() -> GoRound:
+            return GoRound(synchronous=synchronous)
+
+        if len(streams) == 1:
+            return streams[0].rebalance().process(make, parallelism=parallelism)
+        left, right = (stream.rebalance() for stream in streams)
+        return connect(left=left, right=right).process(make, parallelism=parallelism)
+
+    def _part_per_round(self, streams: list[Stream]) -> None:
+        """Put some of the streams through a part that begins anew in each round."""
+        chosen = self._chosen
+        places = chosen.sample(range(len(streams)), k=min(len(streams), chosen.randint(1, 2)))
+
+        def part(given: list[Stream]) -> list[Stream]:
+            self._may_listen = False
+            given = [self._steps(stream, short=True) for stream in given]
+            self._may_listen = True
+            return [self._sum(given), *given[1:]]
+
+        for place, stream in zip(places, for_each_round([streams[at] for at in places], part), strict=True):
+            streams[place] = stream
+
+    def _sum(self, streams: list[Stream]) -> Stream:
+        chosen, parallelism = self._chosen, self._chosen.randint(1, 2)
+        if len(streams) == 1:
+            if chosen.random() < 0.3:
+                return streams[0].reduce_all(max)
+            return streams[0].partition_by(lambda x: x).process(OfOneRound, parallelism=parallelism)
+        left, right = (stream.partition_by(lambda x: x) for stream in streams)
+        make = chosen.choice([OfOneRound, LeftFirst])
+        return connect(left=left, right=right).process(make, parallelism=parallelism)
+
+    def _listen(self, stream: Stream) -> Stream:
+        name = f"listener {len(self.made.log)}-{len(self.made.flow.steps)}"
+        in_order = self._chosen.random() < 0.4
+        if in_order:
+            self.made.in_order.add(name)
+        log, kind = self.made.log, RememberingInOrder if in_order else Remembering
+        return stream.process(lambda: kind(log), name=name)
+
+    def _steps(self, stream: Stream, *, short: bool = False) -> Stream:
+        for _ in range(self._chosen.randint(0, 1 if short else 3)):
+            stream = self._step(stream)
+        return stream
+
+    def _step(self, stream: Stream) -> Stream:
+        chosen = self._chosen
+        parallelism, seed = chosen.randint(1, 3), chosen.randint(0, 99)
+        ways: list[Callable[[], Stream]] = [
+            lambda: stream.map(lambda x: x),
+            lambda: stream.rebalance().process(Pass, parallelism=parallelism),
+            lambda: stream.key_by(lambda x: x).process(PassKeyed, parallelism=parallelism),
+            lambda: stream.partition_by(lambda x: x).process(Pass, parallelism=parallelism),
+            lambda: stream.rebalance().process(lambda: Dawdle(seed), parallelism=parallelism),
+            lambda: stream.filter(lambda x: x % 2 == 0).union(stream.filter(lambda x: x % 2 == 1)),
+            lambda: connect(
+                left=stream.filter(lambda x: x % 3 == 0).rebalance(),
+                right=stream.filter(lambda x: x % 3 != 0),
+            ).process(Pass),
+            lambda: stream.batch(3).flat_map(list),
+        ]
+        if self._may_listen:
+            ways += 4 * [lambda: self._listen(stream)]
+        return chosen.choice(ways)()
+
+
+class Show(Operator):
+    """Each record with its epoch."""
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process(self, record: Any, out: Any) -> None:
+        out.emit((self._context.epoch, record))

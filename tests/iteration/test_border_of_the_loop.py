@@ -1,0 +1,264 @@
+"""Heads and replayers by themselves, with the numbers of the reference implementation."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.replay_cache import ReplayCache
+from streamiter.checkpoints.spill import SpillQueue
+from streamiter.clock import SystemClock
+from streamiter.iteration.coordinator import Advance, LoopCoordinator, Terminate
+from streamiter.iteration.head import FEEDBACK, INITIAL, Head
+from streamiter.iteration.progress import Completed, Ended, LoopProgress, Released
+from streamiter.iteration.replayer import Replayer
+from streamiter.operators.context import Context, JobScope, Progress
+from streamiter.operators.operator import Boundary, BoundaryOutput
+from streamiter.records import Control, EndOfInput, EpochWatermark
+from streamiter.runtime.gate_records import InputEnded
+from streamiter.runtime.plan import Surroundings
+
+
+class Passed(BoundaryOutput):
+    """What a border operator passes on: records with their epochs, and watermarks."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+
+    def emit_batch(self, records: Any, epoch: int) -> None:
+        self.all += [(record, epoch) for record in records]
+
+    async def control(self, control: Control) -> None:
+        kind = type(control).__name__
+        self.all.append((kind, control.epoch) if isinstance(control, (EpochWatermark, EndOfInput)) else kind)
+
+    def taken(self) -> list[Any]:
+        """All since the last time."""
+        taken, self.all = self.all, []
+        return taken
+
+
+OPENED: list[Boundary] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """Their files are closed, as a task would close them."""
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
+class Bench:
+    """One border operator, as its task and its loop would drive it."""
+
+    def __init__(self, operator: Boundary, coordinator: LoopCoordinator) -> None:
+        self.operator = operator
+        self.coordinator = coordinator
+        self.out = Passed()
+        self.posted: list[Control] = []
+        OPENED.append(operator)
+        operator.attach(
+            Surroundings(
+                feedback_channels=[],
+                make_spill_queue=lambda: SpillQueue(
+                    name="bench",
+                    plain_data=PlainData(),
+                    memory_limit_bytes=1 << 20,
+                    disk_limit_bytes=1 << 30,
+                    directory=tempfile.gettempdir(),
+                ),
+                make_replay_cache=lambda memory_bytes: ReplayCache(
+                    name="bench",
+                    memory_limit_bytes=memory_bytes,
+                    disk_limit_bytes=1 << 30,
+                    directory=tempfile.gettempdir(),
+                ),
+            )
+        )
+        operator.open(
+            Context(
+                name="bench",
+                subtask_index=0,
+                parallelism=1,
+                clock=SystemClock(),
+                progress=Progress(),
+                statistics=lambda: None,  # type: ignore[arg-type,return-value]
+                scope=JobScope(),
+                post=self.posted.append,
+                set_timer=lambda *_: None,
+                in_iteration=True,
+                keyed=None,
+            )
+        )
+
+    async def feed(self, input_name: str, *records: Any, epoch: int = 0) -> None:
+        """Records of one epoch come in."""
+        await self.operator.on_batch(input_name, list(records), epoch, self.out)
+
+    async def control(self, control: Control) -> None:
+        """A control record comes in."""
+        await self.operator.on_control(control, self.out)
+
+    async def settle(self) -> list[Any]:
+        """Handle what was posted to it; gives what it has passed on."""
+        while self.posted:
+            await self.control(self.posted.pop(0))
+        return self.out.taken()
+
+
+def head(ahead: int | None, *, others: int = 0) -> Bench:
+    coordinator = LoopCoordinator(heads=1 + others, entrances=0)
+    return Bench(Head(lambda scope: coordinator, ahead), coordinator)
+
+
+def replayer(memory_bytes: int) -> Bench:
+    coordinator = LoopCoordinator(heads=1, entrances=1)
+    return Bench(Replayer(lambda scope: coordinator, memory_bytes), coordinator)
+
+
+async def test_a_head_reports_epochs_and_passes_watermarks_when_it_is_told_to_go_on() -> None:
+    """A watermark that went out before all heads had the epoch would have let callbacks come too early."""
+    bench = head(0, others=1)
+    await bench.feed(INITIAL, 1)
+    await bench.control(InputEnded(INITIAL))
+    assert await bench.settle() == [(1, 0)]
+    assert bench.coordinator.progress.last_released == -1  # The other head has not said so.
+    bench.coordinator.head_received(1, 0, 0)
+    assert await bench.settle() == [("EpochWatermark", 0)]
+    await bench.feed(FEEDBACK, 4, epoch=1)
+    await bench.control(EpochWatermark(1))
+    assert await bench.settle() == []
+    bench.coordinator.head_received(1, 1, 0)  # The count 1 of this head keeps the loop going.
+    assert await bench.settle() == [(4, 1), ("EpochWatermark", 1)]
+    await bench.control(EpochWatermark(2))
+    bench.coordinator.head_received(1, 2, 0)
+    assert await bench.settle() == [("EndOfInput", 2)]
+
+
+@pytest.mark.parametrize("ahead", [None, 0])
+async def test_a_restored_head_gets_logged_feedback_again_and_counts_it_with_what_came_before(
+    ahead: int | None,
+) -> None:
+    """(100, 5) came before the snapshot; (101, 5), (102, 5), (103, 6) and watermark 5 between it and the barrier."""
+    first = head(ahead, others=1)
+    await first.control(InputEnded(INITIAL))
+    for epoch in range(5):
+        first.coordinator.head_received(1, epoch, 1)
+        if epoch:
+            await first.control(EpochWatermark(epoch))
+        await first.settle()
+    await first.feed(FEEDBACK, 100, epoch=5)
+    assert await first.settle() == ([(100, 5)] if ahead is None else [])
+    state = first.operator.snapshot()
+
+    coordinator = LoopCoordinator(heads=1, entrances=0)
+    second = Bench(Head(lambda scope: coordinator, ahead), coordinator)
+    second.operator.restore(state)
+    assert coordinator.progress.last_complete == 4
+    await second.feed(FEEDBACK, 101, 102, epoch=5)
+    await second.feed(FEEDBACK, 103, epoch=6)
+    assert isinstance(second.operator, Head)
+    assert second.operator.received.snapshot()["counts"] == [(5, 5, 3), (6, 6, 1)]
+    free = [(101, 5), (102, 5), (103, 6)]
+    assert await second.settle() == (free if ahead is None else [])
+    await second.control(EpochWatermark(5))
+    assert coordinator.progress.last_complete == 5
+    of_5 = [] if ahead is None else [(100, 5), (101, 5), (102, 5)]
+    assert await second.settle() == [*of_5, ("EpochWatermark", 5)]
+    await second.control(EpochWatermark(6))
+    assert await second.settle() == [*([] if ahead is None else [(103, 6)]), ("EpochWatermark", 6)]
+
+
+def test_five_heads_of_two_variables_report_an_epoch_together() -> None:
+    """Epoch 0 without feedback goes on, epoch 2 without ends, one record at any of them goes on, no criteria end."""
+    for of_epoch_2, criteria, expected in (
+        ([0, 0, 0, 0, 0], None, Ended(2)),
+        ([0, 0, 3, 0, 0], None, Completed(2)),
+        ([0, 0, 0, 0, 1], None, Completed(2)),
+        ([4, 0, 0, 0, 1], 0, Ended(2)),
+        ([4, 0, 0, 0, 1], 2, Completed(2)),
+    ):
+        progress = LoopProgress(heads=5, entrances=0, criteria_heads=0 if criteria is None else 1)
+        more = [] if criteria is None else [criteria]
+        for epoch, counts, last in (
+            (0, [0] * 5 + [0 for _ in more], Completed(0)),
+            (1, [0, 1, 0, 0, 0] + [1 for _ in more], Completed(1)),
+            (2, of_epoch_2 + more, expected),
+        ):
+            decided = [
+                progress.head_received(number, epoch=epoch, count=count)
+                for number, count in enumerate(counts)
+            ]
+            assert decided == [*([[]] * (len(counts) - 1)), [Released(epoch), last]]
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
+async def test_a_replayer_sends_what_it_was_given_with_each_epoch_it_is_told(memory_bytes: int) -> None:
+    """0..9, then watermark 0; told of epoch 1, 0..9 of epoch 1 and watermark 1."""
+    bench = replayer(memory_bytes)
+    for start in (0, 4, 7):
+        await bench.feed("input", *range(start, {0: 4, 4: 7, 7: 10}[start]))
+    await bench.control(InputEnded("input"))
+    assert await bench.settle() == [*((number, 0) for number in range(10)), ("EpochWatermark", 0)]
+    await bench.control(Advance(0))
+    assert await bench.settle() == []
+    for epoch in (1, 2):
+        await bench.control(Advance(epoch))
+        expected = [*((number, epoch) for number in range(10)), ("EpochWatermark", epoch)]
+        assert await bench.settle() == expected
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
+async def test_a_replayer_restored_in_the_middle_of_epoch_0_replays_all_of_it(memory_bytes: int) -> None:
+    """Only what came after the restore was replayed."""
+    first = replayer(memory_bytes)
+    await first.feed("input", *range(5))
+    state = first.operator.snapshot()
+    second = replayer(memory_bytes)
+    second.operator.restore(state)
+    await second.feed("input", *range(5, 10))
+    await second.control(InputEnded("input"))
+    assert await second.settle() == [*((number, 0) for number in range(5, 10)), ("EpochWatermark", 0)]
+    await second.control(Advance(0))
+    await second.control(Advance(1))
+    assert await second.settle() == [*((number, 1) for number in range(10)), ("EpochWatermark", 1)]
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 20])
+async def test_a_replayer_restored_in_the_middle_of_a_replay_sends_the_rest(memory_bytes: int) -> None:
+    """A replay that began again gave its first records twice."""
+    first = replayer(memory_bytes)
+    big = "x" * 300_000  # Large enough to stay batches of their own.
+    for number in range(4):
+        await first.feed("input", f"{number}{big}")
+    await first.control(InputEnded("input"))
+    await first.control(Advance(0))
+    await first.settle()
+    await first.control(Advance(1))
+    sent = [record[0] for record, epoch in first.out.taken()]
+    state = first.operator.snapshot()
+    second = replayer(memory_bytes)
+    second.operator.restore(state)
+    rest = await second.settle()
+    assert rest[-1] == ("EpochWatermark", 1)
+    assert sent + [record[0] for record, epoch in rest[:-1]] == ["0", "1", "2", "3"]
+    assert 0 < len(sent) < 4
+
+
+async def test_the_end_comes_behind_the_replays_that_were_asked_for() -> None:
+    """Feedback that does not wait for the data decided on the end while the replay was epochs behind."""
+    bench = replayer(1 << 20)
+    await bench.feed("input", 7)
+    await bench.control(InputEnded("input"))
+    await bench.settle()
+    for control in (Advance(0), Advance(1), Advance(2), Advance(3), Terminate(4)):
+        bench.posted.append(control)
+    assert await bench.settle() == [
+        *(entry for epoch in (1, 2, 3) for entry in ((7, epoch), ("EpochWatermark", epoch))),
+        ("EndOfInput", 4),
+    ]

@@ -1,0 +1,748 @@
+"""Bounded iterations: which records come in which epoch, what listeners hear, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from iteration.iteration_support import (
+    SMALL,
+    CutItems,
+    Dawdle,
+    Log,
+    Witness,
+    callbacks,
+    check_listener,
+    cut_items,
+    ended,
+    run,
+    run_shuffled,
+    until,
+)
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    IterationListener,
+    Operator,
+    OutputTag,
+    Stream,
+    connect,
+    iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
+    replayed,
+)
+from streamiter.errors import JobFailed
+from streamiter.iteration import map_with
+from streamiter.runtime.plan import ChannelLimits
+
+SEEDS = range(5)
+CRITERIA = OutputTag("criteria")
+AHEAD = [0, 1, 2, None]
+
+
+class WithEpoch(Operator):
+    """Each record with the epoch it has here."""
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process(self, record: Any, out: Any) -> None:
+        out.emit((record, self._context.epoch))
+
+
+def tagged(stream: Stream, **options: Any) -> Stream:
+    return stream.process(WithEpoch, **options)
+
+
+def kinds(log: Sequence[tuple[Any, ...]], *wanted: str) -> list[tuple[Any, ...]]:
+    return [entry for entry in log if entry[0] in wanted]
+
+
+def records(log: Sequence[tuple[Any, ...]]) -> list[tuple[Any, int]]:
+    """Record and epoch of all that came, in order."""
+    return [(entry[1], entry[2]) for entry in kinds(log, "record")]
+
+
+def raised(record: int, context: Any, out: Any) -> None:
+    out.emit(record + 1)
+
+
+def goes_on_for(rounds: int) -> Callable[[int, Any, Any], None]:
+    """A callback that asks for so many rounds of callbacks."""
+
+    def on_callback(epoch: int, context: Any, out: Any) -> None:
+        if epoch + 1 < rounds:
+            out.emit("go on", tag=CRITERIA)
+
+    return on_callback
+
+
+def iterate(initial: Sequence[Stream], data: Sequence[Any], body: Any, ahead: int | None = 0) -> Any:
+    return iterate_bounded_streams_until_termination(
+        initial, data, body, IterationConfig(max_epochs_ahead=ahead)
+    )
+
+
+def nothing(flow: Flow, parallelism: int = 1) -> Stream:
+    return flow.from_items([], parallelism=parallelism)
+
+
+# -- the examples of the reference -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", AHEAD)
+def test_a_token_goes_round_until_it_is_not_fed_back(seed: int, ahead: int | None) -> None:
+    """Records 1 to 5 of epochs 0 to 4; no feedback has epoch 5, so it ends there."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        mapped = variables[0].process(lambda: Witness(log, on_record=raised), name="map")
+        return IterationBodyResult([mapped.filter(lambda x: x < 5)], [tagged(mapped)])
+
+    [numbers] = iterate([flow.from_items([0])], [], body, ahead)
+    seen = numbers.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert seen.items == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
+    check_listener(log["map", 0])
+    assert callbacks(log["map", 0]) == [0, 1, 2, 3, 4]
+    assert log["map", 0][-4:] == [("input ended", "input"), ("terminated", 5), ("finish",), ("close",)]
+
+
+def counted(flow: Flow, log: Log, rounds: int, ahead: int | None, data: Sequence[Any] = ()) -> Any:
+    """A token that would go round for ever; the criteria stream asks for so many rounds."""
+
+    def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
+        mapped = variables[0].process(
+            lambda: Witness(log, on_record=raised, on_callback=goes_on_for(rounds)), name="map"
+        )
+        outputs = [tagged(mapped), *(tagged(stream) for stream in entered)]
+        return IterationBodyResult([mapped], outputs, mapped.side_output(CRITERIA))
+
+    outputs = iterate([flow.from_items([0])], data, body, ahead)
+    return [output.collect() for output in outputs]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", AHEAD)
+def test_criteria_of_three_rounds_give_three_callbacks_and_four_passes(seed: int, ahead: int | None) -> None:
+    """The last update is applied in the ending epoch: without that pass it would be lost."""
+    flow, log = Flow("loop"), Log()
+    [seen] = counted(flow, log, 3, ahead)
+    run(flow, seed=seed, limits=SMALL)
+    assert seen.items[:4] == [(1, 0), (2, 1), (3, 2), (4, 3)]
+    # With s the records of s epochs after the last complete one, which is 2, have been let go already.
+    assert ahead is None or len(seen.items) <= max(4, 3 + ahead)
+    check_listener(log["map", 0])
+    assert callbacks(log["map", 0]) == [0, 1, 2]
+    assert kinds(log["map", 0], "terminated") == [("terminated", 3)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", AHEAD)
+@pytest.mark.parametrize("rounds", [1, 2, 7])
+def test_replayed_data_comes_in_every_round_and_not_in_the_ending_epoch(
+    seed: int, ahead: int | None, rounds: int
+) -> None:
+    """Nothing is held back and nothing comes twice, also where the loop is far ahead of the replay."""
+    flow, log = Flow("loop"), Log()
+    _, seen = counted(flow, log, rounds, ahead, [replayed(cut_items(flow, [10, 20], seed=seed))])
+    run(flow, seed=seed, limits=SMALL)
+    assert seen.items == [(row, epoch) for epoch in range(rounds) for row in (10, 20)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_replayed_data_comes_in_the_same_order_on_the_same_instance(seed: int, parallelism: int) -> None:
+    """A sum of floating-point numbers differed from round to round."""
+    flow, log, rows = Flow("loop"), Log(), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        data[0].process(lambda: Witness(rows), name="rows")
+        mapped = variables[0].process(lambda: Witness(log, on_record=raised), name="map")
+        return IterationBodyResult([mapped.filter(lambda x: x < 4)], [])
+
+    data = cut_items(flow, range(50), seed=seed, parallelism=parallelism)
+    iterate([flow.from_items([0])], [replayed(data)], body)
+    run(flow, seed=seed, limits=SMALL)
+    for subtask in range(parallelism):
+        check_listener(rows["rows", subtask])
+        assert callbacks(rows["rows", subtask]) == [0, 1, 2, 3]
+        for epoch in range(4):
+            came = [row for row, of_epoch in records(rows["rows", subtask]) if of_epoch == epoch]
+            assert came == list(range(50))[subtask::parallelism]
+
+
+# -- the end -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", AHEAD)
+def test_a_body_that_feeds_nothing_back_runs_epoch_0_and_ends(seed: int, ahead: int | None) -> None:
+    """Epoch 0 never ends it, whatever it brought."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        both = connect(left=variables[0], right=data[0]).process(lambda: Witness(log), name="both")
+        return IterationBodyResult([both.filter(lambda x: False)], [both])
+
+    [output] = iterate([cut_items(flow, [1, 2], seed=seed)], [cut_items(flow, [3], seed=seed)], body, ahead)
+    seen = output.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert sorted(seen.items) == [1, 2, 3]
+    check_listener(log["both", 0])
+    assert callbacks(log["both", 0]) == [0]
+    assert kinds(log["both", 0], "terminated") == [("terminated", 1)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", AHEAD)
+def test_criteria_that_still_emit_do_not_keep_an_empty_loop_alive(seed: int, ahead: int | None) -> None:
+    """The two conditions are "or": where nothing circulates there is nothing to go on with."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        mapped = variables[0].process(
+            lambda: Witness(log, on_record=raised, on_callback=goes_on_for(1_000_000)), name="map"
+        )
+        return IterationBodyResult([mapped.filter(lambda x: x < 3)], [mapped], mapped.side_output(CRITERIA))
+
+    [output] = iterate([flow.from_items([0])], [], body, ahead)
+    seen = output.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert seen.items == [1, 2, 3]
+    assert callbacks(log["map", 0]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_criteria_that_never_emit_end_the_loop_in_epoch_1(seed: int) -> None:
+    """The first epoch in which it can end."""
+    flow, log = Flow("loop"), Log()
+    [seen] = counted(flow, log, 1, 0)
+    run(flow, seed=seed, limits=SMALL)
+    assert seen.items == [(1, 0), (2, 1)]
+    assert callbacks(log["map", 0]) == [0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_criteria_from_data_that_is_not_replayed_end_it_when_that_is_over(seed: int) -> None:
+    """Nothing can come on such a stream any more; the loop waited for it."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        mapped = variables[0].process(lambda: Witness(log, on_record=raised), name="map")
+        return IterationBodyResult([mapped], [mapped], data[0])
+
+    [output] = iterate([flow.from_items([0])], [cut_items(flow, [7, 8], seed=seed)], body)
+    seen = output.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert seen.items == [1, 2, 3]  # A record of the criteria in epoch 1, none in epoch 2.
+    assert callbacks(log["map", 0]) == [0, 1]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_stream_may_be_feedback_and_criteria_and_output_at_once(seed: int) -> None:
+    """Each of its readers has channels of its own."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        small = variables[0].map(lambda x: x + 1).filter(lambda x: x < 4)
+        return IterationBodyResult([small], [small], small)
+
+    [output] = iterate([flow.from_items([0])], [], body)
+    seen = output.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert seen.items == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_records_of_the_ending_epoch_are_handled_once_without_callback_and_fed_back_no_more(
+    seed: int,
+) -> None:
+    """An algorithm applies its last update there; a callback more would have made it a round more."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        first = variables[0].rebalance().process(lambda: Witness(log), name="first", parallelism=2)
+        last = first.process(lambda: Dawdle(seed)).process(
+            lambda: Witness(log, on_record=raised), name="last"
+        )
+        counts = variables[0].process(lambda: Witness(log, on_callback=goes_on_for(2)), name="rounds")
+        return IterationBodyResult([last.rebalance()], [last], counts.side_output(CRITERIA))
+
+    [output] = iterate([cut_items(flow, [0, 100, 200], seed=seed, parallelism=2)], [], body)
+    seen = output.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert sorted(seen.items) == sorted(start + epoch + 1 for start in (0, 100, 200) for epoch in range(3))
+    for name, subtask in log:
+        check_listener(log[name, subtask])
+        assert callbacks(log[name, subtask]) == [0, 1]
+        assert kinds(log[name, subtask], "terminated") == [("terminated", 2)]
+    for name in ("first", "last"):
+        came = [record for subtask in range(2) for record in records(log[name, subtask])]
+        assert sorted(came) == sorted((start + epoch, epoch) for start in (0, 100, 200) for epoch in range(3))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_termination_runs_in_dataflow_order_and_has_the_ending_epoch(seed: int) -> None:
+    """What one step emits at its end is handled by the next before that one ends; towards feedback it is dropped."""
+    flow, log, order = Flow("loop"), Log(), list[str]()
+
+    def step(stream: Stream, name: str, parallelism: int) -> Stream:
+        def at_end(context: Any, out: Any) -> None:
+            order.append(name)
+            out.emit(f"end of {name}")
+
+        return stream.rebalance().process(
+            lambda: Witness(log, on_terminated=at_end, on_finish=lambda out: out.emit(f"{name} finished")),
+            name=name,
+            parallelism=parallelism,
+        )
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        first = step(variables[0], "first", 2)
+        second = step(first.union(step(data[0], "rows", 1)), "second", 3)
+        numbers = second.filter(lambda x: isinstance(x, int)).map(lambda x: x - 1).filter(lambda x: x > 0)
+        texts = second.filter(lambda x: isinstance(x, str))
+        return IterationBodyResult([numbers.union(texts).rebalance()], [texts])
+
+    [output] = iterate([flow.from_items([2])], [flow.from_items([1])], body)
+    seen = output.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert Counter(order) == {"first": 2, "rows": 1, "second": 3}
+    assert order[-3:] == 3 * ["second"]
+    expected = 2 * ["end of first", "first finished"] + ["end of rows", "rows finished"]
+    of_second = [record for subtask in range(3) for record in records(log["second", subtask])]
+    assert sorted(entry for entry in of_second if isinstance(entry[0], str)) == sorted(
+        (text, 2) for text in expected
+    )
+    assert sorted(seen.items) == sorted(expected + 3 * ["end of second", "second finished"])
+    for entries in log.values():
+        check_listener(entries)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_held_feedback_of_epochs_after_the_end_is_dropped(seed: int, ahead: int) -> None:
+    """What had been let go counts; what was still held would be rounds that nobody asked for."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        token = variables[0].process(lambda: Witness(log, on_record=raised), name="token")
+        slow = (
+            variables[1]
+            .process(lambda: Dawdle(seed))
+            .process(lambda: Witness(log, on_record=raised, on_callback=goes_on_for(3)), name="slow")
+        )
+        return IterationBodyResult([token, slow], [tagged(token)], slow.side_output(CRITERIA))
+
+    [output] = iterate([flow.from_items([0]), flow.from_items([0])], [], body, ahead)
+    seen = output.collect()
+    run(flow, seed=seed, limits=SMALL)
+    last = max(epoch for _, epoch in seen.items)
+    assert seen.items == [(epoch + 1, epoch) for epoch in range(last + 1)]
+    assert 3 <= last <= max(3, 2 + ahead)
+    assert callbacks(log["slow", 0]) == callbacks(log["token", 0]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", [0, 1, 2, 4])
+def test_no_record_is_further_ahead_of_the_last_complete_epoch_than_was_allowed(
+    seed: int, ahead: int
+) -> None:
+    """Staleness is promised to the algorithm: it holds also while the data of epoch 0 is still coming."""
+    flow, log, too_far = Flow("loop"), Log(), list[tuple[int, int]]()
+
+    async def main() -> None:
+        data_may_end = asyncio.Event()
+
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            def on_record(record: int, context: Any, out: Any) -> None:
+                complete = max((loop.epoch_complete for loop in job.statistics().loops), default=-1)
+                if context.epoch > max(0, complete + ahead):
+                    too_far.append((context.epoch, complete))
+                out.emit(record + 1)
+
+            token = variables[0].process(lambda: Witness(log, on_record=on_record), name="token")
+            slow = variables[0].process(lambda: Dawdle(seed)).filter(lambda x: False)
+            return IterationBodyResult([token.filter(lambda x: x < 12).union(slow)], [data[0]])
+
+        late = flow.from_source(lambda: CutItems([7], seed, at_end=data_may_end.wait))
+        [output] = iterate([flow.from_items([0])], [late], body, ahead)
+        output.collect()
+        job = await flow.start(channel_limits=SMALL)
+        await until(lambda: len(log.get(("token", 0), ())) > 0)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        data_may_end.set()
+        await ended(job)
+
+    run_shuffled(main(), seed)
+    assert too_far == []
+    assert callbacks(log["token", 0]) == list(range(12))
+
+
+# -- the ends of inputs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_plain_data_ends_at_its_own_end_replayed_data_and_variables_at_the_end_of_all(seed: int) -> None:
+    """A worker that waited for the end of its data at the epoch's completion waited for itself."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        step = connect(variable=variables[0], left=data[0], data=data[1]).process(
+            lambda: Witness(
+                log, on_record=lambda x, context, out: out.emit(x + 1) if isinstance(x, int) else None
+            ),
+            name="step",
+        )
+        return IterationBodyResult([step.filter(lambda x: x < 3)], [])
+
+    plain, again = cut_items(flow, ["plain"] * 9, seed=seed), cut_items(flow, ["again"] * 9, seed=seed)
+    iterate([flow.from_items([0])], [plain, replayed(again)], body)
+    run(flow, seed=seed, limits=SMALL)
+    entries = log["step", 0]
+    check_listener(entries)
+    heard = [entry for entry in entries if entry[0] != "record"]
+    assert heard[:4] == [("input ended", "left"), *(("callback", epoch) for epoch in range(3))]
+    assert sorted(heard[4:6]) == [("input ended", "data"), ("input ended", "variable")]
+    assert heard[6:] == [("terminated", 3), ("finish",), ("close",)]
+    at = entries.index(("input ended", "left"))
+    assert len([entry for entry in entries[:at] if entry[1:] == ("plain", 0)]) == 9
+
+
+async def test_the_end_of_plain_data_is_heard_while_other_data_of_epoch_0_still_comes() -> None:
+    """At its own end, not when the epoch is complete."""
+    flow, log, goes_on = Flow("loop"), Log(), asyncio.Event()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        both = connect(left=data[0], right=data[1]).process(lambda: Witness(log), name="both")
+        return IterationBodyResult(variables, [both])
+
+    late = flow.from_source(lambda: CutItems([3], 0, at_end=goes_on.wait))
+    [output] = iterate([nothing(flow)], [flow.from_items([1, 2]), late], body)
+    output.collect()
+    job = await flow.start()
+    await until(lambda: ("input ended", "left") in log["both", 0])
+    assert kinds(log["both", 0], "callback", "terminated") == []
+    goes_on.set()
+    await ended(job)
+    check_listener(log["both", 0])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_step_fed_by_plain_data_only_has_callback_0_and_then_the_end(seed: int) -> None:
+    """It hears nothing of the rounds between, and must not end before them."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        rows = data[0].process(lambda: Witness(log), name="rows")
+        rows.rebalance().process(lambda: Witness(log), name="behind", parallelism=2)
+        token = variables[0].process(lambda: Witness(log, on_record=raised), name="token")
+        return IterationBodyResult([token.filter(lambda x: x < 5)], [])
+
+    iterate([flow.from_items([0])], [cut_items(flow, range(9), seed=seed)], body)
+    run(flow, seed=seed, limits=SMALL)
+    for name, subtask in (("rows", 0), ("behind", 0), ("behind", 1)):
+        check_listener(log[name, subtask])
+        assert callbacks(log[name, subtask]) == [0]
+        assert kinds(log[name, subtask], "terminated") == [("terminated", 5)]
+
+
+# -- streams ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", AHEAD)
+def test_several_variables_of_different_parallelism_are_aligned_together(
+    seed: int, ahead: int | None
+) -> None:
+    """One that was done held up the other, or ended it."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        steps = [
+            stream.process(
+                lambda: Witness(log, on_record=lambda x, context, out: out.emit(x - 1) if x else None),
+                name=f"step {number}",
+            )
+            for number, stream in enumerate(variables)
+        ]
+        return IterationBodyResult(steps, [tagged(stream) for stream in variables])
+
+    starts = [[5, 1], [0, 2, 2], []]
+    initial = [
+        cut_items(flow, items, seed=seed, parallelism=parallelism)
+        for items, parallelism in zip(starts, (2, 3, 1), strict=True)
+    ]
+    outputs = [output.collect() for output in iterate(initial, [], body, ahead)]
+    run(flow, seed=seed, limits=SMALL)
+    for items, seen in zip(starts, outputs, strict=True):
+        assert sorted(seen.items) == sorted((k - epoch, epoch) for k in items for epoch in range(k + 1))
+    assert len(log) == 6
+    for entries in log.values():
+        check_listener(entries)
+        assert callbacks(entries) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_feedback_may_be_a_union_and_repartitioned(seed: int) -> None:
+    """The head takes the channels of all who feed back, and aligns them."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        stepped = variables[0].rebalance().map(lambda x: x - 1, parallelism=3).filter(lambda x: x > 0)
+        even = stepped.filter(lambda x: x % 2 == 0).process(lambda: Dawdle(seed)).partition_by(lambda x: x)
+        odd = stepped.filter(lambda x: x % 2 == 1).key_by(lambda x: x).process(WithoutState, parallelism=1)
+        return IterationBodyResult([even.union(odd.rebalance())], [tagged(stepped)])
+
+    [output] = iterate([cut_items(flow, [6, 3, 1], seed=seed, parallelism=2)], [], body)
+    seen = output.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert sorted(seen.items) == sorted(
+        (left, start - 1 - left) for start in (6, 3, 1) for left in range(1, start)
+    )
+
+
+class WithoutState(Operator):
+    """Hands on what comes."""
+
+    def process(self, record: Any, out: Any) -> None:
+        out.emit(record)
+
+
+@pytest.mark.parametrize("ahead", AHEAD)
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_empty_inputs_everywhere(parallelism: int, ahead: int | None) -> None:
+    """One callback, then the end, in every instance."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        step = connect(variable=variables[0], left=data[0], right=data[1]).process(
+            lambda: Witness(log), name="step"
+        )
+        return IterationBodyResult([step], [step], step.filter(lambda x: True))
+
+    data = [nothing(flow, parallelism), replayed(nothing(flow, parallelism))]
+    [output] = iterate([nothing(flow, parallelism)], data, body, ahead)
+    seen = output.collect()
+    run(flow)
+    assert seen.items == []
+    for subtask in range(parallelism):
+        check_listener(log["step", subtask])
+        assert callbacks(log["step", subtask]) == [0]
+        assert kinds(log["step", subtask], "terminated") == [("terminated", 1)]
+
+
+def test_a_body_that_gives_its_arguments_back_with_empty_variables_ends() -> None:
+    """Its arguments count as inside."""
+    flow = Flow("loop")
+    outputs = iterate(
+        [nothing(flow)],
+        [flow.from_items([1, 2]), replayed(flow.from_items([3]))],
+        lambda variables, data: IterationBodyResult(variables, {"plain": data[0], "again": data[1]}, data[0]),
+    )
+    seen = {name: stream.collect() for name, stream in outputs.items()}
+    run(flow)
+    assert {name: collected.items for name, collected in seen.items()} == {"plain": [1, 2], "again": [3]}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("following", [iterate_bounded_streams_until_termination, iterate_unbounded_streams])
+def test_outputs_go_on_downstream_and_into_a_following_iteration(seed: int, following: Any) -> None:
+    """They begin there with epoch 0, and end when the first iteration has."""
+    flow, log = Flow("loop"), Log()
+
+    def first(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        stepped = variables[0].map(lambda x: x + 1)
+        return IterationBodyResult([stepped.filter(lambda x: x < 4)], {"numbers": stepped})
+
+    def second(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        halved = variables[0].process(lambda: Witness(log), name="second").map(lambda x: x // 2)
+        return IterationBodyResult([halved.filter(lambda x: x > 0)], [tagged(variables[0]), tagged(data[0])])
+
+    numbers = iterate([flow.from_items([0])], [], first)["numbers"]
+    assert numbers.is_bounded
+    total = numbers.map(lambda x: x * 10).reduce_all(lambda a, b: a + b).collect()
+    variables, data = following([numbers], [numbers.map(str)], second)
+    seen, seen_data = variables.collect(), data.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert total.items == [100]
+    assert sorted(seen.items) == sorted([(1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (1, 1), (2, 1), (1, 2)])
+    assert sorted(seen_data.items) == [("1", 0), ("2", 0), ("3", 0), ("4", 0)]
+    check_listener(log["second", 0])
+    assert callbacks(log["second", 0]) == [0, 1, 2]
+
+
+# -- operators of all kinds --------------------------------------------------------------------------------
+
+
+class AsyncWitness(Witness):
+    """All that it does is done by coroutine functions."""
+
+    async def open(self, context: Any) -> None:
+        await asyncio.sleep(0)
+        super().open(context)
+
+    async def process(self, record: Any, out: Any) -> None:
+        await asyncio.sleep(0)
+        super().process(record, out)
+
+    async def input_ended(self, name: str, out: Any) -> None:
+        await asyncio.sleep(0)
+        super().input_ended(name, out)
+
+    async def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        await asyncio.sleep(0)
+        super().on_epoch_watermark_incremented(epoch_watermark, context, out)
+
+    async def on_iteration_terminated(self, context: Any, out: Any) -> None:
+        await asyncio.sleep(0)
+        super().on_iteration_terminated(context, out)
+
+    async def finish(self, out: Any) -> None:
+        await asyncio.sleep(0)
+        super().finish(out)
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        super().close()
+
+
+class ThreadWitness(Witness):
+    """Handles its records in a thread."""
+
+    runs_in_thread = True
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", [AsyncWitness, ThreadWitness])
+@pytest.mark.parametrize("ahead", AHEAD)
+def test_coroutines_and_threads_hear_the_same(kind: type[Witness], ahead: int | None, seed: int) -> None:
+    """What was emitted in one epoch went out with the next."""
+    flow, log = Flow("loop"), Log()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        step = variables[0].process(
+            lambda: kind(
+                log,
+                on_record=lambda x, context, out: out.emit(("record", x)),
+                on_callback=lambda epoch, context, out: out.emit(("callback", epoch)),
+                on_terminated=lambda context, out: out.emit(("terminated", None)),
+            ),
+            name="step",
+        )
+        numbers = step.filter(lambda x: x[0] == "record").map(lambda x: x[1] + 1).filter(lambda x: x < 3)
+        return IterationBodyResult([numbers], [tagged(step)])
+
+    [output] = iterate([flow.from_items([0])], [], body, ahead)
+    seen = output.collect()
+    run(flow, seed=seed, limits=SMALL)
+    check_listener(log["step", 0])
+    expected = [((what, epoch), epoch) for epoch in range(3) for what in ("record", "callback")]
+    assert sorted(seen.items, key=repr) == sorted([*expected, (("terminated", None), 3)], key=repr)
+
+
+PLACES = ["on_epoch_watermark_incremented", "on_iteration_terminated", "input_ended", "finish", "close"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("base", [Witness, AsyncWitness])
+def test_an_exception_in_any_callback_names_the_step(place: str, base: type[Witness]) -> None:
+    """Without a record there was nothing to name but the engine."""
+    flow, log = Flow("loop"), Log()
+
+    def fails(self: Any, *_: Any) -> None:
+        raise ValueError(f"{place} went wrong")
+
+    failing = type("Failing", (base,), {place: fails})
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        step = variables[0].map(lambda x: x + 1).process(lambda: failing(log), name="step")
+        return IterationBodyResult([step.filter(lambda x: x < 3)], [])
+
+    iterate([flow.from_items([0])], [], body)
+    with pytest.raises(
+        JobFailed,
+        match=rf"^flow 'loop', step 'step' \(test_bounded_iterations.py:\d+\): ValueError: {place} went",
+    ):
+        run(flow)
+
+
+# -- fairness ---------------------------------------------------------------------------------------------
+
+
+class CountTimes(Operator, IterationListener):
+    """Counts how often each record comes by; asks for twenty rounds."""
+
+    def __init__(self, times: Counter[int]) -> None:
+        self._times = times
+
+    def process_batch(self, batch: Any, out: Any) -> None:
+        self._times.update(batch)
+        out.emit_batch(batch)
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        if epoch_watermark + 1 < 20:
+            out.emit("go on", tag=CRITERIA)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, None])
+@pytest.mark.parametrize("limits", [None, ChannelLimits(records=100)])
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_what_is_fed_back_does_not_starve_what_comes_in(
+    ahead: int | None, limits: ChannelLimits | None, parallelism: int
+) -> None:
+    """30,000 records in a loop kept their own source from ending: epoch 0 was never complete, nor the job."""
+    flow, times = Flow("loop"), Counter[int]()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        counted_ = variables[0].process(lambda: CountTimes(times), name="map")
+        return IterationBodyResult([counted_], [], counted_.side_output(CRITERIA))
+
+    iterate([flow.from_items(range(30_000), parallelism=parallelism)], [], body, ahead)
+    run(flow, limits=limits)
+    assert len(times) == 30_000
+    if ahead == 0:
+        assert set(times.values()) == {21}
+    else:
+        assert min(times.values()) >= 21
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", AHEAD)
+async def test_feedback_from_data_that_is_over_before_the_variables_are(seed: int, ahead: int | None) -> None:
+    """Its head was done, heard of one epoch more, and called that a mistake of the engine."""
+    flow, goes_on = Flow("loop"), asyncio.Event()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([data[0].filter(lambda x: False)], [variables[0]])
+
+    late = flow.from_source(lambda: CutItems([1, 2], seed, at_end=goes_on.wait))
+    [output] = iterate([late], [flow.from_items([3])], body, ahead)
+    seen = output.collect()
+    job = await flow.start()
+    await until(lambda: job.statistics().step("data 0").records_in == 1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    goes_on.set()
+    await ended(job)
+    assert seen.items == [1, 2]
+
+
+def test_a_step_that_wants_a_variable_which_brings_nothing_does_not_stand_still() -> None:
+    """The data filled its channel and never ended; the variable's epoch was never complete, and nothing said why."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult(variables, [map_with(data[0], variables[0], lambda value, batch: batch)])
+
+    iterate([nothing(flow)], [replayed(flow.from_items(range(100)))], body)
+    with pytest.raises(JobFailed, match="map_with: expected a value of the variable in epoch 0, given none"):
+        run(flow, limits=SMALL)

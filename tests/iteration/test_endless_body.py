@@ -1,0 +1,253 @@
+"""A body that never ends: it can be looked at while it runs, and stopped in every way."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from iteration.iteration_support import (
+    PATIENCE_S,
+    SMALL,
+    Dawdle,
+    Log,
+    Witness,
+    callbacks,
+    check_listener,
+    cut_items,
+    ended,
+    run_shuffled,
+    until,
+)
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    Operator,
+    Stream,
+    connect,
+    for_each_round,
+    iterate_bounded_streams_until_termination,
+    replayed,
+)
+from streamiter.operators.collect import Collected
+from streamiter.runtime.job import Job
+
+SEEDS = range(4)
+
+
+class SumOfRound(Operator):
+    """The sum of what comes in one round; lives for it alone."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def process(self, record: int, out: Any) -> None:
+        self._sum += record
+
+    def finish(self, out: Any) -> None:
+        out.emit(self._sum)
+
+    def snapshot(self) -> int:
+        return self._sum
+
+    def restore(self, state: int) -> None:
+        self._sum = state
+
+
+def endless(log: Log, *, ahead: int | None, parallelism: int, seed: int) -> tuple[Flow, Collected]:
+    """Three tokens go round for ever, beside replayed data that is summed in each round."""
+    flow = Flow("endless")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        dealt = variables[0].rebalance().process(lambda: Dawdle(seed), parallelism=parallelism)
+        step = dealt.process(lambda: Witness(log), name="step")
+        [sums] = for_each_round(
+            data, lambda streams: [streams[0].process(SumOfRound, name="sum", parallelism=1)]
+        )
+        both = connect(left=step.rebalance(), right=sums).process(
+            lambda: Witness(log, on_record=lambda *_: None), name="both", parallelism=1
+        )
+        return IterationBodyResult([step.rebalance().union(both.filter(lambda x: False).rebalance())], [sums])
+
+    initial = cut_items(flow, ["a", "b", "c"], seed=seed, parallelism=parallelism)
+    data = replayed(cut_items(flow, range(10), seed=seed, parallelism=parallelism))
+    config = IterationConfig(max_epochs_ahead=ahead)
+    [sums] = iterate_bounded_streams_until_termination([initial], [data], body, config)
+    return flow, sums.collect()
+
+
+async def going(flow: Flow, epoch: int) -> Job:
+    """A job whose loop has come so far."""
+    job = await flow.start(channel_limits=SMALL)
+    await until(lambda: job.statistics().loops[0].epoch_complete >= epoch)
+    return job
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", [0, 2, None])
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_drained_it_ends_with_the_epoch_under_way_as_any_loop_does(
+    ahead: int | None, parallelism: int, seed: int
+) -> None:
+    """Without criteria there was no way to get at what it had learned."""
+    log = Log()
+
+    async def main() -> None:
+        flow, sums = endless(log, ahead=ahead, parallelism=parallelism, seed=seed)
+        job = await going(flow, 5)
+        before = job.statistics().loops[0].epoch_complete
+        statistics = await asyncio.wait_for(job.stop("drain"), PATIENCE_S)
+        assert statistics.state == "finished"
+        [loop] = statistics.loops
+        assert loop.ended_in is not None
+        assert before < loop.ended_in <= before + 3
+        assert sums.items == [45] * loop.ended_in
+        for entries in log.values():
+            check_listener(entries)
+            assert callbacks(entries) == list(range(loop.ended_in))
+
+    run_shuffled(main(), seed)
+    assert len(log) == parallelism + 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", [0, 2, None])
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_suspended_no_step_hears_of_an_end(ahead: int | None, parallelism: int, seed: int) -> None:
+    """SIGTERM does this: it must come to an end in the middle of an epoch, of a replay and of a round."""
+    log = Log()
+
+    async def main() -> None:
+        flow, _ = endless(log, ahead=ahead, parallelism=parallelism, seed=seed)
+        job = await going(flow, 3)
+        for _ in range(seed * 7):
+            await asyncio.sleep(0)
+        statistics = await asyncio.wait_for(job.stop("suspend"), PATIENCE_S)
+        assert statistics.state == "suspended"
+
+    run_shuffled(main(), seed)
+    for entries in log.values():
+        assert {entry[0] for entry in entries} == {"record", "callback", "close"}
+        assert entries[-1] == ("close",)
+        assert callbacks(entries) == list(range(len(callbacks(entries))))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", [0, None])
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_aborted_it_ends_at_once_and_closes_everything(
+    ahead: int | None, parallelism: int, seed: int
+) -> None:
+    """The last way out, whatever it is doing."""
+    log = Log()
+
+    async def main() -> None:
+        flow, _ = endless(log, ahead=ahead, parallelism=parallelism, seed=seed)
+        job = await going(flow, 3)
+        statistics = await asyncio.wait_for(job.stop("abort"), PATIENCE_S)
+        assert statistics.state == "aborted"
+
+    run_shuffled(main(), seed)
+    for entries in log.values():
+        assert entries.count(("close",)) == 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ahead", [0, 2, None])
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_it_goes_on_from_a_snapshot_and_can_be_drained_then(
+    ahead: int | None, parallelism: int, seed: int
+) -> None:
+    """Sums of a round that was under way are completed, and no round is left out or comes twice."""
+    log = Log()
+
+    async def main() -> None:
+        flow, _ = endless(Log(), ahead=ahead, parallelism=parallelism, seed=seed)
+        job = await going(flow, 4)
+        for _ in range(seed * 11):
+            await asyncio.sleep(0)
+        snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
+        await job.stop("abort")
+        flow, sums = endless(log, ahead=ahead, parallelism=parallelism, seed=seed)
+        job = await flow.start(channel_limits=SMALL, snapshot=snapshot)
+        await until(lambda: job.statistics().loops[0].epoch_complete >= 9)
+        statistics = await asyncio.wait_for(job.stop("drain"), PATIENCE_S)
+        assert sums.items == [45] * (statistics.loops[0].ended_in or 0)
+
+    run_shuffled(main(), seed)
+
+
+def a_long_way_round(seed: int) -> Flow:
+    """A loop that takes a barrier many turns of the event loop."""
+    flow = Flow("long")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        stream = variables[0]
+        for number in range(8):
+            stream = stream.rebalance().process(lambda number=number: Dawdle(seed + number), parallelism=2)  # type: ignore[misc]
+        return IterationBodyResult([stream.rebalance()], [])
+
+    iterate_bounded_streams_until_termination([cut_items(flow, range(9), seed=seed)], [], body)
+    return flow
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_snapshot_that_nobody_waits_for_any_more_does_not_hold_up_the_next(seed: int) -> None:
+    """Two barriers in one loop: the first came back to a head that had heard of the second only, and stood still."""
+
+    async def main() -> None:
+        job = await going(a_long_way_round(seed), 3)
+        given_up = asyncio.create_task(job.snapshot())
+        for _ in range(3 + seed):
+            await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.wait({given_up})
+        snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
+        await asyncio.wait_for(job.stop("abort"), PATIENCE_S)
+        job = await a_long_way_round(seed).start(channel_limits=SMALL, snapshot=snapshot)
+        statistics = await asyncio.wait_for(job.stop("drain"), PATIENCE_S)
+        # The records of one round, as often as there were rounds since; none was lost, none came twice.
+        assert statistics.loops[0].fed_back_records % 9 == 0
+
+    run_shuffled(main(), seed)
+
+
+@pytest.mark.parametrize("ahead", [0, 2, None])
+def test_its_statistics_tell_how_far_it_is(ahead: int | None) -> None:
+    """A loop of many hours, and nothing said whether it stood or went."""
+
+    async def main() -> None:
+        flow, _ = endless(Log(), ahead=ahead, parallelism=2, seed=1)
+        job = await going(flow, 1)
+        epochs = []
+        for target in (3, 6, 9):
+            await until(lambda target=target: job.statistics().loops[0].epoch_complete >= target)  # type: ignore[misc]
+            [loop] = job.statistics().loops
+            assert loop.epoch_complete <= loop.epoch_received <= loop.epoch_reached
+            assert loop.ended_in is None
+            assert loop.heads == ("variable 0",)
+            epochs.append((loop.epoch_complete, loop.fed_back_records))
+            if ahead == 0:
+                assert loop.fed_back_records <= 3 * (loop.epoch_complete + 2)
+        assert epochs == sorted(set(epochs))
+        assert job.statistics().step("data 0").records_in == 10
+        assert job.statistics().state == "running"
+        await job.stop("abort")
+
+    run_shuffled(main())
+
+
+async def test_drained_before_its_data_has_ended_it_still_runs_epoch_0_to_its_end() -> None:
+    """Nothing of what was read is dropped: drained inputs end, and the loop with them."""
+    log = Log()
+    flow, sums = endless(log, ahead=0, parallelism=1, seed=2)
+    job = await flow.start(channel_limits=SMALL)
+    statistics = await asyncio.wait_for(job.stop("drain"), PATIENCE_S)
+    assert (await ended(job)).state == "finished"
+    assert statistics.loops[0].ended_in == 1
+    assert len(sums.items) <= 1
+    for entries in log.values():
+        check_listener(entries)
+        assert callbacks(entries) == [0]

@@ -1,0 +1,694 @@
+"""A loop through a topic gives what it gives in memory, can be watched, and fails rather than hangs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from iteration.iteration_support import (
+    PATIENCE_S,
+    SMALL,
+    Dawdle,
+    Endless,
+    Log,
+    Witness,
+    callbacks,
+    cut_items,
+    run_shuffled,
+    until,
+)
+from iteration.known_cases_support import OUTPUT, SUM, feedback_path, nothing, sequence
+
+from streamiter import (
+    FeedbackLimits,
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    IterationListener,
+    Operator,
+    OutputTag,
+    Stream,
+    connect,
+    epochs_every,
+    feedback_through,
+    iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
+    replayed,
+    topic,
+)
+from streamiter.errors import ConfigurationError, GraphError, JobFailed
+from streamiter.iteration import FeedbackRecords
+from streamiter.runtime.job import Job
+from streamiter.runtime.statistics import JobStatistics
+from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
+
+CRITERIA = OutputTag("criteria")
+
+# A loop over a broker on a busy machine goes round some hundred times a second.
+BROKER_PATIENCE_S = 60.0
+
+MakeTopic = Callable[..., Awaitable[Topic]]
+Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
+
+
+@pytest.fixture(params=["memory", "sqlite", "kafka"])
+def make_topic(request: pytest.FixtureRequest, tmp_path: Path) -> MakeTopic:
+    """Call it and await it for a topic that is there."""
+    broker = MemoryBroker()
+    if request.param == "kafka":
+        address = request.getfixturevalue("kafka_broker").bootstrap
+        prefix = request.getfixturevalue("topic_prefix")
+
+    async def make(partitions: int = 1, name: str = "loop", **settings: str) -> Topic:
+        made: Topic
+        if request.param == "memory":
+            made = broker.topic(name)
+        elif request.param == "sqlite":
+            made = topic(f"sqlite:///{tmp_path}/topics.db?topic={name}", poll_interval_s=0.001)
+        else:
+            made = topic(f"kafka://{address}/{prefix}{name}")
+        await made.create(partitions=partitions, settings=settings)
+        return made
+
+    return make
+
+
+async def ended(job: Job) -> JobStatistics:
+    try:
+        return await asyncio.wait_for(job.wait(), BROKER_PATIENCE_S)
+    except TimeoutError:
+        statistics = job.statistics()
+        await job.stop("abort")
+        raise AssertionError(f"the loop does not end: {statistics.loops}") from None
+
+
+async def run(flow: Flow, **options: Any) -> JobStatistics:
+    return await ended(await flow.start(**options))
+
+
+def iterate(initial: Stream, data: list[Any], body: Body, ahead: int | str | None) -> Any:
+    """A bounded iteration with that number, or an unbounded one."""
+    if ahead == "unbounded":
+        return iterate_unbounded_streams([initial], data, body)
+    config = IterationConfig(max_epochs_ahead=ahead)  # type: ignore[arg-type]
+    return iterate_bounded_streams_until_termination([initial], data, body, config)
+
+
+EVERY_KIND = pytest.mark.parametrize("ahead", [0, 1, None, "unbounded"])
+
+
+@EVERY_KIND
+async def test_a_loop_gives_what_it_gives_in_memory(make_topic: MakeTopic, ahead: Any) -> None:
+    """Epochs, their callbacks and the end of the iteration travel through the topic, too."""
+    through = await make_topic()
+    log: Log = {}
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        counted = variables[0].map(lambda x: x + 1).process(lambda: Witness(log), name="witness")
+        return IterationBodyResult([feedback_through(counted.filter(lambda x: x < 5), through)], [counted])
+
+    flow = Flow("count")
+    [counted] = iterate(flow.from_items([0]), [], body, ahead)
+    collected = counted.collect()
+    statistics = await run(flow)
+    assert collected.items == [1, 2, 3, 4, 5]
+    witnessed = log["witness", 0]
+    assert [entry[1:] for entry in witnessed if entry[0] == "record"] == [(x + 1, x) for x in range(5)]
+    assert callbacks(witnessed) == [0, 1, 2, 3, 4]
+    assert statistics.state == "finished"
+    assert statistics.loops[0].ended_in == 5
+
+
+async def test_criteria_and_replayed_data_beside_feedback_through_a_topic(make_topic: MakeTopic) -> None:
+    """The criteria come back in memory, sooner than what goes through the topic."""
+    through = await make_topic(partitions=2)
+    log: Log = {}
+
+    def emit_criteria(epoch: int, context: Any, out: Any) -> None:
+        if epoch < 2:
+            out.emit(epoch, tag=CRITERIA)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        counted = connect(variable=variables[0].map(lambda x: x + 1), data=data[0]).process(
+            lambda: Witness(log, on_callback=emit_criteria), name="witness"
+        )
+        back = counted.filter(lambda x: x < 10)
+        return IterationBodyResult(
+            [feedback_through(back, through)], [counted], counted.side_output(CRITERIA)
+        )
+
+    flow = Flow("criteria")
+    [counted] = iterate(flow.from_items([0]), [replayed(flow.from_items([10, 20]))], body, 0)
+    collected = counted.collect()
+    await run(flow)
+    assert [item for item in collected.items if item < 10] == [1, 2, 3, 4]
+    assert sorted(item for item in collected.items if item >= 10) == [10, 10, 10, 20, 20, 20]
+    assert callbacks(log["witness", 0]) == [0, 1, 2]
+
+
+@EVERY_KIND
+@pytest.mark.parametrize(("heads", "partitions"), [(1, 1), (1, 3), (2, 2), (2, 5)])
+async def test_every_record_goes_round_as_often_as_it_should(
+    make_topic: MakeTopic, heads: int, partitions: int, ahead: Any
+) -> None:
+    """Through unions, forward and keyed edges, over any number of heads and partitions."""
+    through = await make_topic(partitions=partitions)
+    items = [(number, number % 7) for number in range(500)]
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        left = variables[0].filter(lambda x: x[1] > 0).map(lambda x: (x[0], x[1] - 1))
+        even = left.filter(lambda x: x[0] % 2 == 0)
+        odd = left.filter(lambda x: x[0] % 2 == 1).key_by(lambda x: x[0])
+        return IterationBodyResult([feedback_through(even.union(odd), through)], [variables[0]])
+
+    flow = Flow("rounds")
+    [passed] = iterate(flow.from_items(items, parallelism=heads), [], body, ahead)
+    collected = passed.collect()
+    await run(flow)
+    assert sorted(collected.items) == sorted((n, left) for n, times in items for left in range(times + 1))
+
+
+class RoundSums(Operator, IterationListener):
+    """The sum of each round in its callback; what came in it is fed on then, in the rounds before the last."""
+
+    LAST_ROUND = 4
+
+    def __init__(self) -> None:
+        self._sums: dict[int, int] = {}
+        self._cache: list[int] = []
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process_variable(self, value: int, out: Any) -> None:
+        epoch = self._context.epoch
+        self._sums[epoch] = self._sums.get(epoch, 0) + value
+        if epoch < self.LAST_ROUND:
+            self._cache.append(value)
+
+    process_data = process_variable
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        out.emit((epoch_watermark, self._sums.get(epoch_watermark)), tag=OUTPUT)
+        cache, self._cache = self._cache, []
+        out.emit_batch(cache)
+
+    def on_iteration_terminated(self, context: Any, out: Any) -> None:
+        out.emit("terminated", tag=OUTPUT)
+
+
+@pytest.mark.parametrize("ahead", [0, None])
+async def test_the_known_sums_of_each_round(make_topic: MakeTopic, ahead: int | None) -> None:
+    """Four instances feed back to four heads, through a keyed exchange and the topic."""
+    through = await make_topic(partitions=6)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        summed = connect(variable=variables[0], data=data[0]).process(RoundSums, parallelism=1)
+        return IterationBodyResult(
+            [feedback_through(feedback_path(summed), through)], [summed.side_output(OUTPUT)]
+        )
+
+    flow = Flow("sums")
+    [sums] = iterate(nothing(flow), [sequence(flow, 1)], body, ahead)
+    collected = sums.collect()
+    await run(flow)
+    assert collected.items == [*((epoch, SUM) for epoch in range(5)), "terminated"]
+
+
+async def test_records_keep_their_order_and_their_types(make_topic: MakeTopic) -> None:
+    """Spread over the partitions of a head, what one subtask fed back came back in any order."""
+    through = await make_topic(partitions=4)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        [numbers] = variables
+        first = numbers.filter(lambda x: x[0].dtype == np.int64)
+        return IterationBodyResult(
+            [feedback_through(first.map(lambda x: (x[0].astype(np.float32), x[1])), through)], [numbers]
+        )
+
+    flow = Flow("order")
+    items = [(np.arange(3), index) for index in range(3_000)]
+    [passed] = iterate(flow.from_items(items), [], body, None)
+    collected = passed.collect()
+    await run(flow)
+    back = [(record[0].dtype, record[1]) for record in collected.items if record[0].dtype != np.int64]
+    assert back == [(np.dtype(np.float32), index) for index in range(3_000)]
+
+
+async def test_what_an_earlier_run_has_left_is_skipped(make_topic: MakeTopic) -> None:
+    """A run that was aborted leaves feedback in the topic that nobody has read."""
+    through = await make_topic(partitions=2)
+
+    def made(flow: Flow, limit: int) -> Any:
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            counted = variables[0].map(lambda x: x + 1)
+            return IterationBodyResult(
+                [feedback_through(counted.filter(lambda x: x < limit).rebalance(), through)], [counted]
+            )
+
+        [counted] = iterate(flow.from_items([0], parallelism=2), [], body, None)
+        return counted.collect()
+
+    flow = Flow("for ever")
+    collected = made(flow, 10**9)
+    job = await flow.start()
+    await until(lambda: len(collected.items) > 10)
+    await job.stop("abort")
+    for _ in range(2):
+        flow = Flow("short")
+        collected = made(flow, 5)
+        await run(flow)
+        assert sorted(collected.items) == [1, 2, 3, 4, 5]
+
+
+async def written(through: Topic) -> list[dict[str, Any]]:
+    """All that is in the topic, as it is seen from outside."""
+    flow = Flow("watch")
+    watched = flow.source(through, decode=FeedbackRecords(), stop="latest").collect()
+    await run(flow)
+    return watched.items
+
+
+async def test_a_loop_can_be_watched_while_it_runs(make_topic: MakeTopic) -> None:
+    """What goes round is seen by anybody who reads the topic, the control records in every partition."""
+    through = await make_topic(partitions=2)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        counted = variables[0].map(lambda x: x + 1, name="counted")
+        return IterationBodyResult([feedback_through(counted, through)], [counted])
+
+    flow, watch = Flow("for ever"), Flow("watch")
+    [counted] = iterate(flow.from_items([0]), [], body, None)
+    counted.collect()
+    watched = watch.source(through, decode=FeedbackRecords()).collect()
+    watching = await watch.start()
+    job = await flow.start()
+
+    def seen(kind: str) -> list[dict[str, Any]]:
+        return [record for record in watched.items if record["kind"] == kind]
+
+    await until(lambda: len(seen("data")) >= 3 and len(seen("watermark")) >= 6)
+    await asyncio.wait_for(job.snapshot(), PATIENCE_S)
+    await until(lambda: len(seen("barrier")) == 2)
+    await job.stop("abort")
+    await watching.stop("abort")
+    assert [record["step"] for record in seen("start")] == ["counted[0]"] * 2
+    assert [(record["epoch"], record["records"]) for record in seen("data")[:3]] == [
+        (1, [1]),
+        (2, [2]),
+        (3, [3]),
+    ]
+    assert len({record["run"] for record in watched.items}) == 1
+    for kind in ("watermark", "barrier"):
+        assert {record["is_copy"] for record in seen(kind)} == {False, True}
+    assert [record["epoch"] for record in seen("watermark") if record["is_copy"]][:2] == [1, 2]
+
+
+async def test_a_record_of_somebody_else_is_an_error_that_says_where(make_topic: MakeTopic) -> None:
+    """Two programs that write to one topic by mistake must not share a loop."""
+    through = await make_topic()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([feedback_through(variables[0], through)], [data[0]])
+
+    flow = Flow("loop")
+    [passed] = iterate(flow.from_items([]), [flow.from_source(Endless())], body, "unbounded")
+    passed.collect()
+    job = await flow.start()
+    writer = await through.open_writer()
+    await writer.write(OutgoingBatch([b"hello"]))
+    await writer.close()
+    with pytest.raises(JobFailed) as failed:
+        await ended(job)
+    assert "'variable 0'" in str(failed.value)
+    assert f"{through.url}, partition 0, offset " in str(failed.value)
+    assert "expected only what the loop feeds back" in str(failed.value)
+
+
+async def test_a_topic_with_too_few_partitions_is_refused_with_the_numbers(make_topic: MakeTopic) -> None:
+    """A head without a partition would wait for its feedback for ever."""
+    through = await make_topic(partitions=2)
+    flow = Flow("loop")
+    [passed] = iterate(
+        flow.from_items([0], parallelism=3),
+        [],
+        lambda v, d: IterationBodyResult([feedback_through(v[0], through)], v),
+        0,
+    )
+    passed.collect()
+    with pytest.raises(JobFailed, match=r"a partition for each of 3 heads, given 2; create it with more"):
+        await flow.start()
+
+
+async def test_a_topic_that_is_not_there_is_named(make_topic: MakeTopic) -> None:
+    """Created in passing, it would have one partition where more are needed."""
+    through = await make_topic(name="missing")
+    await through.delete()
+    flow = Flow("loop")
+    [passed] = iterate(
+        flow.from_items([0]), [], lambda v, d: IterationBodyResult([feedback_through(v[0], through)], v), 0
+    )
+    passed.collect()
+    with pytest.raises(JobFailed, match=r"missing"):
+        await flow.start()
+
+
+async def test_a_topic_that_disappears_ends_the_job(make_topic: MakeTopic) -> None:
+    """The loop stood still without a word, since nothing came back any more."""
+    through = await make_topic()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([feedback_through(variables[0], through)], variables)
+
+    flow = Flow("loop")
+    [passed] = iterate(flow.from_items([0]), [], body, None)
+    collected = passed.collect()
+    job = await flow.start()
+    await until(lambda: len(collected.items) > 2)
+    await through.delete()
+    with pytest.raises(JobFailed, match=rf"'variable 0'.*{through.name}"):
+        await ended(job)
+
+
+async def test_a_broker_that_is_gone_ends_the_job(kafka_broker_factory: Any) -> None:
+    """Neither the loop nor its end may wait for a broker for ever."""
+    broker = kafka_broker_factory()
+    through = topic(f"kafka://{broker.bootstrap}/loop", give_up_after_s=3.0, request_timeout_s=1.0)
+    await through.create()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([feedback_through(variables[0], through)], variables)
+
+    flow = Flow("loop")
+    [passed] = iterate(flow.from_items([0]), [], body, None)
+    collected = passed.collect()
+    job = await flow.start()
+    await until(lambda: len(collected.items) > 2)
+    broker.kill()
+    with pytest.raises(JobFailed, match=r"'variable 0'.*loop"):
+        await ended(job)
+
+
+async def test_a_loop_goes_on_when_its_broker_comes_back(kafka_broker_factory: Any) -> None:
+    """After a restart of the broker, loops stood still or counted what was written again twice."""
+    broker = kafka_broker_factory()
+    through = topic(f"kafka://{broker.bootstrap}/loop")
+    await through.create(partitions=2)
+    tokens, rounds = 50, 100
+    reached: list[int] = []
+
+    def count(at: tuple[int, int]) -> tuple[int, int]:
+        reached.append(at[1])
+        return at[0], at[1] + 1
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        counted = variables[0].map(count)
+        back = counted.filter(lambda at: at[1] < rounds).rebalance()
+        return IterationBodyResult([feedback_through(back, through)], [counted])
+
+    flow = Flow("loop")
+    [counted] = iterate(
+        flow.from_items([(token, 0) for token in range(tokens)], parallelism=2), [], body, None
+    )
+    collected = counted.collect()
+    job = await flow.start()
+    await until(lambda: max(reached, default=0) >= 10)
+    await asyncio.to_thread(broker.stop)
+    await asyncio.to_thread(broker.start)
+    await ended(job)
+    expected = [(token, round_number) for token in range(tokens) for round_number in range(1, rounds + 1)]
+    assert sorted(collected.items) == expected
+
+
+async def test_an_abort_does_not_wait_for_a_broker(kafka_broker_factory: Any) -> None:
+    """It stored first what nobody would read, and a frozen broker kept it for as long as the connector has patience."""
+    broker = kafka_broker_factory()
+    through = topic(f"kafka://{broker.bootstrap}/loop", give_up_after_s=100 * BROKER_PATIENCE_S)
+    await through.create()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([feedback_through(variables[0], through)], variables)
+
+    flow = Flow("loop")
+    [passed] = iterate(flow.from_items([0]), [], body, None)
+    collected = passed.collect()
+    job = await flow.start()
+    await until(lambda: len(collected.items) > 2)
+    broker.pause()
+    try:
+        statistics = await asyncio.wait_for(job.stop("abort"), BROKER_PATIENCE_S)
+    finally:
+        broker.resume()
+    assert statistics.state == "aborted"
+
+
+@pytest.mark.parametrize("mode", ["suspend", "drain", "abort"])
+async def test_a_loop_can_be_stopped(make_topic: MakeTopic, mode: Any) -> None:
+    """A barrier, or an end, that goes through the topic comes back before the pumps are stopped."""
+    through = await make_topic(partitions=3)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        back = variables[0].union(data[0]).map(lambda x: x + 1, parallelism=2)
+        return IterationBodyResult([feedback_through(back.rebalance(), through)], [back])
+
+    flow = Flow("loop")
+    items = (
+        epochs_every(flow.from_source(Endless([0, 1, 2])), records=2)
+        if mode != "drain"
+        else flow.from_items([1])
+    )
+    initial = flow.from_items([0, 1], parallelism=2)
+    [passed] = iterate(initial, [items], body, None if mode == "drain" else "unbounded")
+    collected = passed.collect()
+    job = await flow.start()
+    await until(lambda: len(collected.items) > 20)
+    statistics = await asyncio.wait_for(job.stop(mode), BROKER_PATIENCE_S)
+    assert statistics.state == {"suspend": "suspended", "drain": "finished", "abort": "aborted"}[mode]
+
+
+@pytest.mark.parametrize("ahead", [None, 0, 1])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: int) -> None:
+    """What is under way in the topic belongs to the snapshot, not to the run that goes on from it."""
+    items = [(number, number % 4) for number in range(9)]
+    initial = [(100 + number, number % 3) for number in range(5)]
+
+    async def after(turns: int) -> None:
+        through = MemoryBroker().topic("loop")
+        await through.create(partitions=3)
+
+        def made() -> tuple[Flow, Any]:
+            flow = Flow("loop")
+            data = epochs_every(cut_items(flow, items, seed=seed, parallelism=2), records=2)
+
+            def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
+                every = variables[0].rebalance().union(entered[0].rebalance())
+                slow = every.rebalance().process(lambda: Dawdle(seed), name="slow", parallelism=2)
+                back = slow.filter(lambda x: x[1] > 0).map(lambda x: (x[0], x[1] - 1))
+                return IterationBodyResult([feedback_through(back.rebalance(), through)], [slow])
+
+            config = IterationConfig(max_epochs_ahead=ahead)
+            variable = cut_items(flow, initial, seed=seed, parallelism=2)
+            [passed] = iterate_unbounded_streams([variable], [data], body, config)
+            return flow, passed.collect()
+
+        flow, _ = made()
+        job = await flow.start(channel_limits=SMALL)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        try:
+            snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
+        except ConfigurationError:  # It has ended.
+            return
+        await job.stop("abort")
+        flow, passed = made()
+        await run(flow, channel_limits=SMALL, snapshot=snapshot)
+        every = [*items, *initial]
+        assert sorted(passed.items) == sorted((n, left) for n, times in every for left in range(times + 1)), (
+            turns
+        )
+
+    for turns in range(0, 240, 12):
+        run_shuffled(after(turns), seed + turns)
+
+
+async def test_what_the_head_has_no_memory_for_stays_in_the_topic(
+    make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    """Feedback that was read ahead of the head went to disk a second time."""
+    through = await make_topic()
+    spilled = tmp_path / "spilled"
+    spilled.mkdir()
+    limit_bytes = 100_000
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        slow = variables[0].process(lambda: Dawdle(1), parallelism=1)
+        back = slow.filter(lambda x: x[0] == 0).map(lambda x: x + 1)
+        return IterationBodyResult([feedback_through(back, through)], [slow.map(lambda x: float(x[0]))])
+
+    limits = FeedbackLimits(memory_bytes=limit_bytes, directory=str(spilled))
+    flow = Flow("large")
+    [passed] = iterate_bounded_streams_until_termination(
+        [flow.from_items(np.zeros((2_000, 1_000)))],
+        [],
+        body,
+        IterationConfig(max_epochs_ahead=None, feedback_limits=limits),
+    )
+    collected = passed.collect()
+    statistics = await run(flow)
+    assert sorted(collected.items) == [0.0] * 2_000 + [1.0] * 2_000
+    [feedback] = [channel for task in statistics.tasks for channel in task.feedback]
+    assert feedback.total_records == 2_000
+    assert feedback.peak_bytes_in_memory <= limit_bytes + 1_000_000  # one record of the topic more
+    assert feedback.peak_bytes_on_disk == 0
+
+
+async def test_statistics_count_what_is_under_way_in_the_topic() -> None:
+    """A loop that had stood still for long showed no feedback that waits."""
+    through = MemoryBroker().topic("loop")
+    await through.create(settings={"max_record_bytes": "1100"})
+    goes_on = asyncio.Event()
+
+    class Held(Operator):
+        async def process(self, record: int, out: Any) -> None:
+            if record == 1:
+                await goes_on.wait()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        [number] = variables
+        number.process(Held)
+        many = number.flat_map(lambda x: [1] * 10_000 if x == 0 else [])
+        return IterationBodyResult([feedback_through(many, through)], [])
+
+    flow = Flow("held")
+    config = IterationConfig(max_epochs_ahead=None, feedback_limits=FeedbackLimits(memory_bytes=0))
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [], body, config)
+    job = await flow.start(channel_limits=SMALL)
+    await until(lambda: job.statistics().loops[0].fed_back_records == 10_000)
+    assert job.statistics().loops[0].waiting_records > 5_000
+    goes_on.set()
+    statistics = await ended(job)
+    assert (statistics.loops[0].fed_back_records, statistics.loops[0].waiting_records) == (10_000, 0)
+
+
+async def test_batches_are_cut_below_the_limit_of_the_topic() -> None:
+    """A batch above the limit of the topic ended the job, although each of its records would have fitted."""
+    through = MemoryBroker().topic("loop")
+    await through.create(settings={"max_record_bytes": "2000"})
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        back = variables[0].filter(lambda x: x[0] != "z").map(lambda x: "z" + x)
+        return IterationBodyResult([feedback_through(back, through)], variables)
+
+    def made(items: list[str]) -> tuple[Flow, Any]:
+        flow = Flow("loop")
+        [passed] = iterate(flow.from_items(items), [], body, 0)
+        return flow, passed.collect()
+
+    items = [str(number) * (number % 17 + 1) for number in range(100, 1_000)]
+    flow, collected = made(items)
+    await run(flow)
+    assert collected.items == [*items, *("z" + item for item in items)]
+    data = [record for record in await written(through) if record["kind"] == "data"]
+    assert len(data) > 10
+
+    flow, _ = made(["a" * 3_000])
+    with pytest.raises(
+        JobFailed, match=r"'variable 0'.*expected records of at most 1488 bytes, given one of 30\d\d"
+    ):
+        await run(flow)
+
+
+async def test_a_record_that_is_no_plain_data_is_named() -> None:
+    """In memory any object goes round; a topic holds plain data only."""
+    through = MemoryBroker().topic("loop")
+    await through.create()
+    flow = Flow("loop")
+    [passed] = iterate(
+        flow.from_items([0]),
+        [],
+        lambda v, d: IterationBodyResult([feedback_through(v[0].map(lambda x: object()), through)], v),
+        0,
+    )
+    passed.collect()
+    with pytest.raises(JobFailed, match=r"'variable 0'.*record 0 of the batch: .*object"):
+        await run(flow)
+
+
+async def test_feedback_that_retention_has_taken_is_an_error() -> None:
+    """What was gone before it was read was lost without a word, and the loop ended early."""
+    through = MemoryBroker().topic("loop")
+    await through.create(settings={"retention_records": "1", "max_record_bytes": "2000"})
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        many = variables[0].flat_map(lambda x: [x + 1] * 5_000 if x == 0 else [])
+        return IterationBodyResult([feedback_through(many, through)], variables)
+
+    [passed] = iterate(flow.from_items([0]), [], body, None)
+    passed.collect()
+    with pytest.raises(JobFailed, match=r"'variable 0'.*(out of range|no longer|earliest)"):
+        await run(flow)
+
+
+# -- while the graph is built --------------------------------------------------------------------------------
+
+
+def loop_of(make: Callable[[Stream, Topic], Any]) -> Callable[[], object]:
+    """Builds a loop whose body makes its result of the variable stream."""
+
+    def build() -> object:
+        broker = MemoryBroker()
+        flow = Flow("f")
+        return iterate_bounded_streams_until_termination(
+            [flow.from_items([0]), flow.from_items([0])],
+            [],
+            lambda v, d: make(v, broker.topic("loop")),  # type: ignore[arg-type]
+        )
+
+    return build
+
+
+WRONG: list[tuple[Callable[[], object], str]] = [
+    (loop_of(lambda v, t: feedback_through(v, t)), r"feedback_through: expected a stream, given \["),
+    (
+        loop_of(lambda v, t: feedback_through(v[0], "loop")),
+        r'expected a topic, given .loop.; write .*topic\("kafka',
+    ),
+    (
+        loop_of(lambda v, t: feedback_through(v[0], topic("file:/tmp/a.jsonl"))),
+        r"expected a topic with partitions and headers, given file:",
+    ),
+    (
+        loop_of(lambda v, t: feedback_through(v[0], t).map(str)),
+        r"to be one of the feedback_variable_streams .* \.map of it",
+    ),
+    (
+        loop_of(lambda v, t: IterationBodyResult(v, [feedback_through(v[0], t)])),
+        r"expected output stream 0 to be a Stream, given feedback_through\('variable 0', memory:",
+    ),
+    (
+        loop_of(lambda v, t: IterationBodyResult(v, v, feedback_through(v[0], t))),
+        r"expected termination_criteria to be a Stream, given feedback_through",
+    ),
+    (
+        loop_of(lambda v, t: IterationBodyResult([feedback_through(s, t) for s in v], v)),
+        r"a topic of its own for the feedback to 'variable 1' \('variable 1'\), given memory:.*'variable 0' goes",
+    ),
+    (
+        loop_of(lambda v, t: connect(a=feedback_through(v[0], t))),
+        r"connect: expected streams, given feedback_through",
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "message"), WRONG)
+def test_wrong_use_is_refused_at_the_users_line(build: Callable[[], object], message: str) -> None:
+    """A stream that goes through a topic on one of its ways only would be read twice, or nowhere."""
+    with pytest.raises(GraphError, match=message) as refused:
+        build()
+    assert "test_feedback_through_topics.py" in refused.value.where

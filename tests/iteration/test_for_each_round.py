@@ -1,0 +1,533 @@
+"""Steps of which each round of a bounded iteration has its own instance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from iteration.iteration_support import PATIENCE_S, SMALL, Dawdle, cut_items, ended, run, run_shuffled, until
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    IterationListener,
+    Operator,
+    OperatorLifeCycle,
+    OutputTag,
+    Stream,
+    connect,
+    for_each_round,
+    iterate_bounded_streams_until_termination,
+    replayed,
+)
+from streamiter.errors import JobFailed, RejectRecords
+from streamiter.operators.collect import Collected
+from streamiter.runtime.plan import ChannelLimits
+from streamiter.testing import VirtualClock
+from streamiter.topics import MemoryBroker
+
+SUMS = OutputTag("sums")
+SubBody = Callable[[list[Stream]], Sequence[Stream]]
+
+
+class Lives(list[list[Any]]):
+    """What each instance met, in the order in which they were opened."""
+
+
+class OneLife(Operator, IterationListener):
+    """Writes down its life."""
+
+    def __init__(self, lives: Lives) -> None:
+        self._lives = lives
+
+    def open(self, context: Any) -> None:
+        self.context = context
+        self.life: list[Any] = ["open"]
+        self._lives.append(self.life)
+
+    def process(self, record: Any, out: Any) -> None:
+        self.life.append((record, self.context.epoch))
+        out.emit(record)
+
+    process_build = process_probe = process
+
+    def input_ended(self, name: str, out: Any) -> None:
+        self.life.append(f"{name} ended")
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        assert context.epoch == epoch_watermark
+        self.life.append(("callback", epoch_watermark))
+
+    def on_iteration_terminated(self, context: Any, out: Any) -> None:
+        self.life.append(("terminated", context.epoch, context.is_ending))
+
+    def finish(self, out: Any) -> None:
+        self.life.append("finish")
+
+    def close(self) -> None:
+        self.life.append("close")
+
+
+def rounds_of(
+    sub_body: SubBody,
+    *,
+    rounds: int = 3,
+    data: Sequence[Any] = (),
+    flow: Flow | None = None,
+    parallelism: int = 1,
+    **config: Any,
+) -> tuple[Flow, list[Collected]]:
+    """A token 0, 1, … goes round so many times; ``sub_body`` is given it and the data (replayed) in each round."""
+    flow = flow or Flow("loop")
+
+    def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
+        given = for_each_round([variables[0], *entered], sub_body)
+        token = variables[0].map(lambda x: x + 1).filter(lambda x: x < rounds)
+        return IterationBodyResult([token], given)
+
+    streams = [replayed(cut_items(flow, items, parallelism=parallelism)) for items in data]
+    outputs = iterate_bounded_streams_until_termination(
+        [flow.from_items([0])], streams, body, IterationConfig(**config)
+    )
+    return flow, [output.collect() for output in outputs]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_round_has_an_instance_of_its_own_that_lives_from_open_to_close(seed: int) -> None:
+    """A count that was kept from the round before made every later round wrong."""
+    lives = Lives()
+    flow, _ = rounds_of(lambda streams: [streams[0].process(lambda: OneLife(lives), name="step")])
+    run(flow, seed=seed, limits=SMALL)
+    assert lives == [
+        ["open", (epoch, epoch), "input ended", ("callback", epoch), "finish", "close"] for epoch in range(3)
+    ]
+
+
+def test_the_instance_of_the_ending_epoch_hears_of_the_end_instead_of_a_callback() -> None:
+    """The last value comes round once more after the last callback, and what a step makes of it counts."""
+    lives = Lives()
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        [seen] = for_each_round(variables, lambda streams: [streams[0].process(lambda: OneLife(lives))])
+        criteria = seen.map(lambda x: x).filter(lambda x: x < 1)
+        return IterationBodyResult([seen.map(lambda x: x + 1)], [seen], criteria)
+
+    [output] = iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+    collected = output.collect()
+    run(flow, limits=SMALL)
+    assert lives == [
+        ["open", (0, 0), "input ended", ("callback", 0), "finish", "close"],
+        ["open", (1, 1), "input ended", ("callback", 1), "finish", "close"],
+        ["open", (2, 2), "input ended", ("terminated", 2, True), "finish", "close"],
+    ]
+    assert collected.items == [0, 1, 2]
+
+
+def test_an_epoch_without_records_has_no_instance() -> None:
+    """Listeners of a round hear only of epochs that had records."""
+    lives = Lives()
+
+    def sub_body(streams: list[Stream]) -> list[Stream]:
+        return [streams[0].filter(lambda x: x % 2 == 0).process(lambda: OneLife(lives))]
+
+    flow, _ = rounds_of(sub_body, rounds=6)
+    run(flow, limits=SMALL)
+    assert [life[1] for life in lives] == [(0, 0), (2, 2), (4, 4)]
+    assert [life[3] for life in lives] == [("callback", 0), ("callback", 2), ("callback", 4)]
+
+
+def test_plain_data_is_seen_in_epoch_0_only() -> None:
+    """It has been read once; later rounds have to keep what they need outside."""
+    flow, lives = Flow("loop"), Lives()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        for_each_round(data, lambda streams: [streams[0].process(lambda: OneLife(lives))])
+        return IterationBodyResult([variables[0].map(lambda x: x + 1).filter(lambda x: x < 3)], [])
+
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [flow.from_items([7, 8])], body)
+    run(flow)
+    assert lives == [["open", (7, 0), (8, 0), "input ended", ("callback", 0), "finish", "close"]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_count_of_replayed_data_ends_with_the_rest_of_the_ending_epoch(seed: int) -> None:
+    """Replayed data does not come in the ending epoch, the variable does: the step can tell by is_ending."""
+
+    class Count(Operator):
+        def open(self, context: Any) -> None:
+            self._context, self._rows = context, 0
+
+        def process_variable(self, record: int, out: Any) -> None:
+            out.emit(record + 1)
+
+        def process_data(self, record: int, out: Any) -> None:
+            self._rows += 1
+
+        def finish(self, out: Any) -> None:
+            out.emit((self._context.epoch, self._rows, self._context.is_ending), tag=SUMS)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        counted = connect(variable=variables[0], data=data[0]).process(Count, parallelism=1)
+        return IterationBodyResult(
+            [counted], [counted.side_output(SUMS)], variables[0].filter(lambda x: x < 1)
+        )
+
+    flow = Flow("loop")
+    data = replayed(cut_items(flow, range(20), seed=seed, parallelism=2))
+    config = IterationConfig(operator_life_cycle=OperatorLifeCycle.PER_ROUND)
+    [counts] = iterate_bounded_streams_until_termination([flow.from_items([0])], [data], body, config)
+    collected = counts.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert collected.items == [(0, 20, False), (1, 20, False), (2, 0, True)]
+
+
+# -- operators for bounded input ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_reduce_sort_and_join_work_in_each_round(seed: int) -> None:
+    """They emit at the end of their input, which a loop has only once unless they begin anew."""
+
+    def sub_body(streams: list[Stream]) -> list[Stream]:
+        token, rows = streams
+        return [
+            rows.reduce_all(lambda a, b: a + b),
+            rows.sort(lambda x: -x),
+            rows.join(token, on=(lambda row: row % 3, lambda number: number)),
+        ]
+
+    flow, [sums, ordered, pairs] = rounds_of(sub_body, data=[range(7)], parallelism=2)
+    run(flow, seed=seed, limits=SMALL)
+    assert sums.items == 3 * [21]
+    assert ordered.items == 3 * [6, 5, 4, 3, 2, 1, 0]
+    expected = [(row, number) for number in range(3) for row in range(7) if row % 3 == number]
+    assert sorted(pairs.items) == sorted(expected)
+
+
+class HashJoin(OneLife):
+    """Reads all of one input before the first record of the other."""
+
+    def open(self, context: Any) -> None:
+        super().open(context)
+        self._built: set[int] | None = set()
+        self._is_built = False
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        return None if self._is_built else ("build",)
+
+    def process_build(self, record: int, out: Any) -> None:
+        assert not self._is_built
+        self._built.add(record)
+
+    def process_probe(self, record: int, out: Any) -> None:
+        assert self._is_built, "a record came before all that it is to be compared with"
+        if record in self._built:
+            out.emit((self.context.epoch, record))
+
+    def input_ended(self, name: str, out: Any) -> None:
+        self._is_built |= name == "build"
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("limit", [1, 3, 20])
+def test_a_hash_join_that_waits_for_the_end_of_one_input_never_holds_up_the_loop(
+    seed: int, limit: int
+) -> None:
+    """The other input filled its channel, so that the data never ended, nor the epoch it waited for."""
+    lives = Lives()
+
+    def sub_body(streams: list[Stream]) -> list[Stream]:
+        token, rows = streams
+        slow = token.flat_map(lambda x: [x, x + 10]).process(lambda: Dawdle(seed)).broadcast()
+        return [connect(build=slow, probe=rows).process(lambda: HashJoin(lives), parallelism=2)]
+
+    flow, [found] = rounds_of(sub_body, data=[range(100)], parallelism=2)
+    run(flow, seed=seed, limits=ChannelLimits(records=limit))
+    assert sorted(found.items) == [(epoch, row) for epoch in range(3) for row in (epoch, epoch + 10)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_end_of_an_input_is_heard_before_what_had_to_wait_for_it(seed: int) -> None:
+    """Rounds ahead, the last record of the one input and its end were there at once: the other came in between."""
+    lives = Lives()
+
+    def sub_body(streams: list[Stream]) -> list[Stream]:
+        token, rows = streams
+        slow = rows.process(lambda: Dawdle(seed)).process(lambda: Dawdle(seed + 1))
+        return [connect(build=token, probe=slow).process(lambda: HashJoin(lives), parallelism=1)]
+
+    flow, [found] = rounds_of(sub_body, rounds=8, data=[range(8)])
+    run(flow, seed=seed, limits=ChannelLimits(records=3))
+    assert found.items == [(epoch, epoch) for epoch in range(8)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_both_inputs_of_a_join_may_come_from_one_stream(seed: int) -> None:
+    """The end of the wanted input's epoch lay behind records of the other, which nobody took."""
+    lives = Lives()
+
+    def sub_body(streams: list[Stream]) -> list[Stream]:
+        rows = streams[1]
+        build = rows.filter(lambda x: x % 2 == 0)
+        return [connect(build=build, probe=rows).process(lambda: HashJoin(lives), parallelism=1)]
+
+    flow, [found] = rounds_of(sub_body, data=[range(60)])
+    run(flow, seed=seed, limits=ChannelLimits(records=2))
+    assert found.items == [(epoch, row) for epoch in range(3) for row in range(0, 60, 2)]
+
+
+def test_a_probe_side_that_waits_goes_to_disk_beyond_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read ahead of its turn must not fill the memory either."""
+    import tempfile
+
+    from streamiter.runtime.graph import FeedbackLimits
+
+    opened: list[str] = []
+    make = tempfile.TemporaryFile
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        opened.append("file")
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", counted)
+    lives = Lives()
+
+    def sub_body(streams: list[Stream]) -> list[Stream]:
+        token, rows = streams
+        return [connect(build=token, probe=rows).process(lambda: HashJoin(lives), parallelism=1)]
+
+    flow, [found] = rounds_of(
+        sub_body, data=[range(3_000)], feedback_limits=FeedbackLimits(memory_bytes=1_000)
+    )
+    run(flow, limits=ChannelLimits(records=10))
+    assert opened
+    assert found.items == [(0, 0), (1, 1), (2, 2)]
+
+
+# -- what surrounds an operator ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_keyed_state_is_gone_in_the_next_round(parallelism: int) -> None:
+    """Counts of a key went on where the last round had left them."""
+
+    class CountKey(Operator):
+        def open(self, context: Any) -> None:
+            self._context = context
+
+        def process(self, record: int, out: Any) -> None:
+            state = self._context.state
+            state["seen"] = state.get("seen", 0) + 1
+            out.emit((self._context.epoch, self._context.key, state["seen"]))
+
+    def sub_body(streams: list[Stream]) -> list[Stream]:
+        return [streams[1].key_by(lambda x: x % 2).process(CountKey, parallelism=parallelism)]
+
+    flow, [counts] = rounds_of(sub_body, data=[[0, 1, 2]])
+    run(flow, limits=SMALL)
+    assert sorted(counts.items) == [
+        (epoch, key, seen) for epoch in range(3) for key, seen in ((0, 1), (0, 2), (1, 1))
+    ]
+
+
+async def test_a_timer_of_a_round_fires_in_it_and_never_in_the_next() -> None:
+    """A timer that outlived its operator called one that knew nothing of it."""
+    clock, fired, lives = VirtualClock(), list[Any](), Lives()
+    goes_on = asyncio.Event()
+
+    class Alarm(OneLife):
+        async def process(self, record: int, out: Any) -> None:
+            self.context.set_timer(1.0, payload=("soon", record))
+            self.context.set_timer(100.0, payload=("late", record))
+            out.emit(record)
+
+        def on_timer(self, payload: Any, out: Any) -> None:
+            fired.append((payload, self.context.epoch))
+            out.emit(("timer", payload[1]))
+
+    class Hold(Operator):
+        """Keeps the round open until its timer has fired."""
+
+        async def process_batch(self, batch: Any, out: Any) -> None:
+            await goes_on.wait()
+            goes_on.clear()
+            out.emit_batch(batch)
+
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        held = variables[0].process(Hold)
+        [seen] = for_each_round(
+            [variables[0].union(held)],
+            lambda streams: [streams[0].process(lambda: Alarm(lives), name="alarm")],
+        )
+        return IterationBodyResult([held.map(lambda x: x + 1).filter(lambda x: x < 2)], [seen])
+
+    [output] = iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+    collected = output.collect()
+    job = await flow.start(clock=clock)
+    for number in range(2):
+        await until(lambda number=number: len(lives) == number + 1)  # type: ignore[misc]
+        await clock.advance(1.5)
+        await until(lambda number=number: len(fired) == number + 1)  # type: ignore[misc]
+        goes_on.set()
+    await ended(job)
+    assert fired == [(("soon", 0), 0), (("soon", 1), 1)]
+    assert collected.items == [0, ("timer", 0), 0, 1, ("timer", 1), 1]
+    assert [life[-2:] for life in lives] == [["finish", "close"], ["finish", "close"]]
+
+
+class Picky(Operator):
+    """Refuses zeros, and keeps nothing."""
+
+    def process_batch(self, batch: Any, out: Any) -> None:
+        bad = [index for index, record in enumerate(batch) if record == 0]
+        if bad:
+            raise RejectRecords(bad, "zero")
+        out.emit_batch(batch)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rejected_records_go_to_the_dead_letters_in_every_round(seed: int) -> None:
+    """They leave the loop from inside the part that begins anew, past what it gives back."""
+    flow, dead = Flow("loop"), MemoryBroker().topic("dead")
+
+    def sub_body(streams: list[Stream]) -> list[Stream]:
+        halves = streams[1].map(lambda x: 6 // x, name="halve", dead_letter=dead)
+        picky = streams[1].process(Picky, name="picky", dead_letter=dead)
+        return [halves.reduce_all(lambda a, b: a + b), picky]
+
+    async def main() -> None:
+        await dead.create(partitions=1)
+        _, [sums, passed] = rounds_of(sub_body, data=[[1, 0, 2]], flow=flow)
+        statistics = await ended(await flow.start(channel_limits=SMALL))
+        assert sums.items == [9, 9, 9]
+        assert sorted(passed.items) == [1, 1, 1, 2, 2, 2]
+        assert statistics.step("halve").rejected == statistics.step("picky").rejected == 3
+        [(_, end)] = (await dead.describe()).offsets.values()
+        assert end == 6
+
+    run_shuffled(main(), seed)
+
+
+class AsyncLife(OneLife):
+    """All of its methods are coroutine functions."""
+
+    async def open(self, context: Any) -> None:
+        await asyncio.sleep(0)
+        super().open(context)
+
+    async def process(self, record: Any, out: Any) -> None:
+        await asyncio.sleep(0)
+        super().process(record, out)
+
+    async def input_ended(self, name: str, out: Any) -> None:
+        await asyncio.sleep(0)
+        super().input_ended(name, out)
+
+    async def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        await asyncio.sleep(0)
+        super().on_epoch_watermark_incremented(epoch_watermark, context, out)
+
+    async def on_iteration_terminated(self, context: Any, out: Any) -> None:
+        await asyncio.sleep(0)
+        super().on_iteration_terminated(context, out)
+
+    async def finish(self, out: Any) -> None:
+        await asyncio.sleep(0)
+        super().finish(out)
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        super().close()
+
+
+class ThreadLife(OneLife):
+    """Works in a thread."""
+
+    runs_in_thread = True
+
+
+@pytest.mark.parametrize("kind", [AsyncLife, ThreadLife])
+def test_coroutines_and_threads_have_the_same_lives(kind: type[OneLife]) -> None:
+    """What was begun in one round ended in the next."""
+    lives = Lives()
+    flow, [seen] = rounds_of(lambda streams: [streams[0].process(lambda: kind(lives), name="step")])
+    run(flow, limits=SMALL)
+    assert lives == [
+        ["open", (epoch, epoch), "input ended", ("callback", epoch), "finish", "close"] for epoch in range(3)
+    ]
+    assert seen.items == [0, 1, 2]
+
+
+def test_a_part_that_gives_back_what_it_was_given() -> None:
+    """Nothing begins anew there, and nothing is wrong with it."""
+    flow, [token, rows] = rounds_of(lambda streams: list(streams), data=[[7]])
+    run(flow)
+    assert (token.items, rows.items) == ([0, 1, 2], [7, 7, 7])
+
+
+# -- failures and the end of the job -----------------------------------------------------------------------
+
+PLACES = ["open", "process", "input_ended", "on_epoch_watermark_incremented", "finish", "close"]
+
+
+class Failing(OneLife):
+    """Fails in one of its methods in the second round."""
+
+    def __init__(self, lives: Lives, place: str) -> None:
+        super().__init__(lives)
+        for name in PLACES:
+            setattr(self, name, self._watched(name, getattr(self, name), fails=name == place))
+
+    def _watched(self, name: str, method: Callable[..., Any], *, fails: bool) -> Callable[..., Any]:
+        def watched(*arguments: Any) -> Any:
+            result = method(*arguments)
+            if fails and len(self._lives) == 2:
+                raise ValueError(f"cannot {name}")
+            return result
+
+        return watched
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_failure_in_a_round_names_the_step_and_closes_it_once(place: str) -> None:
+    """An operator of a round has no other end than this; a file it held stayed open."""
+    lives = Lives()
+    flow, _ = rounds_of(lambda streams: [streams[0].process(lambda: Failing(lives, place), name="step")])
+    with pytest.raises(
+        JobFailed, match=rf"^flow 'loop', step 'step' \(test_for_each_round.py:\d+\).*cannot {place}"
+    ):
+        run(flow)
+    assert [life.count("close") for life in lives] == [1, 1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_aborted_job_closes_the_operator_of_the_round_once_and_to_its_end(seed: int) -> None:
+    """Aborted while it was being closed, it was left half closed."""
+    closed: list[str] = []
+    lives = Lives()
+
+    class SlowToClose(OneLife):
+        async def close(self) -> None:
+            closed.append("begun")
+            for _ in range(5):
+                await asyncio.sleep(0)
+            closed.append("done")
+
+    async def main() -> None:
+        flow, _ = rounds_of(
+            lambda streams: [streams[0].process(lambda: SlowToClose(lives))], rounds=1_000_000
+        )
+        job = await flow.start(channel_limits=SMALL)
+        await until(lambda: len(lives) == 3 + seed)
+        for _ in range(seed):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(job.stop("abort"), PATIENCE_S)
+
+    run_shuffled(main(), seed)
+    assert closed == ["begun", "done"] * len(lives)

@@ -1,0 +1,108 @@
+"""Random bodies under random schedules: through topics they give what they give in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from iteration.bounded_bodies import MadeBody, Maker
+from iteration.iteration_support import PATIENCE_S, callbacks, check_listener, ended, run_shuffled
+
+from streamiter import IterationBodyResult, Stream, feedback_through
+from streamiter.errors import ConfigurationError
+from streamiter.runtime.coordinator import JobSnapshot
+from streamiter.runtime.plan import ChannelLimits
+from streamiter.topics import MemoryBroker
+
+VARIABLES_MAX = 3
+"""More than any body has."""
+
+
+class ThroughTopics(Maker):
+    """The same bodies, with every feedback stream in a topic."""
+
+    def __init__(self, seed: int, broker: MemoryBroker, **options: Any) -> None:
+        super().__init__(seed, **options)
+        self._broker = broker
+
+    def _body(self, variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return self._through(super()._body(variables, data))
+
+    def _body_per_round(self, variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return self._through(super()._body_per_round(variables, data))
+
+    def _through(self, made: IterationBodyResult) -> IterationBodyResult:
+        feedback = [
+            feedback_through(stream, self._broker.topic(f"loop-{number}"))
+            for number, stream in enumerate(made.feedback_variable_streams)
+        ]
+        return IterationBodyResult(feedback, made.output_streams, made.termination_criteria)
+
+
+async def topics(seed: int) -> MemoryBroker:
+    """Any number of partitions that is enough for three heads."""
+    broker = MemoryBroker()
+    for number in range(VARIABLES_MAX):
+        await broker.topic(f"loop-{number}").create(partitions=3 + (seed + number) % 4)
+    return broker
+
+
+def limits(seed: int) -> ChannelLimits:
+    return ChannelLimits(records=1 + seed % 3)
+
+
+def heard(made: MadeBody) -> dict[Any, list[int]]:
+    return {instance: callbacks(entries) for instance, entries in made.log.items()}
+
+
+async def in_memory(seed: int) -> MadeBody:
+    made = Maker(seed, ahead=0).make()
+    await ended(await made.flow.start(channel_limits=limits(seed)))
+    return made
+
+
+async def through_topics(seed: int) -> MadeBody:
+    made = ThroughTopics(seed, await topics(seed), ahead=0).make()
+    await ended(await made.flow.start(channel_limits=limits(seed)))
+    for (name, _), entries in made.log.items():
+        check_listener(entries, in_order=name in made.in_order)
+    return made
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_synchronous_loop_gives_the_same_through_topics(seed: int) -> None:
+    """A watermark that came back before the records of its epoch, from another partition."""
+    direct = run_shuffled(in_memory(seed), seed)
+    through = run_shuffled(through_topics(seed), seed + 1_000)
+    assert through.outputs() == direct.outputs()
+    assert heard(through) == heard(direct)
+
+
+async def restored(seed: int, turns: int) -> MadeBody | None:
+    """What a job gives that goes on from a snapshot taken after so many turns; None if it had ended."""
+    broker = await topics(seed)
+    made = ThroughTopics(seed, broker, ahead=0).make()
+    job = await made.flow.start(channel_limits=limits(seed))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    try:
+        snapshot: JobSnapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
+    except ConfigurationError:
+        return None
+    await job.stop("abort")
+    made = ThroughTopics(seed, broker, ahead=0).make()
+    await ended(await made.flow.start(channel_limits=limits(seed + 1), snapshot=snapshot))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_loop_through_topics_goes_on_from_any_snapshot(seed: int) -> None:
+    """Feedback that lay in the topic at the barrier belongs to the log of a head, once."""
+    direct = run_shuffled(in_memory(seed), seed)
+    restored_runs = [
+        run_shuffled(restored(seed, turns), seed + turns) for turns in (0, 30, 100, 250, 600, 1_500)
+    ]
+    gone_on = [made.outputs() for made in restored_runs if made is not None]
+    assert gone_on == [direct.outputs()] * len(gone_on)
+    assert gone_on

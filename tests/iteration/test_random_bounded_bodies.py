@@ -1,0 +1,101 @@
+"""Bounded iterations with bodies and schedules made at random, and channels of one to three records."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from iteration.bounded_bodies import MadeBody, Maker
+from iteration.iteration_support import PATIENCE_S, callbacks, check_listener, ended, run, run_shuffled
+
+from streamiter.errors import ConfigurationError
+from streamiter.runtime.coordinator import JobSnapshot
+from streamiter.runtime.plan import ChannelLimits
+
+
+def limits(seed: int) -> ChannelLimits:
+    return ChannelLimits(records=1 + seed % 3)
+
+
+def check_listeners(made: MadeBody) -> None:
+    for (name, _), entries in made.log.items():
+        check_listener(entries, in_order=name in made.in_order)
+
+
+def heard(made: MadeBody) -> dict[Any, list[int]]:
+    return {instance: callbacks(entries) for instance, entries in made.log.items()}
+
+
+def finished(seed: int, schedule: int, ahead: int | None = 0) -> MadeBody:
+    made = Maker(seed, ahead=ahead, sources_seed=schedule).make()
+    run(made.flow, seed=schedule, limits=limits(schedule))
+    check_listeners(made)
+    return made
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_what_a_synchronous_loop_gives_does_not_depend_on_the_schedule(seed: int) -> None:
+    """A deadlock, a lost or doubled record, a callback too early, in an arrangement nobody had thought of."""
+    first, second = finished(seed, seed), finished(seed, seed + 1_000)
+    assert second.outputs() == first.outputs()
+    assert heard(second) == heard(first)
+
+
+def check_same(free: MadeBody, synchronous: MadeBody) -> None:
+    """What runs ahead has other neighbours, and other callbacks between, but the same records in each epoch."""
+    assert heard(free) == heard(synchronous)
+    if not free.has_criteria:
+        assert free.outputs() == synchronous.outputs()
+        return
+    # What had run further than the end is in the output, and what it left over has the epoch of the end.
+    end = max((epoch for entries in synchronous.outputs() for epoch, _ in entries), default=0)
+    for of_free, expected in zip(free.outputs(), synchronous.outputs(), strict=True):
+        before_end = [entry for entry in expected if entry[0] < end]
+        assert [entry for entry in of_free if entry[0] < end] == before_end
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_feedback_that_runs_ahead_gives_the_same_in_every_round(seed: int) -> None:
+    """A record that overtook its epoch was counted to another one, or its callback came before it."""
+    check_same(finished(seed, seed + 2_000, [1, 2, None][seed % 3]), finished(seed, seed))
+
+
+async def snapshot_of(
+    made: MadeBody, turns: int, schedule: int, begin: JobSnapshot | None
+) -> JobSnapshot | None:
+    """Taken so many turns of the event loop after the start from ``begin``; None if it had ended by then."""
+    job = await made.flow.start(channel_limits=limits(schedule), snapshot=begin)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    try:
+        return await asyncio.wait_for(job.snapshot(), PATIENCE_S)
+    except ConfigurationError:
+        return None
+    finally:
+        await job.stop("abort")
+
+
+async def restored(made: MadeBody, snapshot: JobSnapshot | None, schedule: int) -> None:
+    await ended(await made.flow.start(channel_limits=limits(schedule), snapshot=snapshot))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_loop_goes_on_from_any_moment_as_if_nothing_had_happened(seed: int) -> None:
+    """In the middle of an epoch, of a replay, of a round or of the end: each record and callback once."""
+    expected, chosen = finished(seed, seed), random.Random(seed)
+    ahead = chosen.choice([0, 0, 1, None])
+    for _ in range(3):
+        snapshot: JobSnapshot | None = None
+        for _ in range(chosen.randint(1, 3)):
+            turns, schedule = chosen.randrange(250), chosen.randrange(10**6)
+            made = Maker(seed, ahead=ahead, sources_seed=seed).make()
+            taken = run_shuffled(snapshot_of(made, turns, schedule, snapshot), schedule)
+            snapshot = taken or snapshot
+        made = Maker(seed, ahead=ahead, sources_seed=seed).make()
+        run_shuffled(restored(made, snapshot, schedule + 1), schedule + 1)
+        check_listeners(made)
+        if ahead == 0:
+            assert made.outputs() == expected.outputs()
+        check_same(made, expected)

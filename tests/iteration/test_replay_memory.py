@@ -1,0 +1,200 @@
+"""Replayed data beyond memory: the same results, with the memory that was given to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from iteration.iteration_support import SMALL, Dawdle, cut_items, run
+
+from streamiter import (
+    Columns,
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    Operator,
+    Stream,
+    iterate_bounded_streams_until_termination,
+    replayed,
+)
+from streamiter.errors import JobFailed
+from streamiter.runtime.graph import FeedbackLimits
+
+ROUNDS = 4
+
+
+class WithEpoch(Operator):
+    """Each record with the epoch it has here."""
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process(self, record: Any, out: Any) -> None:
+        out.emit((self._context.epoch, record))
+
+
+def replay(flow: Flow, data: Stream, seed: int, **config: Any) -> Any:
+    """What a slow step sees of replayed data in four rounds."""
+
+    def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
+        token = variables[0].map(lambda x: x + 1).filter(lambda x: x < ROUNDS)
+        seen = entered[0].process(lambda: Dawdle(seed)).process(WithEpoch)
+        return IterationBodyResult([token], [seen])
+
+    [seen] = iterate_bounded_streams_until_termination(
+        [flow.from_items([0])], [replayed(data)], body, IterationConfig(**config)
+    )
+    return seen.collect()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("memory_bytes", [0, 1_000, 1 << 20])
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_replay_from_disk_gives_the_same_records(memory_bytes: int, parallelism: int, seed: int) -> None:
+    """What was on disk came back in another order, or as another type."""
+    flow, rows = Flow("loop"), [(number, "ä" * (number % 7), None) for number in range(60)]
+    collected = replay(
+        flow,
+        cut_items(flow, rows, seed=seed, parallelism=parallelism),
+        seed,
+        replay_memory_bytes=memory_bytes,
+    )
+    run(flow, seed=seed, limits=SMALL)
+    assert sorted(collected.items) == [(epoch, row) for epoch in range(ROUNDS) for row in rows]
+    for subtask in range(parallelism):
+        for epoch in range(ROUNDS):
+            mine = rows[subtask::parallelism]
+            assert [row for of, row in collected.items if of == epoch and row in mine] == mine
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 5_000])
+def test_arrays_and_columns_stay_what_they_are(memory_bytes: int) -> None:
+    """A matrix came back as a list of lists: every step behind was a hundred times slower."""
+    flow, kinds = Flow("loop"), list[Any]()
+    columns = Columns({"x": np.arange(100.0), "name": np.array(["a", "b"] * 50)})
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        token = variables[0].map(lambda x: x + 1).filter(lambda x: x < ROUNDS)
+        for stream in data:
+            stream.process(lambda: Kinds(kinds))
+        return IterationBodyResult([token], [])
+
+    matrix = flow.from_items(np.arange(1_000.0).reshape(100, 10))
+    data = [replayed(matrix), replayed(flow.from_items(columns))]
+    config = IterationConfig(replay_memory_bytes=memory_bytes)
+    iterate_bounded_streams_until_termination([flow.from_items([0])], data, body, config)
+    run(flow)
+    assert sorted(kinds) == sorted(
+        ROUNDS * [("Columns", float(np.arange(100.0).sum())), ("ndarray", float(np.arange(1_000.0).sum()))]
+    )
+
+
+class Kinds(Operator):
+    """The kind of the batches of one round, and the sum of their numbers."""
+
+    def __init__(self, kinds: list[Any]) -> None:
+        self._kinds = kinds
+        self._sums: dict[tuple[int, str], float] = {}
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process_batch(self, batch: Any, out: Any) -> None:
+        numbers = batch.arrays["x"] if isinstance(batch, Columns) else batch
+        key = self._context.epoch, type(batch).__name__
+        self._sums[key] = self._sums.get(key, 0.0) + float(np.sum(numbers))
+
+    def finish(self, out: Any) -> None:
+        self._kinds += [(kind, total) for (_, kind), total in self._sums.items()]
+
+
+def test_past_its_disk_limit_the_job_ends_with_an_error_that_says_what_to_do() -> None:
+    """The disk of everything else on the machine was full."""
+    flow = Flow("loop")
+    limits = FeedbackLimits(disk_bytes=10_000)
+    replay(
+        flow,
+        cut_items(flow, ["x" * 1_000] * 30),
+        0,
+        replay_memory_bytes=1_000,
+        feedback_limits=limits,
+    )
+    with pytest.raises(
+        JobFailed,
+        match=r"step 'data 0' .*expected at most 10000 bytes of replayed data on disk, given \d+ with the next batch.*"
+        r"raise a limit: IterationConfig\(replay_memory_bytes=…",
+    ):
+        run(flow)
+
+
+def test_what_is_no_plain_data_is_refused_only_where_it_has_to_go_to_disk() -> None:
+    """In memory any object may be replayed; on disk it cannot."""
+    for memory_bytes in (1 << 20, 0):
+        flow = Flow("loop")
+        collected = replay(flow, flow.from_items([{1, 2}]), 0, replay_memory_bytes=memory_bytes)
+        if memory_bytes:
+            run(flow)
+            assert collected.items == [(epoch, {1, 2}) for epoch in range(ROUNDS)]
+        else:
+            with pytest.raises(JobFailed, match=r"step 'data 0' .*set"):
+                run(flow)
+
+
+_BIG_REPLAY = """
+import resource, sys
+import numpy as np
+from streamiter import (Flow, IterationBodyResult, IterationConfig, Operator,
+    iterate_bounded_streams_until_termination, replayed)
+from streamiter.operators.source import Source, SourceBatch
+
+MIB = 1 << 20
+times, rounds = int(sys.argv[1]), 5
+
+class Blocks(Source):
+    def open(self, context, positions):
+        self.given = 0
+    async def read(self):
+        if self.given == times * 10:
+            return None
+        self.given += 1
+        return SourceBatch(np.full((128, 1024), float(self.given)), {"given": self.given})
+
+class Sum(Operator):
+    total = 0.0
+    def process_batch(self, batch, out):
+        Sum.total += float(batch[:, 0].sum())
+
+def body(variables, data):
+    token = variables[0].map(lambda x: x + 1).filter(lambda x: x < rounds)
+    data[0].process(Sum)
+    return IterationBodyResult([token], [])
+
+flow = Flow("big")
+data = replayed(flow.from_source(Blocks))
+iterate_bounded_streams_until_termination([flow.from_items([0])], [data], body,
+    IterationConfig(replay_memory_bytes=10 * MIB))
+flow.run()
+blocks = times * 10
+assert Sum.total == rounds * 128 * blocks * (blocks + 1) / 2, Sum.total
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def _peak_mib(times: int) -> int:
+    """The peak of resident memory of a run that replays so many times the limit of 10 MiB."""
+    result = subprocess.run(
+        [sys.executable, "-c", _BIG_REPLAY, str(times)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return int(result.stdout)
+
+
+def test_memory_is_flat_for_a_stream_of_ten_times_the_limit() -> None:
+    """100 MiB of data with 10 MiB of memory: the rest lies on disk in every round."""
+    assert _peak_mib(10) <= _peak_mib(2) + 20

@@ -1,0 +1,330 @@
+"""Frequent item sets: beside plain enumeration, on textbook data, and under any schedule."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from iteration.iteration_support import PATIENCE_S, SMALL, cut_items, ended, run, run_shuffled
+
+from streamiter import Flow
+from streamiter.errors import ConfigurationError, GraphError, JobFailed, ModelError
+from streamiter.learn import apriori, association_rules
+from streamiter.topics import topic
+
+ELECTRONICS = [
+    ["I1", "I2", "I5"],
+    ["I2", "I4"],
+    ["I2", "I3"],
+    ["I1", "I2", "I4"],
+    ["I1", "I3"],
+    ["I2", "I3"],
+    ["I1", "I3"],
+    ["I1", "I2", "I3", "I5"],
+    ["I1", "I2", "I3"],
+]
+"""Table 6.1 of Han, Kamber and Pei, Data Mining (third edition)."""
+
+GROCERIES = [
+    ["bread", "milk"],
+    ["bread", "diapers", "beer", "eggs"],
+    ["milk", "diapers", "beer", "cola"],
+    ["bread", "milk", "diapers", "beer"],
+    ["bread", "milk", "diapers", "cola"],
+]
+"""Table 5.1 of Tan, Steinbach and Kumar, Introduction to Data Mining."""
+
+ITEMS = st.one_of(st.integers(-2, 3), st.sampled_from("ab"))
+TRANSACTIONS = st.lists(st.lists(ITEMS, max_size=6), max_size=12)
+
+
+def found_in(transactions: Any, minimum_support: float, *, parallelism: int = 1, **options: Any) -> list[Any]:
+    flow = Flow("baskets", parallelism)
+    found = apriori(flow.from_items(transactions), minimum_support=minimum_support, **options).collect()
+    flow.run()
+    return found.items
+
+
+def enumerated(
+    transactions: Sequence[Sequence[Any]], minimum_count: Fraction, maximum_size: int | None = None
+) -> list[Any]:
+    """Every set of items there is, looked for in every transaction."""
+    items = sorted({item for each in transactions for item in each}, key=lambda i: (isinstance(i, str), i))
+    held = [set(each) for each in transactions]
+    largest = len(items) if maximum_size is None else min(maximum_size, len(items))
+    counts = (
+        (chosen, sum(set(chosen) <= each for each in held))
+        for size in range(1, largest + 1)
+        for chosen in itertools.combinations(items, size)
+    )
+    return [(chosen, count) for chosen, count in counts if count and count >= minimum_count]
+
+
+@settings(max_examples=60)
+@given(
+    transactions=TRANSACTIONS,
+    percent=st.integers(1, 100),
+    maximum_size=st.none() | st.integers(1, 3),
+    parallelism=st.integers(1, 3),
+    seed=st.integers(0, 100),
+)
+def test_it_finds_what_enumeration_finds(
+    transactions: list[list[Any]], percent: int, maximum_size: int | None, parallelism: int, seed: int
+) -> None:
+    """Join and prune leave nothing out, whatever order things come in, and workers without a transaction are one."""
+    flow = Flow("baskets")
+    baskets = cut_items(flow, transactions, seed=seed, parallelism=parallelism)
+    found = apriori(baskets, minimum_support=percent / 100, maximum_size=maximum_size).collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert found.items == enumerated(transactions, Fraction(percent, 100) * len(transactions), maximum_size)
+
+
+def test_the_textbook_answer_with_texts_of_one_store() -> None:
+    """Example 6.3 of the book, over all its rounds."""
+    assert found_in(ELECTRONICS, 2 / 9, parallelism=2) == [
+        (("I1",), 6),
+        (("I2",), 7),
+        (("I3",), 6),
+        (("I4",), 2),
+        (("I5",), 2),
+        (("I1", "I2"), 4),
+        (("I1", "I3"), 4),
+        (("I1", "I5"), 2),
+        (("I2", "I3"), 4),
+        (("I2", "I4"), 2),
+        (("I2", "I5"), 2),
+        (("I1", "I2", "I3"), 2),
+        (("I1", "I2", "I5"), 2),
+    ]
+
+
+def test_candidates_with_a_part_that_is_rare_are_not_counted() -> None:
+    """The book again: of the candidates of size 4, {I1, I2, I3, I5}, a part is not frequent, and the loop has ended."""
+    flow = Flow("baskets")
+    found = apriori(flow.from_items(ELECTRONICS), minimum_support=2 / 9).collect()
+    statistics = flow.run()
+    assert statistics.loops[0].ended_in == max(len(items) for items, _ in found.items) == 3
+    # The candidates of sizes 2 and 3.
+    assert statistics.loops[0].fed_back_records == 2
+
+
+def test_the_textbook_answer_of_the_grocer() -> None:
+    """At 60 % the one triple that could be has two transactions and is not frequent."""
+    found = found_in(GROCERIES, 0.6)
+    assert {items for items, _ in found if len(items) == 2} == {
+        ("beer", "diapers"),
+        ("bread", "diapers"),
+        ("bread", "milk"),
+        ("diapers", "milk"),
+    }
+    assert len(found) == 8
+
+
+@pytest.mark.parametrize("count", range(1, 26))
+def test_a_share_that_is_a_count_over_all_is_that_count(count: int) -> None:
+    """(7 / 25) · 25 is more than 7 in floating point: the item of just 7 transactions was not frequent."""
+    transactions = [["always", "some"] if row < count else ["always"] for row in range(25)]
+    assert (("some",), count) in found_in(transactions, count / 25)
+
+
+@pytest.mark.parametrize(
+    "transactions",
+    [
+        [{1, 2}, {2}],
+        [(2, 1, 1), (2,)],
+        [np.array([1, 2]), np.array([2, 2])],
+        np.array([[1, 2], [2, 2]]),
+        [frozenset({1, 2}), iter([2])],
+    ],
+    ids=["sets", "tuples", "arrays", "matrix", "others"],
+)
+def test_a_transaction_may_be_any_collection(transactions: Any) -> None:
+    """Items of arrays are numpy's, and would be no plain data and other keys than ints."""
+    found = found_in(transactions, 0.5)
+    assert found == [((1,), 1), ((2,), 2), ((1, 2), 1)]
+    assert all(type(item) is int for items, _ in found for item in items)
+
+
+def test_of_no_transactions_there_are_none() -> None:
+    """A share of nothing."""
+    assert found_in([], 0.5) == []
+    assert found_in([[], []], 0.5) == []
+
+
+def test_empty_transactions_count_as_transactions() -> None:
+    """A customer who buys nothing lowers every share."""
+    assert found_in([["a"], []], 0.6) == []
+
+
+@pytest.mark.parametrize(
+    ("transaction", "given"),
+    [
+        ("bread", "'bread'"),
+        (7, "7"),
+        ({"bread": 1}, "{'bread': 1}"),
+        ([1.5], "1.5"),
+        ([None], "None"),
+        ([True], "True"),
+    ],
+)
+def test_what_is_no_transaction_ends_the_job_or_is_skipped(transaction: Any, given: str) -> None:
+    """A text is a list of its letters for Python, which is never what was meant."""
+    with pytest.raises(JobFailed) as failed:
+        found_in([["a"], transaction], 0.5)
+    assert f"given {given}" in str(failed.value.__cause__)
+    assert found_in([["a"], transaction], 0.5, on_error="skip") == [(("a",), 1)]
+
+
+@pytest.mark.parametrize("support", [0, -0.1, 1.01, 2, float("nan"), "0.5", None, True])
+def test_a_support_that_is_no_share_is_refused(support: Any) -> None:
+    """2 would be a count for some libraries, and a share that nothing reaches for this one."""
+    with pytest.raises(
+        GraphError, match=r"apriori\(minimum_support=\): expected a share .* count / transactions"
+    ):
+        found_in([["a"]], support)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True])
+def test_a_size_that_is_none_is_refused(size: Any) -> None:
+    """0 could be taken for no limit."""
+    with pytest.raises(GraphError, match=r"apriori\(maximum_size=\): expected None or a whole number"):
+        found_in([["a"]], 0.5, maximum_size=size)
+
+
+def test_other_streams_are_refused() -> None:
+    """An endless one is never counted."""
+    with pytest.raises(GraphError, match="apriori: expected a stream of transactions, given"):
+        apriori([["a"]], minimum_support=0.5)  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="bounded"):
+        apriori(Flow("f").source(topic("memory://baskets")), minimum_support=0.5)
+
+
+def test_two_in_one_flow_have_steps_of_their_own() -> None:
+    """Names of steps are unique in a flow."""
+    flow = Flow("baskets")
+    baskets = flow.from_items(GROCERIES)
+    often = apriori(baskets, minimum_support=0.8, name="often").collect()
+    pairs, again = (apriori(baskets, minimum_support=0.6, maximum_size=2).collect() for _ in range(2))
+    flow.run()
+    assert len(often) == 3
+    assert pairs.items == again.items
+    assert len(pairs) == 8
+
+
+def test_it_goes_on_from_a_snapshot_as_if_nothing_had_happened() -> None:
+    """Transactions counted twice, or candidates of the wrong round."""
+    transactions = [random.Random(row).sample(range(6), 4) for row in range(12)]
+    expected = found_in(transactions, 0.3)
+    assert max(len(items) for items, _ in expected) >= 3
+
+    def made() -> tuple[Flow, Any]:
+        flow = Flow("baskets")
+        return flow, apriori(cut_items(flow, transactions, parallelism=2), minimum_support=0.3).collect()
+
+    async def after(turns: int) -> bool:
+        flow, _ = made()
+        job = await flow.start(channel_limits=SMALL)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        try:
+            snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
+        except ConfigurationError:  # It has ended.
+            return False
+        await job.stop("abort")
+        flow, found = made()
+        await ended(await flow.start(channel_limits=SMALL, snapshot=snapshot))
+        assert found.items == expected, turns
+        return True
+
+    running = [run_shuffled(after(turns), turns) for turns in range(0, 300, 7)]
+    assert sum(running) > 5
+
+
+# -- rules ---------------------------------------------------------------------------------------------------
+
+
+def test_the_rules_of_the_textbook() -> None:
+    """Example 6.4 of the book: of {I1, I2, I5}, with the confidences 50, 100, 100, 33, 29 and 100 percent."""
+    rules = association_rules(found_in(ELECTRONICS, 2 / 9), transactions=9, minimum_confidence=0.0)
+    confidences = {
+        (" ".join(map(str, rule.antecedent)), " ".join(map(str, rule.consequent))): rule.confidence
+        for rule in rules
+        if sorted([*rule.antecedent, *rule.consequent]) == ["I1", "I2", "I5"]
+    }
+    assert confidences == pytest.approx(
+        {
+            ("I1 I2", "I5"): 2 / 4,
+            ("I1 I5", "I2"): 2 / 2,
+            ("I2 I5", "I1"): 2 / 2,
+            ("I1", "I2 I5"): 2 / 6,
+            ("I2", "I1 I5"): 2 / 7,
+            ("I5", "I1 I2"): 2 / 2,
+        }
+    )
+
+
+def test_lift_is_against_chance() -> None:
+    """Diapers and beer: 3 of 5 transactions, where 4/5 · 3/5 of them would be chance."""
+    [rule] = [
+        rule
+        for rule in association_rules(found_in(GROCERIES, 0.6), transactions=5, minimum_confidence=1.0)
+        if rule.antecedent == ("beer",)
+    ]
+    assert (rule.consequent, rule.count, rule.confidence) == (("diapers",), 3, 1.0)
+    assert rule.lift == pytest.approx((3 / 5) / (4 / 5 * 3 / 5))
+    assert str(rule) == "beer → diapers (confidence 1.00, lift 1.25)"
+
+
+@settings(max_examples=40)
+@given(transactions=TRANSACTIONS, percent=st.integers(0, 100))
+def test_rules_are_what_counting_gives(transactions: list[list[Any]], percent: int) -> None:
+    """Counts are looked up by parts of sets; one mixed up gives some other number."""
+    held = [set(each) for each in transactions]
+
+    def share(items: Sequence[Any]) -> Fraction:
+        return Fraction(sum(set(items) <= each for each in held), len(held))
+
+    item_sets = enumerated(transactions, Fraction(2))
+    rules = association_rules(item_sets, transactions=len(held), minimum_confidence=percent / 100)
+    for rule in rules:
+        both, antecedent = share([*rule.antecedent, *rule.consequent]), share(rule.antecedent)
+        assert rule.confidence == pytest.approx(float(both / antecedent))
+        assert rule.lift == pytest.approx(float(both / antecedent / share(rule.consequent)))
+        assert rule.count == both * len(held)
+    possible = [
+        (items, part)
+        for items, _ in item_sets
+        for size in range(1, len(items))
+        for part in itertools.combinations(items, size)
+    ]
+    assert len(rules) == sum(share(items) / share(part) >= Fraction(percent, 100) for items, part in possible)
+
+
+@pytest.mark.parametrize(
+    ("item_sets", "options", "message"),
+    [
+        (
+            [((1, 2), 3)],
+            {"transactions": 5},
+            r"every part of a frequent item set, given \(1, 2\) without \(1,\)",
+        ),
+        ([((1,), 3)], {"transactions": 2}, "at least 3 transactions, as one item set has, given 2"),
+        (
+            [((1,), 3)],
+            {"transactions": 3, "minimum_confidence": 1.5},
+            "minimum_confidence between 0 and 1, given 1.5",
+        ),
+    ],
+)
+def test_what_rules_cannot_be_made_of_is_refused(item_sets: Any, options: Any, message: str) -> None:
+    """Rules made of part of the item sets have wrong confidences."""
+    with pytest.raises(ModelError, match=message):
+        association_rules(item_sets, **options)

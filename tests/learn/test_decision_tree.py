@@ -1,0 +1,582 @@
+"""Decision trees: beside a plain search for the best split, on known data, however many workers there are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from files.files_support import data_file
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from iteration.iteration_support import PATIENCE_S, SMALL, cut_items, ended, run, run_shuffled
+
+from streamiter import Columns, Flow
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn import BadRows, DecisionTree, decision_tree
+from streamiter.learn.trees import owner, summaries
+from streamiter.learn.trees.growing import grow_tree, grown_tree
+from streamiter.learn.trees.owner import TreeOptions
+from streamiter.learn.trees.tree import Tree
+from streamiter.topics import topic
+
+DAYS = """\
+sunny hot high weak no
+sunny hot high strong no
+overcast hot high weak yes
+rain mild high weak yes
+rain cool normal weak yes
+rain cool normal strong no
+overcast cool normal strong yes
+sunny mild high weak no
+sunny cool normal weak yes
+rain mild normal weak yes
+sunny mild normal strong yes
+overcast mild high strong yes
+overcast hot normal weak yes
+rain mild high strong no
+"""
+"""Outlook, temperature, humidity, wind, and whether tennis was played: Quinlan, Induction of Decision Trees, 1986."""
+WEATHER = ["sunny", "overcast", "rain", "hot", "mild", "cool", "high", "strong"]
+
+Grown = dict[str, Any]
+
+
+def tennis() -> tuple[list[list[float]], list[str]]:
+    days = [line.split() for line in DAYS.splitlines()]
+    return [[float(weather in day) for weather in WEATHER] for day in days], [day[-1] for day in days]
+
+
+def made_up(rows: int, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Features of few, some and many values, labels that have to do with them, and uneven weights."""
+    generator = np.random.default_rng(seed)
+    features = np.column_stack(
+        [
+            generator.integers(0, 2, rows),
+            generator.integers(0, 9, rows) / 7,
+            generator.normal(size=rows),
+            np.exp(3 * generator.normal(size=rows)),
+        ]
+    )
+    labels = features[:, 2] * (features[:, 0] - 0.5) + features[:, 1] + 0.1 * generator.normal(size=rows)
+    return features, labels, generator.random(rows)
+
+
+def same(first: Any, second: Any) -> bool:
+    """To the bit."""
+    plain = PlainData()
+    return plain.encode(first) == plain.encode(second)
+
+
+# -- the best split ------------------------------------------------------------------------------------------
+
+
+def impurity(labels: Sequence[int], *, classes: bool) -> Fraction:
+    """Gini impurity or variance, times the number of rows."""
+    if not labels:
+        return Fraction(0)
+    if classes:
+        return len(labels) - sum(Fraction(labels.count(label) ** 2, len(labels)) for label in set(labels))
+    return sum(Fraction(label**2) for label in labels) - Fraction(sum(labels) ** 2, len(labels))
+
+
+def gain(features: Any, labels: Any, column: int, threshold: float, *, classes: bool) -> Fraction:
+    goes_left = features[:, column] <= threshold
+    left, right = labels[goes_left].tolist(), labels[~goes_left].tolist()
+    parts = impurity(left, classes=classes) + impurity(right, classes=classes)
+    return impurity(labels.tolist(), classes=classes) - parts
+
+
+def gains(features: Any, labels: Any, minimum_rows: int, *, classes: bool) -> Iterator[Fraction]:
+    """Of every split there is."""
+    for column in range(features.shape[1]):
+        for value in sorted(set(features[:, column].tolist()))[:-1]:
+            left = np.count_nonzero(features[:, column] <= value)
+            if minimum_rows <= left <= len(labels) - minimum_rows:
+                yield gain(features, labels, column, value, classes=classes)
+
+
+@st.composite
+def small_tables(draw: st.DrawFn) -> tuple[Any, Any]:
+    rows, columns = draw(st.integers(1, 14)), draw(st.integers(1, 3))
+    value = st.sampled_from([-1.5, 0.0, 0.1, 2.0, 1e9])
+    features = draw(
+        st.lists(st.lists(value, min_size=columns, max_size=columns), min_size=rows, max_size=rows)
+    )
+    labels = draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows))
+    return np.array(features), np.array(labels)
+
+
+@settings(max_examples=80)
+@given(
+    table=small_tables(),
+    maximum_depth=st.integers(1, 4),
+    minimum_rows=st.integers(1, 3),
+    task=st.sampled_from(["classification", "regression"]),
+    parallelism=st.integers(1, 3),
+)
+def test_every_split_is_a_best_one_and_every_leaf_has_none(
+    table: tuple[Any, Any], maximum_depth: int, minimum_rows: int, task: Any, parallelism: int
+) -> None:
+    """All splits of all nodes are searched again, exactly, in fractions."""
+    features, labels = table
+    fitted = DecisionTree(
+        task, maximum_depth=maximum_depth, minimum_rows=minimum_rows, parallelism=parallelism
+    ).fit(features, labels)
+    tree = Tree.from_plain_data(fitted.parameters()["tree"])
+    classes = task == "classification"
+
+    def check(node: int, rows: Any, depth: int) -> None:
+        here, there = features[rows], labels[rows]
+        assert tree.rows[node] == len(rows)
+        possible = max(gains(here, there, minimum_rows, classes=classes), default=Fraction(0))
+        if tree.feature[node] < 0:
+            assert depth == maximum_depth or possible == 0
+            if classes:
+                shares = [np.mean(there == label) for label in fitted.classes]
+                assert tree.values[node].tolist() == pytest.approx(shares)
+            else:
+                assert tree.values[node, 0] == pytest.approx(there.mean())
+            return
+        column, threshold = int(tree.feature[node]), float(tree.threshold[node])
+        assert gain(here, there, column, threshold, classes=classes) == possible > 0
+        goes_left = here[:, column] <= threshold
+        assert minimum_rows <= goes_left.sum() <= len(rows) - minimum_rows
+        check(int(tree.child[node]), rows[goes_left], depth + 1)
+        check(int(tree.child[node]) + 1, rows[~goes_left], depth + 1)
+
+    check(0, np.arange(len(labels)), 0)
+
+
+@settings(max_examples=30)
+@given(table=small_tables(), task=st.sampled_from(["classification", "regression"]), data=st.data())
+def test_a_row_of_weight_two_is_two_rows_and_one_of_weight_zero_none(
+    table: tuple[Any, Any], task: Any, data: st.DataObject
+) -> None:
+    """Weights that count in the splits and not in the leaves, or the other way round."""
+    features, labels = table
+    weights = np.array(
+        data.draw(st.lists(st.integers(0, 3), min_size=len(labels), max_size=len(labels)).filter(any))
+    )
+    weighted = DecisionTree(task).fit(features, labels, weights)
+    repeated = DecisionTree(task).fit(np.repeat(features, weights, axis=0), np.repeat(labels, weights))
+    assert weighted.predict(features).tolist() == pytest.approx(repeated.predict(features).tolist())
+    assert (weighted.depth, weighted.leaves) == (repeated.depth, repeated.leaves)
+
+
+def test_between_values_that_a_node_does_not_have_the_cut_is_in_the_middle() -> None:
+    """Rows of 1 and 5 were divided at 1.5, since some other row has a 2: a row of 2.4 went with the fives."""
+    features = [[0, 1], [0, 5], *([1, value] for value in range(1, 6))]
+    fitted = DecisionTree().fit(features, [0, 1, 2, 2, 2, 2, 2])
+    assert str(fitted).splitlines()[:3] == [
+        "x[0] ≤ 0.5",
+        "│   x[1] ≤ 2.5: 0 (1 row)",
+        "│   x[1] > 2.5: 1 (1 row)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(1.0, np.nextafter(1.0, 2.0)), (-1e308, 1e308), (1.6e308, 1.7e308), (0.0, 5e-324), (-5e-324, -0.0)],
+)
+def test_any_two_values_can_be_divided(low: float, high: float) -> None:
+    """The middle of neighbouring floats is one of them, and the sum of two large ones is infinite."""
+    fitted = DecisionTree().fit([[low], [high]], ["low", "high"])
+    assert fitted.predict([[low], [high]]).tolist() == ["low", "high"]
+
+
+# -- known answers -------------------------------------------------------------------------------------------
+
+
+def test_when_tennis_is_played() -> None:
+    """Gini takes the overcast days first (gain 0.102; humidity has 0.092), and then what can be looked up."""
+    features, played = tennis()
+    fitted = DecisionTree(feature_names=WEATHER).fit(features, played)
+    assert str(fitted).splitlines() == [
+        "overcast ≤ 0.5",
+        "│   high ≤ 0.5",
+        "│   │   strong ≤ 0.5: yes (3 rows)",
+        "│   │   strong > 0.5",
+        "│   │   │   sunny ≤ 0.5: no (1 row)",
+        "│   │   │   sunny > 0.5: yes (1 row)",
+        "│   high > 0.5",
+        "│   │   sunny ≤ 0.5",
+        "│   │   │   strong ≤ 0.5: yes (1 row)",
+        "│   │   │   strong > 0.5: no (1 row)",
+        "│   │   sunny > 0.5: no (3 rows)",
+        "overcast > 0.5: yes (4 rows)",
+    ]
+    assert fitted.predict(features).tolist() == played
+    stump = DecisionTree(maximum_depth=1, feature_names=WEATHER).fit(features, played)
+    assert str(stump).splitlines() == ["overcast ≤ 0.5: no (10 rows, 50%)", "overcast > 0.5: yes (4 rows)"]
+    assert stump.predict_probability(features[:3]).tolist() == [[0.5, 0.5], [0.5, 0.5], [0.0, 1.0]]
+
+
+def test_flowers_that_one_petal_tells_apart() -> None:
+    """Three kinds, of which length divides the first, and width the others."""
+    generator = np.random.default_rng(0)
+    kinds = [("setosa", 1.5, 0.3), ("versicolor", 4.5, 1.3), ("virginica", 5.5, 2.1)]
+    features = np.vstack(
+        [np.array([length, width]) + generator.uniform(-0.25, 0.25, (50, 2)) for _, length, width in kinds]
+    )
+    species = np.repeat([name for name, _, _ in kinds], 50)
+    fitted = DecisionTree(parallelism=2).fit(features, species)
+    assert (fitted.depth, fitted.leaves) == (2, 3)
+    assert fitted.classes.tolist() == ["setosa", "versicolor", "virginica"]
+    assert (fitted.predict(features) == species).all()
+
+
+def test_steps_are_found_by_regression() -> None:
+    """A function of steps is a tree."""
+    x = np.arange(100.0)
+    y = np.select([x < 20, x < 70], [3.0, -7.0], 1000.0)
+    fitted = DecisionTree("regression", feature_names=["x"]).fit(x[:, np.newaxis], y)
+    assert str(fitted).splitlines() == [
+        "x ≤ 69.5",
+        "│   x ≤ 19.5: 3 (20 rows)",
+        "│   x > 19.5: -7 (50 rows)",
+        "x > 69.5: 1000 (30 rows)",
+    ]
+    assert fitted.predict([[0], [50], [1e9]]).tolist() == [3.0, -7.0, 1000.0]
+
+
+def test_census_incomes_are_predicted_as_well_as_by_others() -> None:
+    """Scikit-learn's tree of the same depth has an accuracy of 0.8397 on the test file, and as many leaves."""
+    features, labels = census("a9a_123d_train.libsvm")
+    fitted = DecisionTree(maximum_depth=8, parallelism=2).fit(features, labels)
+    test_features, test_labels = census("a9a_123d_test.dummy")
+    accuracy = np.mean(fitted.predict(test_features) == test_labels)
+    assert accuracy == pytest.approx(0.8397, abs=0.005)
+    assert fitted.leaves == 193
+
+
+def census(name: str) -> tuple[Any, Any]:
+    flow = Flow("census")
+    rows = flow.source(topic(f"file:{data_file(f'a9a/{name}')}"), stop="latest").collect()
+    flow.run()
+    features = np.zeros((len(rows), 123))
+    for row, record in zip(features, rows.items, strict=True):
+        row[record["indices"]] = record["values"]
+    return features, np.array([record["label"] for record in rows.items])
+
+
+# -- when it ends --------------------------------------------------------------------------------------------
+
+
+def test_what_no_single_question_improves_is_a_leaf() -> None:
+    """The exclusive or; and classes in the same proportion on both sides, where rounding makes a gain of 1e-16."""
+    fitted = DecisionTree().fit([[0, 0], [0, 1], [1, 0], [1, 1]], [0, 1, 1, 0])
+    assert str(fitted) == "0 (4 rows, 50%)"
+    assert fitted.predict([[0, 1]]).tolist() == [0]
+    fitted.fit([[0]] * 5 + [[1]] * 10, [0, 1, 2, 2, 2] * 3)
+    assert str(fitted) == "2 (15 rows, 60%)"
+
+
+def test_leaves_that_cannot_be_divided_are_not_looked_at_again() -> None:
+    """A round over all rows to learn nothing, at the end of every tree."""
+    flow = Flow("tree")
+    features, label = [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]], [0.0, 0.0, 1.0, 1.0]
+    rows = Columns({"features": features, "label": label, "weight": np.ones(4)})
+    grow_tree(flow.from_items(rows), OPTIONS)
+    # Epoch 0 sums up the rows and epoch 1 splits the root; the tree of that goes round in epoch 2.
+    assert flow.run().loops[0].ended_in == 2
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_rows_that_are_all_alike_are_one_leaf(task: Any) -> None:
+    """No feature has a cut, or no label differs."""
+    for features, labels in (([[1, 2]] * 3, [0, 1, 1]), ([[1], [2], [3]], [7, 7, 7])):
+        fitted = DecisionTree(task).fit(features, labels)
+        assert (fitted.depth, fitted.leaves) == (0, 1)
+    assert fitted.predict([[5]]).tolist() == [7]
+
+
+def test_minimum_gain_is_of_the_whole() -> None:
+    """Gini impurity 0.5 → 0.25 at the root; of the next split a quarter of the rows gain what they can."""
+    features = [[0.0], [1.0], [2.0], [3.0]] * 2
+    labels = [0, 1, 1, 1, 0, 0, 1, 1]
+    leaves = [
+        DecisionTree(minimum_gain=minimum_gain).fit(features, labels).leaves
+        for minimum_gain in (0.0, 0.09, 0.3, 0.5)
+    ]
+    assert leaves == sorted(leaves, reverse=True)
+    assert leaves[0] > leaves[1] > leaves[-1] == 1
+    prices = DecisionTree("regression", minimum_gain=1e6).fit([[0], [1]], [0, 4_000])
+    assert prices.leaves == 2  # The variance of 4,000,000 becomes 0.
+    assert DecisionTree("regression", minimum_gain=5e6).fit([[0], [1]], [0, 4_000]).leaves == 1
+
+
+# -- the same tree -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_the_tree_is_the_same_to_the_bit_for_any_number_of_workers(task: Any) -> None:
+    """Sums of fractions depend on their order: near ties were decided otherwise with three workers."""
+    features, labels, weights = made_up(3_000)
+    labels = labels if task == "regression" else np.digitize(labels, [-0.2, 0.3, 0.9])
+    alone, *others = (
+        DecisionTree(task, maximum_bins=40, parallelism=parallelism)
+        .fit(features, labels, weights)
+        .parameters()
+        for parallelism in (1, 2, 3, 7)
+    )
+    assert alone["tree"]["feature"].max() == 3
+    assert all(same(alone, other) for other in others)
+
+
+def test_rows_in_another_order_give_the_same_tree() -> None:
+    """Which row is whose, and first, is chance."""
+    features, labels, weights = made_up(500)
+    order = np.random.default_rng(1).permutation(500)
+    first = DecisionTree("regression").fit(features, labels, weights)
+    second = DecisionTree("regression").fit(features[order], labels[order], weights[order])
+    assert same(first.parameters(), second.parameters())
+
+
+OPTIONS = TreeOptions(classes=3, maximum_depth=4, minimum_rows=1, minimum_gain=0.0, maximum_bins=8)
+
+
+def growing(seed: int = 0, rows: int = 60) -> tuple[Flow, Any]:
+    """A flow in which a tree grows of rows that come in pieces, and where it ends up."""
+    features, labels, weights = made_up(rows)
+    records = list(zip(features, np.digitize(labels, [0.0, 0.7]), weights, strict=True))
+    flow = Flow("tree")
+    stream = cut_items(flow, records, seed=seed, parallelism=2).map_batch(as_columns)
+    return flow, grow_tree(stream, OPTIONS)["tree"].collect()
+
+
+def as_columns(records: Any) -> Columns:
+    features, labels, weights = zip(*records, strict=True)
+    return Columns({"features": features, "label": np.array(labels, dtype=float), "weight": weights})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_schedule_changes_the_tree(seed: int) -> None:
+    """An owner that takes a level's histograms for those of another."""
+    results = []
+    for schedule in (0, seed + 1):
+        flow, grown = growing(schedule)
+        run(flow, seed=schedule, limits=SMALL)
+        results.append(grown.items)
+    assert same(*results)
+
+
+def test_it_grows_on_from_a_snapshot_as_if_nothing_had_happened() -> None:
+    """Rows summed up or sent down the tree twice."""
+    flow, grown = growing()
+    run(flow)
+    expected = grown.items
+
+    async def after(turns: int) -> bool:
+        flow, _ = growing()
+        job = await flow.start(channel_limits=SMALL)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        try:
+            snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
+        except ConfigurationError:  # It has ended.
+            return False
+        await job.stop("abort")
+        flow, grown = growing()
+        await ended(await flow.start(channel_limits=SMALL, snapshot=snapshot))
+        assert same(grown.items, expected), turns
+        return True
+
+    running = [run_shuffled(after(turns), turns) for turns in range(0, 400, 9)]
+    assert sum(running) > 10
+
+
+def test_stopped_early_it_is_the_tree_so_far() -> None:
+    """Ctrl-C ends the loop with the round under way: once all rows have been read, the first levels of the tree."""
+    flow, grown = growing()
+    run(flow)
+    whole = grown_tree(grown.items[0], OPTIONS)
+    depths = set()
+
+    async def after(turns: int) -> None:
+        flow, grown = growing()
+        job = await flow.start(channel_limits=SMALL)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await job.stop("drain")
+        await ended(job)
+        for so_far in grown.items:
+            rows = so_far["tree"]["statistics"][0, 0]
+            assert rows > 0
+            if rows < 60:  # Stopped while they were being read.
+                continue
+            tree = grown_tree(so_far, OPTIONS)
+            depths.add(tree.depth)
+            known, inner = len(tree.feature), tree.feature >= 0
+            assert same(tree.values, whole.values[:known])
+            assert same(tree.threshold[inner], whole.threshold[:known][inner])
+
+    for turns in range(0, 400, 9):
+        run_shuffled(after(turns), turns)
+    assert len(depths) > 2
+
+
+def test_stopped_before_there_is_a_tree_the_old_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree of no rows would predict nothing but NaN."""
+
+    def stopped_at_once(flow: Flow, **_: Any) -> None:
+        async def main() -> None:
+            job = await flow.start()
+            await job.stop("drain")
+            await ended(job)
+
+        run_shuffled(main())
+
+    fitted = DecisionTree().fit([[0], [1]], ["a", "b"])
+    monkeypatch.setattr(decision_tree, "run_offline", stopped_at_once)
+    with pytest.raises(KeyboardInterrupt):
+        fitted.fit([[0], [1]], ["c", "d"])
+    assert fitted.predict([[0], [1]]).tolist() == ["a", "b"]
+
+
+def test_histograms_that_do_not_fit_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deep tree of many bins would take gigabytes for one level."""
+    features, labels, weights = made_up(300)
+    expected = DecisionTree("regression").fit(features, labels, weights)
+    monkeypatch.setattr(owner, "_HISTOGRAM_BYTES", 100_000)
+    one_by_one = DecisionTree("regression").fit(features, labels, weights)
+    assert expected.leaves > 20
+    assert same(one_by_one.parameters(), expected.parameters())
+
+
+# -- bins ----------------------------------------------------------------------------------------------------
+
+
+def test_of_many_values_the_cuts_are_quantiles() -> None:
+    """Bins of one width would leave all but a few of these rows in one of them."""
+    x = np.exp(np.linspace(-300, 300, 1_001))
+    fitted = DecisionTree("regression", maximum_bins=4, maximum_depth=2).fit(
+        x[:, np.newaxis], np.arange(1_001)
+    )
+    tree = fitted.parameters()["tree"]
+    thresholds = np.sort(tree["threshold"][tree["feature"] >= 0])
+    assert np.searchsorted(x, thresholds).tolist() == pytest.approx([250, 500, 750], abs=1)
+
+
+def test_too_many_values_are_sampled_alike_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker's own sample would make the tree depend on how many there are."""
+    monkeypatch.setattr(summaries, "_VALUES_KEPT", 50)
+    generator = np.random.default_rng(0)
+    features, nothing, ones = generator.integers(0, 400, (2_000, 2)) / 3, np.zeros(2_000), np.ones(2_000)
+    whole = summaries.Summary.of(features, nothing, ones)
+    parts = [summaries.Summary.of(features[k::3], nothing[k::3], ones[k::3]) for k in range(3)]
+    merged = parts[2].merged(parts[0]).merged(parts[1])
+    assert same(merged.as_plain_data(), whole.as_plain_data())
+    for column, values, counts in zip(features.T, whole.values, whole.counts, strict=True):
+        assert len(values) == 50
+        assert counts.tolist() == [np.count_nonzero(column == value) for value in values]
+        assert np.median(values) == pytest.approx(np.median(column), abs=20)
+
+
+# -- bad input -----------------------------------------------------------------------------------------------
+
+GOOD = {"features": [[0.0], [1.0]], "labels": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("task", "changed", "message"),
+    [
+        ("classification", {"features": np.zeros((0, 3)), "labels": []}, r"a matrix .* given shape \(0, 3\)"),
+        ("classification", {"features": []}, r"a matrix .* given shape \(0,\)"),
+        ("classification", {"features": np.zeros((2, 0))}, r"a matrix .* given shape \(2, 0\)"),
+        ("classification", {"features": [1.0, 2.0]}, r"a matrix .* given shape \(2,\)"),
+        ("classification", {"features": [["a"], ["b"]]}, "expected features as numbers"),
+        (
+            "classification",
+            {"features": [[0.0], [np.nan]]},
+            r"finite features, given nan for feature 0 \(row 1 ",
+        ),
+        ("classification", {"features": [[0.0], [np.inf]]}, "finite features, given inf"),
+        ("classification", {"labels": [0.5, 1]}, r'whole numbers or texts \(or task="regression".*given 0.5'),
+        ("classification", {"labels": [np.nan, 1]}, r"whole numbers or texts .* given nan \(row 0 "),
+        ("classification", {"labels": [None, 1]}, "classes to be whole numbers or texts, given None"),
+        ("classification", {"labels": [1]}, r"2 labels, one for each row, given shape \(1,\)"),
+        ("regression", {"labels": [1, np.inf]}, r"finite labels, given inf \(row 1 "),
+        ("regression", {"labels": ["a", "b"]}, "expected labels as numbers"),
+        ("regression", {"labels": [1, 2, 3]}, r"2 labels, one for each row, given shape \(3,\)"),
+        ("classification", {"sample_weights": [1, -1]}, "sample weights of 0 or more, given -1.0"),
+        ("classification", {"sample_weights": [0, 0]}, "a sample weight above 0, given none"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused(task: Any, changed: dict[str, Any], message: str) -> None:
+    """NaN is on no side of a threshold; the tree of the fit before stays."""
+    fitted = DecisionTree(task).fit([[0], [1]], [3, 4])
+    with pytest.raises(ModelError, match=f"DecisionTree: .*{message}"):
+        fitted.fit(**(GOOD | changed))
+    assert fitted.predict([[0], [1]]).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "ranking"}, 'expected task "classification" or "regression", given \'ranking\''),
+        ({"maximum_depth": 0}, r"maximum_depth=\): expected a whole number of at least 1, given 0"),
+        ({"minimum_rows": 1.5}, r"minimum_rows=\): expected a whole number of at least 1, given 1.5"),
+        ({"minimum_gain": -1}, r"minimum_gain=\): expected a finite number of at least 0, given -1"),
+        ({"minimum_gain": float("nan")}, r"minimum_gain=\): .* given nan"),
+        ({"maximum_bins": 1}, r"maximum_bins=\): expected a whole number from 2 to 65,536, given 1"),
+        ({"maximum_bins": 100_000}, r"maximum_bins=\): .* given 100000"),
+        ({"parallelism": 0}, r"parallelism=\): .* given 0"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    """When they are written, not when the tree has grown."""
+    with pytest.raises(ConfigurationError, match=f"DecisionTree.*{message}"):
+        DecisionTree(**options)
+
+
+def test_names_are_as_many_as_features() -> None:
+    """Or the text tells of the wrong ones."""
+    with pytest.raises(ModelError, match="as many features as feature_names, 2, given 1"):
+        DecisionTree(feature_names=["a", "b"]).fit([[0], [1]], [0, 1])
+
+
+def test_predicting_asks_for_a_tree_and_for_rows_like_those_learned_from() -> None:
+    """A column too many would shift the features."""
+    fitted = DecisionTree("regression")
+    assert str(fitted) == "DecisionTree('regression', not fitted)"
+    for attempt in (lambda: fitted.predict([[0]]), lambda: fitted.depth, fitted.parameters):
+        with pytest.raises(ModelError, match="expected a tree that has grown"):
+            attempt()
+    fitted.fit([[0], [1]], [0, 1])
+    with pytest.raises(ModelError, match=r"rows of 1 features .* given an array of shape \(1, 2\)"):
+        fitted.predict([[0, 1]])
+    with pytest.raises(BadRows, match="finite features, given nan"):
+        fitted.predict([[np.nan]])
+    for attempt in (lambda: fitted.predict_probability([[0]]), lambda: fitted.classes):
+        with pytest.raises(ModelError, match="expected a tree for classes, given one for regression"):
+            attempt()
+
+
+# -- keeping it ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2], ["a", "b", "c"], [True, False, True], [-1.0, 1.0, 3.0]])
+def test_parameters_are_plain_data_that_predict_the_same(labels: list[Any]) -> None:
+    """What is published or stored is all there is: classes keep their type."""
+    features = [[0.0, 1.0], [1.0, 1.0], [2.0, 0.0]]
+    fitted = DecisionTree(feature_names=["x", "y"]).fit(features, labels)
+    plain = PlainData()
+    again = DecisionTree.from_parameters(plain.decode(plain.encode(fitted.parameters())))
+    assert fitted.predict(features).tolist() == again.predict(features).tolist() == labels
+    assert same(fitted.predict_probability(features), again.predict_probability(features))
+    assert str(again) == str(fitted)
+    with pytest.raises(ModelError, match=r"given none of \['tree', 'width'\]"):
+        DecisionTree.from_parameters({"task": "regression", "classes": None, "feature_names": None})
+
+
+def test_a_second_fit_begins_anew() -> None:
+    """Classes and width are those of the last rows."""
+    fitted = DecisionTree().fit([[0], [1]], ["a", "b"])
+    fitted.fit([[0, 1], [1, 0], [2, 2]], [7, 8, 9])
+    assert fitted.classes.tolist() == [7, 8, 9]
+    assert fitted.predict([[2, 2]]).tolist() == [9]

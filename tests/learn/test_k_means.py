@@ -1,0 +1,405 @@
+"""k-means offline: what it comes to, that timing and partitions do not matter, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from iteration.iteration_support import SMALL, Dawdle, cut_items, ended, run, until
+
+from streamiter import Columns, Flow, IterationConfig, OperatorLifeCycle, Stream
+from streamiter.errors import GraphError, JobFailed, ModelError
+from streamiter.learn import KMeans, k_means
+from streamiter.learn.clusters import as_columns, moved, nearest, scoring_of, sums_by_cluster
+from streamiter.learn.first_centroids import choose_centroids, sample_of
+from streamiter.learn.k_means import cluster
+from streamiter.models import last_update
+from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
+
+TWO_CLUSTERS = np.array([(0, 0), (0, 0.3), (0.3, 0), (9, 0), (9, 0.6), (9.6, 0)])
+"""Of cases with known results."""
+CENTROIDS = [(0.1, 0.1), (9.2, 0.2)]
+
+Points = Callable[[Flow], Stream]
+
+
+def fitted(points: Any, *, parallelism: int = 1, **options: Any) -> Any:
+    flow = Flow("k-means", parallelism)
+    stream = points(flow) if callable(points) else flow.from_items(points)
+    models = k_means(stream, **options).collect()
+    flow.run()
+    [model] = models.items
+    return model
+
+
+def blobs(count: int = 600, clusters: int = 5, coordinates: int = 3, seed: int = 0) -> Any:
+    generator = np.random.default_rng(seed)
+    middles = 10 * generator.normal(size=(clusters, coordinates))
+    return middles[np.arange(count) % clusters] + generator.normal(size=(count, coordinates))
+
+
+def nearest_by_differences(centroids: Any, points: Any) -> Any:
+    """Without any rearranging of the formula."""
+    return np.array([np.argmin([np.sum((point - c) ** 2) for c in centroids]) for point in points])
+
+
+def lloyd(points: Any, centroids: Any, rounds: int) -> tuple[Any, Any]:
+    """The textbook's."""
+    counts = np.zeros(len(centroids), dtype=int)
+    for _ in range(rounds):
+        labels = nearest_by_differences(centroids, points)
+        counts = np.bincount(labels, minlength=len(centroids))
+        centroids = np.array(
+            [points[labels == k].mean(axis=0) if counts[k] else c for k, c in enumerate(centroids)]
+        )
+    return centroids, counts
+
+
+# -- what it comes to ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 4, 7])
+@pytest.mark.parametrize("initial", [None, TWO_CLUSTERS[[0, 3]], TWO_CLUSTERS[[2, 5]]])
+def test_the_known_case(parallelism: int, initial: Any) -> None:
+    """Another implementation comes to the same; with more subtasks than points too."""
+    model = fitted(TWO_CLUSTERS, parallelism=parallelism, clusters=2, rounds=2, initial=initial)
+    order = np.argsort(model.parameters["centroids"][:, 0])
+    assert model.parameters["centroids"][order] == pytest.approx(np.array(CENTROIDS), abs=1e-12)
+    assert model.parameters["counts"].tolist() == [3, 3]
+    assert model.records == 6
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_rounds_are_those_of_the_textbook(rounds: int, parallelism: int) -> None:
+    """A round more or less, or one that counts the points of another, would not show in the final clusters."""
+    points = blobs(200)
+    expected, counts = lloyd(points, points[:5], rounds)
+    model = fitted(points, parallelism=parallelism, clusters=5, rounds=rounds, initial=points[:5])
+    assert model.parameters["centroids"] == pytest.approx(expected, rel=1e-12)
+    assert model.parameters["counts"].tolist() == counts.tolist()
+
+
+def test_many_more_points_than_are_handled_at_once() -> None:
+    """Blocks of thousands of points, chunks of fewer, and what is left over of both."""
+    points = blobs(40_001, clusters=3, coordinates=2)
+    labels = nearest(scoring_of(points[:3]), as_columns(points))
+    expected = np.array([points[labels == k].mean(axis=0) for k in range(3)])
+    model = fitted(points, parallelism=2, clusters=3, rounds=1, initial=points[:3])
+    assert model.parameters["centroids"] == pytest.approx(expected, rel=1e-10)
+    assert model.records == 40_001
+
+
+def test_a_centroid_without_points_stays_where_it_is() -> None:
+    """A mean of no points is NaN, and NaN is nearest to nothing and everything."""
+    initial = [(0.0, 0.0), (9.0, 0.0), (500.0, 500.0)]
+    model = fitted(TWO_CLUSTERS, clusters=3, rounds=3, initial=initial)
+    assert model.parameters["centroids"] == pytest.approx(np.array([*CENTROIDS, (500.0, 500.0)]))
+    assert model.parameters["counts"].tolist() == [3, 3, 0]
+
+
+def test_with_a_tolerance_it_ends_when_nothing_moves_further() -> None:
+    points = blobs()
+    all_rounds = KMeans(clusters=5, rounds=50, initial=points[:5], tolerance=None).fit(points)
+    until_still = KMeans(clusters=5, rounds=50, initial=points[:5], tolerance=0.0).fit(points)
+    roughly = KMeans(clusters=5, rounds=50, initial=points[:5], tolerance=1.0).fit(points)
+    assert all_rounds.rounds_made == 50
+    assert roughly.rounds_made < until_still.rounds_made < 50
+    assert until_still.centroids.tolist() == all_rounds.centroids.tolist()
+
+
+def test_points_may_come_as_lists_or_rows_or_arrays() -> None:
+    expected = fitted(TWO_CLUSTERS, clusters=2, rounds=2, initial=TWO_CLUSTERS[2:4])
+    for points in (TWO_CLUSTERS.tolist(), list(TWO_CLUSTERS), [tuple(row) for row in TWO_CLUSTERS]):
+        model = fitted(points, clusters=2, rounds=2, initial=TWO_CLUSTERS[2:4])
+        assert model.parameters["centroids"].tolist() == expected.parameters["centroids"].tolist()
+
+
+# -- what does not matter ------------------------------------------------------------------------------------
+
+
+def test_the_result_does_not_depend_on_the_schedule_or_on_where_batches_are_cut() -> None:
+    """Sums of floats differ with their order; here each subtask's are added up in order, to the last bit."""
+    points = blobs(150)
+    results = set()
+    for seed in range(6):
+        flow = Flow("k-means")
+        stream = cut_items(flow, list(points), seed=seed, parallelism=3)
+        stream = stream.process(lambda seed=seed: Dawdle(seed))
+        models = k_means(stream, clusters=5, rounds=4).collect()
+        run(flow, seed=seed, limits=SMALL)
+        [model] = models.items
+        results.add(model.parameters["centroids"].tobytes())
+    assert len(results) == 1
+
+
+def test_the_first_centroids_depend_neither_on_the_order_of_points_nor_on_the_parallelism() -> None:
+    """Otherwise a run with one partition more would find other clusters, and nobody could say why."""
+    points = blobs(5_000)
+    shuffled = np.random.default_rng(1).permutation(points)
+    models = [
+        fitted(given, parallelism=parallelism, clusters=5, rounds=3, seed=7)
+        for parallelism, given in [(1, points), (1, shuffled), (2, points), (5, shuffled)]
+    ]
+    for model in models[1:]:
+        assert model.parameters["centroids"] == pytest.approx(models[0].parameters["centroids"], rel=1e-9)
+    other = fitted(points, clusters=5, rounds=3, seed=8)
+    assert not np.allclose(other.parameters["centroids"], models[0].parameters["centroids"])
+
+
+def test_points_beyond_the_memory_limit_are_kept_on_disk_and_give_the_same() -> None:
+    points = blobs(60_000)
+    options: dict[str, Any] = {"clusters": 5, "rounds": 3, "initial": points[:5]}
+    in_memory = fitted(points, **options)
+    flow = Flow("k-means")
+    config = IterationConfig(replay_memory_bytes=100_000)
+    models = k_means(flow.from_items(points), **options, config=config).collect()
+    [loop] = flow.run().loops
+    assert loop.replayed_bytes_in_memory <= 100_000
+    [model] = models.items
+    assert model.parameters["centroids"].tolist() == in_memory.parameters["centroids"].tolist()
+
+
+@pytest.mark.parametrize("rounds_before", [0, 1, 4])
+async def test_a_job_restored_comes_to_what_the_uninterrupted_one_does(rounds_before: int) -> None:
+    """To the last bit: points that are kept, the round under way, the sums so far."""
+    points = blobs(2_000)
+
+    def flow() -> tuple[Flow, Any, Any]:
+        flow = Flow("k-means", 2)
+        clustering = cluster(flow.from_items(points, name="rows"), clusters=5, rounds=12, name="k")
+        return flow, clustering.models.collect(name="rounds"), clustering.model.collect(name="result")
+
+    uninterrupted, _, expected = flow()
+    await ended(await uninterrupted.start())
+    interrupted, rounds, _ = flow()
+    job = await interrupted.start()
+    await until(lambda: len(rounds) >= rounds_before)
+    snapshot = await job.snapshot()
+    await job.stop("abort")
+    again, rounds, collected = flow()
+    await ended(await again.start(snapshot=snapshot))
+    assert len(rounds) == 12
+    assert [m.parameters["centroids"].tobytes() for m in collected.items] == [
+        m.parameters["centroids"].tobytes() for m in expected.items
+    ]
+
+
+# -- the arithmetic ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scale", "offset"), [(1.0, 0.0), (1.0, 1e8), (1e-6, 1.0), (1e100, 0.0), (1e-100, 0.0), (1.0, -3e5)]
+)
+@pytest.mark.parametrize("clusters", [1, 2, 10])
+def test_the_nearest_centroid_is_that_of_plain_differences(
+    scale: float, offset: float, clusters: int
+) -> None:
+    """c·x − |c|²/2 far from zero is the difference of two large numbers."""
+    points = scale * blobs(500, clusters=10) + offset
+    centroids = scale * blobs(clusters, clusters=10, seed=1) + offset
+    columns, scoring = as_columns(points), scoring_of(centroids)
+    labels = nearest_by_differences(centroids, points)
+    assert nearest(scoring, columns).tolist() == labels.tolist()
+    sums = sums_by_cluster(scoring, columns)
+    assert sums[:, -1].tolist() == np.bincount(labels, minlength=clusters).tolist()
+    means = [points[labels == k].mean(axis=0) if (labels == k).any() else c for k, c in enumerate(centroids)]
+    assert moved(centroids, sums) == pytest.approx(np.array(means), rel=1e-12)
+
+
+def test_a_point_between_two_centroids_belongs_to_the_first() -> None:
+    """Counted for both it would be two points."""
+    centroids = np.array([[0.0], [2.0], [2.0], [4.0]])
+    columns = as_columns([[1.0], [3.0], [2.0], [5.0]])
+    assert nearest(scoring_of(centroids), columns).tolist() == [0, 1, 1, 3]
+    assert sums_by_cluster(scoring_of(centroids), columns).tolist() == [[1, 1], [5, 2], [0, 0], [5, 1]]
+
+
+def test_samples_of_parts_make_the_sample_of_the_whole() -> None:
+    """With repeated points, whose copies are in several parts."""
+    points = np.random.default_rng(0).integers(0, 12, size=(3_000, 2)).astype(float)
+    points[::2] *= -1.0  # So there are zeros of both signs, which are equal.
+    whole = sample_of(points, 40, seed=3)
+    for parts in (2, 7):
+        samples = [sample_of(points[part::parts], 40, seed=3) for part in range(parts)]
+        assert sample_of(np.concatenate(samples), 40, seed=3).tolist() == whole.tolist()
+    assert len(np.unique(whole, axis=0)) == 40
+
+
+def test_first_centroids_are_distinct_points_even_where_differences_vanish() -> None:
+    """Squares of tiny distances are 0: then there is nothing to draw by."""
+    points = np.arange(5.0)[:, np.newaxis] * 1e-200
+    chosen = choose_centroids(points, 5, seed=0)
+    assert sorted(chosen.ravel().tolist()) == points.ravel().tolist()
+
+
+# -- as an object, and with topics ---------------------------------------------------------------------------
+
+
+def test_it_predicts_the_nearest_centroid() -> None:
+    points = blobs()
+    model = KMeans(clusters=5, rounds=10, parallelism=2).fit(points)
+    assert model.predict(points).tolist() == nearest_by_differences(model.centroids, points).tolist()
+    assert model.counts.sum() == len(points)
+    assert model.predict(np.zeros((0, 3))).tolist() == []
+
+
+def test_a_second_fit_begins_anew_and_one_that_fails_changes_nothing() -> None:
+    model = KMeans(clusters=2, rounds=5, tolerance=None)
+    with pytest.raises(ModelError, match="expected to be fitted first"):
+        model.predict([[1.0, 1.0]])
+    before = model.fit(blobs()).centroids
+    with pytest.raises(JobFailed, match="at least 2 distinct points"):
+        model.fit(np.ones((10, 3)))
+    assert model.centroids.tolist() == before.tolist()
+    after = model.fit(TWO_CLUSTERS).centroids
+    assert np.sort(after, axis=0) == pytest.approx(np.array(CENTROIDS))
+    assert model.rounds_made == 5
+
+
+def topic_of(points: Any) -> Topic:
+    """A topic of records with a field ``at``."""
+
+    async def written() -> Topic:
+        topic = MemoryBroker().topic("points")
+        await topic.create()
+        writer = await topic.open_writer()
+        await writer.write(OutgoingBatch([orjson.dumps({"at": row.tolist()}) for row in points]))
+        await writer.close()
+        return topic
+
+    return asyncio.run(written())
+
+
+def test_it_learns_from_a_topic_and_the_model_can_be_published() -> None:
+    points, updates = topic_of(TWO_CLUSTERS), MemoryBroker().topic("updates")
+    asyncio.run(updates.create())
+    model = KMeans(clusters=2, rounds=3).fit(points, features=lambda batch: [row["at"] for row in batch])
+    assert np.sort(model.centroids, axis=0) == pytest.approx(np.array(CENTROIDS))
+
+    flow = Flow("publish")
+    read = flow.source(points, stop="latest").map(lambda row: row["at"])
+    k_means(read, clusters=2, rounds=3).publish_model(updates, model="places")
+    flow.run()
+    update = asyncio.run(last_update(updates, "places"))
+    assert update is not None
+    assert update.parameters["centroids"].tolist() == model.centroids.tolist()
+    assert (update.records, update.metrics) == (6, {"move": 0.0})
+
+
+def test_interrupted_it_has_learned_what_it_could() -> None:
+    """An hour of rounds must not be lost because somebody does not want to wait for the next."""
+    interrupted: list[int] = []
+
+    def interrupt(rows: Any) -> Any:
+        interrupted.append(len(rows))
+        signal.raise_signal(signal.SIGINT)
+        return [row["at"] for row in rows]
+
+    points = topic_of(TWO_CLUSTERS)
+    model = KMeans(clusters=2, rounds=1_000_000, tolerance=None).fit(points, features=interrupt)
+    assert interrupted == [6]
+    assert model.rounds_made < 1_000_000
+    assert model.predict(TWO_CLUSTERS).tolist() in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0])
+
+
+def test_two_of_them_in_one_flow_with_names() -> None:
+    flow = Flow("twice")
+    points = flow.from_items(TWO_CLUSTERS)
+    first = k_means(points, clusters=2, rounds=2, name="first").collect()
+    second = k_means(points, clusters=1, rounds=2).collect()
+    third = k_means(points, clusters=1, rounds=2).collect()
+    flow.run()
+    assert [len(models.items) for models in (first, second, third)] == [1, 1, 1]
+    assert second.items[0].parameters["centroids"] == pytest.approx(TWO_CLUSTERS.mean(axis=0)[np.newaxis])
+    assert "first: assign" in {step.name for step in flow.steps}
+
+
+# -- what it refuses -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clusters": 0}, "clusters=.: expected a whole number of at least 1, given 0"),
+        ({"clusters": 2.0}, "clusters=.: expected a whole number of at least 1, given 2.0"),
+        ({"rounds": 0}, "rounds=.: expected a whole number of at least 1, given 0"),
+        ({"rounds": None}, "rounds=.: expected a whole number of at least 1, given None"),
+        ({"seed": -1}, "seed=.: expected a whole number of at least 0, given -1"),
+        ({"tolerance": -0.1}, "tolerance=.: expected a distance of 0 or more, given -0.1"),
+        ({"tolerance": float("nan")}, "tolerance=.: expected a distance of 0 or more, given nan"),
+        ({"initial": [[0, 0]]}, "initial=.: expected 2 centroids for 2 clusters, given 1"),
+        ({"initial": [[0, 0], [0, np.nan]]}, r"initial=.: .* given nan \(row 1 of the batch\)"),
+        ({"initial": [0.0, 1.0]}, "initial=.: expected points as arrays of numbers, given .0.0, 1.0."),
+        (
+            {"config": IterationConfig(operator_life_cycle=OperatorLifeCycle.PER_ROUND)},
+            "config=.: expected operators that live for all rounds, given OperatorLifeCycle.PER_ROUND",
+        ),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_runs(
+    options: dict[str, Any], message: str
+) -> None:
+    options = {"clusters": 2, "rounds": 2, **options}
+    with pytest.raises(GraphError, match=message):
+        k_means(Flow("k-means").from_items(TWO_CLUSTERS), **options)
+    with pytest.raises(GraphError, match=message):
+        KMeans(**options)
+
+
+def test_what_is_no_bounded_stream_is_refused() -> None:
+    with pytest.raises(GraphError, match="expected a stream of points, given \\[1\\]"):
+        k_means([1], clusters=1, rounds=1)  # type: ignore[arg-type]
+    endless = Flow("endless").source(MemoryBroker().topic("points"))
+    with pytest.raises(GraphError, match=r"expected a bounded stream, given 'points'.*online_k_means"):
+        k_means(endless, clusters=1, rounds=1)
+    with pytest.raises(GraphError, match=r"features=.*with a topic only"):
+        KMeans(clusters=1).fit(TWO_CLUSTERS, features=lambda batch: batch)
+
+
+@pytest.mark.parametrize("initial", [None, [[0.0, 0.0], [1.0, 1.0]]])
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([[0.0, np.nan], [1.0, 1.0]], "given nan .row 0 of the batch."),
+        ([[0.0, 1.0], [1.0, -np.inf]], "given -inf .row 1 of the batch."),
+        ([[0.0, 1.0], [1e200, 0.0]], "at most 1e.150, given 1e.200"),
+        ([[0.0, 1.0], [1.0]], "expected points as numbers"),
+        ([["a", "b"]], "expected points as numbers"),
+        ([1.0, 2.0], "expected points as arrays of (2 )?numbers, given .1.0, 2.0."),
+        (Columns({"x": [1.0, 2.0]}), "expected points as arrays of numbers, given Columns.*np.column_stack"),
+    ],
+)
+def test_points_that_are_none_end_the_job_and_are_named(points: Any, message: str, initial: Any) -> None:
+    with pytest.raises(JobFailed, match=message):
+        fitted(points, clusters=2, rounds=2, initial=initial)
+
+
+def test_points_of_two_lengths_end_the_job() -> None:
+    """Each block is a matrix by itself."""
+
+    def both(flow: Flow) -> Stream:
+        return flow.from_items(np.ones((3, 2))).union(flow.from_items(np.ones((3, 4))))
+
+    def apart(flow: Flow) -> Stream:
+        return both(flow).partition_by(lambda point: len(point) // 2).map_batch(np.array, parallelism=2)
+
+    with pytest.raises(JobFailed, match="expected points as numbers"):
+        fitted(both, clusters=1, rounds=1)
+    with pytest.raises(JobFailed, match=r"some of (2|4) coordinates and some of (2|4)"):
+        fitted(apart, clusters=1, rounds=1)
+    with pytest.raises(JobFailed, match="arrays of 2 numbers"):
+        fitted(apart, clusters=1, rounds=1, initial=[[0.0, 0.0]])
+
+
+def test_without_points_there_are_only_the_initial_centroids() -> None:
+    with pytest.raises(JobFailed, match="expected points to choose centroids among, given none"):
+        fitted([], clusters=2, rounds=2)
+    model = fitted([], clusters=2, rounds=2, initial=TWO_CLUSTERS[:2])
+    assert model.parameters["centroids"].tolist() == TWO_CLUSTERS[:2].tolist()
+    assert (model.records, model.metrics) == (0, {})

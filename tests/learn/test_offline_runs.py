@@ -1,0 +1,235 @@
+"""How offline trainings are run: their progress, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination, topic
+from streamiter.errors import JobFailed, ModelError
+from streamiter.learn import Examples, LinearRegression, LogisticRegression, SparseRows
+from streamiter.learn.offline import run_offline
+
+PROGRAM = Path(__file__).with_name("offline_program.py")
+PATIENCE_S = 60.0
+
+on_unix = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are those of Unix")
+BOTH = pytest.mark.parametrize("where", ["script", "event loop"])
+
+
+class Terminal:
+    """What a program shows on the terminal that is its stderr."""
+
+    def __init__(self, process: subprocess.Popen[str], screen: int) -> None:
+        self.process = process
+        self._screen = screen
+        self._shown = ""
+
+    def wait_for(self, pattern: str) -> None:
+        """Until it has shown this; fails when it ends before."""
+        while not re.search(pattern, self._shown):
+            shown = self._read()
+            assert shown, f"it ended, and showed {self._shown!r}"
+
+    def rest(self) -> str:
+        """All that it shows until it ends."""
+        while self._read():
+            pass
+        return self._shown
+
+    def _read(self) -> str:
+        try:
+            shown = os.read(self._screen, 65_536).decode(errors="replace")
+        except OSError:  # Linux says so when the program has gone.
+            shown = ""
+        self._shown += shown
+        return shown
+
+
+@contextmanager
+def running(where: str, what: str) -> Iterator[Terminal]:
+    screen, stderr = os.openpty()
+    command = [sys.executable, str(PROGRAM), where, what]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "NO_COLOR": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
+    ) as process:
+        os.close(stderr)
+        try:
+            yield Terminal(process, screen)
+        finally:
+            process.kill()
+            os.close(screen)
+
+
+@on_unix
+@BOTH
+def test_ctrl_c_ends_the_training_with_the_round_under_way_and_keeps_the_model(where: str) -> None:
+    """After an hour of training the model is worth more than a traceback."""
+    with running(where, "fit") as terminal:
+        terminal.wait_for(r"LogisticRegression\.fit.*round [1-9]\d* of 1000000000.*loss 0\.\d+")
+        terminal.process.send_signal(signal.SIGINT)
+        shown = terminal.rest()
+        out, _ = terminal.process.communicate(timeout=PATIENCE_S)
+    assert out == "interruption True True\n", shown
+    assert terminal.process.returncode == 0
+    assert "Traceback" not in shown
+
+
+@on_unix
+@BOTH
+def test_a_second_ctrl_c_aborts_a_round_that_does_not_end(where: str) -> None:
+    """Whatever a step waits for, the program can be left, and closes what is open."""
+    with running(where, "hang") as terminal:
+        terminal.wait_for(r"hanging.*round 1 ")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.wait_for("Ctrl-C again aborts")
+        terminal.process.send_signal(signal.SIGINT)
+        shown = terminal.rest()
+        out, _ = terminal.process.communicate(timeout=PATIENCE_S)
+    assert out == "closed\ninterrupted\n", shown
+    assert terminal.process.returncode == 130
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("progress", [None, False])
+def test_nothing_is_shown_without_a_terminal(
+    progress: bool | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Escape sequences in a log, or a line for each of a thousand rounds, help nobody."""
+    LinearRegression(1).fit([[1.0]], [1.0], rounds=3, progress=progress)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_lines_tell_of_the_rounds_where_they_are_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+    """In a log; the last line tells where it ended."""
+    LinearRegression(1).fit([[1.0]], [1.0], rounds=3, progress=True)
+    lines = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(r"LinearRegression\.fit: round 3 of 3, loss 0\.\d+", lines[-1])
+    assert all(line.startswith("LinearRegression.fit: round ") for line in lines)
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_no_more_rounds_are_told_of_than_there_are(mode: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """An asynchronous loop goes round once more than it learns: that showed as round 4 of 3."""
+    LinearRegression(1).fit([[1.0]], [1.0], rounds=3, mode=mode, progress=True)
+    assert "round 3 of 3" in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_a_flow_without_a_known_number_of_rounds_and_without_a_loop(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Others than linear models are run this way too."""
+    flow = Flow("count")
+
+    def body(variables: Any, data: Any) -> IterationBodyResult:
+        raised = variables[0].map(lambda x: x + 1)
+        return IterationBodyResult([raised.filter(lambda x: x < 5)], [raised])
+
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+    run_offline(flow, title="counting", progress=True, describe=lambda: "as [far] as it goes")
+    assert capfd.readouterr().err.splitlines()[-1] == "counting: round 5, as [far] as it goes"
+    plain = Flow("plain")
+    plain.from_items([1]).collect()
+    assert run_offline(plain, title="plain").state == "finished"
+
+
+async def test_it_runs_inside_an_event_loop() -> None:
+    """Cells of a notebook run in one; the result and the errors come out all the same."""
+    model = LinearRegression(1)
+    assert model.fit([[1.0], [2.0]], [1.0, 2.0], rounds=5).steps == 5
+    with pytest.raises(JobFailed, match="too large to compute with"):
+        model.fit([[1.0], [2.0]], [1.0, 2.0], rounds=5_000, learning_rate=100.0)
+
+
+# -- where the examples come from --------------------------------------------------------------------------------
+
+
+def sparse_case(count: int = 300) -> tuple[SparseRows, Any]:
+    generator = np.random.default_rng(2)
+    dense = (generator.random((count, 6)) < 0.4).astype(float)
+    targets = (dense @ [2.0, -1.0, 0.5, 0.0, -2.0, 1.0] + generator.normal(size=count) > 0).astype(float)
+    return SparseRows.from_dense(dense), targets
+
+
+def lines_of(rows: SparseRows, targets: Any, kind: str) -> str:
+    lines = []
+    for (indices, values), target in zip(rows.rows(), targets, strict=True):
+        label = "1" if target else "-1"
+        features = (
+            [f"{index + 1}:{value:g}" for index, value in zip(indices, values, strict=True)]
+            if kind == "libsvm"
+            else map(str, indices)
+        )
+        lines.append(" ".join([label, *features]))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("options", [{}, {"mini_batch": 60, "parallelism": 3}, {"replay": True}], ids=str)
+@pytest.mark.parametrize("kind", ["libsvm", "dummy"])
+def test_a_file_comes_to_the_same_as_its_rows(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Read as it is, with its labels −1 and 1, and dealt out to the workers as arrays are."""
+    rows, targets = sparse_case()
+    path = tmp_path / f"examples.{kind}"
+    path.write_text(lines_of(rows, targets, kind))
+    of_file, of_arrays = LogisticRegression(6, labels="-1/1"), LogisticRegression(6)
+    of_file.fit(topic(f"file:{path}"), rounds=30, **options)
+    of_arrays.fit(rows, targets, rounds=30, **(options | {"replay": False}))
+    assert of_file.weights == pytest.approx(of_arrays.weights, rel=1e-12)
+    assert of_file.predict_probability(rows).tolist() == of_file.predict(rows).tolist()
+    assert (of_file.version, of_file.records) == (30, of_arrays.records)
+
+
+def test_any_topic_will_do_with_a_function_that_makes_examples(tmp_path: Path) -> None:
+    """Records of any form; a topic that could go on is read as far as it goes now."""
+    path = tmp_path / "examples.jsonl"
+    path.write_text("".join(f'{{"a": {x}, "b": {2 * x + 1}, "n": 2}}\n' for x in range(5)))
+
+    def extract(records: Any) -> Examples:
+        columns = {name: [record[name] for record in records] for name in ("a", "b", "n")}
+        return Examples(np.array(columns["a"])[:, None], columns["b"], columns["n"])
+
+    model = LinearRegression(1)
+    model.fit(topic(f"file:{path}"), extract=extract, rounds=500)
+    assert model.predict([[10.0]])[0] == pytest.approx(21.0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 2:1\n-1 9:1\n", r"step 'train'.*expected indices from 0 to 5 \(width 6\), given 8"),
+        ("1 2:1\n3 1:1\n", "expected targets −1 or 1, given 3.0"),
+        ("1 2:1\nx 1:1\n", "expected a finite number, given b'x'"),
+        ("", "expected examples to learn from, given none"),
+    ],
+)
+def test_a_file_that_cannot_be_learned_from_says_why(text: str, message: str, tmp_path: Path) -> None:
+    """And the model stays as it was."""
+    path = tmp_path / "examples.libsvm"
+    path.write_text(text)
+    model = LogisticRegression(6, labels="-1/1")
+    with pytest.raises(JobFailed, match=message):
+        model.fit(topic(f"file:{path}"))
+    assert model.version == 0
+
+
+def test_records_of_another_form_need_a_function(tmp_path: Path) -> None:
+    """One clear line instead of a KeyError."""
+    path = tmp_path / "examples.jsonl"
+    path.write_text('{"x": 1}\n')
+    with pytest.raises(
+        JobFailed, match=r"expected records with label, indices and values, .* write extract="
+    ):
+        LogisticRegression(1).fit(topic(f"file:{path}"))
+    with pytest.raises(ModelError, match=r"expected the topic .* to bring targets"):
+        LogisticRegression(1).fit(topic(f"file:{path}"), [1.0])

@@ -1,0 +1,492 @@
+"""Offline training: the numbers, whatever the workers, the schedule, and how the examples come."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from iteration.iteration_support import SMALL, cut_items, ended, run, run_shuffled
+
+from streamiter import Columns, Flow, IterationConfig, Stream
+from streamiter.errors import ConfigurationError, GraphError, JobFailed, ModelError
+from streamiter.learn import (
+    SGD,
+    Examples,
+    GradientDescent,
+    LinearModel,
+    LinearRegression,
+    LogisticRegression,
+    OfflineTraining,
+    SparseRows,
+    train_offline,
+)
+from streamiter.learn.losses import LogLoss, Loss, SquaredLoss
+
+PLANE = Columns(
+    {
+        "x": np.array([(2, 1), (3, 2), (4, 3), (2, 4), (2, 2), (4, 3), (1, 2), (5, 3)], dtype=float),
+        "y": np.array([4, 7, 10, 10, 6, 10, 5, 11], dtype=float),
+        "w": np.ones(8),
+    }
+)
+PLANE_WEIGHTS = [1.1411187788452217, 1.829567426643912]
+
+TWO_KINDS = Columns(
+    {
+        "x": np.array([(k, 2, 3, 4) for k in (1, 2, 3, 4, 5, 11, 12, 13, 14, 15)], dtype=float),
+        "y": np.repeat([0.0, 1.0], 5),
+        "w": np.tile(np.arange(1.0, 6.0), 2),
+    }
+)
+TWO_KINDS_WEIGHTS = [0.5258302130286436, -0.28395244862451813, -0.42592867293677716, -0.5679048972490363]
+
+MODELS: dict[str, type[LinearRegression] | type[LogisticRegression]] = {
+    "linear": LinearRegression,
+    "logistic": LogisticRegression,
+}
+CASES = pytest.mark.parametrize(
+    ("kind", "rows", "expected"),
+    [("linear", PLANE, PLANE_WEIGHTS), ("logistic", TWO_KINDS, TWO_KINDS_WEIGHTS)],
+    ids=["linear", "logistic"],
+)
+
+
+def examples_of(rows: Any) -> Examples:
+    if isinstance(rows, list):
+        return Examples(*(np.array([row[name] for row in rows]) for name in ("x", "y", "w")))
+    return Examples(rows["x"], rows["y"], rows["w"])
+
+
+def made_up(count: int, seed: int = 0) -> Columns:
+    generator = np.random.default_rng(seed)
+    features = generator.normal(size=(count, 3))
+    targets = (features @ [1.0, -2.0, 0.5] + generator.normal(size=count) > 0).astype(float)
+    return Columns({"x": features, "y": targets, "w": generator.integers(1, 4, count).astype(float)})
+
+
+def as_records(rows: Columns) -> list[dict[str, Any]]:
+    return [{"x": row["x"], "y": float(row["y"]), "w": float(row["w"])} for row in rows]
+
+
+def trained(
+    examples: Stream, kind: str = "logistic", *, optimizer: Any = None, width: int = 3, **options: Any
+) -> OfflineTraining:
+    def model() -> LinearModel:
+        return MODELS[kind](width, intercept=False, optimizer=optimizer or GradientDescent(0.1))
+
+    return train_offline(examples, model, **({"extract": examples_of, "rounds": 20} | options))
+
+
+def weights_of(rows: Columns, kind: str = "logistic", *, workers: int = 1, **options: Any) -> Any:
+    """What a training of these rows comes to."""
+    flow = Flow("training")
+    width = rows["x"].shape[1]
+    training = trained(flow.from_items(rows, parallelism=workers), kind, width=width, **options)
+    models = training.models.collect()
+    run(flow)
+    [model] = models.items
+    return model.parameters["weights"]
+
+
+def by_hand(
+    rows: Columns, *, mini_batch: int, rounds: int, l1: float = 0.0, l2: float = 0.0
+) -> npt.NDArray[np.float64]:
+    """Logistic regression as the reference says it: one worker, mini-batches in turn."""
+    weights, start = np.zeros(rows["x"].shape[1]), 0
+    for _ in range(rounds):
+        part = rows[start : start + mini_batch]
+        start = 0 if start + mini_batch >= len(rows) else start + mini_batch
+        slopes = part["w"] * (1.0 / (1.0 + np.exp(-part["x"] @ weights)) - part["y"])
+        weights = weights - 0.1 / part["w"].sum() * (slopes @ part["x"])
+        weights = weights * (1.0 - 0.1 * l2)
+        weights = weights - 0.1 * l1 * np.sign(weights)
+    return weights
+
+
+# -- the numbers -------------------------------------------------------------------------------------------
+
+
+@CASES
+@pytest.mark.parametrize("replay", [False, True], ids=["kept", "replayed"])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_twenty_rounds_come_to_the_known_weights(
+    kind: str, rows: Columns, expected: list[float], workers: int, replay: bool
+) -> None:
+    """Known from Flink ML; a row's weight counts, and who made which gradient does not."""
+    weights = weights_of(rows, kind, workers=workers, replay=replay, mini_batch=32, tolerance=1e-6)
+    assert weights == pytest.approx(expected, rel=1e-12)
+
+
+@CASES
+@pytest.mark.parametrize("parallelism", [1, 4])
+def test_fit_comes_to_the_known_weights(
+    kind: str, rows: Columns, expected: list[float], parallelism: int
+) -> None:
+    """The same through the estimators."""
+    model = MODELS[kind](len(expected), intercept=False)
+    fit = model.fit(
+        rows["x"],
+        rows["y"],
+        rows["w"],
+        rounds=20,
+        mini_batch=32,
+        tolerance=1e-6,
+        parallelism=parallelism,
+    )
+    assert model.weights == pytest.approx(expected, rel=1e-12)
+    assert (fit.steps, fit.ended_by, model.version, model.records) == (20, "rounds", 20, 20 * len(rows))
+
+
+@pytest.mark.parametrize("replay", [False, True], ids=["kept", "replayed"])
+@pytest.mark.parametrize("mini_batch", [1, 7, 20, 40, 50])
+@pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.05, 0.0), (0.0, 0.5), (0.05, 0.5)])
+def test_mini_batches_come_in_turn_and_penalties_follow_the_step(
+    mini_batch: int, replay: bool, l1: float, l2: float
+) -> None:
+    """The last mini-batch before the beginning comes again is what is left, not a row twice."""
+    rows = made_up(40)
+    optimizer = GradientDescent(0.1, l1=l1, l2=l2)
+    weights = weights_of(rows, optimizer=optimizer, mini_batch=mini_batch, replay=replay)
+    expected = by_hand(rows, mini_batch=mini_batch, rounds=20, l1=l1, l2=l2)
+    assert weights == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("replay", [False, True], ids=["kept", "replayed"])
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("mini_batch", [8, None])
+def test_the_workers_share_one_mini_batch(workers: int, mini_batch: int | None, replay: bool) -> None:
+    """Other parallelism, other model: then nothing that was found on a laptop would hold on a server."""
+    rows = made_up(40)
+    weights = weights_of(rows, mini_batch=mini_batch, workers=workers, replay=replay)
+    assert weights == pytest.approx(by_hand(rows, mini_batch=mini_batch or 40, rounds=20), rel=1e-12)
+
+
+def test_rows_from_one_source_are_dealt_out_in_turn() -> None:
+    """As many workers as ``workers`` says, also where the stream has one subtask."""
+    rows = made_up(40)
+    flow = Flow("training")
+    models = trained(flow.from_items(rows), mini_batch=8, workers=4).models.collect()
+    run(flow)
+    assert models.items[0].parameters["weights"] == pytest.approx(
+        by_hand(rows, mini_batch=8, rounds=20), rel=1e-12
+    )
+
+
+def test_sparse_rows_come_to_the_same_as_dense_ones() -> None:
+    """Also the penalties: they act on every weight in each round, whichever features it had."""
+    generator = np.random.default_rng(5)
+    features = generator.normal(size=(60, 8)) * (generator.random((60, 8)) < 0.2)
+    targets = (features.sum(axis=1) > 0).astype(float)
+    options: dict[str, Any] = {"rounds": 30, "mini_batch": 9, "l1": 0.01, "l2": 0.1, "parallelism": 2}
+    dense, sparse = LogisticRegression(8), LogisticRegression(8)
+    dense.fit(features, targets, **options)
+    sparse.fit(SparseRows.from_dense(features), targets, **options)
+    assert sparse.weights == pytest.approx(dense.weights, rel=1e-12)
+    assert sparse.intercept_weight == pytest.approx(dense.intercept_weight, rel=1e-12)
+
+
+def test_long_trainings_go_through_several_blocks() -> None:
+    """More rows than are kept in one piece, in small batches and in one large one."""
+    rows = made_up(150_000)
+    model = LogisticRegression(3, intercept=False)
+    model.fit(rows["x"], rows["y"], rows["w"], rounds=3)
+    expected = by_hand(rows, mini_batch=len(rows), rounds=3)
+    assert model.weights == pytest.approx(expected, rel=1e-10)
+    assert weights_of(rows, rounds=3) == pytest.approx(expected, rel=1e-10)
+    mini_batches = by_hand(rows, mini_batch=100_000, rounds=3)
+    assert weights_of(rows, rounds=3, mini_batch=100_000) == pytest.approx(mini_batches, rel=1e-10)
+
+
+def test_any_optimizer_will_do() -> None:
+    """The rule of the step belongs to the optimizer, not to the loop."""
+    rows = made_up(40)
+    twin = LogisticRegression(3, intercept=False, optimizer=SGD(0.3, l2=0.1))
+    for _ in range(20):
+        twin.learn(rows["x"], rows["y"], rows["w"])
+    assert weights_of(rows, optimizer=SGD(0.3, l2=0.1)) == pytest.approx(twin.weights, rel=1e-12)
+
+
+# -- the end -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_it_ends_after_the_first_round_whose_loss_is_small_enough(mode: Any) -> None:
+    """One worker makes the same steps either way."""
+    rows = made_up(40)
+    full = LogisticRegression(3)
+    all_losses = full.fit(rows["x"], rows["y"], rounds=20).losses
+    assert all_losses == sorted(all_losses, reverse=True)
+    model = LogisticRegression(3)
+    tolerance = all_losses[7]
+    fit = model.fit(rows["x"], rows["y"], rounds=20, tolerance=tolerance, mode=mode)
+    assert (fit.losses, fit.ended_by, model.version) == (all_losses[:8], "tolerance", 8)
+
+
+@pytest.mark.parametrize("kind", ["linear", "logistic"])
+def test_the_loss_is_the_mean_before_the_step(kind: str) -> None:
+    """Half the squared error, or the log loss, each row with its weight."""
+    rows = made_up(40)
+    model = MODELS[kind](3)
+    predictions = model.predict(rows["x"])
+    expected = float(model.loss.values(predictions, rows["y"]) @ rows["w"] / rows["w"].sum())
+    assert model.fit(rows["x"], rows["y"], rows["w"], rounds=1).losses == [pytest.approx(expected, rel=1e-12)]
+
+
+@pytest.mark.parametrize("loss", [LogLoss(), SquaredLoss()], ids=lambda loss: loss.link)
+def test_the_sum_of_losses_is_that_of_each(loss: Loss) -> None:
+    """It is made in a quicker way, also where a prediction is as wrong as can be."""
+    predictions = np.array([0.0, 0.0, 1e-20, 1e-9, 0.25, 0.5, 1.0 - 1e-12, 1.0, 1.0])
+    targets = np.array([0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+    weights = np.arange(9.0)
+    values = loss.values(predictions, targets)
+    # The last one, certain and wrong: 1 − 1e-15 is no number that a float can be, so that its loss has four digits.
+    assert loss.total(predictions[:8], targets[:8]) == pytest.approx(values[:8].sum(), rel=1e-12)
+    assert loss.total(predictions[:8], targets[:8], weights[:8]) == pytest.approx(
+        values[:8] @ weights[:8], rel=1e-12
+    )
+    assert loss.total(predictions, targets) == pytest.approx(values.sum(), rel=1e-4)
+
+
+def test_training_goes_on_from_where_the_model_stands() -> None:
+    """Ten rounds and ten more are twenty."""
+    rows = made_up(40)
+    once, twice = LogisticRegression(3), LogisticRegression(3)
+    once.fit(rows["x"], rows["y"], rounds=20)
+    for _ in range(2):
+        twice.fit(rows["x"], rows["y"], rounds=10)
+    assert twice.weights.tolist() == once.weights.tolist()
+    assert (twice.version, twice.records) == (once.version, once.records) == (20, 800)
+
+
+def test_models_on_the_way_are_published_when_asked_for() -> None:
+    """Every n-th, and the last."""
+    flow = Flow("training")
+    models = trained(flow.from_items(made_up(40)), rounds=7, publish_every=3).models.collect()
+    run(flow)
+    assert [model.records for model in models.items] == [3 * 40, 6 * 40, 7 * 40]
+
+
+# -- the schedule ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replay", [False, True], ids=["kept", "replayed"])
+def test_in_step_the_result_does_not_depend_on_the_schedule(replay: bool) -> None:
+    """To the last bit: what makes a run repeatable. (Replayed, sums follow the batches as they were cut.)"""
+    records = as_records(made_up(61))
+    results = []
+    for seed in range(6):
+        flow = Flow("training")
+        examples = cut_items(flow, records, seed=seed)
+        models = trained(examples, workers=3, mini_batch=20, replay=replay).models.collect()
+        run(flow, seed=seed, limits=SMALL)
+        results.append(models.items[0].parameters["weights"])
+    for other in results[1:]:
+        if replay:
+            assert other == pytest.approx(results[0], rel=1e-12)
+        else:
+            assert other.tolist() == results[0].tolist()
+
+
+@pytest.mark.parametrize("ahead", [None, 0, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_asynchronous_every_worker_makes_its_rounds(seed: int, ahead: int | None) -> None:
+    """Nobody waits, nothing is lost or taken twice, and it ends; as stale as the configuration allows."""
+    rows = made_up(60)
+    flow = Flow("training")
+    examples = cut_items(flow, as_records(rows), seed=seed)
+    config = IterationConfig(max_epochs_ahead=ahead)
+    training = trained(examples, workers=3, mini_batch=15, rounds=40, mode="asynchronous", config=config)
+    models, losses = training.models.collect(), training.losses.collect()
+    run(flow, seed=seed, limits=SMALL)
+    [model] = models.items
+    assert len(losses.items) == 3 * 40
+    assert model.records == 3 * 40 * 5
+    assert losses.items[-1] < 0.8 * losses.items[0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_asynchronous_with_idle_workers(seed: int) -> None:
+    """A worker without examples holds nobody up, and the tolerance does not wait for what it would say."""
+    flow = Flow("training")
+    examples = cut_items(flow, as_records(made_up(2)), seed=seed)
+    training = trained(examples, workers=4, rounds=50, mode="asynchronous", tolerance=0.5)
+    losses = training.losses.collect()
+    training.models.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert losses.items[-1] <= 0.5 < losses.items[0]
+
+
+@pytest.mark.parametrize("how", ["kept", "replayed", "asynchronous"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_training_goes_on_from_a_snapshot_as_if_it_had_never_stopped(how: str, seed: int) -> None:
+    """Examples, the place of the next mini-batch, gradients half added up: all of it is state."""
+    records = as_records(made_up(20))
+    options: dict[str, Any] = {
+        "kept": {},
+        "replayed": {"replay": True},
+        "asynchronous": {"mode": "asynchronous"},
+    }[how]
+    # Several asynchronous workers take turns as they come, so that no two runs are the same.
+    workers = 1 if how == "asynchronous" else 2
+
+    def made() -> tuple[Flow, Any, Any]:
+        flow = Flow("training")
+        examples = cut_items(flow, records, seed=1, parallelism=workers)
+        training = trained(examples, mini_batch=6, rounds=12, **options)
+        return flow, training.models.collect(), training.losses.collect()
+
+    async def whole() -> Any:
+        flow, models, _ = made()
+        await ended(await flow.start(channel_limits=SMALL))
+        return models.items[0]
+
+    async def stopped_after(turns: int) -> Any:
+        flow, _, _ = made()
+        job = await flow.start(channel_limits=SMALL)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        try:
+            snapshot = await job.snapshot()
+        except ConfigurationError:  # It has ended.
+            return None
+        await job.stop("abort")
+        flow, models, _ = made()
+        await ended(await flow.start(channel_limits=SMALL, snapshot=snapshot))
+        return models.items[0]
+
+    expected = run_shuffled(whole(), seed)
+    for turns in range(0, 300, 12):
+        model = run_shuffled(stopped_after(turns), seed + turns)
+        if model is not None and model.records:
+            assert model.parameters["weights"] == pytest.approx(expected.parameters["weights"], rel=1e-12)
+            assert model.records == expected.records, turns
+
+
+# -- what cannot be learned from ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("features", "targets", "weights", "message"),
+    [
+        ([[1.0, 2.0]], [2.0], None, r"LogisticRegression: expected targets 0 or 1, given 2.0 \(row 0"),
+        ([[1.0, 2.0]], [np.nan], None, "expected targets 0 or 1, given nan"),
+        ([[1.0, 2.0]], None, None, "LogisticRegression.fit: expected targets, one for each row, given none"),
+        ([[1.0, 2.0]], [1.0, 0.0], None, r"expected 1 targets, one for each row, given shape \(2,\)"),
+        ([[1.0, 2.0]], ["yes"], None, "expected targets as numbers"),
+        ([[1.0]], [1.0], None, r"expected rows of 2 features .* given an array of shape \(1, 1\)"),
+        ([1.0, 2.0], [1.0, 0.0], None, r"given an array of shape \(2,\)"),
+        (SparseRows([0, 1], [3], [1.0], 5), [1.0], None, "given sparse rows of width 5"),
+        ([[0.0, 1.0], [np.nan, 2.0]], [1.0, 0.0], None, r"finite features, given nan for feature 0 \(row 1"),
+        ([[0.0, 1.0], [3.0, -np.inf]], [1.0, 0.0], None, r"given -inf for feature 1 \(row 1"),
+        (SparseRows([0, 1], [1], [np.inf], 2), [1.0], None, "finite features, given inf for feature 1"),
+        ([[1.0, 2.0]], [1.0], [-1.0], "expected finite sample weights of 0 or more, given -1.0"),
+        (np.zeros((0, 2)), [], None, "LogisticRegression.fit: expected rows to learn from, given none"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused_before_anything_runs(
+    features: Any, targets: Any, weights: Any, message: str
+) -> None:
+    """With the row, and the model as it was."""
+    model = LogisticRegression(2)
+    with pytest.raises(ModelError, match=message):
+        model.fit(features, targets, weights)
+    assert (model.version, model.weights.tolist()) == (0, [0.0, 0.0])
+
+
+def test_features_whose_sum_is_too_large_are_still_finite() -> None:
+    """The quick look at a row's sum must not refuse what is extreme but a number."""
+    model = LinearRegression(2)
+    model.checked_examples(Examples([[1.7e308, 1.7e308]], [1.0]))
+
+
+def test_weights_that_run_away_are_told_of() -> None:
+    """With too high a rate, instead of a model of NaNs."""
+    rows = made_up(40)
+    model = LinearRegression(3)
+    with pytest.raises(
+        JobFailed, match=r"LinearRegression: .* too large to compute with.* lower the learning rate"
+    ):
+        model.fit(rows["x"], rows["y"], rounds=2_000, learning_rate=10.0)
+    assert model.version == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, r"rounds=\): expected a whole number of at least 1, given 0"),
+        ({"rounds": 1.5}, r"rounds=\): expected a whole number"),
+        ({"mini_batch": 3, "parallelism": 4}, "at least a row for each of 4 workers, given 3"),
+        ({"mini_batch": 0}, r"mini_batch=\): expected a whole number"),
+        ({"tolerance": "small"}, r"tolerance=\): expected a number, given 'small'"),
+        ({"tolerance": float("nan")}, r"tolerance=\): expected a number"),
+        ({"mode": "parallel"}, "expected mode"),
+        ({"mode": "asynchronous", "replay": True}, r"replay=\): expected the mode synchronous"),
+        ({"learning_rate": 0.0}, "learning_rate: expected a number above 0"),
+        ({"l1": -1.0}, "l1=.*0 or more"),
+        ({"parallelism": 0}, "parallelism of at least 1, given 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    """Before anything runs."""
+    with pytest.raises((GraphError, ConfigurationError), match=message):
+        LogisticRegression(1).fit([[1.0]], [1.0], **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda rows: train_offline([1], LinearRegression, extract=examples_of, rounds=1),
+            "a stream of examples",
+        ),
+        (
+            lambda rows: train_offline(rows, LinearRegression(3), extract=examples_of, rounds=1),
+            "write lambda",
+        ),
+        (lambda rows: train_offline(rows, lambda: LinearRegression(3), extract=None, rounds=1), "extract="),
+        (lambda rows: trained(rows, workers=0), "workers="),
+        (lambda rows: trained(rows, publish_every=0), "publish_every="),
+    ],
+)
+def test_a_training_that_cannot_run_is_refused_when_the_graph_is_built(make: Any, message: str) -> None:
+    """One clear error, instead of a job that fails."""
+    with pytest.raises(GraphError, match=message):
+        make(Flow("training").from_items(made_up(4)))
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_stream_without_examples_fails_the_job(mode: Any) -> None:
+    """A wrong path or an empty topic must not come to a model of zeros."""
+    flow = Flow("training")
+    trained(flow.from_items(made_up(0)), workers=2, mode=mode).models.collect()
+    with pytest.raises(JobFailed, match="train_offline: expected examples to learn from, given none"):
+        run(flow)
+
+
+@pytest.mark.parametrize("replay", [False, True], ids=["kept", "replayed"])
+def test_rows_that_are_no_examples_are_left_out_and_counted_once(replay: bool) -> None:
+    """Also where they come again in every round."""
+    rows = made_up(40)
+    records: list[Any] = as_records(rows)
+    for place, bad in ((40, {"x": [1.0, np.nan, 2.0], "y": 1.0, "w": 1.0}), (20, "no record"), (0, {"x": 1})):
+        records.insert(place, bad)
+    flow = Flow("training")
+    training = trained(cut_items(flow, records, seed=3), replay=replay, on_error="skip")
+    models = training.models.collect()
+    statistics = run(flow)
+    assert statistics.step("train").rejected == 3
+    assert models.items[0].parameters["weights"] == pytest.approx(
+        by_hand(rows, mini_batch=40, rounds=20), rel=1e-12
+    )
+
+
+def test_a_bad_row_of_a_stream_fails_the_job_with_its_reason() -> None:
+    """The default: nothing is left out silently."""
+    flow = Flow("training")
+    records = [*as_records(made_up(4)), {"x": np.ones(3), "y": 7.0, "w": 1.0}]
+    trained(flow.from_items(records)).models.collect()
+    with pytest.raises(JobFailed, match=r"step 'train' .*expected targets 0 or 1, given 7.0"):
+        run(flow)

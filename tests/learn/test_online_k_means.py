@@ -1,0 +1,232 @@
+"""Centroids that follow a stream: the numbers, the start, restoring, and records that are no points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from iteration.iteration_support import SMALL, cut_items, ended, run, until
+
+from streamiter import Columns, Flow
+from streamiter.errors import ConfigurationError, GraphError, JobFailed, ModelError
+from streamiter.learn import BadRows, OnlineKMeans, online_k_means
+from streamiter.models import ModelSnapshot, initial_model, last_update
+from streamiter.topics import MemoryBroker
+
+START = [(10.1, 0.1), (-10.2, 0.2)]
+BATCH = [(10, 100), (10, 100.3), (10.3, 100), (-10, -100), (-10, -100.6), (-10.6, -100)]
+"""Of cases with known results."""
+
+
+def followed(points: Any, *, seed: int | None = None, **options: Any) -> list[ModelSnapshot]:
+    flow = Flow("follow")
+    stream = flow.from_items(points) if seed is None else cut_items(flow, points, seed=seed)
+    models = online_k_means(stream, **{"mini_batch": 6, **options}).collect()
+    if seed is None:
+        flow.run()
+    else:
+        run(flow, seed=seed, limits=SMALL)
+    return models.items
+
+
+def centroids_of(models: list[ModelSnapshot]) -> list[Any]:
+    return [model.parameters["centroids"].tolist() for model in models]
+
+
+def drifting(count: int, seed: int = 0) -> Any:
+    """Two clusters; both move as time goes by."""
+    generator = np.random.default_rng(seed)
+    middles = np.array([[0.0, 0.0], [20.0, 0.0]])[np.arange(count) % 2]
+    return middles + np.arange(count)[:, np.newaxis] * 0.01 + generator.normal(size=(count, 2))
+
+
+def test_the_known_case() -> None:
+    [model] = followed(BATCH, clusters=2, decay=0.5, initial=START, weights=[3, 3])
+    expected = np.array([(10.1, 200.3 / 3), (-10.2, -200.2 / 3)])
+    assert model.parameters["centroids"] == pytest.approx(expected, rel=1e-14)
+    assert model.parameters["weights"].tolist() == [4.5, 4.5]
+    assert model.records == 6
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3, 1.0])
+def test_mini_batch_by_mini_batch_it_is_the_formula(decay: float) -> None:
+    points = drifting(95)
+    centroids, weights = np.array([[1.0, 1.0], [15.0, 0.0]]), np.array([2.0, 0.0])
+    models = followed(points, clusters=2, decay=decay, initial=centroids, weights=weights, mini_batch=10)
+    assert len(models) == 10
+    for number, model in enumerate(models):
+        batch = points[10 * number : 10 * number + 10]
+        labels = np.array([np.argmin([np.sum((point - c) ** 2) for c in centroids]) for point in batch])
+        distances = ((batch - centroids[labels]) ** 2).sum(axis=1)
+        for k in range(2):
+            weights[k] = weights[k] * decay + (labels == k).sum()
+            if (labels == k).any():
+                mean = batch[labels == k].mean(axis=0)
+                centroids[k] += (mean - centroids[k]) * (labels == k).sum() / weights[k]
+        assert model.parameters["centroids"] == pytest.approx(centroids, rel=1e-12)
+        assert model.parameters["weights"] == pytest.approx(weights, rel=1e-12)
+        assert model.metrics == {"distance": pytest.approx(distances.mean())}
+    assert models[-1].records == 95
+
+
+def test_without_decay_a_centroid_is_the_mean_of_all_its_points() -> None:
+    points = np.random.default_rng(0).normal(size=(1_000, 3))
+    model = followed(points, clusters=1, mini_batch=64, initial=[[5.0, 5.0, 5.0]])[-1]
+    assert model.parameters["centroids"] == pytest.approx(points.mean(axis=0)[np.newaxis], rel=1e-10)
+
+
+def test_a_centroid_that_no_point_is_near_stays_and_becomes_light() -> None:
+    """Divided by a weight of 0 it would be NaN, which cannot be published."""
+    far = [[0.0], [1e6]]
+    models = followed([[1.0]] * 30, clusters=2, decay=0.0, initial=far, weights=[1, 1], mini_batch=10)
+    assert centroids_of(models) == [[[1.0], [1e6]]] * 3
+    assert models[-1].parameters["weights"].tolist() == [10.0, 0.0]
+
+
+def test_without_initial_centroids_it_begins_with_the_first_mini_batch() -> None:
+    models = followed(drifting(400), clusters=2, decay=0.2, mini_batch=50)
+    assert sorted(round(x / 20) for x, _ in centroids_of(models)[0]) == [0, 1]
+    # They have moved by 4 by then.
+    assert np.sort(models[-1].parameters["centroids"][:, 0]) == pytest.approx([4.0, 24.0], abs=1.0)
+
+
+def test_where_batches_are_cut_and_who_is_faster_change_nothing() -> None:
+    points = drifting(100).tolist()
+    expected = centroids_of(followed(points, clusters=2, mini_batch=7))
+    for seed in range(5):
+        assert centroids_of(followed(points, seed=seed, clusters=2, mini_batch=7)) == expected
+
+
+@pytest.mark.parametrize("initial", [None, [[0.0, 0.0], [20.0, 0.0]]])
+def test_restored_it_goes_on_as_if_nothing_had_happened(initial: Any) -> None:
+    """To the last bit, weights, version and all."""
+    points = drifting(60)
+    whole = OnlineKMeans(2, decay=0.7, initial=initial)
+    first = OnlineKMeans(2, decay=0.7, initial=initial)
+    for batch in np.split(points, 6):
+        whole.learn(batch)
+    for batch in np.split(points, 6)[:3]:
+        first.learn(batch)
+    state = first.state()
+    first.learn(points)  # What is done after a snapshot does not reach it.
+    second = OnlineKMeans(2, decay=0.7)
+    second.restore(state)
+    for batch in np.split(points, 6)[3:]:
+        second.learn(batch)
+    assert second.version == whole.version == 6
+    assert second.state()["centroids"].tobytes() == whole.state()["centroids"].tobytes()
+    assert second.state()["weights"].tobytes() == whole.state()["weights"].tobytes()
+    assert second.to_update().records == 60
+
+
+async def test_a_job_restored_publishes_what_the_uninterrupted_one_does() -> None:
+    """The start must not be taken again, and no point twice."""
+    points = drifting(90).tolist()
+
+    def flow() -> tuple[Flow, Any]:
+        flow = Flow("follow")
+        stream = cut_items(flow, points, seed=3)
+        initial = flow.from_items([{"centroids": np.array([[0.0, 0.0], [20.0, 0.0]])}], name="initial")
+        models = online_k_means(stream, clusters=2, mini_batch=10, initial=initial, decay=0.5, name="k")
+        return flow, models.collect()
+
+    uninterrupted, expected = flow()
+    await ended(await uninterrupted.start())
+    interrupted, some = flow()
+    job = await interrupted.start()
+    await until(lambda: len(some) >= 3)
+    snapshot = await job.snapshot()
+    await job.stop("abort")
+    again, collected = flow()
+    await ended(await again.start(snapshot=snapshot))
+    assert len(expected) == 9
+    assert centroids_of(collected.items) == centroids_of(expected.items)
+
+
+async def test_versions_are_published_and_the_next_run_starts_from_the_last() -> None:
+    updates = MemoryBroker().topic("updates")
+    await updates.create()
+    for generation, points in [(1, drifting(40)), (2, drifting(40, seed=1))]:
+        flow = Flow("follow")
+        initial = flow.from_source(initial_model(updates, model="places", default=None), parallelism=1)
+        models = online_k_means(flow.from_items(points), clusters=2, mini_batch=10, initial=initial)
+        models.publish_model(updates, model="places")
+        before = await last_update(updates, "places")
+        await ended(await flow.start())
+        update = await last_update(updates, "places")
+        assert update is not None
+        assert (update.generation, update.version) == (generation, 4)
+        assert update.parameters["weights"].sum() == 40 * generation
+        assert (before is None) == (generation == 1)
+
+
+def test_records_that_are_no_points_are_skipped_and_the_others_count() -> None:
+    """One bad sensor must not end a service of many."""
+    points: list[Any] = [[1.0], "x", [2.0], [float("nan")], [3.0], [4.0, 5.0], None, [6.0]]
+    flow = Flow("follow")
+    stream = flow.from_items(points)
+    models = online_k_means(
+        stream, clusters=1, initial=[[0.0]], mini_batch=4, on_error="skip", name="k"
+    ).collect()
+    statistics = flow.run()
+    assert centroids_of(models.items) == [[[1.5]], [[3.0]]]
+    assert statistics.step("k: centroids").rejected == 4
+    with pytest.raises(JobFailed, match=r"k: centroids.*expected points"):
+        followed(points, clusters=1, initial=[[0.0]], mini_batch=4, name="k")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clusters": 0}, "clusters=.: expected a whole number of at least 1, given 0"),
+        ({"decay": 1.5}, "decay=.: expected a number from 0 .* to 1 .*, given 1.5"),
+        ({"decay": "x"}, "decay=.: expected a number from 0 .* given 'x'"),
+        ({"seed": True}, "seed=.: expected a whole number of at least 0, given True"),
+        ({"weights": [1, 1]}, "weights=.: expected them with initial centroids, given without"),
+        ({"initial": [[1.0]]}, "expected 2 initial centroids, given 1"),
+        ({"initial": [[1.0], [2.0]], "weights": [1]}, "expected 2 sample weights"),
+        ({"initial": [[1.0], [2.0]], "weights": [1, -1]}, "expected finite sample weights of 0 or more"),
+        ({"mini_batch": 0}, "expected a number of records of at least 1, given 0"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_runs(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GraphError, match=message):
+        online_k_means(Flow("follow").from_items(BATCH), **{"clusters": 2, **options})
+
+
+def test_a_start_that_is_none_ends_the_job() -> None:
+    for start, message in [
+        ([{"weights": np.ones(2)}], "expected parameters with centroids, given weights"),
+        ([np.ones((3, 2))], "expected 2 initial centroids, given 3"),
+        ([np.ones((2, 2)), np.ones((2, 2))], "expected a stream of one record, given a second"),
+    ]:
+        flow = Flow("follow")
+        online_k_means(flow.from_items(BATCH), clusters=2, initial=flow.from_items(start))
+        with pytest.raises(JobFailed, match=message):
+            flow.run()
+    flow = Flow("follow")
+    online_k_means(flow.from_items([[1.0], [1.0], [1.0]]), clusters=2)
+    with pytest.raises(JobFailed, match="expected at least 2 distinct points for 2 clusters, given 1"):
+        flow.run()
+
+
+def test_a_model_that_is_refused_something_is_as_it_was() -> None:
+    model = OnlineKMeans(1, initial=[[1.0, 1.0]])
+    model.learn([[2.0, 2.0]])
+    before = model.state()
+    for bad, error in [
+        ([[1.0, np.inf]], BadRows),
+        ([[1.0]], ModelError),
+        (Columns({"x": [1.0]}), ModelError),
+    ]:
+        with pytest.raises(error):
+            model.learn(bad)  # type: ignore[arg-type]
+    model.learn(np.zeros((0, 2)))
+    assert str(model.state()) == str(before)
+    with pytest.raises(ModelError, match="given no points to choose them among so far"):
+        OnlineKMeans(2).parameters()
+    with pytest.raises(ConfigurationError, match="decay"):
+        OnlineKMeans(2, decay=-1.0)
