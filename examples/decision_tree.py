@@ -27,8 +27,8 @@ def made_up_flowers(of_each: int, seed: int) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    tree = DecisionTree(maximum_depth=3, minimum_rows=20, feature_names=FEATURES, parallelism=WORKERS)
-    tree.fit(*made_up_flowers(of_each=500, seed=1))
+    tree = DecisionTree(maximum_depth=3, minimum_rows=20, feature_names=FEATURES)
+    tree.fit(*made_up_flowers(of_each=500, seed=1), parallelism=WORKERS)
     print(tree)
     measures, kinds = made_up_flowers(of_each=100, seed=2)
     print(f"Of other flowers it knows {np.mean(tree.predict(measures) == kinds):.1%}.")

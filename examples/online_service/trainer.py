@@ -25,7 +25,7 @@ from service import MODEL, Arrival, Departure, created_topics, topics, until_ter
 
 from streamiter import Flow
 from streamiter.learn import train_online
-from streamiter.learn.flight_events import delayed_labels, event_features, event_model, learning_rate
+from streamiter.learn.flights.events import delayed_labels, event_features, event_model, learning_rate
 from streamiter.models import initial_model, last_update
 from streamiter.topics import StartPosition, Typed
 

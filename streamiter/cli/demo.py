@@ -20,7 +20,7 @@ from streamiter.cli.demo_summary import print_summary, summarize
 from streamiter.cli.demo_training import TrainingProgress, train
 from streamiter.cli.failures import INTERRUPTED
 from streamiter.cli.wrapping import say
-from streamiter.learn.flight_events import FlightEvents
+from streamiter.learn.flights.events import FlightEvents
 from streamiter.runtime.running import run_in_own_loop
 
 __all__ = ["When", "demo"]

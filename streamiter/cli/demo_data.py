@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from streamiter.errors import ConfigurationError, TopicNotFound
-from streamiter.learn.flight_events import FlightEvents, Labels
+from streamiter.learn.flights.events import FlightEvents, Labels
 from streamiter.topics import Headers, OutgoingBatch, ReadRequest, Topic, topic
 
 __all__ = ["UPDATES_BYTES", "Contents", "DemoTopics", "flights_in_topic", "start_over", "write_flights"]

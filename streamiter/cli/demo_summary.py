@@ -14,7 +14,7 @@ import typer
 from streamiter.cli.demo_data import UPDATES_BYTES, Contents, DemoTopics
 from streamiter.cli.demo_training import MODEL, TrainingProgress
 from streamiter.cli.wrapping import say
-from streamiter.learn.flight_events import event_features
+from streamiter.learn.flights.events import event_features
 from streamiter.models import ServedModel, last_update
 from streamiter.runtime.statistics import JobState, JobStatistics
 

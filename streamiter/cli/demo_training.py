@@ -18,7 +18,7 @@ from streamiter.cli.demo_data import DemoTopics
 from streamiter.cli.figures import watched
 from streamiter.flow.flow import Flow
 from streamiter.learn import Examples, SparseRows, train_online
-from streamiter.learn.flight_events import (
+from streamiter.learn.flights.events import (
     Labels,
     delayed_labels,
     event_features,

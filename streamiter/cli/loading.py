@@ -41,7 +41,7 @@ def load_flow(target: str) -> Flow:
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
         raise ConfigurationError(
-            f"expected module:flow or file.py:flow, given {target!r}; for example: streamiter run clicks.py:flow"
+            f"expected module:flow or file.py:flow, given {target!r}; for example: clicks.py:flow"
         )
     importing = _import_file if module_name.endswith(".py") else _import_module
     module = _users(lambda: importing(module_name), f"{module_name} cannot be imported")

@@ -6,9 +6,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from streamiter.errors import GraphError
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
+from streamiter.iteration.checks import check_body_stream
 from streamiter.operators.context import Context
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import Output
@@ -25,7 +25,7 @@ def all_reduce(
     each subtask are reduced in their order, then the subtasks' results in theirs, so that sums of floating-point
     numbers do not depend on who is faster. In the body of an iteration whose data has epochs.
 
-    Raises GraphError for what is no stream or no function.
+    Raises GraphError for what is no stream of a body or no function.
 
     >>> import numpy as np
     >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
@@ -39,10 +39,7 @@ def all_reduce(
     >>> flow.run().state, collected.items
     ('finished', [np.int64(45)])
     """
-    if not isinstance(stream, Stream):
-        raise GraphError(
-            f"all_reduce: expected a stream of the body, given {stream!r}; write all_reduce(stream)"
-        )
+    check_body_stream(stream, "all_reduce(stream)")
     check_function(f, "all_reduce")
 
     def make_parts() -> ReduceEpoch:

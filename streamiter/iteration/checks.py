@@ -18,6 +18,7 @@ from streamiter.runtime.partitioning import Forward
 __all__ = [
     "check_arguments",
     "check_body",
+    "check_body_stream",
     "check_bounded",
     "check_bounded_data",
     "check_config",
@@ -163,6 +164,18 @@ def check_body(body: Any) -> None:
         )
 
 
+def check_body_stream(stream: Any, call: str) -> None:
+    """A stream of the body that is being built; elsewhere the helper that ``call`` shows would hear of no epoch."""
+    name, _, _ = call.partition("(")
+    if not isinstance(stream, Stream):
+        raise GraphError(f"{name}: expected a stream of the body, given {shortened(stream)}; write {call}")
+    if stream.loop is None:
+        raise GraphError(
+            f"{name}: expected a stream of an iteration body, given {stream.name!r} from outside, where no epoch ends; "
+            "call it in the body"
+        )
+
+
 def check_stamps(max_epochs_ahead: int | None, data: Sequence[Stream]) -> None:
     """Feedback that is held for a complete epoch needs data that completes one."""
     for number, stream in enumerate(data):
@@ -241,5 +254,6 @@ def _check_parallelism(number: int, initial: Stream, feedback: Stream) -> None:
             raise GraphError(
                 f"iteration: expected feedback stream {number} ({feedback.name!r}) to have the parallelism "
                 f"{initial.parallelism} of its initial variable stream ({initial.name!r}), given "
-                f"{given}; set parallelism={initial.parallelism} on its last step"
+                f"{given}; set parallelism={initial.parallelism} on its last step, or parallelism={given} on "
+                f"{initial.name!r}"
             )

@@ -49,7 +49,11 @@ class Entrance(Boundary):
     def open(self, context: Context) -> None:
         self.context = context
         self.coordinator = self._coordinator_of(context.scope)
-        self._index = self.coordinator.register_entrance(context.post)
+        self._index = self.coordinator.register_entrance(self.tell)
+
+    def tell(self, control: Control) -> None:
+        """Have a control record of the loop handled next."""
+        self.context.post(control)
 
     def wanted_inputs(self) -> Iterable[str] | None:
         return () if self._throttled or self._waiting else None

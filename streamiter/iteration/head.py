@@ -56,15 +56,20 @@ class Head(ReceivingHead):
         else:
             out.emit_batch(records, epoch)
 
-    def _release(self, epoch: int, out: BoundaryOutput) -> None:
+    async def _release(self, epoch: int, out: BoundaryOutput) -> None:
         if epoch > self._released:
             self._released = epoch
-            self._emit_held(epoch + (self._max_epochs_ahead or 0), out)
+            await self._emit_held(epoch + (self._max_epochs_ahead or 0), out)
 
-    def _emit_held(self, up_to_epoch: int, out: BoundaryOutput) -> None:
-        if self._held is not None:
-            for _, batch in self._held.take(up_to_epoch):
+    async def _emit_held(self, up_to_epoch: int, out: BoundaryOutput) -> None:
+        """Batch by batch as there is room for them: what is held may be far more than memory is given to."""
+        held = self._held
+        if held is None:
+            return
+        while (epoch := held.lowest_epoch(0)) is not None and epoch <= up_to_epoch:
+            for batch in held.take_next(0, epoch):
                 out.emit_batch(batch.records, batch.epoch)
+                await out.room()
 
     # -- control records ---------------------------------------------------------------------------------
 
@@ -74,7 +79,7 @@ class Head(ReceivingHead):
         elif isinstance(control, EpochWatermark):
             self.received.report_up_to(control.epoch)
         elif isinstance(control, Release):
-            self._release(control.epoch, out)
+            await self._release(control.epoch, out)
         elif isinstance(control, Advance):
             await self._advance(control.epoch, out)
         elif isinstance(control, Terminate):
@@ -90,13 +95,13 @@ class Head(ReceivingHead):
             self.received.end()
 
     async def _advance(self, epoch: int, out: BoundaryOutput) -> None:
-        self._release(epoch, out)
+        await self._release(epoch, out)
         self._advanced = epoch
         self.received.acknowledge(epoch)
         await out.control(EpochWatermark(epoch))
 
-    def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
-        self._emit_held(epoch, out)
+    async def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
+        await self._emit_held(epoch, out)
 
     def close(self) -> None:
         if self._held is not None:

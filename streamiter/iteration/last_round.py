@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
+from streamiter.iteration.checks import check_body_stream
 from streamiter.operators.context import Context
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import Output
@@ -19,6 +19,8 @@ def last_round(stream: Stream, *, name: str | None = None) -> Stream:
 
     So a variable comes out as it was at the end, whatever was fed back before. In memory, round by round.
 
+    Raises GraphError for what is no stream of a body.
+
     >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
     >>> flow = Flow("count to five")
     >>> def body(variables, data):
@@ -29,10 +31,7 @@ def last_round(stream: Stream, *, name: str | None = None) -> Stream:
     >>> flow.run().state, collected.items
     ('finished', [5])
     """
-    if not isinstance(stream, Stream):
-        raise GraphError(
-            f"last_round: expected a stream of the body, given {stream!r}; write last_round(stream)"
-        )
+    check_body_stream(stream, "last_round(stream)")
 
     def make() -> LastRound:
         return LastRound()

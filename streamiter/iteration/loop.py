@@ -10,7 +10,7 @@ from streamiter.iteration.coordinator import LoopCoordinator
 from streamiter.iteration.rounds import RoundScope
 from streamiter.iteration.shared_loop import check_can_be_shared
 from streamiter.operators.context import JobScope
-from streamiter.operators.operator import Operator
+from streamiter.operators.operator import IterationListener, Operator
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 from streamiter.runtime.statistics import LoopStatistics
 
@@ -89,9 +89,23 @@ class Loop:
 
     def check_operator(self, step: Step, operator: Operator) -> None:
         """Refuse what cannot work in this loop."""
+        if not isinstance(operator, IterationListener):
+            _check_does_not_listen(step, operator)
         if operator.epochs_in_order and self._has_plain_endless_data:
             raise GraphError(
                 f"step {step.name!r}: epochs_in_order expected data with epochs, given endless "
                 "data without, which stays in epoch 0 for ever; stamp it with epochs_every(stream, records=…)",
+                where=step.where,
+            )
+
+
+def _check_does_not_listen(step: Step, operator: Operator) -> None:
+    """What only an IterationListener hears of would never be called."""
+    kind = type(operator).__name__
+    for method in ("on_epoch_watermark_incremented", "on_iteration_terminated"):
+        if hasattr(operator, method):
+            raise GraphError(
+                f"step {step.name!r}: {method} expected an IterationListener, given {kind}, which is none and would "
+                f"not be called; write class {kind}(Operator, IterationListener)",
                 where=step.where,
             )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from streamiter.errors import ConfigurationError, GraphError
+from streamiter.errors import ConfigurationError
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream, connect
+from streamiter.iteration.checks import check_body_stream
 from streamiter.operators.context import Context
+from streamiter.operators.functions import checked_batch
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch
@@ -30,8 +32,8 @@ def map_with(
     last before it holds. Epochs are handled in order, and data waits for the value. Where transport batches
     are cut carries no meaning. In the body of a bounded iteration, mostly with replayed data.
 
-    Raises GraphError for what are no streams or no function; the job ends where there is data and no value
-    yet, or a second value in one epoch.
+    Raises GraphError for what are no streams of a body or no function; the job ends where there is data and no
+    value yet, or a second value in one epoch, and where ``f`` gives no batch.
 
     >>> import numpy as np
     >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination, replayed
@@ -47,10 +49,7 @@ def map_with(
     ('finished', [10, 20, 20, 40])
     """
     for given in (data, variable):
-        if not isinstance(given, Stream):
-            raise GraphError(
-                f"map_with: expected two streams, given {given!r}; write map_with(data, variable, f)"
-            )
+        check_body_stream(given, "map_with(data, variable, f)")
     check_function(f, "map_with")
 
     def make() -> MapWith:
@@ -85,7 +84,8 @@ class MapWith(Operator, IterationListener):
         if self._value_epoch == epoch:
             raise ConfigurationError(
                 f"map_with: expected one value of the variable in an epoch, given a second in epoch {epoch}; bring "
-                "them together first, for instance with all_reduce"
+                "them together first, for instance with all_reduce (one array is [array]: the rows of an array are "
+                "records)"
             )
         self._value, self._value_epoch = value, epoch
 
@@ -94,7 +94,7 @@ class MapWith(Operator, IterationListener):
             raise ConfigurationError(
                 "map_with: expected a value of the variable in epoch 0, given none; begin with one initial value"
             )
-        out.emit_batch(self._f(self._value, batch))
+        out.emit_batch(checked_batch("map_with(data, variable, f)", self._f(self._value, batch)))
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         self._turn = epoch_watermark + 1

@@ -43,11 +43,11 @@ class ReceivingHead(Boundary):
         if self._in_checkpoint:
             self._put_off = terminate
             return
-        self.emit_last(terminate.epoch, out)
+        await self.emit_last(terminate.epoch, out)
         self.ended_in = terminate.epoch
         await out.control(EndOfInput(terminate.epoch))
 
-    def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
+    async def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
         """Emit what is held of the epoch in which the iteration ends."""
 
     def checkpoint_begins(self) -> None:

@@ -42,6 +42,8 @@ class Replayer(Entrance):
         self._position = 0
         """Batches of epoch ``_replayed`` + 1 that have been sent."""
         self._terminate: Terminate | None = None
+        self._untaken: Advance | None = None
+        """What it was told last and has not handled, while it waits for room."""
 
     def attach(self, surroundings: Surroundings) -> None:
         self._surroundings = surroundings
@@ -51,12 +53,21 @@ class Replayer(Entrance):
         self._cache: ReplayCache = self._surroundings.make_replay_cache(self._memory_limit_bytes)
         self.coordinator.register_replay(self._cache)
 
+    def tell(self, control: Control) -> None:
+        if isinstance(control, Advance):
+            if self._untaken is not None:
+                self._untaken.epoch = control.epoch
+                return
+            control = self._untaken = Advance(control.epoch)  # Others have been given the same object.
+        super().tell(control)
+
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         self._cache.append(records)
         await super().on_batch(input_name, records, epoch, out)
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, Advance):
+            self._untaken = None
             self.last_complete = control.epoch
             is_idle = self._asked_for == self._replayed
             self._asked_for = max(self._asked_for, control.epoch)

@@ -7,6 +7,7 @@ from typing import Any
 
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
+from streamiter.iteration.checks import check_body_stream
 from streamiter.operators.context import Context
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import Output
@@ -22,7 +23,7 @@ def terminate_after(
     ``stream`` is any stream of the body. With a ``tolerance`` its records are losses, and the iteration also
     ends after the first round in which they sum to that or less.
 
-    Raises GraphError for what are no rounds or no tolerance.
+    Raises GraphError for what is no stream of a body, no rounds or no tolerance.
 
     >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
     >>> flow = Flow("halve")
@@ -34,11 +35,8 @@ def terminate_after(
     >>> flow.run().state, collected.items
     ('finished', [2.0, 1.0, 0.5, 0.25])
     """
+    check_body_stream(stream, "terminate_after(stream, …)")
     label = name or "terminate_after"
-    if not isinstance(stream, Stream):
-        raise GraphError(
-            f"{label}: expected a stream of the body, given {stream!r}; write terminate_after(stream, …)"
-        )
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise GraphError(f"{label}: expected rounds of at least 1, given {rounds!r}; use a whole number")
     if tolerance is not None and not _is_number(tolerance):

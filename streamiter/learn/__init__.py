@@ -1,46 +1,57 @@
-"""Learning on streams: the learners themselves, and online training as part of a flow.
+"""Learning on streams: models, and flows that train them. What is public is imported from here.
 
-========================  ==============================================================================
-``regression``            ``LinearRegression``, ``LogisticRegression``; what they share is in ``linear``
-``optimizers``            ``SGD``, ``FTRL``, and ``learning_rates``
-``features``, ``sparse``  ``FeatureHasher`` makes ``SparseRows`` of records
-``validation``            ``ProgressiveValidation``: predict, then learn, then see what it was worth
-``gradients``             ``Gradient``: what several workers add up for one step
-``training``              ``train_online``: a parameter owner and its workers in an unbounded iteration;
-                          ``parameter_owner``, ``gradient_worker``, ``delayed_labels``, ``validate`` are its steps
-``apriori``               ``apriori``: frequent item sets, a bounded iteration; ``association_rules`` of them
-``decision_tree``         ``DecisionTree``; its parts are in ``trees``
-``k_means``               ``k_means``, and ``KMeans`` around it; the arithmetic is in ``clusters``
-``online_k_means``        ``online_k_means``: centroids that follow a stream and forget
-``online_scaler``         ``online_standard_scaler``: mean and deviation of each feature so far
-``offline_training``      ``train_offline``: the same in a bounded iteration, round after round over all examples;
-                          ``offline_owner``, ``offline_worker``, ``example_blocks`` are its steps
-``fitting``, ``offline``  ``fit`` of the models, and how a flow is run that learns offline: progress, Ctrl-C
-``flights``               the example data of the demo
-========================  ==============================================================================
+A sub-package sees those below it, and none beside it:
+
+================  ======================================================================================
+``flights``       the example data of the demo
+``regression``    ``LinearRegression``, ``LogisticRegression``: learn step by step, or ``fit``
+``online``        ``train_online``: linear models from a stream without end, delayed labels
+``offline``       ``train_offline``: linear models from bounded data, round after round
+``clustering``    k-means, offline and online
+``trees``         ``DecisionTree``
+``item_sets``     ``apriori``, association rules
+``scaling``       mean and deviation of features, and rows in units of them
+``validation``    ``ProgressiveValidation``: predict, then learn, then see what it was worth
+``estimators``    what all ``fit`` methods share: arrays or a topic, progress, a Ctrl-C that keeps the model
+``linear``        ``LinearModel``, losses, ``Gradient``: the arithmetic of the linear models
+``features``      ``FeatureHasher``: from records with named fields to rows
+``rows``          ``SparseRows``, ``Examples``, ``BadRows``: mini-batches, and what is refused of them
+``optimizers``    ``SGD``, ``FTRL``, ``GradientDescent``, learning rates
+================  ======================================================================================
 """
 
-from streamiter.learn.apriori import ItemSet, apriori
-from streamiter.learn.association_rules import AssociationRule, association_rules
-from streamiter.learn.checks import BadRows
-from streamiter.learn.decision_tree import DecisionTree
-from streamiter.learn.delayed_labels import DelayedLabels
-from streamiter.learn.examples import Examples
-from streamiter.learn.features import FeatureHasher
-from streamiter.learn.fitting import Fit
-from streamiter.learn.gradients import Gradient
-from streamiter.learn.k_means import k_means
-from streamiter.learn.k_means_estimator import KMeans
-from streamiter.learn.learning_rates import Constant, Inverse, InverseSquareRoot, LearningRate
-from streamiter.learn.linear import LinearModel
-from streamiter.learn.offline_training import OfflineTraining, train_offline
-from streamiter.learn.online_k_means import OnlineKMeans, online_k_means
-from streamiter.learn.online_scaler import StandardScaler, online_standard_scaler, scaled
-from streamiter.learn.optimizers import FTRL, SGD, GradientDescent, Optimizer
-from streamiter.learn.regression import LinearRegression, LogisticRegression
-from streamiter.learn.sparse import SparseRows
-from streamiter.learn.training import OnlineTraining, train_online
-from streamiter.learn.validation import ProgressiveValidation
+from streamiter.learn.clustering.estimator import KMeans
+from streamiter.learn.clustering.k_means import k_means
+from streamiter.learn.clustering.online_centroids import OnlineKMeans
+from streamiter.learn.clustering.online_k_means import online_k_means
+from streamiter.learn.features.hasher import FeatureHasher
+from streamiter.learn.item_sets.apriori import apriori
+from streamiter.learn.item_sets.association_rules import AssociationRule, association_rules
+from streamiter.learn.item_sets.transactions import ItemSet
+from streamiter.learn.linear.gradients import Gradient
+from streamiter.learn.linear.model import LinearModel
+from streamiter.learn.offline.training import OfflineTraining, train_offline
+from streamiter.learn.online.delayed_labels import DelayedLabels
+from streamiter.learn.online.training import OnlineTraining, train_online
+from streamiter.learn.optimizers import (
+    FTRL,
+    SGD,
+    Constant,
+    GradientDescent,
+    Inverse,
+    InverseSquareRoot,
+    LearningRate,
+    Optimizer,
+)
+from streamiter.learn.regression.fitting import Fit
+from streamiter.learn.regression.models import LinearRegression, LogisticRegression
+from streamiter.learn.rows.checks import BadRows
+from streamiter.learn.rows.examples import Examples
+from streamiter.learn.rows.sparse import SparseRows
+from streamiter.learn.scaling.online_scaler import online_standard_scaler
+from streamiter.learn.scaling.scaler import StandardScaler, scaled
+from streamiter.learn.trees.decision_tree import DecisionTree
+from streamiter.learn.validation.progressive import ProgressiveValidation
 
 __all__ = [
     "FTRL",

@@ -46,7 +46,8 @@ class Operator:
 
     epochs_in_order: bool = False
     """In an iteration: set records of later epochs aside until their epoch's turn comes. For
-    ``wanted_inputs``, an input has then ended when it brings nothing more of the epoch whose turn it is."""
+    ``wanted_inputs``, an input has then ended when it brings nothing more of the epoch whose turn it is, and
+    what is not wanted yet is set aside too: its source is not held up."""
 
     is_stateless: bool = False
     """For the engine: nothing is kept from one batch to the next."""
@@ -93,6 +94,10 @@ class BoundaryOutput:
 
     def emit_batch(self, records: Batch, epoch: int) -> None:
         """Pass on records with that epoch."""
+        raise NotImplementedError
+
+    async def room(self) -> None:
+        """Return when what was emitted has found room; for who has much to emit at once."""
         raise NotImplementedError
 
     async def control(self, control: Control) -> None:

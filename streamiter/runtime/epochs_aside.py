@@ -14,8 +14,8 @@ __all__ = ["EpochsAside"]
 class EpochsAside:
     """What an operator with ``epochs_in_order`` has been sent too early; one queue for each port.
 
-    Batches wait in the order they came, which is mostly that of their epochs: then taking an epoch costs
-    what it holds. Where it is not, the whole queue is gone through once.
+    Batches wait in the order they came, which is mostly that of their epochs: then they are taken one by one.
+    Where it is not, the whole queue is gone through once, and the epoch is in memory as a whole.
     """
 
     def __init__(self, make_queue: Callable[[], SpillQueue]) -> None:
@@ -34,45 +34,41 @@ class EpochsAside:
         """The lowest epoch of which something of this port is set aside."""
         return min(self._batches.get(port, ()), default=None)
 
-    def take(self, epoch: int) -> list[tuple[int, DataBatch]]:
-        """All that was set aside for this epoch (and any before it), in epoch order."""
-        taken = [
-            (port, batch)
-            for port, batches in self._batches.items()
-            if batches
-            for batch in self._take_from(port, batches, epoch)
-        ]
-        if len(taken) > 1:
-            taken.sort(key=lambda item: item[1].epoch)
-        return taken
+    def has(self, port: int, epoch: int) -> bool:
+        """Whether something of this port and this epoch is set aside."""
+        return epoch in self._batches.get(port, ())
 
-    def take_of(self, port: int, epoch: int) -> list[DataBatch]:
-        """All of one port that was set aside for this epoch (and any before it), in the order it came."""
-        batches = self._batches.get(port)
-        return self._take_from(port, batches, epoch) if batches else []
+    def take_next(self, port: int, epoch: int) -> list[DataBatch]:
+        """What came first of one port for this epoch; nothing where nothing is left.
 
-    def _take_from(self, port: int, batches: dict[int, int], epoch: int) -> list[DataBatch]:
-        queue = self._queues[port]
-        due = [waiting for waiting in batches if waiting <= epoch]
-        left = sum(batches.pop(waiting) for waiting in due)
+        It is one batch, so that the others stay where they are until they are asked for; where batches of other
+        epochs lie before it, it is all of the epoch.
+        """
+        if not self.has(port, epoch):
+            return []
+        queue, batches = self._queues[port], self._batches[port]
+        first = queue.peek()
+        assert isinstance(first, DataBatch)
+        if first.epoch != epoch:
+            return self._take_from_between(queue, epoch, batches.pop(epoch))
+        queue.take()
+        batches[epoch] -= 1
+        if not batches[epoch]:
+            del batches[epoch]
+        return [first]
+
+    def _take_from_between(self, queue: SpillQueue, epoch: int, count: int) -> list[DataBatch]:
+        """Go through the whole queue once, so that the others keep their order."""
         taken: list[DataBatch] = []
-        turned = False
-        for _ in range(len(queue) if left else 0):
-            if not left and not turned:
-                break
+        for _ in range(len(queue)):
             batch = queue.take()
             assert isinstance(batch, DataBatch)
-            if batch.epoch <= epoch:
+            if batch.epoch == epoch:
                 taken.append(batch)
-                left -= 1
             else:
                 queue.put(batch)
-                turned = True
+        assert len(taken) == count
         return taken
-
-    def take_all(self) -> list[tuple[int, DataBatch]]:
-        """All that was set aside, in epoch order."""
-        return self.take(max((epoch for batches in self._batches.values() for epoch in batches), default=0))
 
     def snapshot(self) -> list[tuple[int, list[Any], list[tuple[int, int]]]]:
         """All that is set aside, left where it is, as plain data: port, what waits there, and its epochs."""

@@ -54,8 +54,6 @@ class Gate:
         """The port that the last data came from, if its watermark waits for it to be handled."""
         self._ending: tuple[Port, EndOfInput] | None = None
         """The end of all inputs, kept back until what was set aside has been handled."""
-        self._turn_at_end: int | None = None
-        """The epoch of the rest that is handled then: no watermark tells of it."""
         for port in self.ports:
             port.channel.attach(lambda port=port: self._list(port))
             if port.channel.peek() is not None:
@@ -79,6 +77,8 @@ class Gate:
         while ready:
             port = ready.popleft()
             port.listed = False
+            if self._in_order:
+                self._epochs.hold_due(port)
             message = port.peek()
             if message is None or port.blocked:
                 continue
@@ -119,17 +119,17 @@ class Gate:
 
     def _poll_rest(self, port: Port, end: EndOfInput) -> tuple[Port, DataBatch | Control]:
         """All inputs have ended: what was set aside, in epoch order, what is wanted first; then the end."""
-        self._epochs.give_back_rest()
         lowest = {
             other: epoch for other in self.ports if (epoch := self._epochs.lowest_pending(other)) is not None
         }
         if not lowest:
             self._ending = None
             return port, LastOfAll(end)
-        self._turn_at_end = min(lowest.values())
+        turn = self._epochs.turn_at_end = min(lowest.values())
         self.reconsider_wanted()
-        due = [other for other, epoch in lowest.items() if epoch == self._turn_at_end]
+        due = [other for other, epoch in lowest.items() if epoch == turn]
         following = next((other for other in due if self.is_wanted(other.input_name)), due[0])
+        self._epochs.hold_due(following)
         return following, self._take_data(following)
 
     def _take_data(self, port: Port) -> DataBatch:
@@ -278,8 +278,7 @@ class Gate:
             port.held.append(item)
             port.end_held |= isinstance(item, EndOfInput)
             self._list(port)
-        for port in self.ports:
-            self._epochs.give_back(port)
+        self._epochs.tell_of_due()
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -325,7 +324,6 @@ class Gate:
         parked, self._parked = self._parked, []
         for port in parked:
             port.parked = False
-            self._epochs.give_back(port)
             self._list(port)
 
     def _has_ended(self, port: Port) -> bool:
@@ -334,8 +332,7 @@ class Gate:
             return True
         if not self._in_order:
             return False
-        turn = self._epochs.tracker.watermark + 1 if self._turn_at_end is None else self._turn_at_end
-        return self._epochs.covers(port, turn)
+        return self._epochs.covers(port, self._epochs.turn)
 
     def _hold_up_to_barrier(self, port: Port) -> bool:
         """Take what lies before the barrier into the port's own buffer; says whether the port is done with.

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from streamiter.records import Control, DataBatch, EndOfData, EpochWatermark, Idle
+from streamiter.channels import LIMIT_BYTES
+from streamiter.records import Control, DataBatch, EndOfData, EpochWatermark, Idle, estimated_bytes
 from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.gate_records import InputEnded
 from streamiter.runtime.port import Port
@@ -36,6 +37,8 @@ class GateEpochs:
         self._aside = aside
         self._on_held = on_held
         self._on_data_ended = on_data_ended
+        self.turn_at_end: int | None = None
+        """When all inputs have ended, the epoch of the rest that is handled: no watermark tells of it."""
 
     # -- records -------------------------------------------------------------------------------------------
 
@@ -49,19 +52,26 @@ class GateEpochs:
         port.idle = False
         self._aside.put(port.index, batch)
 
-    def give_back(self, port: Port) -> None:
-        """The input of this port may be wanted again: hold what was set aside of the epoch whose turn it is."""
-        if self._aside is None:
-            return
-        for batch in self._aside.take_of(port.index, self.tracker.watermark + 1):
-            port.held.append(batch)
-            self._on_held(port)
+    @property
+    def turn(self) -> int:
+        """The epoch whose records are handled now, where epochs take turns."""
+        return self.tracker.watermark + 1 if self.turn_at_end is None else self.turn_at_end
 
-    def give_back_rest(self) -> None:
-        """All ports have ended: hold all that was set aside at its port, in epoch order."""
-        assert self._aside is not None
-        for index, batch in self._aside.take_all():
-            self._ports[index].held.append(batch)
+    def hold_due(self, port: Port) -> None:
+        """Hold what comes next of the records set aside whose turn it is: as much as a channel holds, not all."""
+        if self._aside is None or port.held:
+            return
+        size_bytes = 0
+        while size_bytes < LIMIT_BYTES and (batches := self._aside.take_next(port.index, self.turn)):
+            port.held.extend(batches)
+            size_bytes += sum(estimated_bytes(batch.records) for batch in batches)
+
+    def tell_of_due(self) -> None:
+        """A turn begins: what was set aside for it may be handled."""
+        if self._aside is not None:
+            for port in self._ports:
+                if self._aside.has(port.index, self.turn):
+                    self._on_held(port)
 
     def lowest_pending(self, port: Port) -> int | None:
         """The lowest epoch of which this port has brought records that wait for their epoch's turn."""
@@ -141,11 +151,7 @@ class GateEpochs:
     def _moved(self, watermark: int | None) -> list[Control]:
         if watermark is None:
             return []
-        if self._aside is not None:
-            for index, batch in reversed(self._aside.take(watermark + 1)):
-                port = self._ports[index]
-                port.held.appendleft(batch)
-                self._on_held(port)
+        self.tell_of_due()
         return [EpochWatermark(watermark)]
 
     # -- state ---------------------------------------------------------------------------------------------

@@ -243,6 +243,10 @@ class Task:
             if self._rounds is not None:
                 await self._rounds.tell_ended_inputs()
             self._ask_what_is_wanted()
+        await self.clear_lanes()
+
+    async def clear_lanes(self) -> None:
+        """Wait until all that was emitted has found room."""
         for lane in self._lanes:
             if lane.waiting:
                 await self._clear(lane)
@@ -539,6 +543,9 @@ class _TaskBoundaryOutput(BoundaryOutput):
         task = self._task
         task.progress.epoch = epoch
         task.head.out.emit_batch(records)
+
+    async def room(self) -> None:
+        await self._task.clear_lanes()
 
     async def control(self, control: Control) -> None:
         await self._task.pass_on(control, self._task.instances[1:])

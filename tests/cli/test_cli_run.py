@@ -133,7 +133,7 @@ def test_the_statistics_as_json_are_one_document(folder):
     [
         (
             "clicks",
-            "expected module:flow or file.py:flow, given 'clicks'; for example: streamiter run clicks.py:flow",
+            "expected module:flow or file.py:flow, given 'clicks'; for example: clicks.py:flow",
         ),
         (
             "nosuch:flow",

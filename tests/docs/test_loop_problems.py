@@ -128,7 +128,7 @@ MESSAGES: list[tuple[Callable[[Flow], None], str]] = [
     (
         two_initial_values,
         "map_with: expected one value of the variable in an epoch, given a second in epoch 0; bring them together "
-        "first, for instance with all_reduce",
+        "first, for instance with all_reduce (one array is [array]: the rows of an array are records)",
     ),
     (too_much_replayed, "expected at most 10000 bytes of replayed data on disk"),
     (too_much_fed_back, "expected at most 10000 bytes of batches waiting on disk"),

@@ -118,6 +118,39 @@ class LeftFirst(OfOneRound):
         super().process_right(record, out)
 
 
+class LeftLeads(Operator, IterationListener):
+    """Begins each epoch with a record of one input, where it brings any, as work with a variable does."""
+
+    epochs_in_order = True
+
+    def __init__(self) -> None:
+        self._turn, self._led = 0, -1
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        return ("left",) if self._led < self._turn else None
+
+    def process_left(self, record: int, out: Any) -> None:
+        self._led = self._context.epoch
+        self.process_right(record, out)
+
+    def process_right(self, record: int, out: Any) -> None:
+        assert self._context.epoch >= self._turn
+        out.emit(record)
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        assert epoch_watermark == self._turn
+        self._turn = epoch_watermark + 1
+
+    def snapshot(self) -> Any:
+        return [self._turn, self._led]
+
+    def restore(self, state: Any) -> None:
+        self._turn, self._led = state
+
+
 class GoRound(Operator, IterationListener):
     """Shows every record with its epoch, and feeds it on, one less, until it is 0 or the last round."""
 
@@ -259,6 +292,9 @@ class Maker:
         if len(streams) == 1:
             return streams[0].rebalance().process(make, parallelism=parallelism)
         left, right = (stream.rebalance() for stream in streams)
+        if chosen.random() < 0.3:
+            led = connect(left=left, right=right).process(LeftLeads, parallelism=chosen.randint(1, 3))
+            return led.rebalance().process(make, parallelism=parallelism)
         return connect(left=left, right=right).process(make, parallelism=parallelism)
 
     def _part_per_round(self, streams: list[Stream]) -> None:

@@ -32,6 +32,9 @@ class Passed(BoundaryOutput):
     def emit_batch(self, records: Any, epoch: int) -> None:
         self.all += [(record, epoch) for record in records]
 
+    async def room(self) -> None:
+        """There always is."""
+
     async def control(self, control: Control) -> None:
         kind = type(control).__name__
         self.all.append((kind, control.epoch) if isinstance(control, (EpochWatermark, EndOfInput)) else kind)

@@ -203,6 +203,64 @@ CASES: list[tuple[str, Build, str]] = [
         "IterationConfig: expected replay_memory_bytes of at least 0, given 1000000.0; use a whole number of bytes",
     ),
     (
+        "no variable",
+        lambda flow: iterate_bounded_streams_until_termination([], [], untouched),
+        "iteration: expected at least one initial variable stream, given none; a loop needs something to feed back, if "
+        "only flow.from_items([])",
+    ),
+    (
+        "endless variables",
+        lambda flow: iterate_bounded_streams_until_termination([clicks(flow)], [], untouched),
+        "iteration: expected bounded initial variable streams, given stream 0 ('clicks'), which never ends; pass "
+        "endless input as a data stream",
+    ),
+    (
+        "stamped variables",
+        lambda flow: iterate_bounded_streams_until_termination([stamped(flow)], [], untouched),
+        "iteration: expected initial variable streams without epochs, given stream 0 ('stamps') of epochs_every; "
+        "initial variables are of epoch 0, stamp data streams",
+    ),
+    (
+        "less feedback than variables",
+        result(lambda flow, variables: IterationBodyResult([], variables)),
+        "iteration: expected as many feedback streams as variable streams (1), given 0; give one for each, in the same "
+        "order",
+    ),
+    (
+        "feedback of another parallelism",
+        result(
+            lambda flow, variables: IterationBodyResult(
+                [variables[0].map(lambda x: x, name="wide", parallelism=3)], []
+            )
+        ),
+        "iteration: expected feedback stream 0 ('wide') to have the parallelism 1 of its initial variable stream "
+        "('start'), given 3; set parallelism=1 on its last step, or parallelism=3 on 'start'",
+    ),
+    (
+        "feedback from outside",
+        result(lambda flow, variables: IterationBodyResult([first_of(flow)], [])),
+        "iteration: expected feedback stream 0 to come from inside the body, given 'start' from outside; pass it in as "
+        "a data stream",
+    ),
+    (
+        "an output from outside",
+        result(lambda flow, variables: IterationBodyResult(variables, {"all": first_of(flow)})),
+        "iteration: expected output stream 0 to come from inside the body, given 'start' from outside; pass it in as "
+        "a data stream",
+    ),
+    (
+        "a stream from outside used inside",
+        result(lambda flow, variables: IterationBodyResult([mapped(first_of(flow), "step")], [])),
+        "step 'step': expected streams that come in through the body's arguments, given 'start' from outside; pass it "
+        "as a data stream",
+    ),
+    (
+        "a body that gives nothing",
+        lambda flow: bounded(flow, lambda variables, data: None),
+        "iteration: expected the body to give an IterationBodyResult, given None; write return "
+        "IterationBodyResult([feedback], [output])",
+    ),
+    (
         "criteria from outside",
         result(lambda flow, variables: IterationBodyResult(variables, [], first_of(flow))),
         "iteration: expected termination_criteria to come from inside the body, given 'start' from outside; pass it in "

@@ -33,6 +33,7 @@ from streamiter import (
 )
 from streamiter.operators.collect import Collected
 from streamiter.runtime.job import Job
+from streamiter.runtime.plan import ChannelLimits
 
 SEEDS = range(4)
 
@@ -251,3 +252,34 @@ async def test_drained_before_its_data_has_ended_it_still_runs_epoch_0_to_its_en
     for entries in log.values():
         check_listener(entries)
         assert callbacks(entries) == [0]
+
+
+async def test_epochs_that_pass_a_blocked_replay_are_a_number_and_not_a_queue() -> None:
+    """A loop that went on beside a slow step left a note for each of its epochs, at a megabyte a second."""
+    flow, may_go_on, seen = Flow("endless"), asyncio.Event(), list[int]()
+
+    class Slow(Operator):
+        def open(self, context: Any) -> None:
+            self._context = context
+
+        async def process_batch(self, batch: Any, out: Any) -> None:
+            if self._context.epoch:
+                await may_go_on.wait()
+            seen.append(self._context.epoch)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        data[0].process(Slow)
+        return IterationBodyResult([variables[0].map(lambda x: x)], [])
+
+    data = replayed(flow.from_items([bytes(100)] * 10))
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [data], body)
+    job = await flow.start(channel_limits=ChannelLimits(records=2))
+    await until(lambda: job.statistics().loops[0].epoch_complete >= 500)
+    [replayer] = [task for task in job._tasks if task.name == "data 0[0]"]
+    assert replayer.waits_for_room_in is not None
+    assert len(replayer.gate._posted) <= 3
+    may_go_on.set()
+    statistics = await asyncio.wait_for(job.stop("drain"), PATIENCE_S)
+    [loop] = statistics.loops
+    assert loop.ended_in is not None
+    assert list(dict.fromkeys(seen)) == list(range(loop.ended_in))

@@ -127,6 +127,44 @@ def test_the_instance_of_the_ending_epoch_hears_of_the_end_instead_of_a_callback
     assert collected.items == [0, 1, 2]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_instances_of_epochs_beyond_the_end_have_a_life_and_an_epoch_of_their_own(seed: int) -> None:
+    """What had run ahead of the end was summed up in the ending epoch, beside the true sum of it."""
+    flow = Flow("loop")
+
+    class Sum(OneLife):
+        def open(self, context: Any) -> None:
+            super().open(context)
+            self._sum = 0
+
+        def process(self, record: Any, out: Any) -> None:
+            self._sum += record
+
+        def finish(self, out: Any) -> None:
+            super().finish(out)
+            out.emit((self.context.epoch, self._sum))
+
+    lives = Lives()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        [sums] = for_each_round(variables[:1], lambda streams: [streams[0].process(lambda: Sum(lives))])
+        slow = variables[1].process(lambda: Dawdle(seed)).process(lambda: Dawdle(seed + 1))
+        token = variables[0].map(lambda x: x + 1)
+        return IterationBodyResult([token, slow.map(lambda x: x + 1)], [sums], slow.filter(lambda x: x < 1))
+
+    config = IterationConfig(max_epochs_ahead=4)
+    [sums] = iterate_bounded_streams_until_termination(
+        [flow.from_items([0]), flow.from_items([0])], [], body, config
+    )
+    collected = sums.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert collected.items == [(epoch, epoch) for epoch in range(len(lives))]
+    assert len(lives) > 3
+    assert [life[-3] for life in lives[:2]] == [("callback", 0), ("callback", 1)]
+    for epoch, life in enumerate(lives[2:], start=2):
+        assert life[-3:] == [("terminated", epoch, True), "finish", "close"]
+
+
 def test_an_epoch_without_records_has_no_instance() -> None:
     """Listeners of a round hear only of epochs that had records."""
     lives = Lives()
@@ -263,6 +301,36 @@ def test_the_end_of_an_input_is_heard_before_what_had_to_wait_for_it(seed: int) 
     flow, [found] = rounds_of(sub_body, rounds=8, data=[range(8)])
     run(flow, seed=seed, limits=ChannelLimits(records=3))
     assert found.items == [(epoch, epoch) for epoch in range(8)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("ahead", [4, None])
+def test_what_had_run_beyond_the_end_comes_in_the_order_in_which_it_is_wanted(
+    seed: int, ahead: int | None
+) -> None:
+    """No watermark tells of these epochs: a join had its records in any order, and no end of an input before them."""
+    flow, lives = Flow("loop"), Lives()
+
+    def join(streams: list[Stream]) -> list[Stream]:
+        [token] = streams
+        build = token.process(lambda: Dawdle(seed))
+        return [connect(probe=token, build=build).process(lambda: HashJoin(lives), parallelism=1)]
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        [found] = for_each_round(variables[:1], join)
+        slow = variables[1]
+        for number in range(4):
+            slow = slow.process(lambda number=number: Dawdle(seed + number))  # type: ignore[misc]
+        token = variables[0].map(lambda x: x + 1).filter(lambda x: x < 30)
+        return IterationBodyResult([token, slow.map(lambda x: x + 1)], [found], slow.filter(lambda x: x < 2))
+
+    config = IterationConfig(max_epochs_ahead=ahead)
+    initial = [flow.from_items([0]), flow.from_items([0])]
+    [found] = iterate_bounded_streams_until_termination(initial, [], body, config)
+    collected = found.collect()
+    run(flow, seed=seed, limits=SMALL)
+    assert collected.items == [(epoch, epoch) for epoch in range(len(lives))]
+    assert len(lives) > 4
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -211,7 +211,8 @@ def test_feedback_has_the_parallelism_of_its_variable(initial: int, feedback: in
 
     with refused(
         f"iteration: expected feedback stream 0 ('step') to have the parallelism {initial} of its initial "
-        f"variable stream ('start'), given {feedback}; set parallelism={initial} on its last step"
+        f"variable stream ('start'), given {feedback}; set parallelism={initial} on its last step, "
+        f"or parallelism={feedback} on 'start'"
     ):
         iterate(flow, body, initial=[flow.from_items([], parallelism=initial, name="start")])
 

@@ -275,3 +275,11 @@ def test_after_a_failure_in_the_replayed_data_every_round_sums_up(records: int, 
 
     [sums] = run_shuffled(fail_after(make, records, ("path",)), records)
     assert sums == each_round(4)
+
+
+@pytest.mark.parametrize("records", [0, 2_000, 9_000, 19_000])
+def test_after_a_failure_both_parts_of_a_mixed_body_sum_up(records: int) -> None:
+    """A round that was under way at the barrier began anew beside an all-round step that went on."""
+    sums, outputs = run_shuffled(fail_after(lambda: mixed(records), records, ("reduce",)), records)
+    assert sums == each_round(6)
+    assert outputs == [*each_round(6), "terminated"]

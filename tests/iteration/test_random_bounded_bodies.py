@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from iteration.bounded_bodies import MadeBody, Maker
@@ -89,7 +89,7 @@ def test_a_loop_goes_on_from_any_moment_as_if_nothing_had_happened(seed: int) ->
     for _ in range(3):
         snapshot: JobSnapshot | None = None
         for _ in range(chosen.randint(1, 3)):
-            turns, schedule = chosen.randrange(250), chosen.randrange(10**6)
+            turns, schedule = int(200 * chosen.random() ** 3), chosen.randrange(10**6)
             made = Maker(seed, ahead=ahead, sources_seed=seed).make()
             taken = run_shuffled(snapshot_of(made, turns, schedule, snapshot), schedule)
             snapshot = taken or snapshot
@@ -99,3 +99,30 @@ def test_a_loop_goes_on_from_any_moment_as_if_nothing_had_happened(seed: int) ->
         if ahead == 0:
             assert made.outputs() == expected.outputs()
         check_same(made, expected)
+
+
+async def stopped(
+    made: MadeBody, mode: Literal["suspend", "drain", "abort"], turns: int, schedule: int
+) -> str:
+    """The state of a job that was stopped so many turns of the event loop after its start."""
+    job = await made.flow.start(channel_limits=limits(schedule))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return (await asyncio.wait_for(job.stop(mode), PATIENCE_S)).state
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_loop_can_be_stopped_at_any_moment(seed: int) -> None:
+    """Drained it goes through its end, suspended it stands where it is; neither may wait for what does not come."""
+    chosen = random.Random(seed)
+    for ahead in (0, chosen.choice([1, None])):
+        turns, schedule = chosen.randrange(200), chosen.randrange(10**6)
+        made = Maker(seed, ahead=ahead).make()
+        assert run_shuffled(stopped(made, "drain", turns, schedule), schedule) == "finished"
+        check_listeners(made)
+        made = Maker(seed, ahead=ahead).make()
+        state = run_shuffled(stopped(made, "suspend", turns, schedule), schedule)
+        assert state in ("suspended", "finished")
+        for entries in made.log.values():
+            assert callbacks(entries) == list(range(len(callbacks(entries))))
+            assert entries.count(("close",)) == 1

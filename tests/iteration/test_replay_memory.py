@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
-from iteration.iteration_support import SMALL, Dawdle, cut_items, run
+from iteration.iteration_support import PATIENCE_S, SMALL, Dawdle, cut_items, ended, run, run_shuffled
 
 from streamiter import (
     Columns,
@@ -21,7 +22,9 @@ from streamiter import (
     replayed,
 )
 from streamiter.errors import JobFailed
+from streamiter.operators.source import Source, SourceBatch
 from streamiter.runtime.graph import FeedbackLimits
+from streamiter.runtime.plan import ChannelLimits
 
 ROUNDS = 4
 
@@ -141,6 +144,67 @@ def test_what_is_no_plain_data_is_refused_only_where_it_has_to_go_to_disk() -> N
         else:
             with pytest.raises(JobFailed, match=r"step 'data 0' .*set"):
                 run(flow)
+
+
+BLOCKS = 6
+
+
+class GivesBlocks(Source):
+    """Arrays so large that each is replayed by itself."""
+
+    _given = 0
+
+    def open(self, context: Any, positions: Any) -> None:
+        self._given = (positions or {}).get("given", 0)
+
+    async def read(self) -> SourceBatch | None:
+        if self._given == BLOCKS:
+            return None
+        self._given += 1
+        return SourceBatch(np.full((16, 16_384), float(self._given)), {"given": self._given})
+
+
+def blocks_seen(memory_bytes: int) -> tuple[Flow, Any]:
+    """Epoch and number of every row of the blocks, behind a slow step."""
+    flow = Flow("blocks")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        token = variables[0].map(lambda x: x + 1).filter(lambda x: x < ROUNDS)
+        numbers = data[0].process(lambda: Dawdle(1)).map_batch(lambda batch: batch[:, 0])
+        return IterationBodyResult([token], [numbers.process(WithEpoch)])
+
+    data = replayed(flow.from_source(GivesBlocks))
+    config = IterationConfig(replay_memory_bytes=memory_bytes)
+    [seen] = iterate_bounded_streams_until_termination([flow.from_items([0])], [data], body, config)
+    return flow, seen.collect()
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 5 << 20, 1 << 30])
+def test_a_replay_goes_on_where_a_snapshot_was_taken_in_the_middle_of_it(memory_bytes: int) -> None:
+    """It began again at its first block, or left out those that had been on their way."""
+    expected = [
+        (epoch, number) for epoch in range(ROUNDS) for number in range(1, BLOCKS + 1) for _ in range(16)
+    ]
+    limits = ChannelLimits(records=16)
+    in_the_middle = 0
+
+    async def after(turns: int) -> None:
+        nonlocal in_the_middle
+        flow, _ = blocks_seen(memory_bytes)
+        job = await flow.start(channel_limits=limits)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
+        await job.stop("abort")
+        replayer = snapshot["data 0[0]"]["operators"]["data 0"]["operator"]
+        in_the_middle += 0 < replayer["position"] < BLOCKS
+        flow, seen = blocks_seen(memory_bytes)
+        await ended(await flow.start(channel_limits=limits, snapshot=snapshot))
+        assert [(epoch, int(number)) for epoch, number in seen.items] == expected
+
+    for turns in range(0, 120, 12):
+        run_shuffled(after(turns), turns)
+    assert in_the_middle >= 3
 
 
 _BIG_REPLAY = """

@@ -195,7 +195,7 @@ def test_a_support_that_is_no_share_is_refused(support: Any) -> None:
 @pytest.mark.parametrize("size", [0, -1, 1.5, True])
 def test_a_size_that_is_none_is_refused(size: Any) -> None:
     """0 could be taken for no limit."""
-    with pytest.raises(GraphError, match=r"apriori\(maximum_size=\): expected None or a whole number"):
+    with pytest.raises(GraphError, match=r"apriori\(maximum_size=\): expected a whole number of at least 1"):
         found_in([["a"]], 0.5, maximum_size=size)
 
 

@@ -17,8 +17,8 @@ from iteration.iteration_support import PATIENCE_S, SMALL, cut_items, ended, run
 from streamiter import Columns, Flow
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn import BadRows, DecisionTree, decision_tree
-from streamiter.learn.trees import owner, summaries
+from streamiter.learn import BadRows, DecisionTree
+from streamiter.learn.trees import decision_tree, owner, summaries
 from streamiter.learn.trees.growing import grow_tree, grown_tree
 from streamiter.learn.trees.owner import TreeOptions
 from streamiter.learn.trees.tree import Tree
@@ -124,9 +124,9 @@ def test_every_split_is_a_best_one_and_every_leaf_has_none(
 ) -> None:
     """All splits of all nodes are searched again, exactly, in fractions."""
     features, labels = table
-    fitted = DecisionTree(
-        task, maximum_depth=maximum_depth, minimum_rows=minimum_rows, parallelism=parallelism
-    ).fit(features, labels)
+    fitted = DecisionTree(task, maximum_depth=maximum_depth, minimum_rows=minimum_rows).fit(
+        features, labels, parallelism=parallelism
+    )
     tree = Tree.from_plain_data(fitted.parameters()["tree"])
     classes = task == "classification"
 
@@ -224,7 +224,7 @@ def test_flowers_that_one_petal_tells_apart() -> None:
         [np.array([length, width]) + generator.uniform(-0.25, 0.25, (50, 2)) for _, length, width in kinds]
     )
     species = np.repeat([name for name, _, _ in kinds], 50)
-    fitted = DecisionTree(parallelism=2).fit(features, species)
+    fitted = DecisionTree().fit(features, species, parallelism=2)
     assert (fitted.depth, fitted.leaves) == (2, 3)
     assert fitted.classes.tolist() == ["setosa", "versicolor", "virginica"]
     assert (fitted.predict(features) == species).all()
@@ -247,7 +247,7 @@ def test_steps_are_found_by_regression() -> None:
 def test_census_incomes_are_predicted_as_well_as_by_others() -> None:
     """Scikit-learn's tree of the same depth has an accuracy of 0.8397 on the test file, and as many leaves."""
     features, labels = census("a9a_123d_train.libsvm")
-    fitted = DecisionTree(maximum_depth=8, parallelism=2).fit(features, labels)
+    fitted = DecisionTree(maximum_depth=8).fit(features, labels, parallelism=2)
     test_features, test_labels = census("a9a_123d_test.dummy")
     accuracy = np.mean(fitted.predict(test_features) == test_labels)
     assert accuracy == pytest.approx(0.8397, abs=0.005)
@@ -319,8 +319,8 @@ def test_the_tree_is_the_same_to_the_bit_for_any_number_of_workers(task: Any) ->
     features, labels, weights = made_up(3_000)
     labels = labels if task == "regression" else np.digitize(labels, [-0.2, 0.3, 0.9])
     alone, *others = (
-        DecisionTree(task, maximum_bins=40, parallelism=parallelism)
-        .fit(features, labels, weights)
+        DecisionTree(task, maximum_bins=40)
+        .fit(features, labels, weights, parallelism=parallelism)
         .parameters()
         for parallelism in (1, 2, 3, 7)
     )
@@ -525,7 +525,6 @@ def test_what_cannot_be_learned_from_is_refused(task: Any, changed: dict[str, An
         ({"minimum_gain": float("nan")}, r"minimum_gain=\): .* given nan"),
         ({"maximum_bins": 1}, r"maximum_bins=\): expected a whole number from 2 to 65,536, given 1"),
         ({"maximum_bins": 100_000}, r"maximum_bins=\): .* given 100000"),
-        ({"parallelism": 0}, r"parallelism=\): .* given 0"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

@@ -209,7 +209,7 @@ def test_a_missing_column_is_an_error_of_the_whole_batch():
         (lambda: FeatureHasher(["a"], bits=0), r"\(bits=\): expected a whole number from 1 to 32, given 0"),
         (lambda: FeatureHasher(["a"], bits="18"), r"\(bits=\): expected a whole number .*, given '18'"),
         (lambda: FeatureHasher(["a"], bits=18.0), r"\(bits=\): expected a whole number .*, given 18.0"),
-        (lambda: FeatureHasher(["a"], seed=2**63), rf"\(seed=\): .* to {2**63 - 1}, given {2**63}"),
+        (lambda: FeatureHasher(["a"], seed=2**63), rf"\(seed=\): .* to {2**63 - 1:,}, given {2**63}"),
         (lambda: FeatureHasher(["a"], seed=1.5), r"\(seed=\): expected a whole number .*, given 1.5"),
         (lambda: FeatureHasher(["a"], cached=-1), r"\(cached=\): expected a whole number .*, given -1"),
         (lambda: FeatureHasher("city"), "expected lists of fields, given 'city' and"),

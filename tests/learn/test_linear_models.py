@@ -17,7 +17,7 @@ from streamiter.learn import (
     LogisticRegression,
     SparseRows,
 )
-from streamiter.learn.losses import LogLoss, SquaredLoss
+from streamiter.learn.linear.losses import LogLoss, SquaredLoss
 
 OPTIMIZERS = [SGD(0.1), SGD(InverseSquareRoot(0.3), l1=0.01, l2=0.1), FTRL(), FTRL(0.3, 0.1, l1=0.05, l2=0.2)]
 MODELS = [LinearRegression, LogisticRegression]

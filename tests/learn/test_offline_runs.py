@@ -18,7 +18,7 @@ import pytest
 from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination, topic
 from streamiter.errors import JobFailed, ModelError
 from streamiter.learn import Examples, LinearRegression, LogisticRegression, SparseRows
-from streamiter.learn.offline import run_offline
+from streamiter.learn.estimators.running import run_offline
 
 PROGRAM = Path(__file__).with_name("offline_program.py")
 PATIENCE_S = 60.0

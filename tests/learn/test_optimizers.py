@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.learning_rates import Constant, Inverse, InverseSquareRoot
 from streamiter.learn.optimizers import FTRL, SGD, GradientDescent, Optimizer, view_of
+from streamiter.learn.optimizers.learning_rates import Constant, Inverse, InverseSquareRoot
 
 OPTIMIZERS = [
     SGD(),

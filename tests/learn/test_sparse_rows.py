@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamiter.errors import ModelError
-from streamiter.learn.sparse import SparseRows
+from streamiter.learn.rows.sparse import SparseRows
 
 WIDTH = 7
 

@@ -187,6 +187,8 @@ def held_records(snapshot: dict[str, Any], in_order: bool) -> list[int]:
         {**snapshot, "ended": [0] * ports, "data_ended": [0] * ports, "deferred": [None] * ports}
     )
     kept = [item for port in run.gate.ports for item in port.held if isinstance(item, DataBatch)]
-    if run.gate._epochs._aside is not None:
-        kept += [batch for _, batch in run.gate._epochs._aside.take_all()]
+    if (kept_aside := run.gate._epochs._aside) is not None:
+        for port in run.gate.ports:
+            while (epoch := kept_aside.lowest_epoch(port.index)) is not None:
+                kept += kept_aside.take_next(port.index, epoch)
     return [int(record) for batch in kept for record in batch.records]

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.learn.checks import Floats
+from streamiter.learn.rows.checks import Floats
 from streamiter.learn.trees.tree import Nodes
 
 __all__ = ["Criterion", "Gini", "Variance", "exact_grid"]

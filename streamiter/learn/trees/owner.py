@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from streamiter.learn.checks import Floats
+from streamiter.learn.rows.checks import Floats
 from streamiter.learn.trees.criteria import Criterion, Gini, Variance, exact_grid
 from streamiter.learn.trees.splits import best_splits
 from streamiter.learn.trees.summaries import Summary, cuts_between
@@ -24,8 +23,7 @@ _HISTOGRAM_BYTES: Final = 64 << 20
 _NO_GAIN: Final = 1e-14
 
 
-@dataclass(frozen=True, slots=True)
-class TreeOptions:
+class TreeOptions(NamedTuple):
     """How a tree is to grow."""
 
     classes: int | None

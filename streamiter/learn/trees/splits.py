@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from streamiter.learn.checks import Floats
+from streamiter.learn.rows.checks import Floats
 from streamiter.learn.trees.criteria import Criterion
 from streamiter.learn.trees.tree import Nodes
 
 __all__ = ["Splits", "best_splits"]
 
 
-@dataclass(frozen=True, slots=True)
-class Splits:
+class Splits(NamedTuple):
     """An entry for each node; a gain of minus infinity where it cannot be split."""
 
     feature: Nodes

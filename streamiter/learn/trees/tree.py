@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.learn.checks import Floats
+from streamiter.learn.rows.checks import Floats
 
 __all__ = ["Nodes", "Tree"]
 

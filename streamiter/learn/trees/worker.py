@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.learn.checks import Floats
+from streamiter.learn.rows.checks import Floats
 from streamiter.learn.trees.criteria import Criterion
 from streamiter.learn.trees.summaries import Summary
 from streamiter.operators.context import Context

@@ -1,0 +1,85 @@
+"""What models are fitted to: arrays, or what is in a topic now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.flow.flow import Flow
+from streamiter.flow.stream import Stream
+from streamiter.learn.estimators.running import run_offline
+from streamiter.learn.rows.examples import Examples, Extract
+from streamiter.learn.rows.feature_rows import Features
+from streamiter.learn.rows.sparse import SparseRows
+from streamiter.records import Batch, Columns
+from streamiter.topics.topic import Decoder, StopPosition, Topic
+
+__all__ = [
+    "examples_in_topic",
+    "labelled",
+    "read_topic",
+    "refuse_arrays_with_topic",
+    "refuse_options_of_topics",
+]
+
+
+def refuse_arrays_with_topic(owner: str, topic: Topic, **arrays: Any) -> None:
+    """Raise ModelError for those that were given (are not None): the topic brings them."""
+    for what, given in arrays.items():
+        if given is not None:
+            raise ModelError(
+                f"{owner}: expected the topic {topic.name!r} to bring {what.replace('_', ' ')}, given an array of "
+                "them; write extract= to take them from the records"
+            )
+
+
+def refuse_options_of_topics(owner: str, **options: Any) -> None:
+    """Raise GraphError for those that were given (are not None), with arrays."""
+    for option, given in options.items():
+        if given is not None:
+            raise GraphError(
+                f"{owner}({option}=): expected it with a topic only, given it with an array; give the rows as they are"
+            )
+
+
+def read_topic(flow: Flow, topic: Topic, decode: Decoder | None, *, parallelism: int = 1) -> Stream:
+    """The records that are in the topic as the flow starts."""
+    # Files end anyway, and to know where would be to read them twice.
+    stop: StopPosition = None if getattr(topic, "bounded", False) else "latest"
+    return flow.source(topic, decode=decode, stop=stop, parallelism=parallelism)
+
+
+def examples_in_topic(
+    topic: Topic, decode: Decoder | None, extract: Extract | None, *, owner: str
+) -> list[Examples]:
+    """All of them, batch by batch, in memory. Ctrl-C raises KeyboardInterrupt; JobFailed for what are none."""
+
+    def extracted(batch: Batch) -> list[Examples]:
+        return [labelled(owner, batch) if extract is None else extract(batch)]
+
+    flow = Flow(owner)
+    examples = read_topic(flow, topic, decode).map_batch(extracted, name="examples").collect()
+    run_offline(flow, title=owner, progress=False, first_stop="abort")
+    parts: list[Examples] = examples.items
+    return parts
+
+
+def labelled(owner: str, batch: Batch, width: int | None = None) -> Examples:
+    """Of records as libsvm and dummy files give them. Without a width, rows are as wide as the widest of them."""
+    if isinstance(batch, Columns) and {"label", "features"} <= set(batch.names):
+        return Examples(batch["features"], batch["label"])
+    for record in batch:
+        if not (isinstance(record, dict) and {"label", "indices", "values"} <= record.keys()):
+            raise ConfigurationError(
+                f"{owner}: expected records with label, indices and values, given {str(record)[:80]}; "
+                "write extract= to make Examples of them"
+            )
+    starts = np.cumsum([0, *(len(record["indices"]) for record in batch)])
+    indices = np.concatenate([record["indices"] for record in batch])
+    values = np.concatenate([record["values"] for record in batch])
+    if width is None:
+        width = int(indices.max(initial=-1)) + 1
+    features: Features = SparseRows(starts, indices, values, width)
+    return Examples(features, np.array([record["label"] for record in batch]))

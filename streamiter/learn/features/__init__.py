@@ -1,0 +1,1 @@
+"""From records with named fields to rows: ``FeatureHasher``; ``field_values`` is what it makes of single values."""

@@ -1,0 +1,230 @@
+"""The weights of a linear model with what the optimizer remembers: steps, snapshots, warm starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn.linear.gradients import Gradient
+from streamiter.learn.optimizers import Optimizer, view_of
+from streamiter.learn.rows.checks import Floats, as_floats
+from streamiter.learn.rows.feature_rows import FEW
+
+__all__ = ["GRADIENT_LIMIT", "LinearWeights", "is_tame"]
+
+# Several optimizers keep the square of a gradient: that of 1e150 is still finite.
+GRADIENT_LIMIT: Final = 1e150
+
+
+class LinearWeights:
+    """Weights and an intercept that an optimizer moves; where gradients come from is left to the model."""
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        link: str,
+        optimizer: Optimizer,
+        intercept: bool,
+        initial_weights: npt.ArrayLike | None,
+        initial_intercept: float,
+    ) -> None:
+        self._name = type(self).__name__
+        if width < 1:
+            raise ConfigurationError(f"{self._name}(width=): expected 1 feature or more, given {width}")
+        self.width = width
+        self._link = link
+        self.optimizer = optimizer
+        self.intercept = intercept
+        self._bias_optimizer = optimizer.without_regularization()
+        self._weights = np.zeros(width) if initial_weights is None else self._start(initial_weights)
+        self._bias = self._start_bias(initial_intercept)
+        self._slots = optimizer.new_slots(self._weights)
+        self._bias_slots = self._bias_optimizer.new_slots(self._bias)
+        self._weights_view, self._bias_view = view_of(self._weights), view_of(self._bias)
+        self._slot_views = [view_of(self._slots[name]) for name in optimizer.slot_names]
+        self._bias_slot_views = [view_of(self._bias_slots[name]) for name in optimizer.slot_names]
+        self._version = self._step = self._records = 0
+
+    # ---- what there is to know
+
+    @property
+    def version(self) -> int:
+        """Grows by 1 with each step; 0 before the first."""
+        return self._version
+
+    @property
+    def records(self) -> int:
+        """Rows learned from so far; rows of weight 0 are not counted."""
+        return self._records
+
+    @property
+    def weights(self) -> Floats:
+        """The weights: a read-only view that follows the model."""
+        view = self._weights.view()
+        view.flags.writeable = False
+        return view
+
+    @property
+    def intercept_weight(self) -> float:
+        """The intercept; 0 where there is none."""
+        return float(self._bias[0])
+
+    def parameters(self) -> dict[str, Any]:
+        """What a consumer needs to predict, as plain data of its own."""
+        return {"weights": self._weights.copy(), "intercept": self.intercept_weight, "link": self._link}
+
+    # ---- taking over what another model has learned
+
+    def start_from(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
+        """Go on from :meth:`parameters` of another model, or from bare weights.
+
+        Unlike ``initial_weights`` they are never given up for what an optimizer would have begun with.
+        """
+        weights, intercept = self._checked_parameters(parameters)
+        np.copyto(self._weights, weights)
+        np.copyto(self._bias, intercept)
+        for slots, fresh in (
+            (self._slots, self.optimizer.slots_to_go_on(self._weights)),
+            (self._bias_slots, self._bias_optimizer.slots_to_go_on(self._bias)),
+        ):
+            for name in self.optimizer.slot_names:
+                np.copyto(slots[name], fresh[name])
+
+    def follow(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
+        """Take over weights and intercept to predict and make gradients with; slots and version stay."""
+        weights, intercept = self._checked_parameters(parameters)
+        np.copyto(self._weights, weights)
+        np.copyto(self._bias, intercept)
+
+    def take_over(self, parameters: Mapping[str, Any], *, steps: int, records: int) -> None:
+        """Go on from what a model that began with these weights has learned, as if this one had."""
+        self.start_from(parameters)
+        self._version += steps
+        self._records += records
+
+    def _checked_parameters(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> tuple[Floats, Floats]:
+        if not isinstance(parameters, Mapping):
+            return self._start(parameters), np.zeros(1)
+        link = parameters.get("link", self._link)
+        if "weights" not in parameters or link != self._link:
+            raise ModelError(
+                f'{self._name}: expected parameters with "weights" and the link {self._link!r}, given '
+                f"{sorted(parameters)} with the link {link!r}"
+            )
+        return self._start(parameters["weights"]), self._start_bias(parameters.get("intercept", 0.0))
+
+    # ---- steps
+
+    def apply(self, gradient: Gradient) -> None:
+        """One step with a gradient made here or elsewhere, perhaps for an earlier version."""
+        if gradient.width != self.width:
+            raise ModelError(
+                f"{self._name}.apply: expected a gradient of {self.width} features, given {gradient.width}"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            tame = is_tame(gradient)
+        if not tame:
+            raise ModelError(
+                f"{self._name}.apply: expected a finite gradient below {GRADIENT_LIMIT:g}, given "
+                f"{gradient!r}; look for extreme feature values or too high a learning rate"
+            )
+        self._take_step(gradient)
+
+    def _take_step(self, gradient: Gradient) -> None:
+        if gradient.weight <= 0.0:
+            return
+        step = self._step + 1
+        mean = gradient.total / gradient.weight
+        if len(mean) <= FEW:
+            named = range(self.width) if gradient.indices is None else gradient.indices.tolist()
+            self.optimizer.update_few(named, self._weights_view, mean.tolist(), self._slot_views, step)
+        elif gradient.indices is None:
+            self.optimizer.update(self._weights, mean, self._slots, step)
+        else:
+            self.optimizer.update_at(gradient.indices, self._weights, mean, self._slots, step)
+        self._finish_step(gradient.intercept / gradient.weight, gradient.records)
+
+    def _finish_step(self, slope: float, records: int) -> None:
+        self._step += 1
+        self._version += 1
+        self._records += records
+        if self.intercept:
+            self._bias_optimizer.update_few(
+                (0,), self._bias_view, (slope,), self._bias_slot_views, self._step
+            )
+
+    # ---- snapshots
+
+    def state(self) -> dict[str, Any]:
+        """Everything that learning goes on from, as plain data of its own."""
+        return {
+            "link": self._link,
+            "optimizer": self.optimizer.name,
+            "weights": self._weights.copy(),
+            "slots": {name: slot.copy() for name, slot in self._slots.items()},
+            "has_intercept": self.intercept,
+            "intercept": self._bias.copy(),
+            "intercept_slots": {name: slot.copy() for name, slot in self._bias_slots.items()},
+            "version": self._version,
+            "step": self._step,
+            "records": self._records,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state` of a model of the same kind; settings such as rates may differ."""
+        mine, theirs = _description(self.state()), _description(state)
+        if mine != theirs:
+            raise ModelError(
+                f"{self._name}.restore: expected the state of a model like {mine}, given {theirs}"
+            )
+        np.copyto(self._weights, state["weights"])
+        np.copyto(self._bias, state["intercept"])
+        for name in self.optimizer.slot_names:
+            np.copyto(self._slots[name], state["slots"][name])
+            np.copyto(self._bias_slots[name], state["intercept_slots"][name])
+        self._version, self._step, self._records = state["version"], state["step"], state["records"]
+
+    # ---- checks
+
+    def _start(self, initial_weights: npt.ArrayLike) -> Floats:
+        start = as_floats(self._name, "initial weights", initial_weights).copy()
+        if start.shape != (self.width,) or not np.isfinite(start).all():
+            raise ModelError(
+                f"{self._name}(initial_weights=): expected {self.width} finite numbers, one for each "
+                f"feature, given {start.size} of shape {start.shape}"
+            )
+        return start
+
+    def _start_bias(self, initial_intercept: float) -> Floats:
+        if not math.isfinite(initial_intercept) or (initial_intercept and not self.intercept):
+            raise ModelError(
+                f"{self._name}(initial_intercept=): expected a finite number, and 0 without an intercept, "
+                f"given {initial_intercept}"
+            )
+        return np.array([initial_intercept], dtype=np.float64)
+
+    def _runaway(self, what: str) -> ModelError:
+        return ModelError(
+            f"{self._name}: {what} is too large to compute with, so the weights run away or features are "
+            f"extreme; scale the features or lower the learning rate (the model stays at version "
+            f"{self._version})"
+        )
+
+
+def is_tame(gradient: Gradient) -> bool:
+    """Whether its square can be computed with."""
+    square = float(gradient.total @ gradient.total) + gradient.intercept * gradient.intercept
+    return square < GRADIENT_LIMIT * GRADIENT_LIMIT
+
+
+def _description(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What two states must have in common: the same kind of model with arrays of the same lengths."""
+    kinds = {name: state.get(name) for name in ("link", "optimizer", "has_intercept")}
+    arrays = {"weights": state.get("weights", ())} | dict(state.get("slots", {}))
+    return kinds | {name: len(array) for name, array in arrays.items()}

@@ -1,0 +1,50 @@
+"""Gradient descent as offline training does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from streamiter.learn.optimizers.learning_rates import LearningRate, rate_of
+from streamiter.learn.optimizers.optimizer import Floats, Optimizer, Slots
+from streamiter.numbers import not_negative
+
+__all__ = ["GradientDescent"]
+
+
+@dataclass(frozen=True)
+class GradientDescent(Optimizer):
+    """Gradient descent that shrinks after its step: ``w −= lr·g``, then ``w ·= 1 − lr·l2``, ``w −= lr·l1·sign(w)``.
+
+    What offline training uses unless told otherwise. ``learning_rate`` as for :class:`SGD`.
+
+    >>> weights = np.array([1.0, -1.0])
+    >>> GradientDescent(0.5, l2=1.0).update(weights, np.array([-1.0, 0.0]), {}, step=1)
+    >>> weights.tolist()
+    [0.75, -0.5]
+    """
+
+    learning_rate: float | LearningRate = 0.1
+    l1: float = 0.0
+    l2: float = 0.0
+
+    name: ClassVar[str] = "gradient descent"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "l1", not_negative("GradientDescent(l1=)", self.l1))
+        object.__setattr__(self, "l2", not_negative("GradientDescent(l2=)", self.l2))
+        object.__setattr__(self, "learning_rate", rate_of(self.learning_rate))
+
+    def update(self, weights: Floats, gradient: Floats, slots: Slots, step: int) -> None:
+        assert isinstance(self.learning_rate, LearningRate)
+        rate = self.learning_rate.at(step)
+        weights -= rate * gradient
+        if self.l2:
+            weights *= 1.0 - rate * self.l2
+        if self.l1:
+            weights -= rate * self.l1 * np.sign(weights)
+
+    def without_regularization(self) -> GradientDescent:
+        return replace(self, l1=0.0, l2=0.0)

@@ -1,0 +1,100 @@
+"""What all update rules have in common.
+
+An optimizer holds settings only. What it remembers about each weight is in *slots*, arrays of the shape
+of the weights that its owner keeps, snapshots and restores: a model, or a shard of a parameter server.
+All work is elementwise, in place on the arrays given, and never changes the gradient.
+
+>>> weights = np.array([1.0, -2.0])
+>>> from streamiter.learn.optimizers import SGD
+>>> sgd = SGD(0.5)
+>>> sgd.update(weights, np.array([2.0, 2.0]), sgd.new_slots(weights), step=1)
+>>> weights.tolist()
+[0.0, -3.0]
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["FloatView", "Floats", "Optimizer", "Slots", "view_of"]
+
+Floats = npt.NDArray[np.float64]
+Slots = Mapping[str, Floats]
+
+
+class FloatView(Protocol):
+    """One-dimensional numbers that are read and written as plain floats, such as ``view_of`` gives."""
+
+    def __getitem__(self, index: int, /) -> float: ...
+    def __setitem__(self, index: int, value: float, /) -> None: ...
+
+
+def view_of(array: Floats) -> FloatView:
+    """The array's own numbers as plain floats: several times quicker, one by one, than through numpy."""
+    return cast(FloatView, array.data)
+
+
+class Optimizer(abc.ABC):
+    """Settings of an update rule; the numbers it works on belong to the caller.
+
+    A rule implements ``update``; ``update_at`` follows from it. ``update_few`` may be overridden where
+    plain Python is quicker than numpy, and must give the same numbers to the last bit.
+    """
+
+    name: ClassVar[str]
+    """Stored with the slots, so that a snapshot is not restored into another rule."""
+
+    slot_names: ClassVar[tuple[str, ...]] = ()
+
+    def new_slots(self, weights: Floats) -> dict[str, Floats]:
+        """Slots for weights that start as given, before the first update."""
+        return {name: np.zeros_like(weights) for name in self.slot_names}
+
+    def slots_to_go_on(self, weights: Floats) -> dict[str, Floats]:
+        """Slots with which learning goes on from weights that another model has learned."""
+        return self.new_slots(weights)
+
+    @abc.abstractmethod
+    def update(self, weights: Floats, gradient: Floats, slots: Slots, step: int) -> None:
+        """Apply a gradient of the weights' own shape. ``step`` counts the updates from 1."""
+
+    def update_at(
+        self, indices: npt.NDArray[np.intp], weights: Floats, gradient: Floats, slots: Slots, step: int
+    ) -> None:
+        """Apply a sparse gradient: ``gradient[i]`` is that of ``weights[indices[i]]``; no index twice.
+
+        Costs only what is named: all other weights and slots stay as they are, so a regularization that
+        shrinks weights (the l1 and l2 of SGD) acts on a weight only when its index is named.
+        """
+        gathered = weights[indices]
+        gathered_slots = {name: slots[name][indices] for name in self.slot_names}
+        self.update(gathered, gradient, gathered_slots, step)
+        weights[indices] = gathered
+        for name, slot in gathered_slots.items():
+            slots[name][indices] = slot
+
+    def update_few(
+        self,
+        indices: Sequence[int],
+        weights: FloatView,
+        gradient: Sequence[float],
+        slots: Sequence[FloatView],
+        step: int,
+    ) -> None:
+        """The same as ``update_at`` for some dozen numbers, on views of the arrays (slots by position)."""
+        arrays = {name: _array_of(slot) for name, slot in zip(self.slot_names, slots, strict=True)}
+        at = np.asarray(indices, dtype=np.intp)
+        self.update_at(at, _array_of(weights), np.asarray(gradient, dtype=np.float64), arrays, step)
+
+    def without_regularization(self) -> Optimizer:
+        """The same rule for weights that must not be shrunk, such as an intercept."""
+        return self
+
+
+def _array_of(view: FloatView) -> Floats:
+    return np.asarray(cast(memoryview, view))

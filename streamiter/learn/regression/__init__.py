@@ -1,0 +1,1 @@
+"""``LinearRegression`` and ``LogisticRegression``, and how they are fitted."""

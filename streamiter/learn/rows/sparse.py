@@ -1,0 +1,245 @@
+"""Rows of which only a few features are there: what hashed one-hot features give.
+
+>>> rows = SparseRows.from_rows([([7, 2], [1.0, 3.0]), ([], []), ([5, 5], [1.0, 1.0])], width=8)
+>>> rows
+SparseRows(3 rows of width 8, 3 values)
+>>> rows.to_dense()[2].tolist()
+[0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0]
+>>> rows.dot(np.arange(8.0)).tolist()
+[13.0, 0.0, 10.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ModelError
+from streamiter.learn.rows.checks import Floats, as_floats
+
+__all__ = ["Indices", "SparseRows", "sums_by"]
+
+Indices = npt.NDArray[np.intp]
+
+
+@final
+class SparseRows:
+    """A batch of sparse rows of one fixed width (compressed sparse rows); never changed in place.
+
+    Row r names the columns ``indices[indptr[r]:indptr[r+1]]`` with ``values`` at the same places; what
+    it does not name is 0. Within a row the columns ascend and none comes twice: rows given otherwise
+    are sorted, and values of one column are added. A 0 that is named stays named.
+
+    Raises :class:`~streamiter.errors.ModelError` for arrays that do not fit each other or the width.
+    """
+
+    __slots__ = ("_row_of_value", "indices", "indptr", "values", "width")
+
+    def __init__(
+        self, indptr: npt.ArrayLike, indices: npt.ArrayLike, values: npt.ArrayLike, width: int
+    ) -> None:
+        self.width = width
+        self.indptr = _as_indices("indptr", indptr)
+        self.indices = _as_indices("indices", indices)
+        self.values = as_floats("SparseRows", "values", values)
+        self._row_of_value: Indices | None = None
+        self._check()
+        if not self._is_canonical():
+            self._make_canonical()
+
+    @classmethod
+    def _trusted(cls, indptr: Indices, indices: Indices, values: Floats, width: int) -> SparseRows:
+        rows = cls.__new__(cls)
+        rows.indptr, rows.indices, rows.values, rows.width = indptr, indices, values, width
+        rows._row_of_value = None
+        return rows
+
+    @classmethod
+    def from_rows(
+        cls, rows: Iterable[tuple[Sequence[int] | Indices, Sequence[float] | Floats]], width: int
+    ) -> SparseRows:
+        """From a pair (indices, values) for each row."""
+        indices: list[int] = []
+        values: list[float] = []
+        indptr = [0]
+        for row, (row_indices, row_values) in enumerate(rows):
+            if len(row_indices) != len(row_values):
+                raise ModelError(
+                    f"SparseRows: expected as many values as indices in row {row}, "
+                    f"given {len(row_values)} for {len(row_indices)}"
+                )
+            indices.extend(row_indices)
+            values.extend(row_values)
+            indptr.append(len(indices))
+        return cls(indptr, np.array(indices) if indices else np.zeros(0, dtype=np.intp), values, width)
+
+    @classmethod
+    def from_dense(cls, rows: npt.ArrayLike, *, keep_zeros: bool = False) -> SparseRows:
+        """From a matrix (n, width): what is not 0, or everything with ``keep_zeros``."""
+        matrix = as_floats("SparseRows", "rows", rows)
+        if matrix.ndim != 2:
+            raise ModelError(f"SparseRows: expected a matrix (rows, features), given shape {matrix.shape}")
+        there = np.ones(matrix.shape, dtype=np.bool_) if keep_zeros else matrix != 0.0
+        _, indices = np.nonzero(there)
+        indptr = _starts_of(np.count_nonzero(there, axis=1))
+        return cls._trusted(indptr, indices, matrix[there], matrix.shape[1])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[SparseRows]) -> SparseRows:
+        """One batch of all, in this order; at least one, all of one width."""
+        widths = {part.width for part in parts}
+        if len(widths) != 1:
+            raise ModelError(f"SparseRows: expected parts of one width, given {sorted(widths)}")
+        lengths = np.concatenate([np.diff(part.indptr) for part in parts])
+        indices = np.concatenate([part.indices for part in parts])
+        values = np.concatenate([part.values for part in parts])
+        return cls._trusted(_starts_of(lengths), indices, values, parts[0].width)
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    def __getitem__(self, which: slice | Sequence[int] | npt.NDArray[Any]) -> SparseRows:
+        """Some of the rows: a slice of step 1 (views, no copy), positions, or a mask."""
+        if isinstance(which, slice) and which.step in (None, 1):
+            start, stop, _ = which.indices(len(self))
+            indptr = self.indptr[start : max(start, stop) + 1]
+            first, last = indptr[0], indptr[-1]
+            return self._trusted(
+                indptr - first, self.indices[first:last], self.values[first:last], self.width
+            )
+        return self._take(np.arange(len(self))[np.asarray(which) if not isinstance(which, slice) else which])
+
+    def _take(self, positions: Indices) -> SparseRows:
+        lengths = np.diff(self.indptr)[positions]
+        indptr = _starts_of(lengths)
+        source = np.arange(indptr[-1]) + np.repeat(self.indptr[positions] - indptr[:-1], lengths)
+        return self._trusted(indptr, self.indices[source], self.values[source], self.width)
+
+    def dot(self, weights: Floats) -> Floats:
+        """Σ values·weights of each row. The result for a row does not depend on the rows beside it."""
+        products = self.values * weights[self.indices]
+        return sums_by(self.row_of_value, products, len(self))
+
+    def transposed_dot(self, by_row: Floats) -> tuple[Indices, Floats]:
+        """Σ over rows of ``by_row``·values: the columns that are named at all, ascending, and their sums."""
+        if len(self) == 1:
+            return self.indices, self.values * by_row[0]
+        products = self.values * by_row[self.row_of_value]
+        order = _stable_order(self.indices, self.width)
+        ordered = self.indices[order]
+        first_of_column = np.flatnonzero(np.diff(ordered, prepend=-1))
+        if not len(first_of_column):
+            return ordered, products
+        return ordered[first_of_column], np.add.reduceat(products[order], first_of_column)
+
+    def transposed_dot_dense(self, by_row: Floats) -> Floats:
+        """The same sums for all columns: quicker where most columns are named, as in all rows of a training."""
+        return sums_by(self.indices, self.values * by_row[self.row_of_value], self.width)
+
+    def rows(self) -> Iterable[tuple[list[int], list[float]]]:
+        """Indices and values of each row as lists, for arithmetic in plain Python."""
+        bounds, indices, values = self.indptr.tolist(), self.indices.tolist(), self.values.tolist()
+        for start, stop in pairwise(bounds):
+            yield indices[start:stop], values[start:stop]
+
+    def to_dense(self) -> Floats:
+        """The matrix (n, width); for looking at small ones."""
+        matrix = np.zeros((len(self), self.width))
+        matrix[self.row_of_value, self.indices] = self.values
+        return matrix
+
+    @property
+    def row_of_value(self) -> Indices:
+        """For each value the row it belongs to."""
+        if self._row_of_value is None:
+            self._row_of_value = np.repeat(np.arange(len(self)), np.diff(self.indptr))
+        return self._row_of_value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SparseRows):
+            return NotImplemented
+        return (
+            self.width == other.width
+            and np.array_equal(self.indptr, other.indptr)
+            and np.array_equal(self.indices, other.indices)
+            and np.array_equal(self.values, other.values)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"SparseRows({len(self)} rows of width {self.width}, {len(self.values)} values)"
+
+    def _check(self) -> None:
+        indptr, indices = self.indptr, self.indices
+        if self.values.shape != indices.shape:
+            raise ModelError(
+                f"SparseRows: given {len(indices)} indices but values of shape {self.values.shape}"
+            )
+        if not len(indptr) or indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
+            raise ModelError(
+                f"SparseRows: expected indptr to ascend from 0 to the number of values, {len(indices)}, "
+                f"given {indptr[:8].tolist()}…"
+            )
+        if len(indices) and (indices.min() < 0 or indices.max() >= self.width):
+            at = int(np.flatnonzero((indices < 0) | (indices >= self.width))[0])
+            raise ModelError(
+                f"SparseRows: expected indices from 0 to {self.width - 1} (width {self.width}), given "
+                f"{indices[at]} in row {int(np.searchsorted(indptr, at, side='right')) - 1}; "
+                f"give a larger width to the rows and to the model"
+            )
+
+    def _is_canonical(self) -> bool:
+        ascends = np.diff(self.indices) > 0
+        boundaries = self.indptr[1:-1]
+        ascends[boundaries[(boundaries > 0) & (boundaries < len(self.indices))] - 1] = True
+        return bool(ascends.all())
+
+    def _make_canonical(self) -> None:
+        rows = self.row_of_value
+        order = np.lexsort((self.indices, rows))
+        rows, indices, values = rows[order], self.indices[order], self.values[order]
+        first = np.ones(len(indices), dtype=np.bool_)
+        first[1:] = (np.diff(rows) != 0) | (np.diff(indices) != 0)
+        self.indptr = _starts_of(np.bincount(rows[first], minlength=len(self)))
+        self.indices = indices[first]
+        self.values = np.add.reduceat(values, np.flatnonzero(first))
+        self._row_of_value = None
+
+
+def sums_by(groups: Indices, values: Floats, count: int) -> Floats:
+    """The sum of the values of each of ``count`` groups, added in the order they come."""
+    return np.asarray(np.bincount(groups, weights=values, minlength=count), dtype=np.float64)
+
+
+def _as_indices(what: str, given: Any) -> Indices:
+    array = np.asarray(given)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise ModelError(
+            f"SparseRows: expected {what} as a list of integers, given shape {array.shape} of {array.dtype}"
+        )
+    return array.astype(np.intp, copy=False)
+
+
+def _starts_of(lengths: Indices) -> Indices:
+    starts = np.zeros(len(lengths) + 1, dtype=np.intp)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+def _stable_order(indices: Indices, width: int) -> Indices:
+    """The order that sorts ``indices`` and keeps equal ones in sequence.
+
+    Packed with their positions into one integer each they can be sorted as numbers, which is several
+    times quicker than a stable argsort. 63 bits hold a width of 2**32 with two thousand million values.
+    """
+    position_bits = len(indices).bit_length()
+    if width.bit_length() + position_bits > 63:
+        return np.argsort(indices, kind="stable")
+    packed = (indices << position_bits) | np.arange(len(indices))
+    packed.sort()
+    return packed & ((1 << position_bits) - 1)

@@ -1,0 +1,1 @@
+"""Mean and deviation of each feature: ``StandardScaler``, and ``online_standard_scaler`` around it."""

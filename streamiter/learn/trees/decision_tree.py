@@ -1,0 +1,258 @@
+"""Decision trees for classes and for numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.flow.flow import Flow
+from streamiter.flow.graph_checks import check_parallelism
+from streamiter.learn.estimators.running import run_offline
+from streamiter.learn.estimators.sources import (
+    examples_in_topic,
+    refuse_arrays_with_topic,
+    refuse_options_of_topics,
+)
+from streamiter.learn.rows.checks import Floats, as_floats
+from streamiter.learn.rows.examples import Examples, Extract
+from streamiter.learn.rows.feature_rows import Features, checked_rows, dense_features, refuse_not_finite
+from streamiter.learn.trees.growing import grow_tree, grown_tree
+from streamiter.learn.trees.owner import TreeOptions
+from streamiter.learn.trees.text import tree_lines
+from streamiter.learn.trees.training_rows import Task, joined, training_rows
+from streamiter.learn.trees.tree import Tree
+from streamiter.numbers import whole_number
+from streamiter.records import Columns
+from streamiter.topics.topic import Decoder, Topic
+
+__all__ = ["DecisionTree"]
+
+_NAME: Final = "DecisionTree"
+_BINS_LIMIT: Final = 1 << 16  # a bin's number fits into two bytes
+
+
+class DecisionTree:
+    """A tree of questions such as ``width ≤ 2.5``, each chosen so that it divides the classes best.
+
+    ``task`` is ``"classification"`` (by Gini impurity) or ``"regression"`` (by variance). The tree grows level
+    by level, at most ``maximum_depth`` questions deep; both sides of a question keep at least ``minimum_rows``
+    rows, and it lowers the impurity, as a mean over all rows, by more than nothing and by at least
+    ``minimum_gain``. A feature is divided between any two of its values where there are at most
+    ``maximum_bins`` of them, otherwise between that many quantiles. ``feature_names`` are for ``print(tree)``.
+
+    It grows in a bounded iteration: the tree goes to workers, each with its part of the rows, the histograms they
+    make of the rows of each leaf are added up, and the leaves are split by them. The tree is the same, to the bit,
+    however many there are.
+
+    >>> features = [[1.4, 0.2], [1.3, 0.3], [4.7, 1.4], [4.5, 1.5], [6.0, 2.5], [5.9, 2.1]]
+    >>> species = ["setosa", "setosa", "versicolor", "versicolor", "virginica", "virginica"]
+    >>> tree = DecisionTree(feature_names=["length", "width"]).fit(features, species)
+    >>> print(tree)
+    length ≤ 2.95: setosa (2 rows)
+    length > 2.95
+    │   length ≤ 5.3: versicolor (2 rows)
+    │   length > 5.3: virginica (2 rows)
+    >>> tree.predict([[1.5, 0.1], [5.5, 2.0]]).tolist()
+    ['setosa', 'virginica']
+    """
+
+    def __init__(
+        self,
+        task: Task = "classification",
+        *,
+        maximum_depth: int = 8,
+        minimum_rows: int = 1,
+        minimum_gain: float = 0.0,
+        maximum_bins: int = 256,
+        feature_names: Sequence[str] | None = None,
+    ) -> None:
+        if task not in ("classification", "regression"):
+            raise ConfigurationError(
+                f'{_NAME}: expected task "classification" or "regression", given {task!r}; choose one of them'
+            )
+        self.task: Task = task
+        self.maximum_depth = whole_number(f"{_NAME}(maximum_depth=)", maximum_depth, 1)
+        self.minimum_rows = whole_number(f"{_NAME}(minimum_rows=)", minimum_rows, 1)
+        self.minimum_gain = _gain(minimum_gain)
+        self.maximum_bins = whole_number(f"{_NAME}(maximum_bins=)", maximum_bins, 2, _BINS_LIMIT)
+        self.feature_names = None if feature_names is None else list(map(str, feature_names))
+        self._tree: Tree | None = None
+        self._width = 0
+        self._classes: npt.NDArray[Any] | None = None
+
+    # ---- learning
+
+    def fit(
+        self,
+        features: Features | Topic,
+        labels: npt.ArrayLike | None = None,
+        sample_weights: npt.ArrayLike | None = None,
+        *,
+        decode: Decoder | None = None,
+        extract: Extract | None = None,
+        parallelism: int = 1,
+        progress: bool | None = None,
+    ) -> Self:
+        """Grow the tree anew for these rows, or for what is in a topic now; gives itself.
+
+        ``features`` is a matrix (rows, features) of finite numbers or ``SparseRows``; ``labels`` has a class for each
+        row (a whole number or a text), or a number for regression. Rows of weight 0 do not count. The work is done by
+        ``parallelism`` subtasks, which hold all rows in memory, dense.
+
+        Of a topic, ``decode`` says how its values are read, and ``extract(batch)`` makes ``Examples``; the records of
+        libsvm and dummy files are understood without.
+
+        On a terminal a bar shows the levels (``progress`` True or False: in any case, never). Ctrl-C ends it with the
+        tree so far; while rows are still read it raises KeyboardInterrupt.
+
+        Raises ModelError for rows that cannot be learned from, JobFailed for records that cannot be read; the tree
+        stays what it was.
+        """
+        title = f"{_NAME}.fit"
+        check_parallelism(parallelism, step=title)
+        if isinstance(features, Topic):
+            refuse_arrays_with_topic(title, features, labels=labels, sample_weights=sample_weights)
+            examples = joined(examples_in_topic(features, decode, extract, owner=title))
+        else:
+            refuse_options_of_topics(title, decode=decode, extract=extract)
+            if labels is None:
+                raise ModelError(f"{title}: expected labels, one for each row, given none; pass them second")
+            examples = Examples(features, labels, sample_weights)
+        rows = training_rows(examples, self.task, self.feature_names)
+        options = TreeOptions(
+            classes=None if rows.classes is None else len(rows.classes),
+            maximum_depth=self.maximum_depth,
+            minimum_rows=self.minimum_rows,
+            minimum_gain=self.minimum_gain,
+            maximum_bins=self.maximum_bins,
+        )
+        self._tree = self._grown(rows.columns, options, parallelism, progress)
+        self._width, self._classes = rows.columns["features"].shape[1], rows.classes
+        return self
+
+    def _grown(self, rows: Columns, options: TreeOptions, parallelism: int, progress: bool | None) -> Tree:
+        flow = Flow(f"{_NAME}.fit", parallelism)
+        outputs = grow_tree(flow.from_items(rows, name="rows"), options)
+        grown, leaves = outputs["tree"].collect(), outputs["leaves"].collect()
+        run_offline(
+            flow,
+            title=flow.name,
+            rounds=self.maximum_depth + 1,
+            progress=progress,
+            describe=lambda: f"{leaves.items[-1]} leaves" if len(leaves) else "",
+        )
+        if not grown.items:  # Interrupted before the rows were summed up.
+            raise KeyboardInterrupt
+        [last] = grown.items
+        return grown_tree(last, options)
+
+    # ---- predicting
+
+    def predict(self, features: Features) -> npt.NDArray[Any]:
+        """The class, or the number, for each row."""
+        values = self._values(features)
+        if self._classes is None:
+            return values[:, 0]
+        predicted: npt.NDArray[Any] = self._classes[values.argmax(axis=1)]
+        return predicted
+
+    def predict_probability(self, features: Features) -> Floats:
+        """For each row the probability of each class, in the order of ``classes``: an array (rows, classes)."""
+        if self.task != "classification":
+            raise ModelError(
+                f"{_NAME}.predict_probability: expected a tree for classes, given one for regression; use predict"
+            )
+        return self._values(features)
+
+    def _values(self, features: Features) -> Floats:
+        tree = self._fitted()
+        rows = as_floats(_NAME, "features", dense_features(features))
+        checked_rows(_NAME, rows, self._width)
+        refuse_not_finite(_NAME, rows)
+        values: Floats = tree.values[tree.leaves_of(rows)]
+        return values
+
+    # ---- looking at it
+
+    @property
+    def classes(self) -> npt.NDArray[Any]:
+        """The classes, in ascending order."""
+        self._fitted()
+        if self._classes is None:
+            raise ModelError(f"{_NAME}.classes: expected a tree for classes, given one for regression")
+        return self._classes
+
+    @property
+    def depth(self) -> int:
+        """The most questions that are asked of a row."""
+        return self._fitted().depth
+
+    @property
+    def leaves(self) -> int:
+        """How many different answers there can be."""
+        return self._fitted().leaves
+
+    def __str__(self) -> str:
+        if self._tree is None:
+            return repr(self)
+        return "\n".join(tree_lines(self._tree, self.feature_names, self._described))
+
+    def _described(self, leaf: int) -> str:
+        tree = self._fitted()
+        rows = f"{tree.rows[leaf]:,} row{'s' if tree.rows[leaf] != 1 else ''}"
+        if self._classes is None:
+            return f"{tree.values[leaf, 0]:.6g} ({rows})"
+        shares = tree.values[leaf]
+        # Down to a tenth of a percent: a leaf that is not pure has never 100 %.
+        percent = np.floor(1_000 * shares.max() + 1e-9) / 10
+        share = "" if shares.max() == 1.0 else f", {percent:g}%"
+        return f"{self._classes[shares.argmax()]} ({rows}{share})"
+
+    def __repr__(self) -> str:
+        if self._tree is None:
+            return f"{_NAME}({self.task!r}, not fitted)"
+        return f"{_NAME}({self.task!r}, depth {self.depth}, {self.leaves} leaves)"
+
+    def _fitted(self) -> Tree:
+        if self._tree is None:
+            raise ModelError(
+                f"{_NAME}: expected a tree that has grown, given one that has not; call fit first"
+            )
+        return self._tree
+
+    # ---- keeping it
+
+    def parameters(self) -> dict[str, Any]:
+        """What is needed to predict, as plain data."""
+        tree = self._fitted()
+        return {
+            "task": self.task,
+            "width": self._width,
+            "classes": self._classes,
+            "feature_names": self.feature_names,
+            "tree": tree.as_plain_data(),
+        }
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, Any]) -> Self:
+        """A tree that predicts as the one whose :meth:`parameters` these are."""
+        if missing := {"task", "width", "classes", "feature_names", "tree"} - parameters.keys():
+            raise ModelError(
+                f"{_NAME}.from_parameters: expected what parameters() gave, given none of {sorted(missing)}"
+            )
+        tree = cls(parameters["task"], feature_names=parameters["feature_names"])
+        tree._width, tree._classes = parameters["width"], parameters["classes"]
+        tree._tree = Tree.from_plain_data(parameters["tree"])
+        return tree
+
+
+def _gain(given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < np.inf:
+        raise ConfigurationError(
+            f"{_NAME}(minimum_gain=): expected a finite number of at least 0, given {given!r}; 0 takes every gain"
+        )
+    return float(given)

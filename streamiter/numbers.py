@@ -1,0 +1,61 @@
+"""Checks of the numbers that settings are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from streamiter.errors import ConfigurationError, StreamiterError
+
+__all__ = ["is_number", "not_negative", "plain_float", "positive", "whole_number"]
+
+
+def whole_number(
+    option: str,
+    value: Any,
+    least: int,
+    most: int | None = None,
+    *,
+    error: type[StreamiterError] = ConfigurationError,
+) -> int:
+    """The value as a plain int; 18.0 and True are refused too, for they are rarely meant.
+
+    >>> whole_number("train(rounds=)", np.int32(5), 1)
+    5
+    """
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if is_whole and least <= value and (most is None or value <= most):
+        return int(value)
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+    raise error(f"{option}: expected a whole number {bounds}, given {value!r}")
+
+
+def positive(option: str, value: Any) -> float:
+    """The value as a plain float; refuses one that is not a finite number above 0."""
+    number = plain_float(value)
+    if not 0.0 < number < math.inf:
+        raise ConfigurationError(f"{option}: expected a number above 0, given {value!r}")
+    return number
+
+
+def not_negative(option: str, value: Any) -> float:
+    """The value as a plain float; refuses one that is not a finite number of 0 or more."""
+    number = plain_float(value)
+    if not 0.0 <= number < math.inf:
+        raise ConfigurationError(f"{option}: expected a number of 0 or more, given {value!r}")
+    return number
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one number, of Python or of numpy."""
+    return isinstance(value, (int, float, np.integer, np.floating))
+
+
+def plain_float(value: Any) -> float:
+    """The number as a float, infinity for an int too large for one; NaN for what is no number."""
+    try:
+        return float(value) if is_number(value) else math.nan
+    except OverflowError:
+        return math.inf

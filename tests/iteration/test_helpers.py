@@ -1,0 +1,131 @@
+"""What algorithms want of iterations: wrong use of it, and what it gives where epochs are uneven."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from iteration.iteration_support import SMALL, cut_items, run
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    Operator,
+    Stream,
+    iterate_bounded_streams_until_termination,
+    replayed,
+)
+from streamiter.errors import GraphError, JobFailed
+from streamiter.iteration import all_reduce, last_round, map_with, terminate_after
+
+OUTSIDE: list[tuple[str, Callable[[Stream], Any]]] = [
+    ("all_reduce", all_reduce),
+    ("last_round", last_round),
+    ("terminate_after", lambda stream: terminate_after(stream, rounds=3)),
+    ("map_with", lambda stream: map_with(stream, stream, lambda value, batch: batch)),
+]
+
+
+@pytest.mark.parametrize(("name", "use"), OUTSIDE)
+def test_outside_a_body_they_are_refused(name: str, use: Callable[[Stream], Any]) -> None:
+    """No epoch ends there: they gave nothing, and no error."""
+    message = (
+        f"{name}: expected a stream of an iteration body, given 'rows' from outside, where no epoch ends; call it in "
+        "the body"
+    )
+    with pytest.raises(GraphError, match="^" + re.escape(message)):
+        use(Flow("flow").from_items([1], name="rows"))
+
+
+@pytest.mark.parametrize(("name", "use"), OUTSIDE)
+def test_what_is_no_stream_is_refused(name: str, use: Callable[[Any], Any]) -> None:
+    """It is said whose argument it was, and what to write."""
+    message = rf"^{name}: expected a stream of the body, given \[1\]; write {name}\("
+    with pytest.raises(GraphError, match=message):
+        use([1])
+
+
+class Forgetful(Operator):
+    """Would listen, but is no listener."""
+
+    def process(self, record: int, out: Any) -> None:
+        out.emit(record)
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        out.emit(epoch_watermark)
+
+
+def test_an_operator_with_callbacks_that_is_no_listener_is_refused() -> None:
+    """It was never called back, and nobody said so."""
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([variables[0].process(Forgetful)], [])
+
+    flow = Flow("loop")
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+    message = (
+        "step 'Forgetful': on_epoch_watermark_incremented expected an IterationListener, given Forgetful, which is "
+        "none and would not be called; write class Forgetful(Operator, IterationListener)"
+    )
+    with pytest.raises(GraphError, match=re.escape(message)):
+        run(flow)
+
+
+@pytest.mark.parametrize("given", [None, 3.0, "text"])
+def test_a_function_of_map_with_that_gives_no_batch_is_told_so(given: object) -> None:
+    """The error said that object of type NoneType has no len."""
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        mapped = map_with(data[0], variables[0], lambda value, batch: given)  # type: ignore[arg-type,return-value]
+        return IterationBodyResult([variables[0]], [mapped], terminate_after(mapped, rounds=2))
+
+    flow = Flow("loop")
+    data = [replayed(flow.from_items([1]))]
+    iterate_bounded_streams_until_termination([flow.from_items([0])], data, body)
+    with pytest.raises(
+        JobFailed, match=r"map_with\(data, variable, f\): expected the function to return a list"
+    ):
+        run(flow)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_they_work_together_where_a_subtask_has_no_data(seed: int) -> None:
+    """A subtask without records kept the others waiting, or its nothing was counted as a part of the sum."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        raised = map_with(data[0], variables[0], lambda value, batch: [value + record for record in batch])
+        total = all_reduce(raised)
+        following = map_with(total, variables[0], lambda value, totals: [totals[0] % 97], parallelism=1)
+        return IterationBodyResult(
+            [following], [last_round(following), total], terminate_after(following, rounds=5)
+        )
+
+    data = cut_items(flow, [1, 2], seed=seed, parallelism=3)
+    last, totals = iterate_bounded_streams_until_termination([flow.from_items([1])], [replayed(data)], body)
+    seen, sums = last.collect(), totals.collect()
+    run(flow, seed=seed, limits=SMALL)
+    value, expected = 1, []
+    for _ in range(5):
+        expected.append(2 * value + 3)
+        value = expected[-1] % 97
+    assert sums.items == expected
+    assert seen.items == [value]
+
+
+@pytest.mark.parametrize(("tolerance", "rounds"), [(10.0, 3), (5.0, 4), (-1.0, 6), (None, 6)])
+def test_losses_of_a_round_are_summed_before_they_are_compared(tolerance: float | None, rounds: int) -> None:
+    """Each of several small losses was below the tolerance, and the first ended the loop."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        halved = variables[0].map(lambda x: x / 2)
+        return IterationBodyResult([halved], [halved], terminate_after(halved, rounds=6, tolerance=tolerance))
+
+    losses = flow.from_items([40.0, 40.0], parallelism=2)
+    [halved] = iterate_bounded_streams_until_termination([losses], [], body)
+    collected = halved.collect()
+    run(flow)
+    assert len(collected.items) == 2 * (rounds + 1)
