@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -157,6 +158,15 @@ def check_body(body: Any) -> None:
             f"iteration: expected the body to be a function, given {shortened(body)}; "
             "write def body(variables, data) that gives an IterationBodyResult"
         )
+    try:
+        inspect.signature(body).bind([], [])
+    except TypeError as error:
+        raise GraphError(
+            f"iteration: expected the body to take two arguments, variables and data, given {shortened(body)}: {error}; "
+            "write def body(variables, data)"
+        ) from None
+    except ValueError:
+        pass  # Of some built-in functions nothing is known.
     if kind := asynchronous_kind(body):
         raise GraphError(
             f"iteration: expected the body to be a plain function, since it only builds the graph, given a {kind}; "

@@ -22,13 +22,19 @@ __all__ = ["EpochCounts"]
 # they brought anything; 1024 runs are some 100 KiB.
 _RUNS_MAX: Final = 1024
 
+# Beyond so many runs that gaps keep apart, gaps between older ones are filled: some 6 MiB. A token that visits
+# now this head and now that leaves a gap at each of them in every round, and none in all of them together; the
+# end of a loop is decided by what all have.
+_RUNS_WITH_GAPS_MAX: Final = 65_536
+
 
 class EpochCounts:
     """Counts by epoch; epochs are added to in any order (mostly growing) and taken from the lowest up.
 
     Counts are exact while they make up to some thousand runs; beyond that those of older epochs are
-    "at least": never 0 where something came, never more than came. Invariant: runs are in order, do not
-    overlap, and neighbours without a gap differ in their count.
+    "at least": never 0 where something came, never more than came, unless tens of thousands of gaps lie
+    between them: then those of the older half are filled. Invariant: runs are in order, do not overlap, and
+    neighbours without a gap differ in their count.
     """
 
     def __init__(self) -> None:
@@ -94,12 +100,17 @@ class EpochCounts:
             if run[1] + 1 == following[0] and run[2] == following[2]:
                 self._runs[index : index + 2] = [[run[0], following[1], run[2]]]
 
+    def forget_older(self, keep_runs: int) -> None:
+        """Keep the last runs only."""
+        del self._runs[:-keep_runs]
+
     def _join_older(self) -> None:
         """Make one of neighbours in the older half, whatever their counts."""
         half = len(self._runs) // 2
+        fills_gaps = len(self._runs) > _RUNS_WITH_GAPS_MAX
         joined: list[list[int]] = []
         for run in self._runs[:half]:
-            if joined and joined[-1][1] + 1 == run[0]:
+            if joined and (fills_gaps or joined[-1][1] + 1 == run[0]):
                 joined[-1][1:] = [run[1], min(joined[-1][2], run[2])]
             else:
                 joined.append(run)

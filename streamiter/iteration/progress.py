@@ -21,6 +21,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from streamiter.errors import InternalError
 from streamiter.iteration.epoch_counts import EpochCounts
@@ -61,6 +62,10 @@ class EndReason(enum.Enum):
     DRAINED = "the job was drained"
 
 
+# Runs of rounds that brought as much each: as many as anybody looks at.
+_ROUNDS_TOLD: Final = 1000
+
+
 class LoopProgress:
     """Brings together what the heads and entrances of one iteration report.
 
@@ -81,7 +86,7 @@ class LoopProgress:
         """Records of the criteria stream, by epoch that is not complete."""
         self._ends_soon = False
         self.rounds = EpochCounts()
-        """Records fed back, by complete epoch that brought any."""
+        """Records fed back, by complete epoch that brought any: the last ones."""
         self.last_released = -1
         self.last_complete = -1
         self.ended_in: int | None = None
@@ -164,6 +169,7 @@ class LoopProgress:
         criteria = self._criteria.pop(epoch, 0)
         if fed_back:
             self.rounds.add(epoch, fed_back)
+            self.rounds.forget_older(_ROUNDS_TOLD)
         may_end = epoch > self._last_data_epoch and self._data_has_ended()
         has_no_reason_to_go_on = not fed_back or (self._has_criteria and not criteria) or self._ends_soon
         if may_end and has_no_reason_to_go_on:

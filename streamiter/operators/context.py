@@ -116,7 +116,8 @@ class Context:
         """Call ``on_timer(payload, out)`` in ``delay_s`` seconds, with the same ``context.key``.
 
         ``payload`` is plain data: timers are part of a snapshot. One that is still to come when the input has
-        ended does not come any more: emit in ``finish`` what must not be lost.
+        ended does not come any more: emit in ``finish`` what must not be lost, or in an iteration, which goes on
+        when the data of a step has ended, in ``input_ended``.
         """
         self._set_timer(delay_s, self.key, payload)
 

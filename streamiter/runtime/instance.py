@@ -59,6 +59,7 @@ class OperatorInstance:
         self._timers: dict[int, tuple[int, Any, Any]] = {}
         self._timer_handles: dict[int, TimerHandle] = {}
         self._timers_set = 0
+        self._takes_timers = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self.records_in = 0
         self.batches_in = 0
@@ -83,6 +84,7 @@ class OperatorInstance:
         """Go on with a new operator that knows nothing of the one before, which has been closed."""
         self.operator = operator
         self.is_listener = isinstance(operator, IterationListener)
+        self._takes_timers = True
         if self.keyed is not None:
             self.keyed.clear()
 
@@ -165,12 +167,22 @@ class OperatorInstance:
                 f"context.set_timer: expected {type(self.operator).__name__} to define on_timer(payload, out), "
                 "given none; define it, or nothing would hear of the timer"
             )
+        if not self._takes_timers and payload is not _SWEEP:
+            raise ConfigurationError(
+                "context.set_timer: expected a step whose input goes on, given one whose data has ended: what a timer "
+                "would emit there has no epoch any more; emit it in input_ended"
+            )
         self._timers_set += 1
         if _in_event_loop():
             self._schedule(self._timers_set, delay_s, key, payload)
         else:
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._schedule, self._timers_set, delay_s, key, payload)
+
+    def no_more_timers(self) -> None:
+        """Its data has ended, though the iteration goes on: those who read from it count on no more epochs of it."""
+        self._call_timers_off()
+        self._takes_timers = False
 
     def _call_timers_off(self) -> None:
         for handle in self._timer_handles.values():
@@ -210,6 +222,7 @@ class OperatorInstance:
             "operator": await self.call("snapshot"),
             "keyed": None if self.keyed is None else self.keyed.snapshot(),
             "timers": [timer for timer in self._timers.values() if timer[2] is not _SWEEP],
+            "takes timers": self._takes_timers,
         }
 
     async def restore(self, state: dict[str, Any]) -> None:
@@ -223,6 +236,7 @@ class OperatorInstance:
         now_ms = self._clock.now_ms()
         for due_ms, key, payload in state["timers"]:
             self._set_timer((due_ms - now_ms) / 1000, key, payload)
+        self._takes_timers = state["takes timers"]
 
 
 def _in_event_loop() -> bool:

@@ -64,7 +64,7 @@ class RoundStatistics:
     first_epoch: int
     last_epoch: int
     records: int
-    """Fed back in each of them. Of the older of many rounds that differ: at least."""
+    """Fed back in each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class LoopStatistics:
     criteria_records: int
     """Records of the termination criteria since the start."""
     rounds: tuple[RoundStatistics, ...]
-    """The complete epochs to which something was fed back."""
+    """The complete epochs to which something was fed back; of very many that differ, the last thousand."""
     waiting_records: int
     """Records fed back that no head has taken yet."""
     held_records: int

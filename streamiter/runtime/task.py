@@ -427,6 +427,7 @@ class Task:
                     await self._rounds.end(epoch)
             for epoch in epochs if self._is_called_back(instance) else ():
                 await self._call_back(instance, epoch)
+            instance.no_more_timers()
         self.progress.watermark = max(self.progress.watermark, control.epoch)
         self._write_control(control)
 
