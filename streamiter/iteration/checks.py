@@ -162,7 +162,8 @@ def check_body(body: Any) -> None:
         inspect.signature(body).bind([], [])
     except TypeError as error:
         raise GraphError(
-            f"iteration: expected the body to take two arguments, variables and data, given {shortened(body)}: {error}; "
+            "iteration: expected the body to take two arguments, variables and data, "
+            f"given {shortened(body)}: {error}; "
             "write def body(variables, data)"
         ) from None
     except ValueError:

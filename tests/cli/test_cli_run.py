@@ -150,7 +150,7 @@ def test_the_statistics_as_json_are_one_document(folder):
             "clicks:later",
             "clicks:later: expected a Flow or a function that returns one, given an async function",
         ),
-        ("clicks:leaves", "clicks:leaves failed: {folder}/clicks.py, line 24: SystemExit: 3"),
+        ("clicks:leaves", "clicks:leaves failed: {folder}/clicks.py, line 29: SystemExit: 3"),
         ("clicks:broken", "clicks:broken failed: {folder}/clicks.py, line 15: KeyError: 'missing'"),
         (
             "needy:flow",
