@@ -116,8 +116,8 @@ class EpochCounts:
                 joined.append(run)
         self._runs[:half] = joined
         self._join_if_alike(len(joined) - 1)
-        # Where gaps keep them apart, not to try again with each record.
-        self._runs_max = max(_RUNS_MAX, len(self._runs) + _RUNS_MAX // 2)
+        # Where gaps keep them apart, not to try again before there are half as many more.
+        self._runs_max = max(_RUNS_MAX, min(len(self._runs) * 3 // 2, _RUNS_WITH_GAPS_MAX))
 
     def snapshot(self) -> list[tuple[int, int, int]]:
         """Plain data."""
