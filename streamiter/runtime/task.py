@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol, final
 
@@ -19,17 +19,15 @@ from streamiter.records import (
     CheckpointBarrier,
     Control,
     DataBatch,
-    EndOfData,
     EndOfInput,
-    EpochWatermark,
     Idle,
     slice_batch,
 )
+from streamiter.runtime.chain import Chain
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_records import BarrierReturned, BarrierTrigger, InputEnded, plain_log
-from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.runtime.instance import OperatorInstance, TimerDue
 from streamiter.runtime.port import Port
 from streamiter.runtime.rounds import Rounds
@@ -107,7 +105,6 @@ class Task:
         self._rounds = rounds
         """Where each epoch has an operator of its own."""
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
-        self._interior_input_ended = False
         self._suspending = False
         self._pending_state: _State = {}
         """State taken at a barrier, while feedback is logged that belongs to it."""
@@ -115,16 +112,16 @@ class Task:
         operator = self.head.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
         self._boundary_out = _TaskBoundaryOutput(self)
-        self._closing: asyncio.Task[None] | None = None
         self._wanted: Callable[[], Any] | None = None
         self._awaited = self._boundary is None and self.head.is_awaited(self._input_names)
         self._entries: dict[str, Callable[[Batch], Any]] = {}
         self._by_batch: frozenset[str] = frozenset()
         """Inputs of the operator at the head that it handles by batches."""
+        self.chain = Chain(name, self.instances, self.writers, progress, rounds=rounds, feeder=feeder)
         if rounds is None:
             self._bind()
         else:
-            rounds.close_with(self._close_now)
+            rounds.close_with(self.chain.close_now)
 
     def _bind(self) -> None:
         """Call the methods of the operator at the head from now on."""
@@ -157,7 +154,7 @@ class Task:
             restore_turns(self.writers, state["turns"])
             self.gate.restore(state["gate"], state.get("logged", ()))
             self.ended = state["ended"]
-            self._interior_input_ended = state["interior input ended"]
+            self.chain.interior_input_ended = state["interior input ended"]
         if self.feeder is not None and not self.ended:
             begins_at = await self.feeder.open(
                 self.head.context, self.positions if state is not None else None
@@ -169,7 +166,7 @@ class Task:
         if not self.ended:
             self._ask_what_is_wanted()
             if self.feeder is not None and self.feeder.is_idle:
-                self._write_control(Idle())
+                self.chain.write_control(Idle())
         while not self.ended:
             if not await self._turn():
                 await self.gate.wait()
@@ -180,7 +177,7 @@ class Task:
         """Close whatever is still open, every operator whatever the others do; gives what went wrong."""
         errors: list[Exception] = []
         closing: list[Callable[[], Awaitable[None]]] = [instance.close for instance in self.instances]
-        if (under_way := self._closing) is not None:
+        if (under_way := self.chain.closing) is not None:
             closing.insert(0, lambda: under_way)
         if self.feeder is not None:
             closing.append(self.feeder.close)
@@ -389,97 +386,15 @@ class Task:
                 raise RecordFailure(self.head.step.name) from error
         elif isinstance(event, InputEnded):
             if self._rounds is None:  # Otherwise an input ends with each round.
-                await self._input_ended(self.head, event.input_name)
+                await self.chain.input_ended(self.head, event.input_name)
         else:
-            await self.pass_on(event, self.instances)
+            await self.pass_on(event)
 
-    async def pass_on(self, control: Control, instances: Sequence[OperatorInstance]) -> None:
-        """Take a control record through the chain, operator by operator, then into the channels."""
-        if isinstance(control, EpochWatermark):
-            await self._pass_watermark(control, instances)
-        elif isinstance(control, EndOfInput):
-            await self._end(control, instances)
-        elif isinstance(control, EndOfData):
-            await self._pass_end_of_data(control, instances)
-        else:
-            self._write_control(control)
-
-    async def _pass_watermark(self, control: EpochWatermark, instances: Sequence[OperatorInstance]) -> None:
-        listeners = [instance for instance in instances if self._is_called_back(instance)]
-        if listeners or self._rounds is not None:
-            for epoch in range(self.progress.watermark + 1, control.epoch + 1):
-                if self._rounds is not None:
-                    await self._rounds.end(epoch)
-                for listener in listeners:
-                    await self._call_back(listener, epoch)
-        self.progress.watermark = control.epoch
-        self._write_control(control)
-
-    async def _pass_end_of_data(self, control: EndOfData, instances: Sequence[OperatorInstance]) -> None:
-        """One operator after the other hears of the end of its input, then of the epochs that completes."""
-        self._interior_input_ended = True
-        epochs = range(self.progress.watermark + 1, control.epoch + 1)
-        for instance in instances:
-            if instance is not self.head:
-                await self._input_ended(instance, SINGLE_INPUT)
-            elif self._rounds is not None:
-                for epoch in epochs:
-                    await self._rounds.end(epoch)
-            for epoch in epochs if self._is_called_back(instance) else ():
-                await self._call_back(instance, epoch)
-            instance.no_more_timers()
-        self.progress.watermark = max(self.progress.watermark, control.epoch)
-        self._write_control(control)
-
-    def _is_called_back(self, instance: OperatorInstance) -> bool:
-        """A step with rounds is called back by these."""
-        return instance.is_listener and not (self._rounds is not None and instance is self.head)
-
-    async def _call_back(self, listener: OperatorInstance, epoch: int) -> None:
-        self.progress.epoch = epoch
-        await listener.call("on_epoch_watermark_incremented", epoch, listener.context, listener.out)
-
-    async def _end(self, control: EndOfInput, instances: Sequence[OperatorInstance]) -> None:
-        told, self._interior_input_ended = self._interior_input_ended, True
-        self.progress.is_ending = True
-        if control.epoch is not None:
-            self.progress.epoch = control.epoch
-        for instance in instances:
-            if self._rounds is not None and instance is self.head:
-                await self._rounds.terminate()
-                continue
-            if instance is not self.head and not told:
-                await self._hear_input_ended(instance, SINGLE_INPUT)
-            if instance.is_listener and instance.step.loop is not None:
-                await instance.call("on_iteration_terminated", instance.context, instance.out)
-            await instance.call("finish", instance.out)
-            await self._close_now(instance.close)
-        if self.feeder is not None:
-            await self._close_now(self.feeder.close)
-        self._write_control(control)
-        self.ended = True
-
-    async def _close_now(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Close what has ended. Should the job fail meanwhile, ``close`` of the task waits for it."""
-        closing = self._closing = asyncio.create_task(close(), name=f"close {self.name}")
-        try:
-            await asyncio.shield(closing)
-        finally:
-            if closing.done():
-                self._closing = None
-
-    async def _input_ended(self, instance: OperatorInstance, input_name: str) -> None:
-        # What is emitted there must not come behind the watermark of its epoch.
-        self.progress.epoch = self.progress.watermark + 1
-        await self._hear_input_ended(instance, input_name)
-
-    async def _hear_input_ended(self, instance: OperatorInstance, input_name: str) -> None:
-        if hasattr(instance.operator, "input_ended"):
-            await instance.call("input_ended", input_name, instance.out)
-
-    def _write_control(self, control: Control) -> None:
-        for writer in self.writers:
-            writer.control(control)
+    async def pass_on(self, control: Control, *, behind_head: bool = False) -> None:
+        """Take a control record through the chain, then into the channels; see :class:`Chain`."""
+        await self.chain.pass_on(control, behind_head=behind_head)
+        if isinstance(control, EndOfInput):
+            self.ended = True
 
     # -- barriers --------------------------------------------------------------------------------------
 
@@ -487,7 +402,7 @@ class Task:
         if self._boundary is not None:
             self._boundary.checkpoint_begins()
         state = await self.snapshot()
-        self._write_control(barrier)
+        self.chain.write_control(barrier)
         if self.gate.has_feedback:
             self._pending_state = state
             self._suspending = barrier.suspend
@@ -519,7 +434,7 @@ class Task:
             "round": None if self._rounds is None else await self._rounds.snapshot(),
             "watermark": self.progress.watermark,
             "ended": self.ended,
-            "interior input ended": self._interior_input_ended,
+            "interior input ended": self.chain.interior_input_ended,
             "positions": dict(self.positions),
             "turns": turns_of(self.writers),
             "gate": self.gate.snapshot(),
@@ -549,4 +464,4 @@ class _TaskBoundaryOutput(BoundaryOutput):
         await self._task.clear_lanes()
 
     async def control(self, control: Control) -> None:
-        await self._task.pass_on(control, self._task.instances[1:])
+        await self._task.pass_on(control, behind_head=True)

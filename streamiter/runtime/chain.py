@@ -1,0 +1,130 @@
+"""The chain: the operators of a task one behind the other, and what control records mean to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, final
+
+from streamiter.operators.context import Progress
+from streamiter.records import Control, EndOfData, EndOfInput, EpochWatermark
+from streamiter.runtime.feeder import Feeder
+from streamiter.runtime.graph import SINGLE_INPUT
+from streamiter.runtime.instance import OperatorInstance
+from streamiter.runtime.rounds import Rounds
+from streamiter.runtime.writers import Writer
+
+__all__ = ["Chain"]
+
+
+@final
+class Chain:
+    """Takes control records through the operators of one task, one after the other, then into the channels."""
+
+    def __init__(
+        self,
+        task: str,
+        instances: Sequence[OperatorInstance],
+        writers: Sequence[Writer],
+        progress: Progress,
+        *,
+        rounds: Rounds | None,
+        feeder: Feeder | None,
+    ) -> None:
+        self._task = task
+        self._instances = list(instances)
+        self._head = self._instances[0]
+        self._writers = list(writers)
+        self._progress = progress
+        self._rounds = rounds
+        self._feeder = feeder
+        self.interior_input_ended = False
+        """Whether the operators behind the head have heard that their input has ended."""
+        self.closing: asyncio.Task[None] | None = None
+        """An operator that is being closed, while that is under way."""
+
+    async def pass_on(self, control: Control, *, behind_head: bool) -> None:
+        """``behind_head``: the operator at the head has sent it, and does not hear of it."""
+        instances = self._instances[1:] if behind_head else self._instances
+        if isinstance(control, EpochWatermark):
+            await self._pass_watermark(control, instances)
+        elif isinstance(control, EndOfInput):
+            await self._end(control, instances)
+        elif isinstance(control, EndOfData):
+            await self._pass_end_of_data(control, instances)
+        self.write_control(control)
+
+    def write_control(self, control: Control) -> None:
+        """Into the channels, past the operators."""
+        for writer in self._writers:
+            writer.control(control)
+
+    async def input_ended(self, instance: OperatorInstance, input_name: str) -> None:
+        """An operator hears that an input has ended while the iteration goes on."""
+        # What is emitted there must not come behind the watermark of its epoch.
+        self._progress.epoch = self._progress.watermark + 1
+        await self._hear_input_ended(instance, input_name)
+
+    async def close_now(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Close what has ended. Should the job fail meanwhile, ``close`` of the task waits for it."""
+        closing = self.closing = asyncio.create_task(close(), name=f"close {self._task}")
+        try:
+            await asyncio.shield(closing)
+        finally:
+            if closing.done():
+                self.closing = None
+
+    async def _pass_watermark(self, control: EpochWatermark, instances: Sequence[OperatorInstance]) -> None:
+        listeners = [instance for instance in instances if self._is_called_back(instance)]
+        if listeners or self._rounds is not None:
+            for epoch in range(self._progress.watermark + 1, control.epoch + 1):
+                if self._rounds is not None:
+                    await self._rounds.end(epoch)
+                for listener in listeners:
+                    await self._call_back(listener, epoch)
+        self._progress.watermark = control.epoch
+
+    async def _pass_end_of_data(self, control: EndOfData, instances: Sequence[OperatorInstance]) -> None:
+        """One operator after the other hears of the end of its input, then of the epochs that completes."""
+        self.interior_input_ended = True
+        epochs = range(self._progress.watermark + 1, control.epoch + 1)
+        for instance in instances:
+            if instance is not self._head:
+                await self.input_ended(instance, SINGLE_INPUT)
+            elif self._rounds is not None:
+                for epoch in epochs:
+                    await self._rounds.end(epoch)
+            for epoch in epochs if self._is_called_back(instance) else ():
+                await self._call_back(instance, epoch)
+            instance.no_more_timers()
+        self._progress.watermark = max(self._progress.watermark, control.epoch)
+
+    def _is_called_back(self, instance: OperatorInstance) -> bool:
+        """A step with rounds is called back by these."""
+        return instance.is_listener and not (self._rounds is not None and instance is self._head)
+
+    async def _call_back(self, listener: OperatorInstance, epoch: int) -> None:
+        self._progress.epoch = epoch
+        await listener.call("on_epoch_watermark_incremented", epoch, listener.context, listener.out)
+
+    async def _end(self, control: EndOfInput, instances: Sequence[OperatorInstance]) -> None:
+        told, self.interior_input_ended = self.interior_input_ended, True
+        self._progress.is_ending = True
+        if control.epoch is not None:
+            self._progress.epoch = control.epoch
+        for instance in instances:
+            if self._rounds is not None and instance is self._head:
+                await self._rounds.terminate()
+                continue
+            if instance is not self._head and not told:
+                await self._hear_input_ended(instance, SINGLE_INPUT)
+            if instance.is_listener and instance.step.loop is not None:
+                await instance.call("on_iteration_terminated", instance.context, instance.out)
+            await instance.call("finish", instance.out)
+            await self.close_now(instance.close)
+        if self._feeder is not None:
+            await self.close_now(self._feeder.close)
+
+    async def _hear_input_ended(self, instance: OperatorInstance, input_name: str) -> None:
+        if hasattr(instance.operator, "input_ended"):
+            await instance.call("input_ended", input_name, instance.out)
