@@ -14,9 +14,10 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from streamiter import Flow, topic
-from streamiter.learn import apriori, association_rules
+from streamiter import Flow, Operator, connect, topic
+from streamiter.learn import ItemSet, apriori, association_rules
 
 WORKERS = 2
 
@@ -33,23 +34,41 @@ def made_up_baskets(count: int = 5_000) -> list[list[str]]:
     return baskets
 
 
-def main(arguments: Sequence[str]) -> None:
-    flow = Flow("frequent item sets", parallelism=WORKERS)
+class Report(Operator):
+    """Says at the end what is bought together, and what follows."""
+
+    def __init__(self) -> None:
+        self.baskets = 0
+        self.item_sets: list[tuple[ItemSet, int]] = []
+
+    def process_baskets_batch(self, baskets: Any, out: Any) -> None:
+        self.baskets += len(baskets)
+
+    def process_item_sets(self, item_set: tuple[ItemSet, int], out: Any) -> None:
+        self.item_sets.append(item_set)
+
+    def finish(self, out: Any) -> None:
+        print(f"{len(self.item_sets)} item sets in {self.baskets} baskets, such as")
+        for items, count in self.item_sets[-3:]:
+            print(f"  {', '.join(map(str, items))}: {count}")
+        print("What follows:")
+        for rule in association_rules(self.item_sets, transactions=self.baskets, minimum_confidence=0.7):
+            if rule.lift > 1.5:
+                print(f"  {rule}")
+
+
+def flow(arguments: Sequence[str] = ()) -> Flow:
+    """From made-up baskets, or those of a topic, to what is bought together."""
+    made = Flow("frequent item sets", parallelism=WORKERS)
     if arguments:
         url, share = arguments
-        baskets, minimum_support = flow.source(topic(url), stop="latest"), float(share)
+        baskets, minimum_support = made.source(topic(url), stop="latest"), float(share)
     else:
-        baskets, minimum_support = flow.from_items(made_up_baskets()), 0.1
-    item_sets = apriori(baskets, minimum_support=minimum_support, name="apriori").collect()
-    transactions = flow.run().step("apriori: transactions").records_out
-    print(f"{len(item_sets)} item sets in {transactions} baskets, such as")
-    for items, count in item_sets.items[-3:]:
-        print(f"  {', '.join(items)}: {count}")
-    print("What follows:")
-    for rule in association_rules(item_sets, transactions=transactions, minimum_confidence=0.7):
-        if rule.lift > 1.5:
-            print(f"  {rule}")
+        baskets, minimum_support = made.from_items(made_up_baskets()), 0.1
+    item_sets = apriori(baskets, minimum_support=minimum_support, name="apriori")
+    connect(baskets=baskets, item_sets=item_sets).process(Report, name="report", parallelism=1)
+    return made
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    flow(sys.argv[1:]).run()

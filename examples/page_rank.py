@@ -192,15 +192,28 @@ def made_up_links(pages: int = PAGES, links: int = 5 * PAGES) -> Columns:
     )
 
 
-def main() -> None:
-    flow = Flow("page rank")
-    ranks = page_rank(flow.from_items(made_up_links())).collect()
-    flow.run()
-    best = sorted(ranks.items, key=lambda page: (-page["rank"], page["page"]))[:5]
-    print(f"{len(ranks.items)} pages, of ranks that sum to {sum(page['rank'] for page in ranks.items):.6f}")
-    for page in best:
-        print(f"page {page['page']}: {page['rank']:.6f}")
+class Report(Operator):
+    """Says at the end which pages are the best."""
+
+    def __init__(self) -> None:
+        self.pages: list[Any] = []
+
+    def process(self, page: Any, out: Any) -> None:
+        self.pages.append(page)
+
+    def finish(self, out: Any) -> None:
+        best = sorted(self.pages, key=lambda page: (-page["rank"], page["page"]))[:5]
+        print(f"{len(self.pages)} pages, of ranks that sum to {sum(page['rank'] for page in self.pages):.6f}")
+        for page in best:
+            print(f"page {page['page']}: {page['rank']:.6f}")
+
+
+def flow() -> Flow:
+    """From made-up links to the best pages."""
+    made = Flow("page rank")
+    page_rank(made.from_items(made_up_links())).process(Report, name="report", parallelism=1)
+    return made
 
 
 if __name__ == "__main__":
-    main()
+    flow().run(on_interrupt="drain")

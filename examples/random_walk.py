@@ -108,7 +108,8 @@ def mixed(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The mixing function of SplitMix64."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
+    result: np.ndarray[Any, Any] = numbers ^ (numbers >> np.uint64(31))
+    return result
 
 
 def random_walk(
@@ -148,19 +149,32 @@ def new_walkers(count: int = WALKERS, places: int = PLACES) -> Columns:
     return Columns({"walker": walkers, "step": np.zeros(count, dtype=int), "place": walkers % places})
 
 
-def main() -> None:
-    flow = Flow("random walk")
-    edges = made_up_edges()
-    visits = random_walk(flow.from_items(edges), flow.from_items(new_walkers())).collect()
-    flow.run()
-    places = np.array([visit["place"] for visit in visits.items])
-    frequencies = np.bincount(places, minlength=PLACES) / len(places)
-    # Where edges go both ways, a walk that goes on for ever visits each place in proportion to its edges.
-    expected = np.bincount(edges["from"], minlength=PLACES) / len(edges)
-    print(f"{len(places)} visits of {PLACES} places; the most visited:")
-    for place in np.argsort(-frequencies)[:5]:
-        print(f"place {place}: {frequencies[place]:.4f} of all visits, {expected[place]:.4f} expected")
+class Report(Operator):
+    """Counts visits; says at the end which places have the most, and what theory says of them."""
+
+    def __init__(self, edges: Columns) -> None:
+        # Where edges go both ways, a walk that goes on for ever visits each place in proportion to its edges.
+        self.expected = np.bincount(edges["from"], minlength=PLACES) / len(edges)
+        self.visits = np.zeros(PLACES, dtype=int)
+
+    def process_batch(self, visits: Columns, out: Any) -> None:
+        self.visits += np.bincount(visits["place"], minlength=PLACES)
+
+    def finish(self, out: Any) -> None:
+        count = self.visits.sum()
+        print(f"{count} visits of {PLACES} places; the most visited:")
+        for place in np.argsort(-self.visits)[:5]:
+            frequency, expected = self.visits[place] / count, self.expected[place]
+            print(f"place {place}: {frequency:.4f} of all visits, {expected:.4f} expected")
+
+
+def flow() -> Flow:
+    """From a made-up graph to the places most visited."""
+    made, edges = Flow("random walk"), made_up_edges()
+    visits = random_walk(made.from_items(edges), made.from_items(new_walkers()))
+    visits.process(lambda: Report(edges), name="report", parallelism=1)
+    return made
 
 
 if __name__ == "__main__":
-    main()
+    flow().run(on_interrupt="drain")

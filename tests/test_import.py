@@ -9,7 +9,7 @@ import sys
 import pytest
 
 # What it takes to read files, serve, draw and fit: none of it is needed to build a flow.
-HEAVY = ["aiokafka", "typer", "rich", "pandas", "scipy", "uvloop", "streamiter_kafka"]
+HEAVY = ["aiokafka", "typer", "rich", "pandas", "scipy", "uvloop", "difflib", "streamiter_kafka"]
 
 CHECK = """
 import gc, json, sys, threading, time, warnings

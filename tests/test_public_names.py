@@ -29,7 +29,15 @@ NAMES = {
         "replayed",
         "topic",
     ],
-    "streamiter.iteration": ["FeedbackRecords", "all_reduce", "last_round", "map_with", "terminate_after"],
+    "streamiter.iteration": [
+        "FeedbackRecords",
+        "FeedbackThrough",
+        "Replayed",
+        "all_reduce",
+        "last_round",
+        "map_with",
+        "terminate_after",
+    ],
     "streamiter.learn": [
         "AssociationRule",
         "BadRows",

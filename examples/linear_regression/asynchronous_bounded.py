@@ -83,6 +83,21 @@ class Train(Operator):
         out.emit({"worker": self.worker, "gradient": gradient})
 
 
+class Report(Operator):
+    """Says at the end what has been learned."""
+
+    def __init__(self) -> None:
+        self.models = 0
+        self.last = np.zeros(FEATURES)
+
+    def process(self, model: np.ndarray[Any, Any], out: Any) -> None:
+        self.models += 1
+        self.last = model
+
+    def finish(self, out: Any) -> None:
+        print(f"{self.models} models, the last one: {np.round(self.last, 2)}")
+
+
 def regression(flow: Flow, examples: Stream) -> Stream:
     """The stream of models learned from ``examples`` (fields x: 10 numbers, y: a number)."""
     start = flow.from_items(
@@ -116,17 +131,17 @@ def made_up_examples(count: int = 20_000) -> Columns:
     return Columns({"x": features, "y": features @ np.arange(1.0, FEATURES + 1) + noise})
 
 
-def main(urls: Sequence[str]) -> None:
-    flow = Flow("linear regression, asynchronous, bounded")
+def flow(urls: Sequence[str] = ()) -> Flow:
+    """From made-up examples, or those of a topic, to a line about the models."""
+    made = Flow("linear regression, asynchronous, bounded")
     if urls:
         decode = JsonColumns({"x": ("float64", FEATURES), "y": "float64"})
-        examples = flow.source(topic(urls[0]), decode=decode, stop="latest")
+        examples = made.source(topic(urls[0]), decode=decode, stop="latest")
     else:
-        examples = flow.from_items(made_up_examples())
-    models = regression(flow, examples).collect()
-    flow.run()
-    print(f"{len(models.items)} models, the last one: {np.round(models.items[-1], 2)}")
+        examples = made.from_items(made_up_examples())
+    regression(made, examples).process(Report, name="report", parallelism=1)
+    return made
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    flow(sys.argv[1:]).run(on_interrupt="drain")

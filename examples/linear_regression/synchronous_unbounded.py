@@ -113,6 +113,21 @@ class Train(Operator):
         )
 
 
+class Report(Operator):
+    """Says at the end what has been learned."""
+
+    def __init__(self) -> None:
+        self.models = 0
+        self.last = np.zeros(FEATURES)
+
+    def process(self, model: np.ndarray[Any, Any], out: Any) -> None:
+        self.models += 1
+        self.last = model
+
+    def finish(self, out: Any) -> None:
+        print(f"{self.models} models, the last one: {np.round(self.last, 2)}")
+
+
 def regression(flow: Flow, examples: Stream) -> Stream:
     """The stream of models learned from ``examples`` (fields x: 10 numbers, y: a number)."""
     start = flow.from_items([{"step": np.zeros(FEATURES), "is start": True}], name="start", parallelism=1)
@@ -139,20 +154,19 @@ def made_up_examples(count: int = 20_000) -> Columns:
     return Columns({"x": features, "y": features @ np.arange(1.0, FEATURES + 1) + noise})
 
 
-def main(urls: Sequence[str]) -> None:
-    flow = Flow("linear regression, synchronous, unbounded")
+def flow(urls: Sequence[str] = ()) -> Flow:
+    """From made-up examples to a line about the models, or from one topic to another."""
+    made = Flow("linear regression, synchronous, unbounded")
     if not urls:
-        models = regression(flow, flow.from_items(made_up_examples())).collect()
-        flow.run()
-        print(f"{len(models.items)} models, the last one: {np.round(models.items[-1], 2)}")
-        return
+        models = regression(made, made.from_items(made_up_examples()))
+        models.process(Report, name="report", parallelism=1)
+        return made
     events, updates = urls
     decode = JsonColumns({"x": ("float64", FEATURES), "y": "float64"})
-    regression(flow, flow.source(topic(events), decode=decode)).publish_model(
-        topic(updates), model="regression"
-    )
-    flow.run()
+    models = regression(made, made.source(topic(events), decode=decode))
+    models.publish_model(topic(updates), model="regression")
+    return made
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    flow(sys.argv[1:]).run()

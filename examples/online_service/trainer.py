@@ -35,7 +35,7 @@ REPORT_EVERY = int(os.environ.get("REPORT_EVERY", "5000"))
 log = logging.getLogger("trainer")
 
 
-def training_flow(start: StartPosition) -> Flow:
+def training_flow(start: StartPosition = "earliest") -> Flow:
     """From the topic of events to that of model updates."""
     events, updates, dead_letters = topics()
     flow = Flow("late flights")

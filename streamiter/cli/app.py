@@ -45,7 +45,11 @@ app.command(
     )
 )(demo)
 app.command(
-    epilog=examples("streamiter run clicks.py:flow", "streamiter run package.module:make_flow --json")
+    epilog=examples(
+        "streamiter run clicks.py:flow",
+        "streamiter run package.module:make_flow --json",
+        "streamiter run loop.py:flow --on-interrupt drain",
+    )
 )(run)
 app.command(
     epilog=examples("streamiter draw clicks.py:flow", "streamiter draw clicks.py:flow -o clicks.svg")

@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from streamiter.runtime.job import Job, StopMode
-from streamiter.runtime.statistics import JobStatistics
+from streamiter.runtime.statistics import JobStatistics, LoopStatistics
 
-__all__ = ["print_statistics", "statistics_table", "watched"]
+__all__ = ["loop_lines", "print_statistics", "statistics_table", "watched"]
 
 # Often enough to look alive, seldom enough to cost nothing beside the job.
 _REFRESH_S: Final = 0.25
@@ -29,7 +29,7 @@ _REFRESHES_FOR_A_RATE: Final = 12
 
 _STOPPING: Final[dict[StopMode, str]] = {
     "suspend": "Suspending: what has been read is still handled. Ctrl-C again aborts.",
-    "drain": "Draining: what has been read is still handled.",
+    "drain": "Draining: inputs end here, and loops finish. Ctrl-C again aborts.",
     "abort": "Aborting.",
 }
 
@@ -49,7 +49,7 @@ async def watched(
     if not console.is_terminal:
         yield
         return
-    show = render or _Recently().table
+    show = render or _Recently().figures
 
     def picture() -> RenderableType:
         shown = show(job.statistics())
@@ -81,11 +81,16 @@ class _Recently:
     def __init__(self) -> None:
         self._before: deque[JobStatistics] = deque(maxlen=_REFRESHES_FOR_A_RATE)
 
-    def table(self, statistics: JobStatistics) -> Table:
+    def figures(self, statistics: JobStatistics) -> RenderableType:
         """The statistics, and those of before to compare with."""
         since = self._before[0] if self._before else None
         self._before.append(statistics)
-        return statistics_table(statistics, since)
+        return _figures(statistics, since)
+
+
+def _figures(statistics: JobStatistics, since: JobStatistics | None = None) -> RenderableType:
+    """The table of the steps, and how far the loops have come."""
+    return Group(statistics_table(statistics, since), *map(Text, loop_lines(statistics)))
 
 
 def statistics_table(statistics: JobStatistics, since: JobStatistics | None = None) -> Table:
@@ -144,15 +149,32 @@ def _title(statistics: JobStatistics) -> str:
     return f"{statistics.flow}: {statistics.state}, {statistics.elapsed_s:.1f} s"
 
 
+def loop_lines(statistics: JobStatistics) -> list[str]:
+    """A line for each iteration: how far it has come, or where and why it ended."""
+    return [
+        f"iteration {number} ({', '.join(loop.heads)}): {_progress(loop)}"
+        for number, loop in enumerate(statistics.loops, 1)
+    ]
+
+
+def _progress(loop: LoopStatistics) -> str:
+    fed_back = f"{loop.fed_back_records:,} {'record' if loop.fed_back_records == 1 else 'records'} fed back"
+    return ", ".join(filter(None, (loop.progress, loop.end_reason, fed_back)))
+
+
 def print_statistics(statistics: JobStatistics, *, as_json: bool) -> None:
-    """The end of a run: a table on a terminal, a line elsewhere, or with ``as_json`` all there is."""
+    """The end of a run: a table on a terminal, a line elsewhere, or with ``as_json`` all there is.
+
+    Without ``as_json`` a line for each iteration follows.
+    """
     if as_json:
         # orjson knows dataclasses itself; the mappings in it cannot be changed, and it knows dicts only.
         typer.echo(orjson.dumps(statistics, default=dict, option=orjson.OPT_NON_STR_KEYS).decode())
     elif sys.stdout.isatty():
-        Console().print(statistics_table(statistics))
+        Console().print(_figures(statistics))
     else:
-        typer.echo(_in_a_line(statistics), err=True)
+        for line in (_in_a_line(statistics), *loop_lines(statistics)):
+            typer.echo(line, err=True)
 
 
 def _in_a_line(statistics: JobStatistics) -> str:

@@ -46,6 +46,8 @@ def load_flow(target: str) -> Flow:
     importing = _import_file if module_name.endswith(".py") else _import_module
     module = _users(lambda: importing(module_name), f"{module_name} cannot be imported")
     found = _attribute(module, module_name, name)
+    if callable(found):
+        _check_makes_a_flow(found, target, module)
     flow = _users(found, f"{target} failed") if callable(found) else found
     if inspect.iscoroutine(flow):
         flow.close()  # Nobody awaits it, and Python would say so.
@@ -54,6 +56,29 @@ def load_flow(target: str) -> Flow:
             f"{target}: expected a Flow or a function that returns one, given {_described(found, flow)}"
         )
     return flow
+
+
+def _check_makes_a_flow(found: Callable[..., object], target: str, module: ModuleType) -> None:
+    """Refuse, before it is called, what cannot be called so or says itself that it returns nothing.
+
+    A ``main() -> None`` would run the whole program first.
+    """
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # of some that are not written in Python nothing is known
+        return
+    try:
+        signature.bind()
+    except TypeError:
+        shown = f"{target.rpartition(':')[2]}({', '.join(signature.parameters)})"
+        raise ConfigurationError(
+            f"{target}: expected a function without arguments, given {shown}; {_known(module)}"
+        ) from None
+    if signature.return_annotation in (None, "None"):
+        raise ConfigurationError(
+            f"{target}: expected a Flow or a function that returns one, given a function that returns None; "
+            f"{_known(module)}"
+        )
 
 
 def _described(found: object, flow: object) -> str:
@@ -67,9 +92,17 @@ def _attribute(module: ModuleType, module_name: str, name: str) -> object:
     try:
         return getattr(module, name)
     except AttributeError:
-        flows = [key for key, value in vars(module).items() if isinstance(value, Flow)]
-        known = f"its flows are {', '.join(flows)}" if flows else "it has no Flow at the top level"
-        raise ConfigurationError(f"{module_name} has no {name!r}; {known}") from None
+        raise ConfigurationError(f"{module_name} has no {name!r}; {_known(module)}") from None
+
+
+def _known(module: ModuleType) -> str:
+    """The flows there are, and the functions that say that they return one."""
+    flows = [name for name, value in vars(module).items() if isinstance(value, Flow) or _says_flow(value)]
+    return f"its flows are {', '.join(flows)}" if flows else "it has no Flow at the top level"
+
+
+def _says_flow(value: object) -> bool:
+    return inspect.isfunction(value) and value.__annotations__.get("return") in (Flow, "Flow")
 
 
 def _import_module(name: str) -> ModuleType:

@@ -41,5 +41,6 @@ topics_app.command(
     epilog=examples(
         "streamiter topics tail kafka://127.0.0.1:9092/clicks -f",
         "streamiter topics tail 'sqlite:///data.db?topic=clicks' -n 1000 --json | jq .value",
+        "streamiter topics tail 'sqlite:///data.db?topic=loop' --feedback --json | jq -c '[.epoch, .records]'",
     ),
 )(tail)

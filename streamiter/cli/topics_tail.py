@@ -13,10 +13,10 @@ import typer
 
 from streamiter.cli.records import shown
 from streamiter.cli.topic_arguments import AsJson, Url, lasting_topic
-from streamiter.errors import ConfigurationError, DecodeError
-from streamiter.operators.rejection import shortened
+from streamiter.cli.topics_feedback import feedback_document, feedback_line, is_feedback
+from streamiter.cli.wrapping import say
 from streamiter.runtime.running import run_in_own_loop
-from streamiter.topics import ReadRequest, Topic, TopicBatch, TopicRecord
+from streamiter.topics import ReadRequest, Topic, TopicRecord
 
 __all__ = ["last_records", "tail"]
 
@@ -43,13 +43,15 @@ def tail(
 ) -> None:
     """Print the last records of a topic.
 
-    Each on a line: partition:offset, time, key, value.
+    Each on a line: partition:offset, time, key, value; with --feedback who fed back what in which epoch.
     """
-    if as_json and feedback:
-        raise ConfigurationError("topics tail: expected --json or --feedback, given both; leave one out")
-    show = _print_record_json if as_json else _print_record
+    show: Callable[[TopicRecord], None]
+    if feedback:
+        show = _print_feedback_json if as_json else _print_feedback
+    else:
+        show = _Hinting(_print_record_json if as_json else _print_record)
     try:
-        run_in_own_loop(_tail(lasting_topic(url), follow, count, _print_feedback if feedback else show))
+        run_in_own_loop(_tail(lasting_topic(url), follow, count, show))
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -79,21 +81,26 @@ def _print_record(record: TopicRecord) -> None:
     typer.echo(f"{_place(record)}{key} {value}")
 
 
-def _print_feedback(record: TopicRecord) -> None:
-    from streamiter.iteration.feedback_records import FeedbackRecords  # only who watches a loop needs it
+class _Hinting:
+    """Shows records, and says once how to read those of a loop, whose values are no text or none at all."""
 
-    batch = TopicBatch(partition=record.partition, values=[record.value], headers=[record.headers])
-    try:
-        [fed_back] = FeedbackRecords().decode(batch)
-    except DecodeError as error:
-        typer.echo(f"{_place(record)} {error.failures[0]}")
-        return
-    epoch = "" if fed_back["epoch"] is None else f" epoch {fed_back['epoch']}"
-    what = (
-        f" {shortened(fed_back['records'])}" if fed_back["kind"] == "data" else f" {fed_back.get('step', '')}"
-    )
-    producer = f"run {fed_back['run']} producer {fed_back['producer']}"
-    typer.echo(f"{_place(record)} {producer} {fed_back['kind']}{epoch}{what}".rstrip())
+    def __init__(self, show: Callable[[TopicRecord], None]) -> None:
+        self._show = show
+        self._has_hinted = False
+
+    def __call__(self, record: TopicRecord) -> None:
+        if not self._has_hinted and is_feedback(record):
+            self._has_hinted = True
+            say("A loop feeds back through this topic: --feedback shows what.", err=True)
+        self._show(record)
+
+
+def _print_feedback(record: TopicRecord) -> None:
+    typer.echo(f"{_place(record)} {feedback_line(record)}")
+
+
+def _print_feedback_json(record: TopicRecord) -> None:
+    typer.echo(feedback_document(record).decode())
 
 
 def _place(record: TopicRecord) -> str:

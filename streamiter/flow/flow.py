@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from streamiter.runtime.coordinator import JobSnapshot
     from streamiter.runtime.job import Job
     from streamiter.runtime.plan import ChannelLimits
+    from streamiter.runtime.running import OnInterrupt
     from streamiter.runtime.statistics import JobStatistics
 
 __all__ = ["Flow"]
@@ -250,13 +251,18 @@ class Flow:
 
     # -- running ---------------------------------------------------------------------------------------
 
-    def run(self, **options: Any) -> JobStatistics:
+    def run(self, *, on_interrupt: OnInterrupt = "suspend", **options: Any) -> JobStatistics:
         """Run to the end, in an event loop of its own (uvloop); returns the final statistics.
 
-        Takes the options of :meth:`start`. SIGTERM and Ctrl-C suspend the job: nothing more is read, and what
-        was read is handled, but for records that a step does not want yet, such as mini-batches that wait for
-        their model; these and the state of the steps are gone, since no snapshot is kept. A second one aborts it.
-        Raises JobFailed if a step failed.
+        Takes the options of :meth:`start`. ``on_interrupt`` is what SIGTERM and Ctrl-C do:
+
+        - ``"suspend"`` the job: nothing more is read, and what was read is handled, but for records that a step
+          does not want yet, such as mini-batches that wait for their model; these and the state of the steps are
+          gone, since no snapshot is kept. No step hears of an end, so what it would emit there does not come out.
+        - ``"drain"`` it: the inputs end here, a bounded iteration with the epoch under way, and all steps hear of
+          it. So the result so far comes out, such as that of ``last_round``, and the job is ``finished``.
+
+        A second one aborts it. Raises JobFailed if a step failed.
         """
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
@@ -265,9 +271,11 @@ class Flow:
                 "write: job = await flow.start(); await job.wait()"
             )
         self._check_complete()
-        from streamiter.runtime.running import run_in_own_loop  # with all that runs a job: see start
+        # With all that runs a job: see start.
+        from streamiter.runtime.running import check_on_interrupt, run_in_own_loop
 
-        return run_in_own_loop(self._run(**options))
+        check_on_interrupt(self.name, on_interrupt, shares=options.get("worker") is not None)
+        return run_in_own_loop(self._run(on_interrupt, **options))
 
     async def start(
         self,
@@ -311,11 +319,11 @@ class Flow:
         await job.start(snapshot)
         return job
 
-    async def _run(self, **options: Any) -> JobStatistics:
+    async def _run(self, on_interrupt: OnInterrupt, **options: Any) -> JobStatistics:
         from streamiter.runtime.running import stopping_on_signals
 
         job = await self.start(**options)
-        with stopping_on_signals(job):
+        with stopping_on_signals(job, first=on_interrupt):
             return await job.wait()
 
     def _check_complete(self) -> None:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 from streamiter.flow.stream import Stream
 from streamiter.iteration.builder import Body, IterationBuilder
 from streamiter.iteration.checks import check_arguments, check_body, check_config
 from streamiter.iteration.config import IterationConfig
+from streamiter.iteration.replayed import Replayed
 
 __all__ = ["iterate_bounded_streams_until_termination"]
 
 
+@overload
 def iterate_bounded_streams_until_termination(
     init_variable_streams: Sequence[Stream],
-    data_streams: Sequence[Stream],
-    body: Body,
+    data_streams: Sequence[Stream | Replayed],
+    body: Body[Sequence[Stream]],
     config: IterationConfig | None = None,
-) -> Any:
+) -> list[Stream]: ...
+@overload
+def iterate_bounded_streams_until_termination(
+    init_variable_streams: Sequence[Stream],
+    data_streams: Sequence[Stream | Replayed],
+    body: Body[Mapping[str, Stream]],
+    config: IterationConfig | None = None,
+) -> dict[str, Stream]: ...
+def iterate_bounded_streams_until_termination(
+    init_variable_streams: Sequence[Stream],
+    data_streams: Sequence[Stream | Replayed],
+    body: Body[Any],
+    config: IterationConfig | None = None,
+) -> list[Stream] | dict[str, Stream]:
     """Iterate over bounded data until nothing is fed back, or the criteria say so; source: FLIP-176.
 
     ``body(variables, data)`` is called once, to build the graph of the loop: ``variables`` are the initial

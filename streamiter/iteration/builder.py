@@ -20,6 +20,7 @@ from streamiter.iteration.config import (
     IterationBodyResult,
     IterationConfig,
     OperatorLifeCycle,
+    Outputs,
 )
 from streamiter.iteration.criteria_head import CriteriaHead
 from streamiter.iteration.entrance import Entrance
@@ -36,7 +37,7 @@ from streamiter.user_code import user_line
 
 __all__ = ["Body", "IterationBuilder"]
 
-Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
+Body = Callable[[list[Stream], list[Stream]], IterationBodyResult[Outputs]]
 
 # Feedback of a bounded iteration is synchronous unless said otherwise, of an unbounded one asynchronous: there
 # plain data never completes an epoch.
@@ -66,7 +67,7 @@ class IterationBuilder:
             check_config_of_unbounded(config, data)
             check_stamps(self._ahead, [given.stream for given in data])
 
-    def build(self, body: Body) -> Any:
+    def build(self, body: Body[Any]) -> list[Stream] | dict[str, Stream]:
         """The output streams, as a list or a dict as the body gave them."""
         streams = [given.stream for given in self._data]
         endless = any(not stream.is_bounded and not is_stamped(stream) for stream in streams)

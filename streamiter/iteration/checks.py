@@ -207,7 +207,9 @@ def check_stamps(max_epochs_ahead: int | None, data: Sequence[Stream]) -> None:
             )
 
 
-def check_result(result: Any, loop: Loop, initial: Sequence[Stream], *, bounded: bool) -> IterationBodyResult:
+def check_result(
+    result: Any, loop: Loop, initial: Sequence[Stream], *, bounded: bool
+) -> IterationBodyResult[Any]:
     """What the body of an iteration gives back."""
     if not isinstance(result, IterationBodyResult):
         raise GraphError(

@@ -5,13 +5,36 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from types import GenericAlias
+from typing import TYPE_CHECKING, Final, Generic
 
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
+from streamiter.iteration.feedback_through import FeedbackThrough
 from streamiter.runtime.graph import FeedbackLimits
 
-__all__ = ["AS_THE_ENTRY_POINT_SAYS", "IterationBodyResult", "IterationConfig", "OperatorLifeCycle"]
+__all__ = [
+    "AS_THE_ENTRY_POINT_SAYS",
+    "IterationBodyResult",
+    "IterationConfig",
+    "OperatorLifeCycle",
+    "Outputs",
+]
+
+if TYPE_CHECKING:
+    # Only type checkers need the default: IterationBodyResult alone is that of a list.
+    from typing_extensions import TypeVar
+
+    Outputs = TypeVar(
+        "Outputs",
+        bound=Sequence[Stream] | Mapping[str, Stream],
+        covariant=True,
+        default=Sequence[Stream],
+    )
+else:
+    from typing import TypeVar
+
+    Outputs = TypeVar("Outputs", covariant=True)
 
 
 class _Default(enum.Enum):
@@ -83,13 +106,18 @@ def _is_count(number: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class IterationBodyResult:
+class IterationBodyResult(Generic[Outputs]):
     """The streams that an iteration body gives back.
 
     As many feedback streams as variable streams, in the same order. ``output_streams`` may be a dict: then
-    the iteration gives a dict. ``termination_criteria`` belongs to bounded iterations.
+    the iteration gives a dict, and for type checkers the body gives an
+    ``IterationBodyResult[dict[str, Stream]]``. ``termination_criteria`` belongs to bounded iterations.
     """
 
-    feedback_variable_streams: Sequence[Stream]
-    output_streams: Sequence[Stream] | Mapping[str, Stream]
+    feedback_variable_streams: Sequence[Stream | FeedbackThrough]
+    output_streams: Outputs
     termination_criteria: Stream | None = None
+
+    if not TYPE_CHECKING:
+        # What Generic gives sets an attribute of each instance, which a frozen class with slots has no room for.
+        __class_getitem__ = classmethod(GenericAlias)

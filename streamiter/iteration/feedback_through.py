@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
@@ -21,19 +21,21 @@ class FeedbackThrough:
         self.stream = stream
         self.topic = topic
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise GraphError(
-            f"feedback_through: expected {self!r} to be one of the feedback_variable_streams that a body gives back, "
-            f"given .{name} of it; take that of the stream first, then feedback_through(…)"
-        )
+    if not TYPE_CHECKING:  # Type checkers know that there is nothing else.
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise GraphError(
+                f"feedback_through: expected {self!r} to be one of the feedback_variable_streams that a body gives "
+                f"back, given .{name} of it; take that of the stream first, then feedback_through(…)"
+            )
 
     def __repr__(self) -> str:
         return f"feedback_through({self.stream.name!r}, {self.topic.url})"
 
 
-def feedback_through(stream: Stream, topic: Topic) -> Any:
+def feedback_through(stream: Stream, topic: Topic) -> FeedbackThrough:
     """Have a feedback stream go through a topic: a loop that can be watched, and that processes can share.
 
     The topic must exist, with at least one partition for each subtask of the variable stream, and belong to

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
@@ -15,6 +16,8 @@ from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 from streamiter.runtime.statistics import LoopStatistics
 
 __all__ = ["Loop"]
+
+_CALLBACKS: Final = ("on_epoch_watermark_incremented", "on_iteration_terminated")
 
 
 class Loop:
@@ -89,6 +92,7 @@ class Loop:
 
     def check_operator(self, step: Step, operator: Operator) -> None:
         """Refuse what cannot work in this loop."""
+        _check_callbacks(step, operator)
         if not isinstance(operator, IterationListener):
             _check_does_not_listen(step, operator)
         if operator.epochs_in_order and self._has_plain_endless_data:
@@ -99,13 +103,35 @@ class Loop:
             )
 
 
+def _check_callbacks(step: Step, operator: Operator) -> None:
+    """What is misspelt would never be called."""
+    kind = type(operator)
+    for method in dir(kind):
+        if (
+            method.startswith(("on_epoch_", "on_iteration_"))
+            and method not in _CALLBACKS
+            and callable(getattr(kind, method))
+        ):
+            raise GraphError(
+                f"step {step.name!r}: expected the callbacks of {kind.__name__} to be those of an IterationListener, "
+                f"given {method}, which would not be called; write {_nearest_callback(method)}",
+                where=step.where,
+            )
+
+
 def _check_does_not_listen(step: Step, operator: Operator) -> None:
     """What only an IterationListener hears of would never be called."""
     kind = type(operator).__name__
-    for method in ("on_epoch_watermark_incremented", "on_iteration_terminated"):
+    for method in _CALLBACKS:
         if hasattr(operator, method):
             raise GraphError(
                 f"step {step.name!r}: {method} expected an IterationListener, given {kind}, which is none and would "
                 f"not be called; write class {kind}(Operator, IterationListener)",
                 where=step.where,
             )
+
+
+def _nearest_callback(method: str) -> str:
+    from difflib import get_close_matches  # for this error only
+
+    return get_close_matches(method, _CALLBACKS, n=1, cutoff=0.0)[0]

@@ -21,7 +21,7 @@ __all__ = ["MapWith", "map_with"]
 def map_with(
     data: Stream,
     variable: Stream,
-    f: Callable[[Any, Batch], Batch],
+    f: Callable[[Any, Any], Batch],
     *,
     name: str | None = None,
     parallelism: int | None = None,
@@ -66,7 +66,7 @@ class MapWith(Operator, IterationListener):
 
     epochs_in_order = True
 
-    def __init__(self, f: Callable[[Any, Batch], Batch]) -> None:
+    def __init__(self, f: Callable[[Any, Any], Batch]) -> None:
         self._f = f
         self._value: Any = None
         self._value_epoch = -1

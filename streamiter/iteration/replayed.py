@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
@@ -27,19 +27,21 @@ class Replayed:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise GraphError(
-            f"replayed: expected replayed({self.stream.name!r}) to be one of the data_streams of a bounded "
-            f"iteration, given .{name} of it; take that of the stream first, then replayed(…)"
-        )
+    if not TYPE_CHECKING:  # Type checkers know that there is nothing else.
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise GraphError(
+                f"replayed: expected replayed({self.stream.name!r}) to be one of the data_streams of a bounded "
+                f"iteration, given .{name} of it; take that of the stream first, then replayed(…)"
+            )
 
     def __repr__(self) -> str:
         return f"replayed({self.stream.name!r})"
 
 
-def replayed(stream: Stream) -> Any:
+def replayed(stream: Stream) -> Replayed:
     """Have a data stream of a bounded iteration sent again in every epoch; source: FLIP-176's ``replay``.
 
     Its records are kept at the entrance of the iteration, in memory and beyond

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from streamiter.errors import GraphError
+import numpy as np
+
+from streamiter.errors import ConfigurationError, GraphError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.checks import check_body_stream
 from streamiter.operators.context import Context
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import Output
+from streamiter.operators.rejection import shortened
 
 __all__ = ["TerminateAfter", "terminate_after"]
 
@@ -23,7 +26,8 @@ def terminate_after(
     ``stream`` is any stream of the body. With a ``tolerance`` its records are losses, and the iteration also
     ends after the first round in which they sum to that or less.
 
-    Raises GraphError for what is no stream of a body, no rounds or no tolerance.
+    Raises GraphError for what is no stream of a body, no rounds or no tolerance; the job ends where there is a
+    tolerance and a record is no number (arrays of one number are).
 
     >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
     >>> flow = Flow("halve")
@@ -55,6 +59,21 @@ def _is_number(given: object) -> bool:
     return isinstance(given, (int, float)) and not isinstance(given, bool) and not math.isnan(given)
 
 
+def _loss(record: Any) -> float:
+    if isinstance(record, (float, int)):  # Most are, and it is a quarter of the work.
+        return float(record)
+    value = record.item() if isinstance(record, (np.ndarray, np.generic)) and record.size == 1 else record
+    try:
+        if hasattr(type(value), "__float__"):  # A text has none, although float() would read it.
+            return float(value)
+    except (TypeError, ValueError):  # An array of several numbers.
+        pass
+    raise ConfigurationError(
+        f"terminate_after(stream, …): tolerance expected records that are numbers, given {shortened(record)}; write "
+        "terminate_after(stream.map(f), …) with an f that gives the loss of a record"
+    )
+
+
 class TerminateAfter(Operator, IterationListener):
     """Emits a record in the callback of each round after which the iteration is to go on."""
 
@@ -69,7 +88,7 @@ class TerminateAfter(Operator, IterationListener):
     def process(self, record: Any, out: Output) -> None:
         if self._tolerance is not None:
             epoch = self._context.epoch or 0
-            self._losses[epoch] = self._losses.get(epoch, 0.0) + float(record)
+            self._losses[epoch] = self._losses.get(epoch, 0.0) + _loss(record)
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         loss = self._losses.pop(epoch_watermark, math.inf)

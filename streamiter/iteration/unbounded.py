@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 from streamiter.flow.stream import Stream
 from streamiter.iteration.builder import Body, IterationBuilder
@@ -13,12 +13,26 @@ from streamiter.iteration.config import IterationConfig
 __all__ = ["iterate_unbounded_streams"]
 
 
+@overload
 def iterate_unbounded_streams(
     init_variable_streams: Sequence[Stream],
     data_streams: Sequence[Stream],
-    body: Body,
+    body: Body[Sequence[Stream]],
     config: IterationConfig | None = None,
-) -> Any:
+) -> list[Stream]: ...
+@overload
+def iterate_unbounded_streams(
+    init_variable_streams: Sequence[Stream],
+    data_streams: Sequence[Stream],
+    body: Body[Mapping[str, Stream]],
+    config: IterationConfig | None = None,
+) -> dict[str, Stream]: ...
+def iterate_unbounded_streams(
+    init_variable_streams: Sequence[Stream],
+    data_streams: Sequence[Stream],
+    body: Body[Any],
+    config: IterationConfig | None = None,
+) -> list[Stream] | dict[str, Stream]:
     """Iterate for as long as data comes in; source: FLIP-176.
 
     ``body(variables, data)`` is called once, to build the graph of the loop: ``variables`` are the initial

@@ -7,11 +7,15 @@ import contextlib
 import gc
 import signal
 from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
+from streamiter.errors import ConfigurationError
 from streamiter.runtime.job import Job, StopMode
 
-__all__ = ["run_in_own_loop", "stopping_on_signals"]
+__all__ = ["OnInterrupt", "check_on_interrupt", "run_in_own_loop", "stopping_on_signals"]
+
+OnInterrupt = Literal["suspend", "drain"]
+"""How the first SIGTERM or Ctrl-C stops a job; the second one aborts it."""
 
 T = TypeVar("T")
 
@@ -45,6 +49,20 @@ def _fast_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def check_on_interrupt(flow: str, mode: object, *, shares: bool) -> None:
+    """Refuse what is no way to stop, or none for a worker that shares its loops; a signal would come too late."""
+    if mode not in ("suspend", "drain"):
+        raise ConfigurationError(
+            f'flow {flow!r}: on_interrupt expected "suspend" or "drain", given {mode!r}; choose one of these, '
+            "a second Ctrl-C aborts in any case"
+        )
+    if mode == "drain" and shares:
+        raise ConfigurationError(
+            f'flow {flow!r}: expected on_interrupt="suspend" of a worker, given "drain"; a loop that workers share '
+            "does not end when the inputs of one of them do"
+        )
 
 
 @contextlib.contextmanager

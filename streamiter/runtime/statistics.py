@@ -108,6 +108,13 @@ class LoopStatistics:
     replayed_bytes_on_disk: int
     """Size of the files in which the others lie."""
 
+    @property
+    def progress(self) -> str:
+        """How far it has come, in words."""
+        if self.ended_in is not None:
+            return f"ended in epoch {self.ended_in:,}"
+        return f"epoch {self.epoch_complete:,} complete" if self.epoch_complete >= 0 else "no epoch complete"
+
 
 @dataclass(frozen=True, slots=True)
 class JobStatistics:

@@ -11,6 +11,8 @@ from streamiter.topics import OutgoingBatch, topic
 
 FLOWS = """
 from streamiter import Flow, IterationBodyResult, Operator, connect, iterate_unbounded_streams, topic
+from streamiter import iterate_bounded_streams_until_termination
+from streamiter.iteration import last_round, terminate_after
 
 flow = Flow("clicks")
 flow.from_items(range(1000)).map(lambda x: x + 1, name="plus").collect()
@@ -35,6 +37,12 @@ def nothing():
 
 async def later():
     return flow
+
+def needs(url, *, count=1):
+    return flow
+
+def main() -> None:
+    print("the whole program runs")
 
 def leaves():
     raise SystemExit(3)
@@ -72,6 +80,26 @@ def loop():
     iterate_unbounded_streams([flow.from_items([0])], [flow.from_items([1])], body)[0].collect()
     return flow
 
+def rounds(count=20):
+    def seen(number):
+        if number == 100:
+            print("in round 100", flush=True)
+        return number + 1
+
+    def body(variables, data):
+        numbers = variables[0].map(seen, name="seen")
+        criteria = terminate_after(numbers, rounds=count)
+        return IterationBodyResult([numbers], [last_round(numbers)], criteria)
+
+    flow = Flow("rounds")
+    starts = [flow.from_items([0], name="start")]
+    [last] = iterate_bounded_streams_until_termination(starts, [], body)
+    last.map(lambda number: print("result", number, flush=True), name="print").collect()
+    return flow
+
+def many_rounds():
+    return rounds(10**9)
+
 def picky():
     flow = Flow("picky")
     flow.from_items([1, 0]).map(lambda x: 1 // x, name="invert", on_error="skip").collect()
@@ -94,6 +122,9 @@ odd = Odd("odd")
 def folder(tmp_path):
     (tmp_path / "clicks.py").write_text(FLOWS)
     (tmp_path / "needy.py").write_text("import no_such_module_at_all\n")
+    (tmp_path / "made.py").write_text(
+        "from streamiter import Flow\ndef flow() -> Flow:\n    return Flow('made')\n"
+    )
     (tmp_path / "unfinished.py").write_text("def f(:\n")
     return tmp_path
 
@@ -147,11 +178,26 @@ def test_the_statistics_as_json_are_one_document(folder):
             "clicks:nothing: expected a Flow or a function that returns one, given a function that returned NoneType",
         ),
         (
+            "clicks:needs",
+            "clicks:needs: expected a function without arguments, given needs(url, count); its flows are flow, odd",
+        ),
+        (
+            "clicks:Flow",
+            "clicks:Flow: expected a function without arguments, given Flow(name, parallelism); "
+            "its flows are flow, odd",
+        ),
+        (
+            "clicks:main",
+            "clicks:main: expected a Flow or a function that returns one, given a function that returns None; "
+            "its flows are flow, odd",
+        ),
+        ("made.py:nosuch", "made.py has no 'nosuch'; its flows are flow"),
+        (
             "clicks:later",
             "clicks:later: expected a Flow or a function that returns one, given an async function",
         ),
-        ("clicks:leaves", "clicks:leaves failed: {folder}/clicks.py, line 29: SystemExit: 3"),
-        ("clicks:broken", "clicks:broken failed: {folder}/clicks.py, line 15: KeyError: 'missing'"),
+        ("clicks:leaves", "clicks:leaves failed: {folder}/clicks.py, line 37: SystemExit: 3"),
+        ("clicks:broken", "clicks:broken failed: {folder}/clicks.py, line 17: KeyError: 'missing'"),
         (
             "needy:flow",
             "needy cannot be imported: {folder}/needy.py, line 1: ModuleNotFoundError: "
@@ -163,7 +209,7 @@ def test_the_statistics_as_json_are_one_document(folder):
         ),
         (
             "clicks:make",
-            "flow 'made', step 'invert' (clicks.py:11) on record 0: ZeroDivisionError: division by zero",
+            "flow 'made', step 'invert' (clicks.py:13) on record 0: ZeroDivisionError: division by zero",
         ),
     ],
 )
@@ -257,6 +303,70 @@ def test_epochs_of_a_loop_are_among_the_figures(folder):
     last = printed.rpartition("loop: finished")[2]
     assert "epoch" in last
     assert re.search(r"train +\d+ +5 +[\d,]+ +4\r", last)
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("loop", "iteration 1 (variable 0): ended in epoch 5, nothing was fed back, 4 records fed back"),
+        (
+            "rounds",
+            "iteration 1 (variable 0): ended in epoch 20, the termination criteria brought nothing, "
+            "{fed_back} records fed back",
+        ),
+    ],
+)
+def test_a_log_tells_where_and_why_each_loop_has_ended(folder, target, told):
+    """That it gave up after its last round and that it converged look the same otherwise."""
+    ran = streamiter("run", f"clicks:{target}", cwd=folder)
+    first, *loops = ran.stderr.splitlines()
+    assert first.startswith(f"{target}: finished, ")
+    statistics = json.loads(
+        streamiter("run", f"clicks:{target}", "--json", cwd=folder).stdout.splitlines()[-1]
+    )
+    assert loops == [told.format(fed_back=statistics["loops"][0]["fed_back_records"])]
+
+
+def test_a_terminal_shows_the_epoch_of_a_loop_and_then_where_it_ended(folder):
+    """The table has steps only; which of their epochs is complete for the whole loop stands in none of its rows."""
+    options = ("--on-interrupt", "drain")
+    code, printed = on_terminal(
+        "run",
+        "clicks:many_rounds",
+        *options,
+        cwd=folder,
+        width=160,
+        interrupt_at=["iteration 1 (variable 0): epoch "],
+    )
+    assert code == 0
+    last = printed.rpartition("rounds: finished")[2]
+    assert re.search(
+        r"iteration 1 \(variable 0\): ended in epoch [\d,]+, the job was drained, [\d,]+ records fed back\r",
+        last,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "result"),
+    [((), "suspended", ""), (("--on-interrupt", "drain"), "finished", r"result \d+\n")],
+    ids=["suspend", "drain"],
+)
+def test_of_an_interrupted_loop_the_result_so_far_comes_out_if_wanted(folder, options, state, result):
+    """All rounds of an hour were lost with a Ctrl-C."""
+    with started("run", "clicks:many_rounds", *options, cwd=folder) as program:
+        assert program.stdout.readline() == "in round 100\n"
+        program.send_signal(signal.SIGINT)
+        printed, said = program.communicate(timeout=60)
+    assert program.returncode == 0
+    assert re.fullmatch(result, printed)
+    assert said.startswith(f"rounds: {state}, ")
+
+
+def test_an_interrupt_that_is_none_is_a_usage_error(folder):
+    """The error lists them."""
+    ran = streamiter("run", "clicks:flow", "--on-interrupt", "abort", cwd=folder)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "'suspend', 'drain'" in ran.stderr
 
 
 def test_a_log_tells_that_records_were_thrown_out(folder):

@@ -7,10 +7,12 @@ import re
 import signal
 import subprocess
 
+import numpy as np
 import pytest
 from cli.program import PROGRAM, environment, on_terminal, started, streamiter
 
-from streamiter import Flow, IterationBodyResult, feedback_through, iterate_unbounded_streams
+from streamiter import Columns, Flow, IterationBodyResult, feedback_through, iterate_unbounded_streams
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.topics import OutgoingBatch, topic
 
 EVENTS = "sqlite:///events.db?topic=events"
@@ -351,11 +353,70 @@ def test_tail_shows_what_a_loop_feeds_back(tmp_path):
     flow.run()
     asyncio.run(written(tmp_path, [b"hello"]))
     lines = streamiter("topics", "tail", EVENTS, "--feedback", "-n", "100", cwd=tmp_path).stdout.splitlines()
-    assert re.fullmatch(r"0:0 \S+Z run [0-9a-f]{32} producer 0 start filter\[0\]", lines[0])
+    assert re.fullmatch(r"0:0 \S+Z run [0-9a-f]{8} producer 0 start filter\[0\]", lines[0])
     assert [line.split(" producer 0 ")[1] for line in lines[1:] if " data " in line] == [
         "data epoch 1 [1]",
         "data epoch 2 [2]",
     ]
     assert re.fullmatch(r"0:\d+ \S+Z not what a loop feeds back: no header 'kind'", lines[-1])
-    both = streamiter("topics", "tail", EVENTS, "--feedback", "--json", cwd=tmp_path)
-    assert "expected --json or --feedback, given both" in both.stderr
+
+
+async def fed_back(folder, records, run=b"monday"):
+    """What a loop of one producer would have written."""
+    loop = topic(f"sqlite:///{folder}/events.db?topic=events")
+    await loop.create()
+    writer = await loop.open_writer()
+    for sequence, batch in enumerate(records):
+        headers = {"feedback-run": run, "producer": b"0", "kind": b"data", "epoch": b"1", "home": b"0"}
+        headers["sequence"] = b"%d" % sequence
+        await writer.write(OutgoingBatch([PlainData().encode_batch(batch)], headers=[tuple(headers.items())]))
+    await writer.close()
+
+
+@pytest.mark.parametrize(
+    ("batch", "shown"),
+    [
+        ([1, "two", None, {"three": [4.5]}], [1, "two", None, {"three": [4.5]}]),
+        (np.array([[1.0, 2.0], [3.0, 4.0]]), [[1.0, 2.0], [3.0, 4.0]]),
+        (np.array(["a", "b"]), ["a", "b"]),
+        (
+            Columns({"x": np.array([1, 2]), "y": np.array([0.5, 1.5])}),
+            [{"x": 1, "y": 0.5}, {"x": 2, "y": 1.5}],
+        ),
+        ([(1, np.float32(0.5)), b"\xff", {2: True}], [[1, 0.5], "/w==", {"2": True}]),
+        ([1 << 70, {(1, 2): 3}], [str(1 << 70), "{(1, 2): 3}"]),
+    ],
+    ids=["plain", "array", "texts", "columns", "nearly", "beyond"],
+)
+def test_what_a_loop_feeds_back_is_json_as_far_as_json_can_say_it(tmp_path, batch, shown):
+    """A program that watches a loop had lines for people to take apart."""
+    asyncio.run(fed_back(tmp_path, [batch]))
+    asyncio.run(written(tmp_path, [b"hello"]))
+    ran = streamiter("topics", "tail", EVENTS, "--feedback", "--json", cwd=tmp_path)
+    told, other = map(json.loads, ran.stdout.splitlines())
+    assert told.pop("timestamp_ms") > 0
+    assert told == {
+        **{"partition": 0, "offset": 0, "run": "monday", "producer": 0, "kind": "data", "epoch": 1},
+        **{"is_copy": False, "records": shown},
+    }
+    assert (other["offset"], other["error"]) == (1, "not what a loop feeds back: no header 'kind'")
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("run", "shown"), [(b"monday-the-23rd", "monday-the-23rd"), (b"0123456789abcdef" * 2, "01234567")]
+)
+def test_only_a_run_that_nobody_named_is_shortened(tmp_path, run, shown):
+    """32 digits on each line leave no room for the records; but a name is known to whoever gave it."""
+    asyncio.run(fed_back(tmp_path, [[1]], run))
+    ran = streamiter("topics", "tail", EVENTS, "--feedback", cwd=tmp_path)
+    assert re.fullmatch(rf"0:0 \S+Z run {shown} producer 0 data epoch 1 \[1\]\n", ran.stdout)
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_whoever_looks_at_feedback_as_at_other_records_is_told_once_how_to(tmp_path, options):
+    """Empty lines, and nothing said that there is a way to read them."""
+    asyncio.run(fed_back(tmp_path, [[1], [2]]))
+    ran = streamiter("topics", "tail", EVENTS, *options, cwd=tmp_path)
+    assert (ran.returncode, len(ran.stdout.splitlines())) == (0, 2)
+    assert ran.stderr == "A loop feeds back through this topic: --feedback shows what.\n"

@@ -54,7 +54,7 @@ def test_a_small_flow_is_drawn_as_it_is() -> None:
     flow = Flow("clicks", parallelism=2)
     clicks = flow.source(topic("memory://clicks"), name="clicks")
     keyed = clicks.key_by(lambda click: click["user"]).reduce(max, name="last")
-    keyed.side_output(OutputTag("late")).rebalance().map(str, name='say "late"', parallelism=1)
+    keyed.side_output(OutputTag("late")).rebalance().map(str, name='say "late"', parallelism=3)
     model = flow.from_items([1], name="model", parallelism=1).broadcast()
     connect(model=model, data=keyed).process(Both, name="score").sink(topic("memory://scores"))
     assert (
@@ -66,7 +66,7 @@ title: clicks
 flowchart LR
     s0[("clicks ×2")]
     s1["last ×2"]
-    s2["say #34;late#34;"]
+    s2["say #34;late#34; ×3"]
     s3[("model")]
     s4["score ×2"]
     s5[/"sink scores ×2"/]
@@ -107,6 +107,16 @@ flowchart LR
     s2 --> s3
 """
     )
+
+
+def test_to_a_single_subtask_nothing_is_said_of_rebalancing() -> None:
+    """All records go to it anyway; on every edge from two subtasks to one the word hid what matters."""
+    flow = Flow("gathered")
+    numbers = flow.from_items([1, 2], name="numbers", parallelism=2)
+    numbers.map(str, name="one", parallelism=1).map(str, name="three", parallelism=3)
+    connect(model=numbers.broadcast(), data=numbers.rebalance()).process(Both, name="both", parallelism=1)
+    labels = [(link.source, link.target, link.label) for link in picture_of(flow.name, flow.steps).links]
+    assert labels == [(0, 1, ""), (1, 2, "rebalance"), (0, 3, "model, broadcast"), (0, 3, "data")]
 
 
 def test_what_comes_back_alone_decides_the_end() -> None:

@@ -167,39 +167,39 @@ class Witness(Operator, IterationListener):
         self._on_finish = on_finish
         self._on_ended = on_ended
 
-    def open(self, context: Any) -> None:
+    def open(self, context: Any) -> Any:
         self.context = context
         self._log = self._logs.setdefault((context.name, context.subtask_index), [])
 
-    def process(self, record: Any, out: Any) -> None:
+    def process(self, record: Any, out: Any) -> Any:
         self._note("record", record)
         self._on_record(record, self.context, out)
 
     process_left = process_right = process_variable = process_data = process
 
-    def input_ended(self, name: str, out: Any) -> None:
+    def input_ended(self, name: str, out: Any) -> Any:
         self._log.append(("input ended", name))
         if self._on_ended is not None:
             self._on_ended(name, out)
 
-    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> Any:
         assert context.epoch == epoch_watermark
         self._log.append(("callback", epoch_watermark))
         if self._on_callback is not None:
             self._on_callback(epoch_watermark, context, out)
 
-    def on_iteration_terminated(self, context: Any, out: Any) -> None:
+    def on_iteration_terminated(self, context: Any, out: Any) -> Any:
         assert context.is_ending
         self._log.append(("terminated", context.epoch))
         if self._on_terminated is not None:
             self._on_terminated(context, out)
 
-    def finish(self, out: Any) -> None:
+    def finish(self, out: Any) -> Any:
         self._log.append(("finish",))
         if self._on_finish is not None:
             self._on_finish(out)
 
-    def close(self) -> None:
+    def close(self) -> Any:
         self._log.append(("close",))
 
     def _note(self, kind: str, value: Any) -> None:

@@ -66,7 +66,7 @@ def in_body(build: Callable[[list[Stream]], Any]) -> Build:
     return lambda flow: bounded(flow, body)
 
 
-def result(make: Callable[[Flow, list[Stream]], IterationBodyResult]) -> Build:
+def result(make: Callable[[Flow, list[Stream]], IterationBodyResult[Any]]) -> Build:
     return lambda flow: bounded(flow, lambda variables, data: make(flow, variables))
 
 
@@ -157,19 +157,21 @@ CASES: list[tuple[str, Build, str]] = [
     ),
     (
         "replayed twice",
-        lambda flow: replayed(replayed(flow.from_items([1], name="rows"))),
+        lambda flow: replayed(replayed(flow.from_items([1], name="rows"))),  # type: ignore[arg-type]
         "replayed: expected a stream, given replayed('rows'); write replayed(stream)",
     ),
     (
         "a method of what is replayed",
-        lambda flow: replayed(flow.from_items([1], name="rows")).map(lambda x: x),
+        lambda flow: replayed(flow.from_items([1], name="rows")).map(lambda x: x),  # type: ignore[attr-defined]
         "replayed: expected replayed('rows') to be one of the data_streams of a bounded iteration, given .map of it; "
         "take that of the stream first, then replayed(…)",
     ),
     (
         "a replayed variable",
         lambda flow: iterate_bounded_streams_until_termination(
-            [replayed(flow.from_items([1], name="rows"))], [], untouched
+            [replayed(flow.from_items([1], name="rows"))],  # type: ignore[list-item]
+            [],
+            untouched,
         ),
         "iteration: expected initial variable stream 0 to be a Stream, given replayed('rows'); only data streams are "
         "replayed",

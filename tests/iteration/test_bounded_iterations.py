@@ -559,7 +559,7 @@ def test_outputs_go_on_downstream_and_into_a_following_iteration(seed: int, foll
     """They begin there with epoch 0, and end when the first iteration has."""
     flow, log = Flow("loop"), Log()
 
-    def first(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+    def first(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
         stepped = variables[0].map(lambda x: x + 1)
         return IterationBodyResult([stepped.filter(lambda x: x < 4)], {"numbers": stepped})
 

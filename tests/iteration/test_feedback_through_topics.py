@@ -638,7 +638,7 @@ async def test_feedback_that_retention_has_taken_is_an_error() -> None:
 # -- while the graph is built --------------------------------------------------------------------------------
 
 
-def loop_of(make: Callable[[Stream, Topic], Any]) -> Callable[[], object]:
+def loop_of(make: Callable[[Any, Any], Any]) -> Callable[[], object]:
     """Builds a loop whose body makes its result of the variable stream."""
 
     def build() -> object:
@@ -647,7 +647,7 @@ def loop_of(make: Callable[[Stream, Topic], Any]) -> Callable[[], object]:
         return iterate_bounded_streams_until_termination(
             [flow.from_items([0]), flow.from_items([0])],
             [],
-            lambda v, d: make(v, broker.topic("loop")),  # type: ignore[arg-type]
+            lambda v, d: make(v, broker.topic("loop")),
         )
 
     return build
@@ -656,7 +656,7 @@ def loop_of(make: Callable[[Stream, Topic], Any]) -> Callable[[], object]:
 WRONG: list[tuple[Callable[[], object], str]] = [
     (loop_of(lambda v, t: feedback_through(v, t)), r"feedback_through: expected a stream, given \["),
     (
-        loop_of(lambda v, t: feedback_through(v[0], "loop")),
+        loop_of(lambda v, t: feedback_through(v[0], "loop")),  # type: ignore[arg-type]
         r'expected a topic, given .loop.; write .*topic\("kafka',
     ),
     (
@@ -664,7 +664,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
         r"expected a topic with partitions and headers, given file:",
     ),
     (
-        loop_of(lambda v, t: feedback_through(v[0], t).map(str)),
+        loop_of(lambda v, t: feedback_through(v[0], t).map(str)),  # type: ignore[attr-defined]
         r"to be one of the feedback_variable_streams .* \.map of it",
     ),
     (
@@ -672,7 +672,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
         r"expected output stream 0 to be a Stream, given feedback_through\('variable 0', memory:",
     ),
     (
-        loop_of(lambda v, t: IterationBodyResult(v, v, feedback_through(v[0], t))),
+        loop_of(lambda v, t: IterationBodyResult(v, v, feedback_through(v[0], t))),  # type: ignore[arg-type]
         r"expected termination_criteria to be a Stream, given feedback_through",
     ),
     (
@@ -680,7 +680,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
         r"a topic of its own for the feedback to 'variable 1' \('variable 1'\), given memory:.*'variable 0' goes",
     ),
     (
-        loop_of(lambda v, t: connect(a=feedback_through(v[0], t))),
+        loop_of(lambda v, t: connect(a=feedback_through(v[0], t))),  # type: ignore[arg-type]
         r"connect: expected streams, given feedback_through",
     ),
 ]

@@ -43,31 +43,31 @@ class OneLife(Operator, IterationListener):
     def __init__(self, lives: Lives) -> None:
         self._lives = lives
 
-    def open(self, context: Any) -> None:
+    def open(self, context: Any) -> Any:
         self.context = context
         self.life: list[Any] = ["open"]
         self._lives.append(self.life)
 
-    def process(self, record: Any, out: Any) -> None:
+    def process(self, record: Any, out: Any) -> Any:
         self.life.append((record, self.context.epoch))
         out.emit(record)
 
     process_build = process_probe = process
 
-    def input_ended(self, name: str, out: Any) -> None:
+    def input_ended(self, name: str, out: Any) -> Any:
         self.life.append(f"{name} ended")
 
-    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> Any:
         assert context.epoch == epoch_watermark
         self.life.append(("callback", epoch_watermark))
 
-    def on_iteration_terminated(self, context: Any, out: Any) -> None:
+    def on_iteration_terminated(self, context: Any, out: Any) -> Any:
         self.life.append(("terminated", context.epoch, context.is_ending))
 
-    def finish(self, out: Any) -> None:
+    def finish(self, out: Any) -> Any:
         self.life.append("finish")
 
-    def close(self) -> None:
+    def close(self) -> Any:
         self.life.append("close")
 
 
@@ -133,14 +133,14 @@ def test_instances_of_epochs_beyond_the_end_have_a_life_and_an_epoch_of_their_ow
     flow = Flow("loop")
 
     class Sum(OneLife):
-        def open(self, context: Any) -> None:
+        def open(self, context: Any) -> Any:
             super().open(context)
             self._sum = 0
 
-        def process(self, record: Any, out: Any) -> None:
+        def process(self, record: Any, out: Any) -> Any:
             self._sum += record
 
-        def finish(self, out: Any) -> None:
+        def finish(self, out: Any) -> Any:
             super().finish(out)
             out.emit((self.context.epoch, self._sum))
 
@@ -196,7 +196,7 @@ def test_a_count_of_replayed_data_ends_with_the_rest_of_the_ending_epoch(seed: i
     """Replayed data does not come in the ending epoch, the variable does: the step can tell by is_ending."""
 
     class Count(Operator):
-        def open(self, context: Any) -> None:
+        def open(self, context: Any) -> Any:
             self._context, self._rows = context, 0
 
         def process_variable(self, record: int, out: Any) -> None:
@@ -205,7 +205,7 @@ def test_a_count_of_replayed_data_ends_with_the_rest_of_the_ending_epoch(seed: i
         def process_data(self, record: int, out: Any) -> None:
             self._rows += 1
 
-        def finish(self, out: Any) -> None:
+        def finish(self, out: Any) -> Any:
             out.emit((self._context.epoch, self._rows, self._context.is_ending), tag=SUMS)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -251,7 +251,7 @@ class HashJoin(OneLife):
 
     def open(self, context: Any) -> None:
         super().open(context)
-        self._built: set[int] | None = set()
+        self._built = set[int]()
         self._is_built = False
 
     def wanted_inputs(self) -> tuple[str, ...] | None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from iteration.iteration_support import SMALL, cut_items, run
 
 from streamiter import (
     Flow,
     IterationBodyResult,
+    IterationListener,
     Operator,
     Stream,
     iterate_bounded_streams_until_termination,
@@ -73,12 +76,69 @@ def test_an_operator_with_callbacks_that_is_no_listener_is_refused() -> None:
         run(flow)
 
 
+@pytest.mark.parametrize("bases", [(Operator, IterationListener), (Operator,)])
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("on_epoch_watermark_increment", "on_epoch_watermark_incremented"),
+        ("on_epoch_watermark", "on_epoch_watermark_incremented"),
+        ("on_iteration_end", "on_iteration_terminated"),
+        ("on_iteration_termination", "on_iteration_terminated"),
+    ],
+)
+def test_a_misspelt_callback_is_refused(bases: tuple[type, ...], written: str, meant: str) -> None:
+    """It was never called back, and nobody said so."""
+
+    def pass_on(self: Operator, record: int, out: Any) -> None:
+        out.emit(record)
+
+    misspelt = type("Trainer", bases, {"process": pass_on, written: lambda self, *arguments: None})
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([variables[0].process(misspelt, name="train")], [])
+
+    flow = Flow("loop")
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+    message = (
+        "step 'train': expected the callbacks of Trainer to be those of an IterationListener, given "
+        f"{written}, which would not be called; write {meant}"
+    )
+    with pytest.raises(GraphError, match="^" + re.escape(message)):
+        run(flow)
+
+
+def test_what_only_looks_like_a_callback_is_let_through() -> None:
+    """A setting, and methods of the same words in another order, are the operator's own."""
+
+    class Counting(Operator, IterationListener):
+        on_epoch_name = "round"
+
+        def process(self, record: int, out: Any) -> None:
+            self.one_epoch_more()
+            out.emit(record)
+
+        def one_epoch_more(self) -> None:
+            self.epochs = getattr(self, "epochs", 0) + 1
+
+        def on_iteration_terminated(self, context: Any, out: Any) -> None:
+            out.emit((self.on_epoch_name, self.epochs))
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([variables[0].filter(lambda _: False)], [variables[0].process(Counting)])
+
+    flow = Flow("loop")
+    [counted] = iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+    collected = counted.collect()
+    run(flow)
+    assert collected.items == [0, ("round", 1)]
+
+
 @pytest.mark.parametrize("given", [None, 3.0, "text"])
 def test_a_function_of_map_with_that_gives_no_batch_is_told_so(given: object) -> None:
     """The error said that object of type NoneType has no len."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        mapped = map_with(data[0], variables[0], lambda value, batch: given)  # type: ignore[arg-type,return-value]
+        mapped = map_with(data[0], variables[0], lambda value, batch: given)  # type: ignore[arg-type, return-value]
         return IterationBodyResult([variables[0]], [mapped], terminate_after(mapped, rounds=2))
 
     flow = Flow("loop")
@@ -129,3 +189,54 @@ def test_losses_of_a_round_are_summed_before_they_are_compared(tolerance: float 
     collected = halved.collect()
     run(flow)
     assert len(collected.items) == 2 * (rounds + 1)
+
+
+def _halvings_of(losses: list[Any] | np.ndarray[Any, Any], tolerance: float = 1.0) -> list[Any]:
+    """What comes out of a loop that halves each loss until their sum is small enough."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        halved = variables[0].map(lambda loss: loss if isinstance(loss, (str, dict)) else loss / 2)
+        return IterationBodyResult([halved], [halved], terminate_after(halved, rounds=6, tolerance=tolerance))
+
+    [halved] = iterate_bounded_streams_until_termination([flow.from_items(losses)], [], body)
+    collected = halved.collect()
+    run(flow)
+    return collected.items
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [8, 8.0, np.float32(8.0), np.int64(8), np.array(8.0), np.array([8.0]), np.array([[8.0]]), Fraction(8)],
+    ids=repr,
+)
+def test_whatever_is_one_number_is_a_loss(loss: Any) -> None:
+    """An array of one number was deprecated as a number, and the warning an error."""
+    halved = _halvings_of([loss])
+    assert [float(np.asarray(each).item()) for each in halved] == [4.0, 2.0, 1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    "record",
+    ["0.5", {"loss": 0.5}, np.array([0.5, 0.25]), np.array([]), 0.5j, np.complex128(0.5j)],
+    ids=repr,
+)
+def test_losses_that_are_no_numbers_are_told_so(record: Any) -> None:
+    """The error was that float() argument must be a string or a real number, of a step nobody wrote."""
+    with pytest.raises(JobFailed) as failed:
+        _halvings_of([record])
+    message = r"terminate_after\(stream, …\): tolerance expected records that are numbers, given .*; write "
+    assert re.search(message + re.escape("terminate_after(stream.map(f), …)"), str(failed.value))
+
+
+def test_without_a_tolerance_records_need_not_be_numbers() -> None:
+    """Any stream of the body counts rounds."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([variables[0]], [variables[0]], terminate_after(variables[0], rounds=2))
+
+    [texts] = iterate_bounded_streams_until_termination([flow.from_items(["text"])], [], body)
+    collected = texts.collect()
+    run(flow)
+    assert collected.items == ["text"] * 3

@@ -134,7 +134,7 @@ def test_the_last_epochs_of_those_that_end_complete_beside_an_idle_one(seed: int
 
         def open(self, context: Any, positions: Any) -> None:
             super().open(context, positions)
-            self._none = context.subtask_index > 0
+            self._none: bool = context.subtask_index > 0
             self._items = [] if self._none else list(range(10))
             self._at_end = all_others_ended.wait if self._none else None
 

@@ -93,7 +93,7 @@ def test_a_stream_instead_of_a_list_of_streams_is_refused() -> None:
     with refused("iteration: expected a list of data streams, given Stream('one', parallelism 1)"):
         iterate(flow, untouched, data=one)
     with refused("iteration: expected a list of feedback streams, given Stream("):
-        iterate(flow, lambda variables, data: IterationBodyResult(variables[0], []))
+        iterate(flow, lambda variables, data: IterationBodyResult(variables[0], []))  # type: ignore[arg-type]
     with refused("iteration: expected a list (or dict) of output streams, given Stream("):
         iterate(flow, lambda variables, data: IterationBodyResult(variables, variables[0]))
 
@@ -114,7 +114,7 @@ def test_a_config_of_another_kind_is_refused() -> None:
     """The bare number where the config belongs."""
     flow = Flow("loop")
     with refused("iteration: expected config to be an IterationConfig, given 3"):
-        iterate_unbounded_streams([flow.from_items([])], [], untouched, 3)  # type: ignore[arg-type]
+        iterate_unbounded_streams([flow.from_items([])], [], untouched, 3)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_feedback_and_outputs_from_outside_are_refused() -> None:
 def test_what_is_no_stream_is_refused_as_feedback_and_output() -> None:
     """An operator class instead of the stream of its results."""
     with refused("iteration: expected feedback stream 0 to be a Stream, given 7"):
-        iterate(Flow("loop"), lambda variables, data: IterationBodyResult([7], []))
+        iterate(Flow("loop"), lambda variables, data: IterationBodyResult([7], []))  # type: ignore[list-item]
     with refused("iteration: expected output stream 0 to be a Stream, given 8"):
         iterate(Flow("loop"), lambda variables, data: IterationBodyResult(variables, [8]))
 
@@ -477,7 +477,7 @@ def test_outputs_are_a_dict_where_the_body_gives_one() -> None:
     """Several outputs by position are easily mixed up."""
     flow = Flow("loop")
 
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
         raised = variables[0].map(lambda x: x + 1)
         outputs = {"raised": raised, "doubled": raised.map(lambda x: 2 * x)}
         return IterationBodyResult([raised.filter(lambda x: x < 3)], outputs)

@@ -142,11 +142,15 @@ def test_termination_runs_in_dataflow_order_and_what_it_emits_is_handled_first(s
     """A sum that is emitted at the end would come after its consumer had ended."""
     flow, log, order = Flow("loop"), Log(), list[str]()
 
-    def step(name: str, stream: Any, parallelism: int = 1) -> Stream:
+    def terminated(name: str, out: Any) -> None:
+        order.append(name)
+        out.emit(f"terminated {name}")
+
+    def step(name: str, stream: Stream, parallelism: int = 1) -> Stream:
         return stream.process(
             lambda: Witness(
                 log,
-                on_terminated=lambda context, out: (order.append(name), out.emit(f"terminated {name}")),
+                on_terminated=lambda context, out: terminated(name, out),
                 on_finish=lambda out: out.emit(f"finished {name}"),
             ),
             name=name,
@@ -426,7 +430,7 @@ def test_epochs_in_order_means_no_record_before_its_turn(seed: int, parallelism:
         check_listener(log["in order", subtask], in_order=True)
         check_listener(log["behind it", subtask], in_order=True)
         assert callbacks(log["in order", subtask]) == list(range(10))
-    expected = [(("data", number), number // 3) for number in range(17)]
+    expected: list[tuple[Any, int]] = [(("data", number), number // 3) for number in range(17)]
     expected += [
         (left, epoch) for start in (9, 4, 4, 1, 0) for epoch, left in enumerate(range(start - 1, -1, -1))
     ]

@@ -6,6 +6,7 @@ Every record counts down once a round, so what comes out is known whatever the b
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -81,23 +82,20 @@ class PassKeyed(Operator):
 def step(stream: Stream, chosen: random.Random) -> Stream:
     """One of the ways to get a record from here to there."""
     parallelism = chosen.randint(1, 3)
-    return chosen.choice(
-        [
-            lambda: stream.map(lambda x: x),
-            lambda: stream.rebalance().process(Pass, parallelism=parallelism),
-            lambda: stream.key_by(lambda x: x).process(PassKeyed, parallelism=parallelism),
-            lambda: stream.partition_by(lambda x: x).process(Pass, parallelism=parallelism),
-            lambda: stream.rebalance().process(
-                lambda: Dawdle(chosen.randint(0, 99)), parallelism=parallelism
-            ),
-            lambda: stream.filter(lambda x: x % 2 == 0).union(stream.filter(lambda x: x % 2 == 1)),
-            lambda: connect(
-                left=stream.filter(lambda x: x % 3 == 0).rebalance(),
-                right=stream.filter(lambda x: x % 3 != 0),
-            ).process(Pass),
-            lambda: stream.batch(chosen.randint(1, 4)).flat_map(list),
-        ]
-    )()
+    ways: list[Callable[[], Stream]] = [
+        lambda: stream.map(lambda x: x),
+        lambda: stream.rebalance().process(Pass, parallelism=parallelism),
+        lambda: stream.key_by(lambda x: x).process(PassKeyed, parallelism=parallelism),
+        lambda: stream.partition_by(lambda x: x).process(Pass, parallelism=parallelism),
+        lambda: stream.rebalance().process(lambda: Dawdle(chosen.randint(0, 99)), parallelism=parallelism),
+        lambda: stream.filter(lambda x: x % 2 == 0).union(stream.filter(lambda x: x % 2 == 1)),
+        lambda: connect(
+            left=stream.filter(lambda x: x % 3 == 0).rebalance(),
+            right=stream.filter(lambda x: x % 3 != 0),
+        ).process(Pass),
+        lambda: stream.batch(chosen.randint(1, 4)).flat_map(list),
+    ]
+    return chosen.choice(ways)()
 
 
 def steps(stream: Stream, chosen: random.Random) -> Stream:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 from iteration.bounded_bodies import MadeBody, Maker
@@ -35,7 +36,7 @@ class ThroughTopics(Maker):
     def _through(self, made: IterationBodyResult) -> IterationBodyResult:
         feedback = [
             feedback_through(stream, self._broker.topic(f"loop-{number}"))
-            for number, stream in enumerate(made.feedback_variable_streams)
+            for number, stream in enumerate(cast(Sequence[Stream], made.feedback_variable_streams))
         ]
         return IterationBodyResult(feedback, made.output_streams, made.termination_criteria)
 

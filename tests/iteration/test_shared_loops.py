@@ -51,9 +51,8 @@ async def hops_in(hops: Topic, count: int) -> list[tuple[int, int, int]]:
             while len(found) < count:
                 batch = await reader.read()
                 assert batch is not None
-                found += [
-                    (each["token"], each["hop"], each["worker"]) for each in map(orjson.loads, batch.values)
-                ]
+                records = [orjson.loads(value or b"") for value in batch.values]
+                found += [(each["token"], each["hop"], each["worker"]) for each in records]
     finally:
         await reader.close()
     return found

@@ -136,6 +136,42 @@ def test_progress_is_shown_where_it_is_asked_for(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize(("fitted", "name"), NAMED, ids=NAMES)
+@pytest.mark.parametrize(
+    ("given", "url"), [("rows.libsvm", "file:rows.libsvm"), ("file:a/rows.csv", "file:a/rows.csv")]
+)
+def test_the_name_of_a_file_is_told_from_data(
+    fitted: Callable[..., Any], name: str, given: str, url: str
+) -> None:
+    """It was said that targets are missing."""
+    with pytest.raises(ModelError, match=rf'{name}\.fit: expected arrays or a topic.* pass topic\("{url}"\)'):
+        fitted(given)
+
+
+@pytest.mark.parametrize(
+    ("fitted", "name"),
+    [(linear, r"LinearRegression\.fit"), (tree, r"DecisionTree\.fit")],
+    ids=["linear", "tree"],
+)
+@pytest.mark.parametrize("returned", [(POINTS, LABELS), None])
+def test_a_function_that_makes_no_examples_is_at_fault_and_not_the_records(
+    fitted: Callable[..., Any], name: str, returned: Any
+) -> None:
+    """The first record was shown, of which nothing was wrong."""
+    message = rf"{name}\(extract=\): expected a function that returns Examples, given one that returned "
+    with pytest.raises(JobFailed, match=message) as caught:
+        fitted(rows_topic(), extract=lambda batch: returned)
+    assert "record" not in str(caught.value).partition("expected")[0]
+
+
+def test_progress_counts_the_rounds_that_were_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+    """The pass in which centroids are chosen made it round 4 of 4, of 3."""
+    model = KMeans(clusters=2, rounds=3, tolerance=None).fit(POINTS, progress=True)
+    assert model.rounds_made == 3
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith("KMeans.fit: round 3 of 3, inertia ")
+
+
 # -- trees, which need all rows before they begin ------------------------------------------------------------
 
 

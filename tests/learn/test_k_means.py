@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -119,6 +120,70 @@ def test_points_may_come_as_lists_or_rows_or_arrays() -> None:
     for points in (TWO_CLUSTERS.tolist(), list(TWO_CLUSTERS), [tuple(row) for row in TWO_CLUSTERS]):
         model = fitted(points, clusters=2, rounds=2, initial=TWO_CLUSTERS[2:4])
         assert model.parameters["centroids"].tolist() == expected.parameters["centroids"].tolist()
+
+
+def separated(clusters: int, coordinates: int, seed: int) -> tuple[Any, Any]:
+    """Middles that are ten deviations from each other at least, and points around them."""
+    generator = np.random.default_rng(seed)
+    middles = np.empty((0, coordinates))
+    while len(middles) < clusters:
+        middle = generator.uniform(-40, 40, size=coordinates)
+        if not len(middles) or np.sqrt(np.square(middles - middle).sum(axis=1)).min() > 10:
+            middles = np.vstack([middles, middle])
+    return middles, np.vstack([middle + generator.normal(size=(100, coordinates)) for middle in middles])
+
+
+@pytest.mark.parametrize(("clusters", "coordinates"), [(5, 3), (12, 2), (20, 4)])
+def test_well_separated_clusters_are_all_found_whatever_the_seed(clusters: int, coordinates: int) -> None:
+    """Of six seeds three put two centroids into one cluster, that of the default among them, and nothing showed it."""
+    middles, points = separated(clusters, coordinates, seed=clusters)
+    own = np.repeat(middles, 100, axis=0)
+    at_most = np.square(points - own).sum()
+    for seed in range(20):
+        model = KMeans(clusters=clusters, seed=seed).fit(points)
+        assert sorted(nearest_by_differences(middles, model.centroids)) == list(range(clusters)), seed
+        assert model.counts.tolist() == [100] * clusters
+        assert model.inertia < at_most
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+@pytest.mark.parametrize("initial", [None, slice(0, 5)])
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_the_inertia_is_the_sum_of_the_squared_distances(
+    parallelism: int, initial: slice | None, offset: float
+) -> None:
+    """Which of two results is the better one cannot be told without it."""
+    points = blobs(20_000) + offset
+    first = None if initial is None else points[initial]
+    model = KMeans(clusters=5, initial=first).fit(points, parallelism=parallelism)
+    expected = np.square(points - model.centroids[model.predict(points)]).sum()
+    assert model.inertia == pytest.approx(expected, rel=1e-9)
+    published = fitted(points, parallelism=parallelism, clusters=5, rounds=model.rounds_made, initial=first)
+    assert published.metrics["inertia"] == model.inertia
+
+
+def test_the_inertia_never_grows_from_round_to_round_and_is_never_below_0() -> None:
+    flow = Flow("k-means")
+    points = flow.from_items(blobs(2_000))
+    clustering = cluster(points, KMeansOptions(clusters=5, rounds=10, initial=blobs()[:5]))
+    models = clustering.models.collect()
+    flow.run()
+    inertias = [model.metrics["inertia"] for model in models.items]
+    assert len(inertias) == 10
+    assert all(after <= before * (1 + 1e-12) for before, after in itertools.pairwise(inertias))
+    on_their_centroids = np.repeat(np.random.default_rng(0).normal(size=(3, 4)) + 1e3, 7, axis=0)
+    assert 0.0 <= KMeans(clusters=3).fit(on_their_centroids).inertia < 1e-6
+
+
+def test_its_parameters_are_its_own() -> None:
+    """What is done to them must not move the clusters."""
+    model = KMeans(clusters=2, initial=TWO_CLUSTERS[[0, 3]]).fit(TWO_CLUSTERS)
+    parameters = model.parameters()
+    assert parameters["counts"].tolist() == [3, 3]
+    parameters["centroids"] += 100.0
+    assert model.centroids == pytest.approx(np.array(CENTROIDS))
+    with pytest.raises(ModelError, match="expected to be fitted first"):
+        KMeans(clusters=2).parameters()
 
 
 # -- what does not matter ------------------------------------------------------------------------------------
@@ -291,7 +356,7 @@ def test_it_learns_from_a_topic_and_the_model_can_be_published() -> None:
     update = asyncio.run(last_update(updates, "places"))
     assert update is not None
     assert update.parameters["centroids"].tolist() == model.centroids.tolist()
-    assert (update.records, update.metrics) == (6, {"move": 0.0})
+    assert (update.records, update.metrics) == (6, {"move": 0.0, "inertia": pytest.approx(0.6)})
 
 
 def test_interrupted_it_has_learned_what_it_could() -> None:
@@ -399,9 +464,35 @@ def test_points_of_two_lengths_end_the_job() -> None:
         fitted(apart, clusters=1, rounds=1, initial=[[0.0, 0.0]])
 
 
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_without_points_there_is_nothing_to_choose_among(
+    parallelism: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error showed a record that nobody had written, and before it a warning of another mistake."""
+    with pytest.raises(JobFailed, match="expected points to choose centroids among, given none") as caught:
+        fitted([], parallelism=parallelism, clusters=2, rounds=2)
+    assert "record" not in str(caught.value)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        (np.zeros((0, 2)), r"KMeans\.fit: expected points to find clusters of, given none"),
+        (
+            np.ones((300, 3)),
+            r"KMeans\.fit: expected points of 2 numbers, as those in initial=, given points of 3",
+        ),
+    ],
+)
+def test_arrays_that_cannot_be_clustered_are_refused_before_anything_runs(points: Any, message: str) -> None:
+    """In one line: the whole matrix stood in it, twice."""
+    with pytest.raises(ModelError, match=message) as caught:
+        KMeans(clusters=2, initial=TWO_CLUSTERS[:2]).fit(points)
+    assert len(str(caught.value)) < 200
+
+
 def test_without_points_there_are_only_the_initial_centroids() -> None:
-    with pytest.raises(JobFailed, match="expected points to choose centroids among, given none"):
-        fitted([], clusters=2, rounds=2)
     model = fitted([], clusters=2, rounds=2, initial=TWO_CLUSTERS[:2])
     assert model.parameters["centroids"].tolist() == TWO_CLUSTERS[:2].tolist()
     assert (model.records, model.metrics) == (0, {})

@@ -82,6 +82,7 @@ def test_ctrl_c_ends_the_training_with_the_round_under_way_and_keeps_the_model(w
         shown = terminal.rest()
         out, _ = terminal.process.communicate(timeout=PATIENCE_S)
     assert out == "interruption True True\n", shown
+    assert re.search(r"LogisticRegression\.fit: interrupted; the model of round [1-9]\d* is kept", shown)
     assert terminal.process.returncode == 0
     assert "Traceback" not in shown
 
@@ -150,6 +151,43 @@ async def test_it_runs_inside_an_event_loop() -> None:
     assert model.fit([[1.0], [2.0]], [1.0, 2.0], rounds=5).steps == 5
     with pytest.raises(JobFailed, match="too large to compute with"):
         model.fit([[1.0], [2.0]], [1.0, 2.0], rounds=5_000, learning_rate=100.0)
+
+
+def test_a_fit_shows_how_it_went_in_one_line() -> None:
+    """A thousand losses were printed."""
+    fit = LinearRegression(1).fit([[1.0], [2.0]], [1.0, 2.0], rounds=1000)
+    assert re.fullmatch(r"Fit\(rounds=1000, loss=\S+, ended_by='rounds'\)", repr(fit))
+    assert (fit.rounds, fit.steps, fit.loss) == (1000, 1000, fit.losses[-1])
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rounds_without_a_row_that_counts_are_rounds(mode: Any, workers: int) -> None:
+    """Mini-batches whose weights are 0 make no step; that looked as if Ctrl-C had ended it."""
+    features, weights = np.ones((8, 1)), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    model = LinearRegression(1)
+    fit = model.fit(features, np.ones(8), weights, rounds=6, mini_batch=4, mode=mode, parallelism=workers)
+    assert (fit.rounds, fit.ended_by) == (6, "rounds")
+    assert fit.steps >= 3
+    assert model.weights[0] > 0.0
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_topic_whose_weights_are_all_0_is_refused(mode: Any, tmp_path: Path) -> None:
+    """It ended without a step, as if it had been interrupted."""
+    path = tmp_path / "examples.jsonl"
+    path.write_text('{"x": 1}\n{"x": 2}\n')
+    model = LinearRegression(1)
+    with pytest.raises(
+        ModelError, match=r"LinearRegression\.fit: .* sample weights that are all 0; give some"
+    ):
+        model.fit(
+            topic(f"file:{path}"),
+            extract=lambda rows: Examples([[row["x"]] for row in rows], [1.0] * len(rows), [0.0] * len(rows)),
+            rounds=3,
+            mode=mode,
+        )
+    assert (model.version, model.records) == (0, 0)
 
 
 # -- where the examples come from --------------------------------------------------------------------------------

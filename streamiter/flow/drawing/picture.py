@@ -90,7 +90,7 @@ def picture_of(flow: str, steps: Sequence[Step], statistics: JobStatistics | Non
             for step in steps
         ),
         links=tuple(
-            Link(numbers[edge.upstream], numbers[step], kind := _kind(edge, step), _label(edge, kind))
+            Link(numbers[edge.upstream], numbers[step], kind := _kind(edge, step), _label(edge, step, kind))
             for step in steps
             for edge in step.inputs
         ),
@@ -111,18 +111,20 @@ def _kind(edge: Edge, step: Step) -> LinkKind:
     return "criteria" if all(given.feedback is not None for given in step.inputs) else "feedback"
 
 
-def _label(edge: Edge, kind: LinkKind) -> str:
-    return ", ".join(_label_parts(edge, kind))
+def _label(edge: Edge, step: Step, kind: LinkKind) -> str:
+    return ", ".join(_label_parts(edge, step, kind))
 
 
-def _label_parts(edge: Edge, kind: LinkKind) -> Iterable[str]:
+def _label_parts(edge: Edge, step: Step, kind: LinkKind) -> Iterable[str]:
     if kind != "data":
         yield _BACK_LABELS[kind]
     elif edge.input_name != SINGLE_INPUT:
         yield edge.input_name
     if edge.tag is not None:
         yield f"side output {edge.tag.name}"
-    if (partitioning := _PARTITIONINGS.get(type(edge.partitioning))) is not None:
+    partitioning = _PARTITIONINGS.get(type(edge.partitioning))
+    # To a single subtask all records go anyway.
+    if partitioning is not None and (partitioning != "rebalance" or step.parallelism > 1):
         yield partitioning
 
 
@@ -157,17 +159,11 @@ def _progress_notes(loop: Any, steps: Sequence[Step], statistics: JobStatistics 
     if statistics is None:
         return ()
     members = {step.name for step in steps if step.loop is loop}
-    return next((tuple(_progress(told)) for told in statistics.loops if members.issuperset(told.heads)), ())
+    return next((_counts_of_loop(told) for told in statistics.loops if members.issuperset(told.heads)), ())
 
 
-def _progress(loop: LoopStatistics) -> Iterable[str]:
-    if loop.ended_in is not None:
-        yield f"ended in epoch {loop.ended_in:,}"
-    elif loop.epoch_complete >= 0:
-        yield f"epoch {loop.epoch_complete:,} complete"
-    else:
-        yield "no epoch complete"
-    yield f"{loop.fed_back_records:,} records fed back"
+def _counts_of_loop(loop: LoopStatistics) -> tuple[str, ...]:
+    return loop.progress, f"{loop.fed_back_records:,} records fed back"
 
 
 def _check_statistics(flow: str, steps: Sequence[Step], statistics: JobStatistics) -> None:

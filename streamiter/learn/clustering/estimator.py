@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from streamiter.learn.clustering.clusters import as_columns, nearest, scoring_of
 from streamiter.learn.clustering.k_means import cluster
 from streamiter.learn.clustering.options import KMeansOptions
 from streamiter.learn.estimators.running import run_offline
-from streamiter.learn.estimators.sources import read_topic, refuse_options_of_topics
+from streamiter.learn.estimators.sources import no_path, read_topic, refuse_options_of_topics
 from streamiter.learn.rows.checks import Floats
 from streamiter.learn.rows.points import as_points
 from streamiter.models.update import ModelSnapshot
@@ -35,6 +36,8 @@ class KMeans:
     >>> model = KMeans(clusters=2, rounds=2, initial=[[0, 0], [9, 0]]).fit(points)
     >>> model.centroids.round(3).tolist(), model.counts.tolist(), model.predict([[1, 1], [8, 1]]).tolist()
     ([[0.1, 0.1], [9.2, 0.2]], [3, 3], [0, 1])
+    >>> round(model.inertia, 6)
+    0.6
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class KMeans:
         points: npt.ArrayLike | Topic,
         *,
         decode: Decoder | None = None,
-        extract: Callable[[Batch], Batch] | None = None,
+        extract: Callable[[Any], Batch] | None = None,
         parallelism: int = 1,
         progress: bool | None = None,
     ) -> Self:
@@ -82,20 +85,35 @@ class KMeans:
             stream = records if extract is None else records.map_batch(extract)
         else:
             refuse_options_of_topics(title, decode=decode, extract=extract)
-            stream = flow.from_items(as_points(title, points))
+            stream = flow.from_items(self._checked(title, points))
         clustering = cluster(stream, self._options)
         fitted = clustering.model.collect()
-        moves = clustering.models.map(lambda model: model.metrics["move"]).collect()
+        rounds = clustering.models.map(lambda model: model.metrics["inertia"]).collect()
         run_offline(
             flow,
             title=title,
-            rounds=self._options.passes,
+            rounds=self._options.rounds,
+            first_round=self._options.passes - self._options.rounds,
             progress=progress,
-            describe=lambda: f"moved {moves.items[-1]:.3g}" if moves.items else "",
+            describe=lambda: f"inertia {rounds.items[-1]:.6g}" if rounds.items else "",
         )
         [self._model] = fitted.items
-        self._rounds_made = len(moves.items)
+        self._rounds_made = len(rounds.items)
         return self
+
+    def _checked(self, title: str, points: Any) -> Floats:
+        if isinstance(points, str):
+            raise no_path(title, points)
+        checked = as_points(title, points)
+        initial = self._options.centroids
+        if not len(checked):
+            raise ModelError(f"{title}: expected points to find clusters of, given none")
+        if initial is not None and checked.shape[1] != initial.shape[1]:
+            raise ModelError(
+                f"{title}: expected points of {initial.shape[1]} numbers, as those in initial=, given points of "
+                f"{checked.shape[1]}; give both the same columns"
+            )
+        return checked
 
     def predict(self, points: npt.ArrayLike) -> npt.NDArray[np.intp]:
         """The number of the nearest centroid of each point (row); of several the first."""
@@ -114,6 +132,20 @@ class KMeans:
         """How many points were nearest to each centroid in the last round, before it moved."""
         counts: npt.NDArray[np.int64] = self._fitted().parameters["counts"]
         return counts
+
+    @property
+    def inertia(self) -> float:
+        """The sum of the squared distances between the points and their centroids: the lower the better, of as many.
+
+        Each point is counted for the centroid nearest to it in the last round, where that moved to; where it stayed,
+        as it does when rounds end by a ``tolerance`` of 0, that is the nearest one. As exact as the sum of the squared
+        distances to the mean of all points, which is larger.
+        """
+        return self._fitted().metrics.get("inertia", math.nan)
+
+    def parameters(self) -> dict[str, Any]:
+        """``centroids`` and ``counts``, as plain data of its own. Raises ModelError before there are any."""
+        return {"centroids": self.centroids.copy(), "counts": self.counts.copy()}
 
     @property
     def rounds_made(self) -> int:

@@ -32,8 +32,13 @@ from streamiter.learn.clustering.clusters import (
 )
 from streamiter.learn.clustering.first_centroids import choose_centroids, sample_of, sample_size
 from streamiter.learn.clustering.options import KMeansOptions
+from streamiter.learn.clustering.spread import Spread, inertia_of, joined, spread_of
 from streamiter.learn.rows.checks import Floats
 from streamiter.models.update import ModelSnapshot
+from streamiter.operators.context import Context
+from streamiter.operators.operator import IterationListener, Operator
+from streamiter.operators.output import Output
+from streamiter.records import Batch
 
 __all__ = ["Clustering", "cluster", "k_means"]
 
@@ -42,11 +47,13 @@ __all__ = ["Clustering", "cluster", "k_means"]
 _BLOCK_POINTS: Final = 8192
 
 Value = dict[str, Any]
-"""What the variable stream carries: ``centroids``, their ``counts``, how far the furthest ``move`` was, and
-``scoring``, which assigns points to them; ``centroids`` is None until they are chosen."""
+"""What the variable stream carries: ``centroids``, their ``counts``, how far the furthest ``move`` was, their
+``inertia``, the ``spread`` of all points, and ``scoring``, which assigns points to them. ``centroids`` is None until
+they are chosen, ``spread`` until all points have been seen."""
 
-Gathered = tuple[str, Any]
-"""``("sums", …)`` of some points by cluster, or a ``("sample", …)`` of them to choose the first centroids from."""
+Gathered = tuple[str, Any, Spread | None]
+"""``("sums", …)`` of some points by cluster, or a ``("sample", …)`` of them to choose the first centroids from; and
+their spread, where it is not known yet."""
 
 
 def k_means(
@@ -68,16 +75,17 @@ def k_means(
     centroid moved further than that.
 
     ``initial`` are the centroids to begin with, a row for each. Without it they are chosen among the points by
-    k-means++, from a sample that depends on the ``seed`` and the set of points, not on their order or the
-    parallelism; the data is then gone through once more.
+    greedy k-means++ (the best of several attempts), from a sample that depends on the ``seed`` and the set of points,
+    not on their order or the parallelism; the data is then gone through once more.
 
     The work is done by as many subtasks as ``points`` has; how many changes the last digits of the result, and
     nothing else does. Points are kept as float64, in memory and then on disk (``config``:
     ``IterationConfig(replay_memory_bytes=…)``). ``name`` stands before the names of the steps.
 
     The parameters of the snapshot: ``centroids``, an array (clusters, coordinates), and ``counts``, how many
-    points were nearest to each before it moved for the last time; ``records``: the points; metric ``move``: how
-    far the furthest centroid moved in the last round. It can go to ``publish_model``.
+    points were nearest to each before it moved for the last time; ``records``: the points. Its metrics: ``move``, how
+    far the furthest centroid moved in the last round, and ``inertia``, the sum of the squared distances between the
+    points so counted and their centroid, where that is now. It can go to ``publish_model``.
 
     Raises GraphError for options that cannot be; the job ends where there are no points, fewer distinct ones than
     clusters, or points that are no rows of finite numbers of one length.
@@ -123,6 +131,8 @@ def cluster(points: Stream, options: KMeansOptions, *, name: str | None = None) 
         [values], [blocks] = variables, data
         gathered = map_with(blocks, values, lloyd.gather, name=label("assign"))
         total = all_reduce(gathered, lloyd.add, name=label("sum"))
+        if centroids is None:
+            total = total.process(_SomePoints, name=label("found"), parallelism=1)
         following = map_with(total, values, lloyd.move, name=label("move"), parallelism=1)
         moves = following.map(lambda value: value["move"])
         return IterationBodyResult(
@@ -151,35 +161,65 @@ class _Lloyd:
     def gather(self, value: Value, blocks: Any) -> list[Gathered]:
         """What each block of points contributes to the round."""
         scoring = value["scoring"]
+        spreads = [spread_of(block) if value["spread"] is None else None for block in blocks]
         if scoring is None:
-            return [("sample", sample_of(block[:-1].T, self._sample_size, self._seed)) for block in blocks]
+            samples = (sample_of(block[:-1].T, self._sample_size, self._seed) for block in blocks)
+            return [("sample", sample, spread) for sample, spread in zip(samples, spreads, strict=True)]
         for block in blocks:
             _check_width(len(block) - 1, scoring.shape[1] - 1)
-        return [("sums", sums_by_cluster(scoring, block)) for block in blocks]
+        sums = (sums_by_cluster(scoring, block) for block in blocks)
+        return [("sums", total, spread) for total, spread in zip(sums, spreads, strict=True)]
 
     def add(self, first: Gathered, second: Gathered) -> Gathered:
         """What both contribute."""
-        if first[0] == "sums":
-            return ("sums", first[1] + second[1])
         _check_width(second[1].shape[1], first[1].shape[1])
+        spread = None if first[2] is None or second[2] is None else joined(first[2], second[2])
+        if first[0] == "sums":
+            return ("sums", first[1] + second[1], spread)
         both = np.concatenate([first[1], second[1]])
-        return ("sample", sample_of(both, self._sample_size, self._seed))
+        return ("sample", sample_of(both, self._sample_size, self._seed), spread)
 
     def move(self, value: Value, totals: Any) -> list[Value]:
         """The value of the next round, of all that was gathered."""
-        [(kind, total)] = totals
+        [(kind, total, spread)] = totals
+        spread = value["spread"] if spread is None else spread
         if kind == "sample":
             chosen = choose_centroids(total, self._clusters, self._seed)
-            return [_first_value(chosen, self._clusters)]
-        centroids = moved(value["centroids"], total)
+            return [_first_value(chosen, self._clusters) | {"spread": spread}]
+        centroids, counts = moved(value["centroids"], total), total[:, -1].astype(np.int64)
         return [
             {
                 "centroids": centroids,
                 "scoring": scoring_of(centroids),
-                "counts": total[:, -1].astype(np.int64),
+                "counts": counts,
                 "move": largest_move(value["centroids"], centroids),
+                "inertia": inertia_of(spread, centroids, counts),
+                "spread": spread,
             }
         ]
+
+
+class _SomePoints(Operator, IterationListener):
+    """Passes on what was gathered, and refuses that it was nothing: there is nothing to choose centroids among."""
+
+    def __init__(self) -> None:
+        self._is_found = False
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        self._is_found = self._is_found or len(batch) > 0
+        out.emit_batch(batch)
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
+        if not self._is_found:
+            raise ModelError(
+                "k_means: expected points to choose centroids among, given none; look at what comes before"
+            )
+
+    def snapshot(self) -> bool:
+        return self._is_found
+
+    def restore(self, state: bool) -> None:
+        self._is_found = state
 
 
 def _first_value(centroids: Floats | None, clusters: int) -> Value:
@@ -188,16 +228,15 @@ def _first_value(centroids: Floats | None, clusters: int) -> Value:
         "scoring": None if centroids is None else scoring_of(centroids),
         "counts": np.zeros(clusters, dtype=np.int64),
         "move": math.inf,
+        "inertia": math.inf,
+        "spread": None,
     }
 
 
 def _as_model(value: Value) -> ModelSnapshot:
     counts = value["counts"]
-    if value["centroids"] is None:
-        raise ModelError(
-            "k_means: expected points to choose centroids among, given none; look at what comes before"
-        )
-    metrics = {"move": value["move"]} if math.isfinite(value["move"]) else {}
+    has_moved = math.isfinite(value["move"])
+    metrics = {"move": value["move"], "inertia": value["inertia"]} if has_moved else {}
     return ModelSnapshot(
         {"centroids": value["centroids"], "counts": counts}, records=int(counts.sum()), metrics=metrics
     )

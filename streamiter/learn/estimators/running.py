@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
+import functools
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from streamiter.flow.flow import Flow
+from streamiter.iteration.progress import EndReason
 from streamiter.learn.estimators.progress import RoundsDisplay, displayed_rounds
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.running import run_in_own_loop, stopping_on_signals
 from streamiter.runtime.statistics import JobStatistics
 
-__all__ = ["run_offline"]
+__all__ = ["rounds_done", "run_offline", "was_interrupted"]
 
 _STOPPING: Final = "stopping after this round; Ctrl-C again aborts"
 
@@ -27,19 +29,22 @@ def run_offline(
     *,
     title: str,
     rounds: int | None = None,
+    first_round: int = 0,
     progress: bool | None = None,
     describe: Callable[[], str] | None = None,
     first_stop: StopMode = "drain",
 ) -> JobStatistics:
     """Run a flow to its end, and show how many rounds its (first) iteration has made.
 
-    ``rounds`` is how many it makes at most, None where nobody knows. ``progress`` says whether to show them on
-    stderr: None means on a terminal only. ``describe()`` tells more about the last round, such as its loss; it is
-    called in the job's event loop, between two steps.
+    ``rounds`` is how many it makes at most, None where nobody knows; ``first_round`` is the epoch of the first, where
+    those before it only prepare. ``progress`` says whether to show them on stderr: None means on a terminal only.
+    ``describe()`` tells more about the last round, such as its loss; it is called in the job's event loop, between
+    two steps.
 
     Ctrl-C (and SIGTERM) ends the iteration with the round under way, and the flow as if that had been the last:
-    what comes out is what was learned so far. A second one aborts it with KeyboardInterrupt; with the
-    ``first_stop`` ``"abort"`` the first one does, for flows of which a part is worth nothing.
+    what comes out is what was learned so far, and where rounds are shown a line says of which it is. A second one
+    aborts it with KeyboardInterrupt; with the ``first_stop`` ``"abort"`` the first one does, for flows of which a part
+    is worth nothing.
 
     Works from a running event loop too, such as a notebook's, which waits meanwhile.
     Raises JobFailed if a step failed.
@@ -55,11 +60,28 @@ def run_offline(
     (2, [2.0, 1.0])
     """
     with displayed_rounds(title, rounds, wanted=progress) as display:
-        run = _OfflineRun(flow, rounds, display, describe or (lambda: ""), first_stop)
+        count = functools.partial(rounds_done, first=first_round, most=rounds)
+        run = _OfflineRun(flow, count, display, describe or (lambda: ""), first_stop)
         statistics = run.in_thread() if _is_in_event_loop() else run_in_own_loop(run.until_end())
     if statistics.state == "aborted":
         raise KeyboardInterrupt
+    if display is not None and was_interrupted(statistics) and (done := count(statistics)):
+        line = f"{title}: interrupted; the model of round {done} is kept"
+        print(line, file=sys.stderr, flush=True)  # noqa: T201 (what it is for)
     return statistics
+
+
+def was_interrupted(statistics: JobStatistics) -> bool:
+    """Whether Ctrl-C ended the (first) iteration, before it would have ended by itself."""
+    return bool(statistics.loops) and statistics.loops[0].end_reason == EndReason.DRAINED.value
+
+
+def rounds_done(statistics: JobStatistics, *, first: int = 0, most: int | None = None) -> int:
+    """How many rounds the (first) iteration has made, of which the ``first`` began in that epoch."""
+    # An epoch is complete when what the one before it led to has come back, and its own callbacks begin.
+    done = max(0, statistics.loops[0].epoch_complete - first) if statistics.loops else 0
+    # What still goes round after the last of them is none.
+    return done if most is None else min(done, most)
 
 
 def _is_in_event_loop() -> bool:
@@ -76,13 +98,13 @@ class _OfflineRun:
     def __init__(
         self,
         flow: Flow,
-        rounds: int | None,
+        rounds_done: Callable[[JobStatistics], int],
         display: RoundsDisplay | None,
         describe: Callable[[], str],
         first_stop: StopMode,
     ) -> None:
         self._flow = flow
-        self._rounds_max = math.inf if rounds is None else rounds
+        self._rounds_done = rounds_done
         self._display = display
         self._describe = describe
         self._first_stop = first_stop
@@ -113,9 +135,7 @@ class _OfflineRun:
     def _show(self, display: RoundsDisplay, job: Job, *, is_stopping: bool) -> None:
         described = self._describe()
         notes = [described, _STOPPING] if is_stopping else [described]
-        # What still goes round after the last of them is none.
-        rounds_done = int(min(_rounds_done(job.statistics()), self._rounds_max))
-        display.show(rounds_done, ", ".join(filter(None, notes)))
+        display.show(self._rounds_done(job.statistics()), ", ".join(filter(None, notes)))
 
     def in_thread(self) -> JobStatistics:
         """The same in a thread of its own: an event loop cannot run inside another one."""
@@ -144,8 +164,3 @@ class _OfflineRun:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
-
-
-def _rounds_done(statistics: JobStatistics) -> int:
-    """An epoch is complete when what the one before it led to has come back, and its own callbacks begin."""
-    return max(0, statistics.loops[0].epoch_complete) if statistics.loops else 0

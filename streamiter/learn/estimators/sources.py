@@ -10,19 +10,29 @@ from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators.running import run_offline
-from streamiter.learn.rows.examples import Examples, Extract
+from streamiter.learn.rows.examples import Examples, Extract, as_examples
 from streamiter.learn.rows.feature_rows import Features
 from streamiter.learn.rows.sparse import SparseRows
+from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, Columns
 from streamiter.topics.topic import Decoder, StopPosition, Topic
 
 __all__ = [
     "examples_in_topic",
     "labelled",
+    "no_path",
     "read_topic",
     "refuse_arrays_with_topic",
     "refuse_options_of_topics",
 ]
+
+
+def no_path(owner: str, given: str) -> ModelError:
+    """The error for a text where data is expected: it is most likely the name of a file."""
+    url = given if ":" in given else f"file:{given}"
+    return ModelError(
+        f'{owner}: expected arrays or a topic, given the text {shortened(given)}; to read a file, pass topic("{url}")'
+    )
 
 
 def refuse_arrays_with_topic(owner: str, topic: Topic, **arrays: Any) -> None:
@@ -56,11 +66,13 @@ def examples_in_topic(
 ) -> list[Examples]:
     """All of them, batch by batch, in memory. Ctrl-C raises KeyboardInterrupt; JobFailed for what are none."""
 
-    def extracted(batch: Batch) -> list[Examples]:
-        return [labelled(owner, batch) if extract is None else extract(batch)]
+    def parts_of(batch: Batch) -> list[Examples]:
+        return [
+            labelled(owner, batch) if extract is None else as_examples(f"{owner}(extract=)", extract(batch))
+        ]
 
     flow = Flow(owner)
-    examples = read_topic(flow, topic, decode).map_batch(extracted, name="examples").collect()
+    examples = read_topic(flow, topic, decode).map_batch(parts_of, name="examples").collect()
     run_offline(flow, title=owner, progress=False, first_stop="abort")
     parts: list[Examples] = examples.items
     return parts

@@ -109,4 +109,7 @@ class LogLoss(Loss):
     def check_targets(self, owner: str, targets: Floats) -> None:
         good = (targets == 0.0) | (targets == 1.0)
         if not holds(good):
-            raise refuse_rows(good, f"{owner}: expected targets 0 or 1", targets)
+            advice = "say which of them are 1, for instance y > 0"
+            if holds(targets[~good] == -1.0):
+                advice = 'for -1 and 1 take LogisticRegression(…, labels="-1/1"), or give y > 0'
+            raise refuse_rows(good, f"{owner}: expected targets 0 or 1", targets, advice)

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.linear.gradients import Gradient
-from streamiter.learn.optimizers import Optimizer, view_of
+from streamiter.learn.optimizers import Optimizer, checked_optimizer, view_of
 from streamiter.learn.rows.checks import Floats, as_floats
 from streamiter.learn.rows.feature_rows import FEW
+from streamiter.numbers import whole_number
 
 __all__ = ["GRADIENT_LIMIT", "LinearWeights", "is_tame"]
 
@@ -35,9 +36,8 @@ class LinearWeights:
         initial_intercept: float,
     ) -> None:
         self._name = type(self).__name__
-        if width < 1:
-            raise ConfigurationError(f"{self._name}(width=): expected 1 feature or more, given {width}")
-        self.width = width
+        self.width = _checked_width(self._name, width)
+        checked_optimizer(self._name, optimizer)
         self._link = link
         self.optimizer = optimizer
         self.intercept = intercept
@@ -215,6 +215,15 @@ class LinearWeights:
             f"extreme; scale the features or lower the learning rate (the model stays at version "
             f"{self._version})"
         )
+
+
+def _checked_width(name: str, width: Any) -> int:
+    if np.ndim(width):
+        raise ConfigurationError(
+            f"{name}(width=): expected the number of features, given an array of shape {np.shape(width)}; make the "
+            f"model as {name}({np.shape(width)[-1]}) and give the array to fit"
+        )
+    return whole_number(f"{name}(width=)", width, 1)
 
 
 def is_tame(gradient: Gradient) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from streamiter.learn.linear.gradients import Gradient
 from streamiter.learn.linear.model import LinearModel
 from streamiter.learn.offline.example_blocks import ExampleBlocks, MiniBatches
-from streamiter.learn.rows.examples import CheckedExamples, Extract
+from streamiter.learn.rows.examples import CheckedExamples, Extract, as_examples
 from streamiter.learn.rows.good_rows import blaming_rows, of_good_rows
 from streamiter.operators.context import Context
 from streamiter.operators.operator import IterationListener, Operator
@@ -58,7 +58,9 @@ class _OfflineWorker(Operator):
 
     def _checked(self, batch: Batch) -> CheckedExamples:
         examples = self._options.extract(batch)
-        return examples if isinstance(examples, CheckedExamples) else self._model.checked_examples(examples)
+        if isinstance(examples, CheckedExamples):
+            return examples
+        return self._model.checked_examples(as_examples("train_offline(extract=)", examples))
 
     def follow(self, parameters: Any) -> None:
         """Go on with these; None: as the model was made."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamiter.learn.linear.model import LinearModel
 from streamiter.learn.rows.checks import Floats, row_weights
-from streamiter.learn.rows.examples import Examples, Extract
+from streamiter.learn.rows.examples import Examples, Extract, as_examples
 from streamiter.learn.rows.feature_rows import checked_rows
 from streamiter.learn.rows.good_rows import blaming_rows, of_good_rows
 from streamiter.operators.context import Context
@@ -95,12 +95,15 @@ class GradientWorker(Operator, IterationListener):
         """Predict, then make the gradient."""
 
         def learn(rows: Batch) -> None:
-            self._learn(blaming_rows(self._extract, rows, self._check_alone), out)
+            self._learn(blaming_rows(self._extracted, rows, self._check_alone), out)
 
         of_good_rows(learn, mini_batch, out)
 
+    def _extracted(self, rows: Batch) -> Examples:
+        return as_examples("train_online(extract=)", self._extract(rows))
+
     def _check_alone(self, row: Batch) -> None:
-        checked_rows("train", self._extract(row).features, self._model.width)
+        checked_rows("train", self._extracted(row).features, self._model.width)
 
     def _learn(self, examples: Examples, out: Output) -> None:
         predictions = self._model.predict(examples.features)

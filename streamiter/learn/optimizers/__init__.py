@@ -6,7 +6,7 @@ What all rules have in common is ``optimizer``; each has a file of its own.
 from streamiter.learn.optimizers.ftrl import FTRL
 from streamiter.learn.optimizers.gradient_descent import GradientDescent
 from streamiter.learn.optimizers.learning_rates import Constant, Inverse, InverseSquareRoot, LearningRate
-from streamiter.learn.optimizers.optimizer import FloatView, Optimizer, Slots, view_of
+from streamiter.learn.optimizers.optimizer import FloatView, Optimizer, Slots, checked_optimizer, view_of
 from streamiter.learn.optimizers.sgd import SGD
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "LearningRate",
     "Optimizer",
     "Slots",
+    "checked_optimizer",
     "view_of",
 ]

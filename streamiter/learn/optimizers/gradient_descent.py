@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from streamiter.errors import ConfigurationError
 from streamiter.learn.optimizers.learning_rates import LearningRate, rate_of
 from streamiter.learn.optimizers.optimizer import Floats, Optimizer, Slots
 from streamiter.numbers import not_negative
@@ -18,7 +19,7 @@ __all__ = ["GradientDescent"]
 class GradientDescent(Optimizer):
     """Gradient descent that shrinks after its step: ``w −= lr·g``, then ``w ·= 1 − lr·l2``, ``w −= lr·l1·sign(w)``.
 
-    What offline training uses unless told otherwise. ``learning_rate`` as for :class:`SGD`.
+    What offline training uses unless told otherwise. ``learning_rate`` as for :class:`SGD`; times l2 it is at most 1.
 
     >>> weights = np.array([1.0, -1.0])
     >>> GradientDescent(0.5, l2=1.0).update(weights, np.array([-1.0, 0.0]), {}, step=1)
@@ -35,7 +36,13 @@ class GradientDescent(Optimizer):
     def __post_init__(self) -> None:
         object.__setattr__(self, "l1", not_negative("GradientDescent(l1=)", self.l1))
         object.__setattr__(self, "l2", not_negative("GradientDescent(l2=)", self.l2))
-        object.__setattr__(self, "learning_rate", rate_of(self.learning_rate))
+        rate = rate_of(self.learning_rate)
+        object.__setattr__(self, "learning_rate", rate)
+        if (shrinking := rate.at(1) * self.l2) > 1.0:
+            raise ConfigurationError(
+                f"GradientDescent(l2=): expected learning_rate·l2 of at most 1, given {rate.at(1):g}·{self.l2:g} = "
+                f"{shrinking:g}, which turns weights round instead of shrinking them; lower one of them"
+            )
 
     def update(self, weights: Floats, gradient: Floats, slots: Slots, step: int) -> None:
         assert isinstance(self.learning_rate, LearningRate)

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FloatView", "Floats", "Optimizer", "Slots", "view_of"]
+from streamiter.errors import ConfigurationError
+
+__all__ = ["FloatView", "Floats", "Optimizer", "Slots", "checked_optimizer", "view_of"]
 
 Floats = npt.NDArray[np.float64]
 Slots = Mapping[str, Floats]
@@ -94,6 +96,17 @@ class Optimizer(abc.ABC):
     def without_regularization(self) -> Optimizer:
         """The same rule for weights that must not be shrunk, such as an intercept."""
         return self
+
+
+def checked_optimizer(owner: str, given: Any) -> Optimizer:
+    """What was given as ``optimizer=``; ConfigurationError for what is none."""
+    if isinstance(given, Optimizer):
+        return given
+    if isinstance(given, type) and issubclass(given, Optimizer):
+        what, advice = f"the class {given.__name__}", f"make one of it: {given.__name__}()"
+    else:
+        what, advice = repr(given), "take one of streamiter.learn: SGD(…), FTRL(…), GradientDescent(…)"
+    raise ConfigurationError(f"{owner}(optimizer=): expected an Optimizer, given {what}; {advice}")
 
 
 def _array_of(view: FloatView) -> Floats:

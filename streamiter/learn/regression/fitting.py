@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,17 +13,18 @@ from streamiter.errors import ModelError
 from streamiter.flow.flow import Flow
 from streamiter.flow.graph_checks import check_parallelism
 from streamiter.flow.stream import Stream
-from streamiter.learn.estimators.running import run_offline
+from streamiter.learn.estimators.running import rounds_done, run_offline, was_interrupted
 from streamiter.learn.estimators.sources import (
     labelled,
+    no_path,
     read_topic,
     refuse_arrays_with_topic,
     refuse_options_of_topics,
 )
 from streamiter.learn.linear.model import LinearModel
 from streamiter.learn.offline.training import train_offline
-from streamiter.learn.optimizers import GradientDescent, Optimizer
-from streamiter.learn.rows.examples import CheckedExamples, Examples, Extract
+from streamiter.learn.optimizers import GradientDescent, Optimizer, checked_optimizer
+from streamiter.learn.rows.examples import CheckedExamples, Examples, Extract, as_examples
 from streamiter.learn.rows.feature_rows import Features
 from streamiter.records import Batch
 from streamiter.topics.topic import Decoder, Topic
@@ -30,12 +32,18 @@ from streamiter.topics.topic import Decoder, Topic
 __all__ = ["Fit", "OfflineModel"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Fit:
-    """How a training went."""
+    """How a training went.
 
+    >>> Fit(rounds=2, losses=[0.69315, 0.31623], ended_by="rounds")
+    Fit(rounds=2, loss=0.3162, ended_by='rounds')
+    """
+
+    rounds: int
+    """How many were made."""
     losses: list[float]
-    """The mean loss before each step."""
+    """The mean loss before each step; a step has been made in each round, or by each worker in each round."""
     ended_by: Literal["rounds", "tolerance", "interruption"]
     """All rounds were made, or the loss was small enough, or Ctrl-C."""
 
@@ -43,6 +51,14 @@ class Fit:
     def steps(self) -> int:
         """How many there were."""
         return len(self.losses)
+
+    @property
+    def loss(self) -> float:
+        """The mean loss before the last step; NaN where there was none."""
+        return self.losses[-1] if self.losses else math.nan
+
+    def __repr__(self) -> str:
+        return f"Fit(rounds={self.rounds}, loss={self.loss:.4g}, ended_by={self.ended_by!r})"
 
 
 class OfflineModel(LinearModel):
@@ -104,7 +120,10 @@ class OfflineModel(LinearModel):
             refuse_options_of_topics(title, decode=decode, extract=extract)
             stream = self._of_arrays(flow, examples, targets, sample_weights, parallelism)
             checked = CheckedExamples.concatenate
-        rule = optimizer or GradientDescent(learning_rate, l1=l1, l2=l2)
+        if optimizer is None:
+            rule: Optimizer = GradientDescent(learning_rate, l1=l1, l2=l2)
+        else:
+            rule = checked_optimizer(title, optimizer)
         training = train_offline(
             stream,
             lambda: self.twin(rule),
@@ -121,17 +140,21 @@ class OfflineModel(LinearModel):
         def describe() -> str:
             return f"loss {losses.items[-1]:.6g}" if losses.items else ""
 
-        run_offline(flow, title=title, rounds=rounds, progress=progress, describe=describe)
+        statistics = run_offline(flow, title=title, rounds=rounds, progress=progress, describe=describe)
+        interrupted = was_interrupted(statistics)
+        if not (losses.items or interrupted):
+            raise _no_weight(title)
         if models.items:
             [model] = models.items
             self.take_over(model.parameters, steps=len(losses.items), records=model.records)
-        expected = rounds if mode == "synchronous" else rounds * parallelism
-        return Fit(losses.items, _ended_by(losses.items, expected, tolerance))
+        ended_by = _ended_by(losses.items, tolerance, interrupted=interrupted)
+        return Fit(rounds_done(statistics, most=rounds), losses.items, ended_by)
 
     def _checking(self, extract: Extract | None) -> Callable[[Any], CheckedExamples]:
         def checked(batch: Batch) -> CheckedExamples:
-            examples = labelled(f"{self._name}.fit", batch, self.width) if extract is None else extract(batch)
-            return self.checked_examples(examples)
+            if extract is None:
+                return self.checked_examples(labelled(f"{self._name}.fit", batch, self.width))
+            return self.checked_examples(as_examples(f"{self._name}.fit(extract=)", extract(batch)))
 
         return checked
 
@@ -144,6 +167,8 @@ class OfflineModel(LinearModel):
         parallelism: int,
     ) -> Stream:
         """A record for each worker, with all its rows: every n-th of them."""
+        if isinstance(features, str):
+            raise no_path(f"{self._name}.fit", features)
         if targets is None:
             raise ModelError(
                 f"{self._name}.fit: expected targets, one for each row, given none; pass them second"
@@ -151,13 +176,21 @@ class OfflineModel(LinearModel):
         examples = self.checked_examples(Examples(features, targets, sample_weights))
         if not len(examples):
             raise ModelError(f"{self._name}.fit: expected rows to learn from, given none")
+        if examples.weights is not None and not examples.weights.any():
+            raise _no_weight(f"{self._name}.fit")
         shares = [examples[worker::parallelism] for worker in range(parallelism)]
         return flow.from_items(shares, name="examples", parallelism=parallelism)
 
 
 def _ended_by(
-    losses: list[float], steps: int, tolerance: float | None
+    losses: list[float], tolerance: float | None, *, interrupted: bool
 ) -> Literal["rounds", "tolerance", "interruption"]:
     if tolerance is not None and losses and losses[-1] <= tolerance:
         return "tolerance"
-    return "rounds" if len(losses) >= steps else "interruption"
+    return "interruption" if interrupted else "rounds"
+
+
+def _no_weight(title: str) -> ModelError:
+    return ModelError(
+        f"{title}: expected rows to learn from, given sample weights that are all 0; give some of them a weight above 0"
+    )

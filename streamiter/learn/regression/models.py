@@ -99,5 +99,7 @@ class LogisticRegression(OfflineModel):
         signs = row_vector(self._name, "targets", targets, length)
         good = np.abs(signs) == 1.0
         if not holds(good):
-            raise refuse_rows(good, f"{self._name}: expected targets −1 or 1", signs)
+            raise refuse_rows(
+                good, f"{self._name}: expected targets −1 or 1", signs, 'for 0 and 1 leave labels="-1/1" out'
+            )
         return (signs + 1.0) / 2.0

@@ -42,10 +42,12 @@ def holds(good: npt.NDArray[np.bool_]) -> bool:
     return int(np.count_nonzero(good)) == good.size
 
 
-def refuse_rows(good: npt.NDArray[np.bool_], expected: str, given: Floats) -> BadRows:
-    """The error for the rows that are not ``good``; it shows the value of the first."""
+def refuse_rows(
+    good: npt.NDArray[np.bool_], expected: str, given: Floats, advice: str | None = None
+) -> BadRows:
+    """The error for the rows that are not ``good``; it shows the value of the first, and says what to do."""
     bad = np.flatnonzero(~good)
-    return BadRows(bad, f"{expected}, given {given[bad[0]]}")
+    return BadRows(bad, f"{expected}, given {given[bad[0]]}" + (f"; {advice}" if advice else ""))
 
 
 def row_vector(owner: str, what: str, given: npt.ArrayLike, length: int) -> Floats:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.errors import ConfigurationError
 from streamiter.learn.rows.checks import Floats
 from streamiter.learn.rows.feature_rows import Features, Rows, concatenated_rows
 from streamiter.learn.rows.sparse import SparseRows
+from streamiter.operators.rejection import shortened
 
-__all__ = ["CheckedExamples", "Examples", "Extract"]
+__all__ = ["CheckedExamples", "Examples", "Extract", "as_examples"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,16 @@ class CheckedExamples:
         return cls(
             SparseRows(**rows) if isinstance(rows, dict) else rows, record["targets"], record["weights"]
         )
+
+
+def as_examples(owner: str, given: Any) -> Examples:
+    """What an :data:`Extract` gave; ConfigurationError for what are no ``Examples``: the function is at fault."""
+    if isinstance(given, Examples):
+        return given
+    raise ConfigurationError(
+        f"{owner}: expected a function that returns Examples, given one that returned {shortened(given)}; "
+        "return Examples(features, targets)"
+    )
 
 
 Extract = Callable[[Any], Examples]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from streamiter.errors import ConfigurationError
 from streamiter.learn.rows.checks import BadRows
 from streamiter.operators.output import Output
 from streamiter.records import Batch, take
@@ -30,10 +31,13 @@ def of_good_rows(function: Callable[[Any], Result], mini_batch: Batch, out: Outp
 def blaming_rows(
     function: Callable[[Any], Result], mini_batch: Batch, check: Callable[[Any], object]
 ) -> Result:
-    """``function(mini_batch)``; where it fails as a whole, ``BadRows`` names those for which ``check`` fails alone."""
+    """``function(mini_batch)``; where it fails as a whole, ``BadRows`` names those for which ``check`` fails alone.
+
+    What is configured wrongly is nobody's fault among the rows.
+    """
     try:
         return function(mini_batch)
-    except BadRows:
+    except (BadRows, ConfigurationError):
         raise
     except Exception as error:
         if bad := [row for row in range(len(mini_batch)) if _fails(check, take(mini_batch, [row]))]:

@@ -27,6 +27,11 @@ def as_points(owner: str, given: Any, width: int | None = None, *, what: str = "
     points = as_floats(owner, what, given)
     if points.ndim != 2 or points.shape[1] == 0 or width not in (None, points.shape[1]):
         wanted = "numbers" if width is None else f"{width} numbers"
+        if points.ndim == 2 and points.shape[1]:
+            raise ModelError(
+                f"{owner}: expected {what} as arrays of {wanted}, given some of {points.shape[1]}; give all of "
+                "them the same columns"
+            )
         raise ModelError(
             f"{owner}: expected {what} as arrays of {wanted}, given {shortened(given)} (shape {points.shape}); "
             "give each of them as an array or list"

@@ -14,6 +14,7 @@ from streamiter.flow.graph_checks import check_parallelism
 from streamiter.learn.estimators.running import run_offline
 from streamiter.learn.estimators.sources import (
     examples_in_topic,
+    no_path,
     refuse_arrays_with_topic,
     refuse_options_of_topics,
 )
@@ -119,6 +120,8 @@ class DecisionTree:
             examples = joined(examples_in_topic(features, decode, extract, owner=title))
         else:
             refuse_options_of_topics(title, decode=decode, extract=extract)
+            if isinstance(features, str):
+                raise no_path(title, features)
             if labels is None:
                 raise ModelError(f"{title}: expected labels, one for each row, given none; pass them second")
             examples = Examples(features, labels, sample_weights)

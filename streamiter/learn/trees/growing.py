@@ -27,7 +27,7 @@ def grow_tree(rows: Stream, options: TreeOptions) -> dict[str, Stream]:
     """
     no_tree = rows.flow.from_items([], name="no tree", parallelism=1)
 
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
         [trees], [rows] = variables, data
         histograms = connect(tree=trees.broadcast(), rows=rows).process(
             lambda: HistogramWorker(options.criterion()), name="histograms", parallelism=rows.parallelism
@@ -43,8 +43,7 @@ def grow_tree(rows: Stream, options: TreeOptions) -> dict[str, Stream]:
             termination_criteria=grown.filter(lambda growing: len(growing["nodes"]), name="still growing"),
         )
 
-    outputs: dict[str, Stream] = iterate_bounded_streams_until_termination([no_tree], [rows], body)
-    return outputs
+    return iterate_bounded_streams_until_termination([no_tree], [rows], body)
 
 
 def grown_tree(grown: dict[str, Any], options: TreeOptions) -> Tree:

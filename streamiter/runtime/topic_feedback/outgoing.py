@@ -6,17 +6,27 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import final
+from typing import Final, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.records import Control, DataBatch, Idle
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.port import Port
-from streamiter.runtime.topic_feedback.message import DATA, START, Kind, Message, message_of
+from streamiter.runtime.topic_feedback.message import (
+    DATA,
+    HEADER_BYTES_MAX,
+    START,
+    Kind,
+    Message,
+    message_of,
+)
 from streamiter.runtime.topic_feedback.pieces import encoded_pieces
-from streamiter.topics.topic import OutgoingBatch, TopicWriter
+from streamiter.topics.topic import Headers, OutgoingBatch, TopicWriter
 
 __all__ = ["OutgoingPump", "Outlet"]
+
+# Records of at most so many bytes, and one of them more, are written at once and held in memory until they are stored.
+_WRITE_BYTES: Final = 1 << 20
 
 
 @final
@@ -51,11 +61,34 @@ class Outlet:
 
 
 @final
-class OutgoingPump:
-    """Writes what waits in the outlets, in turns; ``run`` is an asyncio task of its own.
+class Entries:
+    """Records of the topic that are written together."""
 
-    What has found no room in the writer stays in the outlets. Whenever they are empty it waits until all is
-    stored, so that a failed write is heard of although nothing follows it.
+    def __init__(self) -> None:
+        self._columns: dict[int, tuple[list[bytes | None], list[Headers]]] = {}
+        self.size_bytes = 0
+
+    def add(self, partition: int, value: bytes, headers: Headers) -> None:
+        """Put one behind the others of its partition."""
+        values, all_headers = self._columns.setdefault(partition, ([], []))
+        values.append(value)
+        all_headers.append(headers)
+        self.size_bytes += len(value) + HEADER_BYTES_MAX
+
+    def batches(self) -> list[OutgoingBatch]:
+        """One for each partition."""
+        return [
+            OutgoingBatch(values, headers=headers, partition=partition)
+            for partition, (values, headers) in self._columns.items()
+        ]
+
+
+@final
+class OutgoingPump:
+    """Writes what waits in the outlets, all that does in one go; ``run`` is an asyncio task of its own.
+
+    It waits until that is stored, so that a failed write is heard of although nothing follows it. What comes meanwhile
+    waits in the outlets, where small batches of one epoch are joined: the slower the topic, the larger its records.
     """
 
     def __init__(self, run_id: str, start: str, outlets: Sequence[Outlet], plain_data: PlainData) -> None:
@@ -73,25 +106,18 @@ class OutgoingPump:
         """Write the start of this run into every partition; values are at most ``limit_bytes`` from then on."""
         self._writer = writer
         self._limit_bytes = limit_bytes
+        starts = Entries()
         for outlet in self._outlets:
-            await self._write_to_all(outlet, START, 0)
+            self._add_to_all(starts, outlet, START, 0)
             outlet.channel.attach(partial(self._list, outlet))
-        await writer.flush()
+        await self._write(starts)
 
     async def run(self) -> None:
         """Write for ever, or after ``finish`` until all has been written."""
-        assert self._writer is not None
         while True:
             while self._ready:
-                outlet = self._ready.popleft()
-                outlet.is_listed = False
-                if outlet.queue.peek() is not None:
-                    await self._write_next(outlet)
-                    self._list(outlet)
-                    await asyncio.sleep(0)  # A writer that never waits must leave others their turn.
-            await self._writer.flush()
-            if self._ready:
-                continue
+                await self._write(self._take_what_waits())
+                await asyncio.sleep(0)  # A writer that never waits must leave others their turn.
             if self._is_finishing:
                 return
             self._news.clear()
@@ -108,28 +134,35 @@ class OutgoingPump:
             self._ready.append(outlet)
             self._news.set()
 
-    async def _write_next(self, outlet: Outlet) -> None:
-        if isinstance(outlet.queue.peek(), Control):
-            control = outlet.queue.take()
-            assert isinstance(control, Control)
-            if isinstance(control, Idle):
-                return  # A head does not ask who is idle.
-            await self._write_to_all(outlet, *message_of(control))
-        else:
-            await self._write_data(outlet, outlet.queue.take_data())
+    def _take_what_waits(self) -> Entries:
+        """What is in the outlets, taken from them in turns, up to the size of one write."""
+        entries = Entries()
+        while self._ready and entries.size_bytes < _WRITE_BYTES:
+            outlet = self._ready.popleft()
+            outlet.is_listed = False
+            if outlet.queue.peek() is not None:
+                self._take_next(outlet, entries)
+                self._list(outlet)
+        return entries
 
-    async def _write_data(self, outlet: Outlet, batch: DataBatch) -> None:
-        for value in encoded_pieces(batch.records, self._limit_bytes, self._plain_data):
-            await self._write(outlet, outlet.home, DATA, batch.epoch, value)
+    def _take_next(self, outlet: Outlet, entries: Entries) -> None:
+        if isinstance(outlet.queue.peek(), DataBatch):
+            batch = outlet.queue.take_data()
+            for value in encoded_pieces(batch.records, self._limit_bytes, self._plain_data):
+                self._add(entries, outlet, outlet.home, DATA, batch.epoch, value)
+            return
+        control = outlet.queue.take()
+        assert isinstance(control, Control)
+        if not isinstance(control, Idle):  # A head does not ask who is idle.
+            self._add_to_all(entries, outlet, *message_of(control))
 
-    async def _write_to_all(self, outlet: Outlet, kind: Kind, number: int) -> None:
+    def _add_to_all(self, entries: Entries, outlet: Outlet, kind: Kind, number: int) -> None:
         for partition in outlet.partitions:
-            await self._write(outlet, partition, kind, number)
+            self._add(entries, outlet, partition, kind, number)
 
-    async def _write(
-        self, outlet: Outlet, partition: int, kind: Kind, number: int, value: bytes = b""
+    def _add(
+        self, entries: Entries, outlet: Outlet, partition: int, kind: Kind, number: int, value: bytes = b""
     ) -> None:
-        assert self._writer is not None
         message = Message(
             run=self._run_id,
             producer=outlet.producer,
@@ -140,6 +173,10 @@ class OutgoingPump:
             step=outlet.step,
             start=self._start,
         )
-        await self._writer.write(
-            OutgoingBatch([value], headers=[message.headers()], partition=partition),
-        )
+        entries.add(partition, value, message.headers())
+
+    async def _write(self, entries: Entries) -> None:
+        assert self._writer is not None
+        for batch in entries.batches():
+            await self._writer.write(batch)
+        await self._writer.flush()

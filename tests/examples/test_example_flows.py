@@ -1,0 +1,56 @@
+"""The flows of the examples, as the command line finds them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WITHOUT = {"decision_tree.py"}
+"""``fit`` builds its flow."""
+FLOWS = sorted(
+    f"{file.relative_to(ROOT)}:flow"
+    for room in ("", "linear_regression")
+    for file in (ROOT / "examples" / room).glob("*.py")
+    if file.name not in WITHOUT
+)
+PATIENCE_S = 60.0
+
+
+def streamiter(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "streamiter", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+
+
+def test_all_examples_are_looked_at() -> None:
+    """An empty list would pass."""
+    assert len(FLOWS) >= 7
+
+
+@pytest.mark.parametrize("target", [*FLOWS, "examples/online_service/trainer.py:training_flow"])
+def test_the_flow_of_an_example_is_drawn_without_running_it(target: str) -> None:
+    """The whole program ran, and then there was nothing to draw."""
+    drawn = streamiter("draw", target)
+    title, *lines = drawn.stdout.removeprefix("---\ntitle: ").splitlines()
+    assert title
+    assert lines[:2] == ["---", "flowchart LR"]
+    assert any("iteration 1" in line for line in lines)
+    assert drawn.stderr == ""
+
+
+@pytest.mark.parametrize("target", FLOWS)
+def test_the_flow_of_an_example_runs_and_says_how_its_loop_ended(target: str) -> None:
+    """What it has found must be printed by the flow, not by a program around it."""
+    ran = streamiter("run", target)
+    assert ran.stdout
+    assert re.search(r"^iteration 1 \(.*\): ended in epoch \d+, .* fed back$", ran.stderr, re.MULTILINE)

@@ -1,0 +1,85 @@
+"""The example of a loop that two processes share, run as the page on iterations says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shlex
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import orjson
+
+from streamiter import topic
+from streamiter.topics import ReadRequest
+
+ROOT = Path(__file__).parents[2]
+PAGES = 200
+
+# A process starts in about a second on a free machine.
+PATIENCE_S = 60.0
+
+
+def commands() -> list[list[str]]:
+    """Those of the page, in order."""
+    text = (ROOT / "docs" / "iterations.md").read_text(encoding="utf-8")
+    [block] = [
+        each for each in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL) if "crawl" in each
+    ]
+    return [shlex.split(line, comments=True) for line in block.splitlines()]
+
+
+def runnable(command: list[str]) -> list[str]:
+    program, *arguments = command
+    if program == "streamiter":
+        return [sys.executable, "-m", "streamiter", *arguments]
+    assert program == "python"
+    return [sys.executable, str(ROOT / arguments[0]), *arguments[1:]]
+
+
+@contextlib.asynccontextmanager
+async def running(command: list[str], place: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Gone afterwards."""
+    child = await asyncio.create_subprocess_exec(*runnable(command), cwd=place)
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+
+
+async def visits(url: str, count: int) -> list[tuple[int, int]]:
+    """The first so many: page, worker."""
+    reader = await topic(url).open_reader(ReadRequest())
+    found: list[tuple[int, int]] = []
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(found) < count:
+                batch = await reader.read()
+                assert batch is not None
+                found += [
+                    (each["page"], each["worker"])
+                    for each in [orjson.loads(value or b"") for value in batch.values]
+                ]
+    finally:
+        await reader.close()
+    return found
+
+
+async def test_two_processes_visit_each_page_once(tmp_path: Path) -> None:
+    """A command of the page was wrong, or a page was visited by both."""
+    *creating, first, second, _ = commands()
+    for command in creating:
+        async with running(command, tmp_path) as child:
+            assert await asyncio.wait_for(child.wait(), PATIENCE_S) == 0
+    async with running(first, tmp_path) as one, running(second, tmp_path) as other:
+        found = await visits(f"sqlite:///{tmp_path}/crawl.db?topic=visited", PAGES)
+        for child in (one, other):
+            child.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(child.wait(), PATIENCE_S) == 0
+    assert sorted(page for page, _ in found) == list(range(PAGES))
+    assert {worker for _, worker in found} == {0, 1}

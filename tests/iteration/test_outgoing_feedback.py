@@ -1,0 +1,192 @@
+"""What waits to be fed back goes into a topic together: in few records, and in few writes."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.spill import SpillQueue
+from streamiter.records import Batch, DataBatch, EpochWatermark
+from streamiter.runtime.feedback import FeedbackChannel
+from streamiter.runtime.topic_feedback.message import DATA, Message
+from streamiter.runtime.topic_feedback.outgoing import OutgoingPump, Outlet
+from streamiter.topics import MemoryBroker, OutgoingBatch
+from streamiter.topics.topic import ReadRequest, TopicWriter
+
+LIMIT_BYTES = 1 << 20
+PRODUCERS, HEADS = 3, 2
+
+
+class Counting(TopicWriter):
+    """Passes all on and counts how many records of the topic each call brought."""
+
+    def __init__(self, inner: TopicWriter) -> None:
+        self._inner = inner
+        self.writes: list[int] = []
+        self.flushes = 0
+
+    async def write(self, batch: OutgoingBatch) -> None:
+        self.writes.append(len(batch))
+        await self._inner.write(batch)
+
+    async def flush(self) -> None:
+        self.flushes += 1
+        await self._inner.flush()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class Fed:
+    """Outlets of some producers to some heads, each with a partition, and what the pump makes of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.topic = MemoryBroker().topic("loop")
+        self.outlets = [
+            Outlet(producer, "step", head, FeedbackChannel(f"{producer} → {head}", self._queue(directory)))
+            for producer in range(PRODUCERS)
+            for head in range(HEADS)
+        ]
+        self.pump = OutgoingPump("run", "start", self.outlets, PlainData())
+
+    @staticmethod
+    def _queue(directory: Path) -> SpillQueue:
+        return SpillQueue(
+            name="step", directory=directory, memory_limit_bytes=1 << 30, disk_limit_bytes=1 << 30
+        )
+
+    async def open(self) -> Counting:
+        await self.topic.create(partitions=HEADS)
+        for outlet in self.outlets:
+            outlet.assign([outlet.head])
+        writer = Counting(await self.topic.open_writer())
+        await self.pump.open(writer, LIMIT_BYTES)
+        return writer
+
+    async def write_all(self) -> None:
+        self.pump.finish()
+        await self.pump.run()
+
+    async def written(self) -> dict[tuple[int, int], list[tuple[Message, Batch]]]:
+        """By producer and head: the headers and records of what is in the topic, but for the starts."""
+        reader = await self.topic.open_reader(ReadRequest(stop="latest"))
+        found: dict[tuple[int, int], list[tuple[Message, Batch]]] = {}
+        while (batch := await reader.read()) is not None:
+            for headers, value in zip(batch.headers, batch.values, strict=True):
+                message = Message.of(headers)
+                if message.kind != "start":
+                    records = PlainData().decode_batch(value or b"") if message.kind == DATA else []
+                    found.setdefault((message.producer, batch.partition), []).append((message, records))
+        await reader.close()
+        return found
+
+
+@pytest.fixture
+def fed(tmp_path: Path) -> Fed:
+    return Fed(tmp_path)
+
+
+async def test_small_batches_that_wait_become_one_record_of_the_topic(fed: Fed) -> None:
+    """As records of their own they would come back as small, and be cut again."""
+    await fed.open()
+    for outlet in fed.outlets:
+        for number in range(1_000):
+            outlet.channel.put(DataBatch([number], 1))
+    await fed.write_all()
+    written = await fed.written()
+    assert len(written) == PRODUCERS * HEADS
+    for entries in written.values():
+        assert [records for _, records in entries] == [list(range(1_000))]
+
+
+async def test_all_that_waits_is_one_write_for_each_partition(fed: Fed) -> None:
+    """A write for each queue gave the subtasks a turn in between: what they fed back then was the smaller."""
+    writer = await fed.open()
+    assert (writer.writes, writer.flushes) == ([PRODUCERS] * HEADS, 1)  # the starts
+    for outlet in fed.outlets:
+        for epoch in range(1, 6):
+            outlet.channel.put(DataBatch([epoch], epoch))
+            outlet.channel.put_control(EpochWatermark(epoch))
+    await fed.write_all()
+    assert (writer.writes[HEADS:], writer.flushes) == ([PRODUCERS * 10] * HEADS, 2)
+
+
+async def test_what_comes_while_a_write_is_stored_is_joined(fed: Fed) -> None:
+    """A pump that ran ahead of a slow topic would write each batch as it comes, so that none waits for another."""
+    writer = await fed.open()
+    stored, is_storing = asyncio.Event(), asyncio.Event()
+    store = writer.flush
+
+    async def slow_flush() -> None:
+        is_storing.set()
+        await stored.wait()
+        await store()
+
+    writer.flush = slow_flush  # type: ignore[method-assign]
+    running = asyncio.create_task(fed.pump.run())
+    [outlet, *_] = fed.outlets
+    outlet.channel.put(DataBatch([0], 1))
+    await is_storing.wait()
+    for number in range(1, 500):
+        outlet.channel.put(DataBatch([number], 1))
+        await asyncio.sleep(0)
+    stored.set()
+    fed.pump.finish()
+    await running
+    [entries] = (await fed.written()).values()
+    assert [records for _, records in entries] == [[0], list(range(1, 500))]
+
+
+async def test_joined_batches_keep_order_epochs_types_and_control_records(fed: Fed) -> None:
+    """Only neighbours of one epoch and type may become one: what lies between them must not be overtaken."""
+    await fed.open()
+    [outlet, *_] = fed.outlets
+    batches: list[tuple[int, Batch]] = [
+        (1, [1]),
+        (1, [2]),
+        (2, [3]),
+        (1, [4]),
+        (1, np.array([5])),
+        (1, np.array([6])),
+        (1, np.array([7.0])),
+    ]
+    for epoch, records in batches:
+        outlet.channel.put(DataBatch(records, epoch))
+    outlet.channel.put_control(EpochWatermark(1))
+    outlet.channel.put(DataBatch(np.array([8.0]), 2))
+    outlet.channel.put(DataBatch(np.array([9.0]), 2))
+    await fed.write_all()
+    [entries] = (await fed.written()).values()
+    assert [(message.kind, message.epoch, list(records)) for message, records in entries] == [
+        ("data", 1, [1, 2]),
+        ("data", 2, [3]),
+        ("data", 1, [4]),
+        ("data", 1, [5, 6]),
+        ("data", 1, [7.0]),
+        ("watermark", 1, []),
+        ("data", 2, [8.0, 9.0]),
+    ]
+    start = 1  # of the run, written before
+    assert [message.sequence for message, _ in entries] == list(range(start, start + len(entries)))
+
+
+async def test_a_write_is_bounded_and_all_outlets_have_their_turn(fed: Fed) -> None:
+    """Feedback that waits on disk, because memory is not given to it, must not come back for one write."""
+    writer = await fed.open()
+    for outlet in fed.outlets:
+        for epoch in range(4):
+            outlet.channel.put(DataBatch(np.zeros(50_000), epoch + 1))
+    await fed.write_all()
+    # 400 kB each: no write call holds more than a megabyte and the batch that went past it.
+    assert writer.flushes > len(fed.outlets)
+    assert max(writer.writes[HEADS:]) <= 3
+    written = await fed.written()
+    for entries in written.values():
+        epochs = [epoch for epoch, _ in groupby(message.epoch for message, _ in entries)]
+        assert epochs == [1, 2, 3, 4]
+        assert sum(len(records) for _, records in entries) == 200_000
