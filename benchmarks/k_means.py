@@ -27,7 +27,7 @@ UNIT = "rounds/s"
 BY_HAND = "chunked numpy, argmax and one-hot"
 SAME = "chunked numpy, arithmetic of streamiter"
 SCIKIT_LEARN = "scikit-learn, Lloyd"
-AT_LEAST = 0.77  # At most 1.3 times as long.
+AT_LEAST = 0.77
 """At most 1.3 times as long."""
 
 Floats = npt.NDArray[np.float64]

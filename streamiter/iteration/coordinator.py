@@ -104,6 +104,8 @@ class LoopCoordinator:
         self._heads: list[Post] = []
         self._criteria_heads: list[Post] = []
         self._entrances: list[Post] = []
+        self._head_names: list[str] = []
+        self._entrance_names: list[str] = []
         self._feedback: list[FeedbackChannel] = []
         self._criteria: list[FeedbackChannel] = []
         self._held: list[EpochsAside] = []
@@ -123,10 +125,16 @@ class LoopCoordinator:
     # -- reports -----------------------------------------------------------------------------------------
 
     def register_head(
-        self, post: Post, feedback: Iterable[FeedbackChannel], held: EpochsAside | None = None
+        self,
+        post: Post,
+        feedback: Iterable[FeedbackChannel],
+        held: EpochsAside | None = None,
+        *,
+        name: str = "",
     ) -> int:
         """A head is there, with what it keeps of its feedback for later; gives its number."""
         self._heads.append(post)
+        self._head_names.append(name)
         self._feedback += feedback
         if held is not None:
             self._held.append(held)
@@ -138,9 +146,10 @@ class LoopCoordinator:
         self._criteria += feedback
         return self._heads_expected + len(self._criteria_heads) - 1
 
-    def register_entrance(self, post: Post) -> int:
+    def register_entrance(self, post: Post, *, name: str = "") -> int:
         """An entrance is there; gives its number."""
         self._entrances.append(post)
+        self._entrance_names.append(name)
         return len(self._entrances) - 1
 
     def register_replay(self, cache: ReplayCache) -> None:
@@ -270,6 +279,16 @@ class LoopCoordinator:
             self._feedback_handled = 0
             throttled, self._throttled = self._throttled, {}
             self._post(throttled, Admit())
+
+    def awaited(self) -> str:
+        """Who the epoch under way waits for, for people."""
+        heads, entrances = self.progress.awaited()
+        named = [self._head_names[head] for head in heads if head < len(self._head_names)]
+        missing = [f"what is fed back to {', '.join(named)}"] if named else []
+        if entrances:
+            silent = ", ".join(self._entrance_names[entrance] for entrance in entrances)
+            missing.append(f"data at {silent}")
+        return " and ".join(missing) or "the end of the epoch"
 
     # -- statistics ----------------------------------------------------------------------------------------
 

@@ -49,7 +49,9 @@ class Entrance(Boundary):
     def open(self, context: Context) -> None:
         self.context = context
         self.coordinator = self._coordinator_of(context.scope)
-        self._index = self.coordinator.register_entrance(self.tell)
+        self._index = self.coordinator.register_entrance(
+            self.tell, name=f"{context.name}[{context.subtask_index}]"
+        )
 
     def tell(self, control: Control) -> None:
         """Have a control record of the loop handled next."""
@@ -57,6 +59,14 @@ class Entrance(Boundary):
 
     def wanted_inputs(self) -> Iterable[str] | None:
         return () if self._throttled or self._waiting else None
+
+    def held_for(self) -> str | None:
+        if not self._waiting:
+            return None
+        return (
+            f"its data is ahead of epoch {self.last_complete + 1}, which waits for {self.coordinator.awaited()} (a "
+            "silent source needs idle_timeout= of epochs_every)"
+        )
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         if not self._stamped:

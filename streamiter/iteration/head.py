@@ -41,7 +41,12 @@ class Head(ReceivingHead):
         super().open(context)
         if self._max_epochs_ahead is not None:
             self._held = EpochsAside(self.surroundings.make_spill_queue)
-        index = self.coordinator.register_head(context.post, self.surroundings.feedback_channels, self._held)
+        index = self.coordinator.register_head(
+            context.post,
+            self.surroundings.feedback_channels,
+            self._held,
+            name=f"{context.name}[{context.subtask_index}]",
+        )
         self.received = ReceivedEpochs(self.coordinator, index)
 
     # -- records -----------------------------------------------------------------------------------------

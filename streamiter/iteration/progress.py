@@ -141,6 +141,12 @@ class LoopProgress:
         self._passed[entrance] = math.inf
         return self._decide()
 
+    def awaited(self) -> tuple[list[int], list[int]]:
+        """The heads that have not received the epoch under way, and the entrances that it has not passed."""
+        epoch = self.last_complete + 1
+        heads = [head for head, received in enumerate(self._received) if received < epoch]
+        return heads, [entrance for entrance, passed in enumerate(self._passed) if passed < epoch]
+
     def end_soon(self) -> None:
         """End at the next complete epoch in which all may end, whatever it brought."""
         self._ends_soon = True

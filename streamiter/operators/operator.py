@@ -130,6 +130,10 @@ class Boundary(Operator):
         """Inputs to read next; None means all."""
         return None
 
+    def held_for(self) -> str | None:
+        """Why it takes no input now, for the log; None if there is no better reason than that it wants none."""
+        return None
+
     def checkpoint_begins(self) -> None:
         """A barrier is here; ``snapshot`` comes next."""
 

@@ -191,6 +191,11 @@ class Task:
         self.gate.close()
         return errors
 
+    def held_for(self) -> str:
+        """Why it leaves its input where it is, for the log."""
+        reason = None if self._boundary is None else self._boundary.held_for()
+        return reason or "it has input that it does not want now"
+
     def post(self, control: Control) -> None:
         """Have a control record handled next (from anywhere in the job)."""
         self.gate.post(control)

@@ -139,7 +139,7 @@ def _blocked_by(task: Task) -> str | None:
     if awaited := task.gate.awaited_barriers():
         return f"{task.name} waits for the checkpoint barrier of {', '.join(awaited)}"
     if _is_held(task):
-        return f"{task.name} is held: it has input that it does not want now"
+        return f"{task.name} is held: {task.held_for()}"
     if any(port.peek() is not None for port in task.gate.ports):
         return f"{task.name} has input that it does not take"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -205,3 +206,19 @@ def test_a_restored_loop_is_not_held_by_a_silent_partition_either(seed: int) -> 
     check_listener(
         [("callback", epoch) for epoch in range(callbacks(again["train", 0])[0])] + again["train", 0]
     )
+
+
+async def test_the_log_says_which_partition_a_held_loop_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    """It named the one that had data, a step that nobody had written, and not the one that was silent."""
+    caplog.set_level(logging.WARNING, logger="streamiter.job")
+    flow, log = Flow("loop"), Log()
+    clock, topic = VirtualClock(), await made(2)
+    train(epochs_every(flow.source(topic, parallelism=2), records=4), log)
+    job = await flow.start(clock=clock, channel_limits=SMALL)
+    await write(topic, 0, range(40))
+    await clock.advance(700)
+    assert (
+        "data 0[0] is held: its data is ahead of epoch 0, which waits for data at data 0[1] (a silent source needs "
+        "idle_timeout= of epochs_every)"
+    ) in caplog.text
+    await job.stop("abort")
