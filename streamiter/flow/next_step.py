@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streamiter.flow.flow import Flow
     from streamiter.flow.stream import Stream
 
-__all__ = ["add_next_step", "label_of"]
+__all__ = ["add_next_step", "label_of", "rebalance_unequal"]
 
 
 def add_next_step(
@@ -45,7 +45,7 @@ def add_next_step(
     policy = check_policy(options.on_error, options.dead_letter, step=label)
     for stream in streams.values():
         _check_loop(stream, label)
-    _rebalance(edges, parallelism)
+    rebalance_unequal(edges, parallelism)
     step = Step(
         name=flow.unique_name(label, named=named),
         parallelism=parallelism,
@@ -77,8 +77,8 @@ def _default_parallelism(edges: list[Edge], flow: Flow) -> int:
     return max(straight, default=flow.parallelism)
 
 
-def _rebalance(edges: list[Edge], parallelism: int) -> None:
-    """Where subtask cannot go to subtask."""
+def rebalance_unequal(edges: list[Edge], parallelism: int) -> None:
+    """Deal records out in turn where subtask cannot go to subtask."""
     for edge in edges:
         if isinstance(edge.partitioning, Forward) and edge.upstream.parallelism != parallelism:
             edge.partitioning = Rebalance()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamiter.flow.flow import Flow
+from streamiter.flow.next_step import rebalance_unequal
 from streamiter.flow.stream import Stream
 from streamiter.iteration.checks import (
     check_bounded,
@@ -32,7 +33,6 @@ from streamiter.iteration.replayed import DataStream
 from streamiter.iteration.replayer import Replayer
 from streamiter.iteration.rounds import RoundScope
 from streamiter.runtime.graph import Edge, Step
-from streamiter.runtime.partitioning import Forward, Rebalance
 from streamiter.user_code import user_line
 
 __all__ = ["Body", "IterationBuilder"]
@@ -168,7 +168,7 @@ class IterationBuilder:
         loop: Loop | None,
         epochs_seen: str = "",
     ) -> Stream:
-        _match(edges, parallelism)
+        rebalance_unequal(edges, parallelism)
         return self._flow.add_step(
             Step(
                 name=self._flow.unique_name(label, named=False),
@@ -185,7 +185,7 @@ class IterationBuilder:
 
     def _close_loop(self, head: Step, feedback: Stream | FeedbackThrough, parallelism: int) -> None:
         edges = feedback_stream(feedback).edges(FEEDBACK)
-        _match(edges, parallelism)
+        rebalance_unequal(edges, parallelism)
         through = feedback.topic if isinstance(feedback, FeedbackThrough) else None
         if through is not None:
             check_topic_is_free(head, edges, through, self._flow.steps)
@@ -193,9 +193,3 @@ class IterationBuilder:
             edge.feedback = self._loop.limits
             edge.feedback_topic = through
         head.inputs.extend(edges)
-
-
-def _match(edges: Sequence[Edge], parallelism: int) -> None:
-    for edge in edges:
-        if isinstance(edge.partitioning, Forward) and edge.upstream.parallelism != parallelism:
-            edge.partitioning = Rebalance()

@@ -287,7 +287,7 @@ class LoopCoordinator:
         missing = [f"what is fed back to {', '.join(named)}"] if named else []
         if entrances:
             silent = ", ".join(self._entrance_names[entrance] for entrance in entrances)
-            missing.append(f"data at {silent}")
+            missing.append(f"data at {silent} (a silent source needs idle_timeout= of epochs_every)")
         return " and ".join(missing) or "the end of the epoch"
 
     # -- statistics ----------------------------------------------------------------------------------------

@@ -63,10 +63,7 @@ class Entrance(Boundary):
     def held_for(self) -> str | None:
         if not self._waiting:
             return None
-        return (
-            f"its data is ahead of epoch {self.last_complete + 1}, which waits for {self.coordinator.awaited()} (a "
-            "silent source needs idle_timeout= of epochs_every)"
-        )
+        return f"its data is ahead of epoch {self.last_complete + 1}, which waits for {self.coordinator.awaited()}"
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         if not self._stamped:

@@ -14,7 +14,7 @@ from streamiter.runtime.graph import Edge, Step
 
 __all__ = ["RoundScope", "for_each_round"]
 
-_Outlet = tuple[Step, OutputTag | None]
+_StepOutput = tuple[Step, OutputTag | None]
 
 
 class RoundScope:
@@ -22,12 +22,12 @@ class RoundScope:
 
     def __init__(self, *, whole_body: bool = False, given: Iterable[Stream] = ()) -> None:
         self.whole_body = whole_body
-        self._given = _outlets(given)
-        self._given_back: set[_Outlet] = set()
+        self._given = _outputs_of(given)
+        self._given_back: set[_StepOutput] = set()
 
     def give_back(self, streams: Iterable[Stream]) -> None:
         """These streams may be used outside."""
-        self._given_back |= _outlets(streams)
+        self._given_back |= _outputs_of(streams)
 
     def check_use_inside(self, label: str, edge: Edge) -> None:
         """Raise GraphError for a stream that did not come in through the arguments."""
@@ -117,7 +117,7 @@ def for_each_round(
     return result
 
 
-def _outlets(streams: Iterable[Stream]) -> set[_Outlet]:
+def _outputs_of(streams: Iterable[Stream]) -> set[_StepOutput]:
     return {(edge.upstream, edge.tag) for stream in streams for edge in stream.edges()}
 
 

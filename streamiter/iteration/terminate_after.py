@@ -10,6 +10,7 @@ import numpy as np
 from streamiter.errors import ConfigurationError, GraphError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.checks import check_body_stream
+from streamiter.numbers import whole_number
 from streamiter.operators.context import Context
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import Output
@@ -41,8 +42,7 @@ def terminate_after(
     """
     check_body_stream(stream, "terminate_after(stream, …)")
     label = name or "terminate_after"
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise GraphError(f"{label}: expected rounds of at least 1, given {rounds!r}; use a whole number")
+    rounds = whole_number(f"{label}(rounds=)", rounds, 1, error=GraphError)
     if tolerance is not None and not _is_number(tolerance):
         raise GraphError(
             f"{label}: expected tolerance to be a number, given {tolerance!r}; leave it out for none"

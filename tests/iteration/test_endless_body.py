@@ -29,6 +29,7 @@ from streamiter import (
     connect,
     for_each_round,
     iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
     replayed,
 )
 from streamiter.operators.collect import Collected
@@ -283,3 +284,31 @@ async def test_epochs_that_pass_a_blocked_replay_are_a_number_and_not_a_queue() 
     [loop] = statistics.loops
     assert loop.ended_in is not None
     assert list(dict.fromkeys(seen)) == list(range(loop.ended_in))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_unbounded_loop_in_which_something_circulates_ends_when_it_is_drained_twice(seed: int) -> None:
+    """What goes round may belong to what was read, so once is not enough; nothing but losing it all was left."""
+    log, flow = Log(), Flow("token")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        raised = variables[0].process(lambda: Witness(log), name="step").map(lambda n: n + 1)
+        return IterationBodyResult([raised], [raised])
+
+    [raised] = iterate_unbounded_streams([flow.from_items([0])], [], body)
+    seen = raised.collect()
+
+    async def main() -> None:
+        job = await flow.start()
+        await until(lambda: len(callbacks(log["step", 0])) > 5)
+        first = asyncio.create_task(job.stop("drain"))
+        before = len(callbacks(log["step", 0]))
+        await until(lambda: len(callbacks(log["step", 0])) > before + 50)
+        assert not first.done()
+        statistics = await asyncio.wait_for(job.stop("drain"), PATIENCE_S)
+        assert (statistics.state, statistics.loops[0].end_reason) == ("finished", "the job was drained")
+        assert (await first).state == "finished"
+
+    run_shuffled(main(), seed)
+    check_listener(log["step", 0])
+    assert seen.items == list(range(1, len(seen.items) + 1))
