@@ -35,6 +35,7 @@ from collections.abc import Iterable, Mapping
 from streamiter.user_code import user_line
 
 __all__ = [
+    "CheckpointError",
     "ConfigurationError",
     "DecodeError",
     "EncodeError",
@@ -55,6 +56,7 @@ __all__ = [
     "TopicError",
     "TopicNotFound",
     "TopicUnavailable",
+    "TransactionExpired",
 ]
 
 
@@ -164,6 +166,14 @@ class StorageFull(TopicError):
 
 class ProducerFenced(TopicError):
     """A newer writer with the same transactional id has taken over; this one must stop."""
+
+
+class TransactionExpired(ProducerFenced):
+    """A transaction was open for longer than its timeout and is gone; going on from the last checkpoint is safe."""
+
+
+class CheckpointError(StreamiterError):
+    """A checkpoint is missing, damaged, of another flow or version, or cannot be taken or gone on from."""
 
 
 class LoopOverflow(StreamiterError):
