@@ -3,11 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check format bench clean
+# Tests run in so many processes; 0 is none but pytest's own. Each that comes to tests of Kafka starts a broker.
+WORKERS ?= 2
+# Files are kept together, in order, until one process has nothing left: it then takes half of what another has.
+# Bytecode is kept whatever the environment says: hundreds of tests start a Python, which would compile everything.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+.PHONY: help demo test soak kafka check format bench clean
 
 help:
 	@echo "make demo    online learning on 336,776 flights, no server needed"
 	@echo "make test    the whole test suite (a Kafka broker is fetched and started where Java and Maven are found)"
+	@echo "make soak    the tests that have no end, for as many seeds as you say: make soak SEED=7 RUNS=1000"
 	@echo "make check   format, lint, types, the order of the rooms"
 	@echo "make bench   speed, beside hand-written loops"
 	@echo "make format  format the code"
@@ -21,8 +28,18 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: $(VENV)/installed
 	$(BIN)/streamiter demo
 
-test: $(VENV)/installed
-	$(BIN)/python -m pytest
+test: $(VENV)/installed kafka
+	$(PYTEST)
+
+# Other seeds every time, unless one is given; the seed of a failure is in its message.
+soak: SEED := $(or $(SEED),$(shell date +%s))
+soak: RUNS ?= 10000
+soak: $(VENV)/installed kafka
+	STREAMITER_SOAK_SEED=$(SEED) STREAMITER_SOAK_RUNS=$(RUNS) $(PYTEST) -m soak
+
+# Fetched before the tests, whose time limits a slow line would break; where it fails, the tests say why.
+kafka: $(VENV)/installed
+	-@PYTHONPATH=tests $(BIN)/python -m support.kafka_jars
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .

@@ -1,5 +1,6 @@
 """streamiter: learning on streams."""
 
+from streamiter.checkpoints.settings import Checkpoints
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.bounded import iterate_bounded_streams_until_termination
@@ -16,6 +17,7 @@ from streamiter.topics.formats import Json
 from streamiter.topics.lookup import topic
 
 __all__ = [
+    "Checkpoints",
     "Columns",
     "FeedbackLimits",
     "Flow",

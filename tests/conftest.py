@@ -4,8 +4,9 @@ import hypothesis
 import pytest
 from support.kafka_fixtures import kafka_broker, kafka_broker_factory, topic_prefix
 from support.small_disk import small_disk
+from support.soak import for_each_soak_seed, soak_header, without_time_limits
 
-__all__ = ["kafka_broker", "kafka_broker_factory", "small_disk", "topic_prefix"]
+__all__ = ["for_each_soak_seed", "kafka_broker", "kafka_broker_factory", "small_disk", "topic_prefix"]
 
 # A failed assert in the shared checks of the topic contract shows its values, as in a test module.
 pytest.register_assert_rewrite(
@@ -17,6 +18,18 @@ pytest.register_assert_rewrite(
     "topics.topic_case",
 )
 
-# Two busy cores make single examples slow; what must not hang has time limits of its own.
-hypothesis.settings.register_profile("streamiter", deadline=None)
+# Two busy cores make single examples slow, and the making of them; what must not hang has time limits of its own.
+hypothesis.settings.register_profile(
+    "streamiter", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("streamiter")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Which seeds a soak takes."""
+    return soak_header(config)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Soak tests have no time limit."""
+    without_time_limits(items)

@@ -142,7 +142,13 @@ NAMES = {
         "StatefulMap",
     ],
     "streamiter.testing": [
+        "Faults",
+        "Simulation",
+        "SimulationFailed",
+        "SimulationResult",
+        "Undisturbed",
         "VirtualClock",
+        "simulate",
     ],
     "streamiter.topics": [
         "Connector",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final, NoReturn
+from typing import ClassVar, Final, NoReturn
 
 from streamiter.errors import ConfigurationError
 from streamiter.topics.formats import Json, Text
@@ -41,6 +41,7 @@ class FilesTopic(Topic):
     """
 
     bounded: Final = True
+    has_transactions: ClassVar[bool] = False
 
     def __init__(self, location: Location, options: FileOptions) -> None:
         self._location = location
@@ -60,6 +61,13 @@ class FilesTopic(Topic):
     def commit_domain(self) -> str:
         """One of its own for each path: nothing is committed together."""
         return f"file:{self._location.path}"
+
+    def beside(self, name: str) -> NoReturn:
+        """Files have no commit domain to share: always a ``ConfigurationError``."""
+        raise ConfigurationError(
+            f"topic {self.url!r}: there is no topic {name!r} beside a file, as files are never committed "
+            "together; topics of sqlite:// and kafka:// are"
+        )
 
     def default_decoder(self) -> Decoder:
         """By format: ``Json()``, ``Csv()`` (fields as text), ``Libsvm()``, ``Dummy()`` or ``Text()``.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -65,6 +65,10 @@ class KafkaAddress:
         query = f"?{urlencode(shown_options)}" if shown_options else ""
         return f"kafka://{','.join(map(shown, self.servers))}/{self.topic}{query}"
 
+    def beside(self, name: str) -> KafkaAddress:
+        """The same for another topic of the cluster."""
+        return replace(self, topic=_checked_name(name))
+
 
 def _servers(netloc: str) -> tuple[Server, ...]:
     if not netloc:
@@ -82,7 +86,11 @@ def _server(text: str) -> Server:
 
 def _topic(path: str) -> str:
     name = unquote(path.strip("/"))
-    if name and _TOPIC_NAME.fullmatch(name) is None:
+    return _checked_name(name) if name else name
+
+
+def _checked_name(name: str) -> str:
+    if _TOPIC_NAME.fullmatch(name) is None:
         raise ConfigurationError(
             f"expected a topic name of at most 249 letters, digits, '.', '_' and '-', given {name!r}"
         )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, TopicDenied
 from streamiter.topics.topic import TopicDescription
 from streamiter_kafka.cluster import NO_LEADER, Cluster
 from streamiter_kafka.codes import Code, code_name
@@ -20,7 +20,7 @@ from streamiter_kafka.wire import (
     DescribeConfigsRequest,
 )
 
-__all__ = ["create", "delete", "describe", "settings_of"]
+__all__ = ["create", "delete", "describe", "settings_of", "shown_settings"]
 
 # Not one of Kafka's settings, but what every other tool calls it.
 _REPLICATION: Final = "replication.factor"
@@ -55,13 +55,14 @@ async def create(cluster: Cluster, topic: str, partitions: int, settings: Mappin
 
 
 async def describe(cluster: Cluster, topic: str) -> TopicDescription:
-    """The offsets of each partition, and all settings the broker tells."""
+    """The offsets of each partition, and all settings the broker tells: none without the right to see them."""
     leaders = await cluster.require(topic)
     finder = OffsetFinder(cluster, topic, f"topic {topic!r}")
     ends = await cluster.persist(lambda: finder.ends(leaders))
-    settings = await cluster.persist(lambda: settings_of(cluster, topic))
     return TopicDescription(
-        topic, {number: (each.earliest, each.end) for number, each in ends.items()}, settings
+        topic,
+        {number: (each.earliest, each.end) for number, each in ends.items()},
+        await shown_settings(cluster, topic),
     )
 
 
@@ -70,6 +71,14 @@ async def delete(cluster: Cluster, topic: str) -> None:
     await cluster.require(topic)
     await cluster.persist(lambda: _delete(cluster, topic))
     await cluster.persist(lambda: _check_gone(cluster, topic))
+
+
+async def shown_settings(cluster: Cluster, topic: str) -> dict[str, str]:
+    """As ``settings_of``; empty where this user may not see them, which reading and writing do not need."""
+    try:
+        return await cluster.persist(lambda: settings_of(cluster, topic))
+    except TopicDenied:
+        return {}
 
 
 async def settings_of(cluster: Cluster, topic: str) -> dict[str, str]:

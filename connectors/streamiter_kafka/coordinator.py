@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
-from streamiter.errors import ConfigurationError, ProducerFenced, TopicError
+from streamiter.errors import ConfigurationError, ProducerFenced, TopicError, TransactionExpired
 from streamiter_kafka.cluster import Cluster
 from streamiter_kafka.codes import Code, code_name
 from streamiter_kafka.packing import ProducerIdentity
@@ -27,9 +27,7 @@ T = TypeVar("T")
 
 _TRANSACTIONS: Final = 1
 _MOVED: Final = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE})
-_FENCED: Final = frozenset(
-    {Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_ID_MAPPING}
-)
+_FENCED: Final = frozenset({Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED})
 # A transaction's markers are written within a few milliseconds of its end. Until then the broker asks to
 # come again; beyond a second something is wrong and the usual patience applies.
 _FIRST_WAIT_S: Final = 0.002
@@ -130,6 +128,11 @@ class Coordinator:
             self._node = None
         if code == Code.CONCURRENT_TRANSACTIONS:
             raise StillEnding(f"{self.subject}: the broker answered {code_name(code)}", code)
+        if code == Code.INVALID_PRODUCER_ID_MAPPING:
+            raise TransactionExpired(
+                f"{self.subject}: the broker does not know the transactional id any more, which was not used "
+                "for longer than its transactional.id.expiration.ms; open the transactions anew"
+            )
         if code in _FENCED:
             raise ProducerFenced(f"{self.subject}: {fenced(producer)}")
         check(code, self.subject)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from types import MappingProxyType
+from typing import ClassVar, TypeVar
 
 from streamiter.topics.topic import (
     Decoder,
@@ -17,6 +18,7 @@ from streamiter.topics.topic import (
 from streamiter_kafka import admin
 from streamiter_kafka.address import KafkaAddress
 from streamiter_kafka.cluster import Cluster
+from streamiter_kafka.group_offsets import commit_group_offsets
 from streamiter_kafka.options import KafkaOptions
 from streamiter_kafka.reader import open_reader
 from streamiter_kafka.transactions import open_transactions
@@ -29,6 +31,20 @@ Opened = TypeVar("Opened")
 
 class KafkaTopic(Topic):
     """A topic of a Kafka cluster; each reader, writer and transaction has connections of its own."""
+
+    compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({"cleanup.policy": "compact"})
+    eager_compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            # Only closed segments are compacted. By default one is open for 7 days, or up to 1 GiB; 1 MiB is
+            # the least that brokers take (since 4.1), and has about 4,000 commits.
+            "segment.bytes": str(1 << 20),
+            "segment.ms": str(60 * 60 * 1000),
+            # By default a partition waits until half of it could be dropped.
+            "min.cleanable.dirty.ratio": "0.01",
+            # The ends of transactions are records too, and stay for as long as tombstones: 24 h by default.
+            "delete.retention.ms": str(60 * 60 * 1000),
+        }
+    )
 
     def __init__(self, address: KafkaAddress, options: KafkaOptions) -> None:
         self._address = address
@@ -46,6 +62,9 @@ class KafkaTopic(Topic):
     def commit_domain(self) -> str:
         return f"kafka://{self._address.cluster}"
 
+    def beside(self, name: str) -> KafkaTopic:
+        return KafkaTopic(self._address.beside(name), self.options)
+
     def default_decoder(self) -> Decoder | None:
         return None
 
@@ -59,6 +78,11 @@ class KafkaTopic(Topic):
         return await self._open(
             lambda cluster: open_transactions(cluster, self.commit_domain, transactional_id, timeout_s)
         )
+
+    async def report_positions(self, group: str, positions: Mapping[int, int]) -> None:
+        """Commit them as the offsets of the consumer group ``group``, outside any transaction."""
+        async with self._cluster() as cluster:
+            await commit_group_offsets(cluster, group, self.name, positions)
 
     async def create(self, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
         async with self._cluster() as cluster:

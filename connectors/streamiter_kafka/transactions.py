@@ -10,6 +10,7 @@ from streamiter.errors import ConfigurationError, ProducerFenced, StreamiterErro
 from streamiter.topics.topic import OutgoingBatch, Topic, Transactions
 from streamiter_kafka.cluster import OPEN_TIMEOUT_S, Cluster
 from streamiter_kafka.coordinator import Coordinator
+from streamiter_kafka.expiry import TransactionAge
 from streamiter_kafka.packing import Packing, ProducerIdentity
 from streamiter_kafka.partition_queue import Key
 from streamiter_kafka.sender import Sender
@@ -27,7 +28,8 @@ async def open_transactions(
         raise ConfigurationError("transactions: expected a transactional id, given an empty one")
     coordinator = Coordinator(cluster, transactional_id)
     producer = await cluster.persist(lambda: coordinator.take_over(timeout_s))
-    return KafkaTransactions(cluster, commit_domain, coordinator, producer)
+    age = TransactionAge(coordinator.subject, timeout_s, cluster.clock)
+    return KafkaTransactions(cluster, commit_domain, coordinator, producer, age)
 
 
 class KafkaTransactions(Transactions):
@@ -39,15 +41,17 @@ class KafkaTransactions(Transactions):
         commit_domain: str,
         coordinator: Coordinator,
         producer: ProducerIdentity,
+        age: TransactionAge,
     ) -> None:
         self._cluster = cluster
         self._commit_domain = commit_domain
         self._coordinator = coordinator
         self._producer = producer
+        self._age = age
         self._subject = coordinator.subject
         self._packings: dict[str, Packing] = {}
         self._enlisted: dict[Key, None] = {}
-        self._sender = Sender(cluster, self._subject, producer, self._enlist)
+        self._sender = Sender(cluster, self._subject, producer, self._enlist, age.explained)
         self._is_open = False
         self._is_closed = False
         self._dead_because: StreamiterError | None = None
@@ -114,12 +118,14 @@ class KafkaTransactions(Transactions):
         # Decided: whatever happens to the wait, an abort must not seem possible any more.
         self._is_open = False
         self._enlisted.clear()
+        self._age.ended()
         if not is_empty:
             await persist(patience, lambda: wait(self._producer, commit=commit))
 
     async def _enlist(self, partitions: Iterable[Key]) -> None:
         new = [key for key in partitions if key not in self._enlisted]
         if new:
+            self._age.begun()
             await self._coordinator.enlist(self._producer, new)
             self._enlisted.update(dict.fromkeys(new))
 
@@ -139,12 +145,15 @@ class KafkaTransactions(Transactions):
 
     @contextlib.contextmanager
     def _noting_fences(self) -> Iterator[None]:
-        """Once fenced, for ever fenced."""
+        """Once fenced, for ever fenced, and for the first reason."""
         try:
             yield
         except ProducerFenced as error:
-            self._dead_because = error
-            raise
+            if self._dead_because is None:
+                self._dead_because = self._age.explained(error)
+            if self._dead_because is error:
+                raise
+            raise self._dead_because from error
 
     def _check_alive(self) -> None:
         if self._is_closed:

@@ -30,6 +30,9 @@ from aiokafka.protocol.admin import (  # type: ignore[import-untyped]
     DeleteTopicsRequest,
     DescribeConfigsRequest,
 )
+from aiokafka.protocol.api import Request, RequestStruct  # type: ignore[import-untyped]
+from aiokafka.protocol.api import Response as ResponseStruct
+from aiokafka.protocol.commit import OffsetCommitRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.coordination import FindCoordinatorRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.fetch import FetchRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.metadata import MetadataRequest  # type: ignore[import-untyped]
@@ -39,6 +42,14 @@ from aiokafka.protocol.transaction import (  # type: ignore[import-untyped]
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
+)
+from aiokafka.protocol.types import (  # type: ignore[import-untyped]
+    CompactString,
+    Int16,
+    Int32,
+    Int64,
+    Schema,
+    TaggedFields,
 )
 from aiokafka.record.control_record import ABORT_MARKER, ControlRecord  # type: ignore[import-untyped]
 from aiokafka.record.default_records import (  # type: ignore[import-untyped]
@@ -52,6 +63,7 @@ __all__ = [
     "AddPartitionsToTxnRequest",
     "AuthenticationFailedError",
     "CloseReason",
+    "CompactString",
     "Connection",
     "ControlRecord",
     "CreatePartitionsRequest",
@@ -64,15 +76,24 @@ __all__ = [
     "IllegalSaslStateError",
     "IncompatibleBrokerVersion",
     "InitProducerIdRequest",
+    "Int16",
+    "Int32",
+    "Int64",
     "KafkaError",
     "MemoryRecords",
     "MetadataRequest",
+    "OffsetCommitRequest",
     "OffsetRequest",
     "ProduceRequest",
     "Record",
     "RecordBatchBuilder",
+    "Request",
+    "RequestStruct",
     "Response",
+    "ResponseStruct",
     "SaslAuthenticationFailed",
+    "Schema",
+    "TaggedFields",
     "UnsupportedCodecError",
     "UnsupportedSaslMechanismError",
     "create_conn",

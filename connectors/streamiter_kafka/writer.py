@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from streamiter.errors import StreamiterError, TopicDenied, TopicError
+from streamiter.errors import StreamiterError, TopicError
 from streamiter.topics.topic import OutgoingBatch, TopicWriter
-from streamiter_kafka.admin import settings_of
+from streamiter_kafka.admin import shown_settings
 from streamiter_kafka.cluster import Cluster
 from streamiter_kafka.options import KafkaOptions
 from streamiter_kafka.packing import DEFAULT_LIMIT_BYTES, Packing, ProducerIdentity
@@ -44,10 +44,7 @@ async def open_packing(
 
 
 async def _limit_bytes(cluster: Cluster, topic: str) -> int:
-    try:
-        settings = await cluster.persist(lambda: settings_of(cluster, topic))
-    except TopicDenied:  # writing needs no right to see the settings
-        return DEFAULT_LIMIT_BYTES
+    settings = await shown_settings(cluster, topic)
     return int(settings.get("max.message.bytes", DEFAULT_LIMIT_BYTES))
 
 

@@ -157,6 +157,7 @@ class SqliteReader(TopicReader):
             return False
         self._ends = fetched.ends
         self._buffers = {number: Buffered(batch) for number, batch in fetched.batches.items()}
+        self._positions.update(fetched.passed)
         has_news = self._add_partitions() or bool(fetched.batches)
         # Where there were records there may be more than fitted into one look: look again in any case.
         self._seen_version = None if has_news else fetched.version

@@ -1,10 +1,11 @@
-"""Dropping records from the front of a topic that its settings say are too old, too many or too large."""
+"""Dropping records that a topic's settings say are too old, too many, too large, or superseded."""
 
 from __future__ import annotations
 
 import sqlite3
 from typing import Final, NamedTuple
 
+from streamiter_sqlite.compaction import compact
 from streamiter_sqlite.log import TopicRow
 
 __all__ = ["RETENTION_SETTINGS", "retain"]
@@ -13,10 +14,11 @@ RETENTION_SETTINGS: Final = ("retention_bytes", "retention_ms", "retention_recor
 
 
 def retain(connection: sqlite3.Connection, topic: TopicRow, now_ms: int) -> None:
-    """Drop what the topic's settings say is too old, too much or too large. Applied with each write.
+    """Drop what the topic's settings say is too old, too much, too large or superseded, with each write.
 
     By count exactly, otherwise by whole blocks; a partition's newest block stays.
     """
+    compact(connection, topic)
     if topic.is_retained_for_ever:
         return
     partitions = connection.execute(

@@ -35,9 +35,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Records by partition, the ends of all partitions, and the state of the file in which they were found."""
+    """Records by partition, the ends of all partitions, and the state of the file in which they were found.
+
+    ``passed`` says where to read on in partitions that had no records left up to their end or stop.
+    """
 
     batches: Mapping[int, TopicBatch]
+    passed: Mapping[int, int]
     ends: Mapping[int, PartitionEnds]
     version: int
 
@@ -52,13 +56,15 @@ def fetch(connection: sqlite3.Connection, topic: TopicRow, wanted: Wanted) -> Fe
         return None
     with read_transaction(connection):
         ends = partition_ends(connection, topic)
-        return Fetched(_fetch_batches(connection, topic, wanted, ends), ends, version)
+        batches, passed = _fetch_batches(connection, topic, wanted, ends)
+        return Fetched(batches, passed, ends, version)
 
 
 def _fetch_batches(
     connection: sqlite3.Connection, topic: TopicRow, wanted: Wanted, ends: Mapping[int, PartitionEnds]
-) -> dict[int, TopicBatch]:
+) -> tuple[dict[int, TopicBatch], dict[int, int]]:
     batches: dict[int, TopicBatch] = {}
+    passed: dict[int, int] = {}
     room_bytes = wanted.max_bytes
     for partition, position in wanted.positions.items():
         stop = ends[partition].end if wanted.stops is None else wanted.stops.get(partition, 0)
@@ -69,9 +75,12 @@ def _fetch_batches(
             message = out_of_range_message(topic.name, partition, position, ends[partition])
             raise OffsetOutOfRange(message)
         parts, size_bytes = _fetch_parts(connection, span, wanted.max_records, room_bytes)
-        batches[partition] = _joined(partition, parts)
+        if parts:
+            batches[partition] = _joined(partition, parts)
+        else:
+            passed[partition] = span.stop
         room_bytes -= size_bytes
-    return batches
+    return batches, passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +112,12 @@ def _fetch_parts(
     parts: list[Part] = []
     records = size_bytes = 0
     for first_offset, payload in _payloads(connection, span):
-        parts.append(_part(first_offset, unpacked(payload), span))
-        records += len(parts[-1].offsets)
+        part = _part(first_offset, unpacked(payload), span)
         size_bytes += len(payload)
+        if not part.offsets:  # it lies before the span, behind which compaction has left a gap
+            continue
+        parts.append(part)
+        records += len(part.offsets)
         if records >= max_records or size_bytes >= max_bytes:
             break
     return parts, size_bytes
@@ -115,9 +127,9 @@ def _payloads(connection: sqlite3.Connection, span: Span) -> Iterator[tuple[int,
     """The blocks that have records of the span, in order, with their first offset."""
     return connection.execute(
         "SELECT first_offset, payload FROM entries JOIN blocks ON blocks.id = block_id"
-        " WHERE topic_id = :topic AND partition = :partition AND first_offset < :stop AND first_offset >= ("
+        " WHERE topic_id = :topic AND partition = :partition AND first_offset < :stop AND first_offset >= coalesce(("
         "  SELECT max(first_offset) FROM entries"
-        "  WHERE topic_id = :topic AND partition = :partition AND first_offset <= :start)"
+        "  WHERE topic_id = :topic AND partition = :partition AND first_offset <= :start), :start)"
         " ORDER BY first_offset",
         {"topic": span.topic.id, "partition": span.partition, "start": span.start, "stop": span.stop},
     )
@@ -145,11 +157,18 @@ def _joined(partition: int, parts: Sequence[Part]) -> TopicBatch:
     return TopicBatch(
         partition=partition,
         values=list(chain.from_iterable(block.values for block in blocks)),
-        offsets=range(parts[0].offsets.start, parts[-1].offsets.stop),  # without gaps in one partition
+        offsets=_joined_offsets([part.offsets for part in parts]),
         timestamps_ms=list(chain.from_iterable(block.times_ms() for block in blocks)),
         keys=_joined_column([block.keys for block in blocks], blocks, None),
         headers=_joined_column([block.headers for block in blocks], blocks, ()),
     )
+
+
+def _joined_offsets(ranges: Sequence[range]) -> Sequence[int]:
+    whole = range(ranges[0].start, ranges[-1].stop)
+    if len(whole) == sum(map(len, ranges)):
+        return whole
+    return list(chain.from_iterable(ranges))  # compaction has left gaps
 
 
 def _joined_column(

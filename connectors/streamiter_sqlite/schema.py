@@ -53,7 +53,8 @@ _TABLES: Final = (
     " first_offset INTEGER NOT NULL, end_offset INTEGER NOT NULL, block_id INTEGER NOT NULL,"
     " size_bytes INTEGER NOT NULL, latest_ms INTEGER NOT NULL,"
     " PRIMARY KEY (topic_id, partition, first_offset)) WITHOUT ROWID",
-    # run: the newest owner of the id; deadline_ms: when staged blocks may be thrown away by anybody.
+    # run: the newest owner of the id; deadline_ms: when staged blocks may be thrown away by anybody, -1 once
+    # that was done.
     "CREATE TABLE transactional_ids (id TEXT PRIMARY KEY, run INTEGER NOT NULL, deadline_ms INTEGER)"
     " WITHOUT ROWID",
     # Blocks of open transactions; they get their offsets at the commit, in the order of their ids.

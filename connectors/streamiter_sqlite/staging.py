@@ -8,8 +8,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from streamiter.errors import ProducerFenced
+from streamiter.errors import ProducerFenced, TransactionExpired
 from streamiter.topics.topic import OutgoingBatch
 from streamiter_sqlite.blocks import PackedBlock, blocks_of
 from streamiter_sqlite.locking import write_transaction
@@ -20,6 +21,10 @@ __all__ = ["Gathered", "Owner", "check_run", "commit", "discard", "stage", "take
 
 Gathered = tuple[TopicRow, Mapping[int, Sequence[OutgoingBatch]]]
 """Records for one topic, by partition."""
+
+# In place of a deadline: what was staged has been thrown away because its deadline had passed, and nobody
+# has taken the id over since.
+_THROWN_AWAY: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +39,12 @@ def take_over(connection: sqlite3.Connection, transactional_id: str, now_ms: int
     """The next run of the id; what earlier runs and owners long gone have staged is thrown away."""
     with write_transaction(connection):
         expired = connection.execute(
-            "SELECT id FROM transactional_ids WHERE deadline_ms < ? AND id <> ?", (now_ms, transactional_id)
+            "SELECT id FROM transactional_ids WHERE deadline_ms >= 0 AND deadline_ms < ? AND id <> ?",
+            (now_ms, transactional_id),
         ).fetchall()
         for (other,) in expired:
             _next_run(connection, other)
+            _set_deadline(connection, other, _THROWN_AWAY)
         return Owner(transactional_id, _next_run(connection, transactional_id))
 
 
@@ -60,15 +67,18 @@ def _discard_staged(connection: sqlite3.Connection, transactional_id: str) -> No
 
 
 def check_run(connection: sqlite3.Connection, owner: Owner) -> None:
-    """Raise ``ProducerFenced`` where a newer run has taken over."""
-    row = connection.execute(
-        "SELECT run FROM transactional_ids WHERE id = ?", (owner.transactional_id,)
+    """Raise ``ProducerFenced`` where a newer run has taken over, or ``TransactionExpired`` where none has."""
+    run, deadline_ms = connection.execute(
+        "SELECT run, deadline_ms FROM transactional_ids WHERE id = ?", (owner.transactional_id,)
     ).fetchone()
-    if row != (owner.run,):
-        raise ProducerFenced(
-            f"transactional id {owner.transactional_id!r}: a newer writer took over, or the transaction was "
-            f"open for too long and was thrown away (this is run {owner.run}, the file has {row and row[0]})"
+    if run == owner.run:
+        return
+    subject = f"transactional id {owner.transactional_id!r}"
+    if deadline_ms == _THROWN_AWAY:
+        raise TransactionExpired(
+            f"{subject}: the transaction was open for longer than its timeout, so another process threw it away"
         )
+    raise ProducerFenced(f"{subject}: a newer writer took over (this is run {owner.run}, the file has {run})")
 
 
 def stage(
@@ -78,9 +88,7 @@ def stage(
     packed = [(topic, list(blocks_of(parts))) for topic, parts in gathered]  # before the file is locked
     with write_transaction(connection):
         check_run(connection, owner)
-        connection.execute(
-            "UPDATE transactional_ids SET deadline_ms = ? WHERE id = ?", (deadline_ms, owner.transactional_id)
-        )
+        _set_deadline(connection, owner.transactional_id, deadline_ms)
         for topic, blocks in packed:
             for partition, block in blocks:
                 _stage_block(connection, owner, topic, partition, block)
@@ -125,7 +133,7 @@ def commit(
         for topic in topics:
             retain(connection, topic, now_ms)
         connection.execute("DELETE FROM staged WHERE transactional_id = ?", (owner.transactional_id,))
-        _clear_deadline(connection, owner)
+        _set_deadline(connection, owner.transactional_id, None)
 
 
 def _staged_entries(connection: sqlite3.Connection, owner: Owner) -> list[Entry]:
@@ -142,10 +150,10 @@ def discard(connection: sqlite3.Connection, owner: Owner) -> None:
     with write_transaction(connection):
         check_run(connection, owner)
         _discard_staged(connection, owner.transactional_id)
-        _clear_deadline(connection, owner)
+        _set_deadline(connection, owner.transactional_id, None)
 
 
-def _clear_deadline(connection: sqlite3.Connection, owner: Owner) -> None:
+def _set_deadline(connection: sqlite3.Connection, transactional_id: str, deadline_ms: int | None) -> None:
     connection.execute(
-        "UPDATE transactional_ids SET deadline_ms = NULL WHERE id = ?", (owner.transactional_id,)
+        "UPDATE transactional_ids SET deadline_ms = ? WHERE id = ?", (deadline_ms, transactional_id)
     )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Mapping
-from typing import Final
+from dataclasses import replace
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.topics.positions import check_request
 from streamiter.topics.topic import Decoder, ReadRequest, Topic, TopicDescription
+from streamiter_sqlite.compaction import COMPACTION_SETTING
 from streamiter_sqlite.database import Database
 from streamiter_sqlite.locking import read_transaction, write_transaction
 from streamiter_sqlite.log import create_topic, delete_topic, find_topic, partition_ends
@@ -21,16 +24,19 @@ from streamiter_sqlite.writer import SqliteWriter
 
 __all__ = ["SqliteTopic"]
 
-_SETTINGS: Final = ("max_record_bytes", *RETENTION_SETTINGS)
+_SETTINGS: Final = (COMPACTION_SETTING, "max_record_bytes", *RETENTION_SETTINGS)
 
 
 class SqliteTopic(Topic):
     """A topic in an SQLite file; ``create`` makes the file too, but not its folder.
 
     Settings: ``retention_records``, ``retention_bytes``, ``retention_ms`` (each for every partition; applied
-    as records are written; the file does not shrink, its room is used again) and ``max_record_bytes``. They
-    are fixed when the topic is created.
+    as records are written; the file does not shrink, its room is used again) and ``max_record_bytes``.
+    ``compact=1`` keeps the last record of each key, and drops those before it as far as nothing else was
+    stored together with them: for topics of few keys. Settings are fixed when the topic is created.
     """
+
+    compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({COMPACTION_SETTING: "1"})
 
     def __init__(self, url: SqliteUrl, name: str, options: SqliteOptions) -> None:
         self._url = url
@@ -49,6 +55,10 @@ class SqliteTopic(Topic):
     @property
     def commit_domain(self) -> str:
         return f"sqlite:{self._path}"
+
+    def beside(self, name: str) -> SqliteTopic:
+        # The absolute path: the working directory may have changed since this topic was made.
+        return SqliteTopic(replace(self._url, path=self._path, topic=name), name, self._options)
 
     def default_decoder(self) -> Decoder | None:
         return None

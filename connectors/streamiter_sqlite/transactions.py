@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec
 
-from streamiter.errors import ProducerFenced, TopicError
+from streamiter.errors import ProducerFenced, TopicError, TransactionExpired
 from streamiter.topics.outgoing import check_outgoing, check_record_sizes, spread
 from streamiter.topics.topic import OutgoingBatch, Topic, Transactions
 from streamiter_sqlite.blocks import PendingRecords
@@ -77,7 +77,7 @@ class SqliteTransactions(Transactions):
         self._options = options
         self._open: OpenTransaction | None = None
         self._turn = 0
-        self._fenced_because: str | None = None
+        self._fenced_because: ProducerFenced | None = None
         self._is_closed = False
 
     @classmethod
@@ -160,7 +160,7 @@ class SqliteTransactions(Transactions):
         if self._is_closed:
             raise TopicError(f"transactions {self._id!r} are closed")
         if self._fenced_because is not None:
-            raise ProducerFenced(self._fenced_because)
+            raise self._fenced_because
 
     async def _transaction(self) -> OpenTransaction:
         self._check_usable()
@@ -168,7 +168,9 @@ class SqliteTransactions(Transactions):
             raise TopicError(f"transactions {self._id!r}: none is open; call begin() first")
         if self._options.clock.monotonic_s() > self._open.due_s:
             await uninterrupted(self._discard())
-            self._fenced_because = f"transaction of {self._id!r} aborted: open for over {self._timeout_s:g} s"
+            self._fenced_because = TransactionExpired(
+                f"transaction of {self._id!r} aborted: it was open for over {self._timeout_s:g} s"
+            )
             self._check_usable()
         return self._open
 
@@ -189,7 +191,7 @@ class SqliteTransactions(Transactions):
             await self._database.run(function, self._owner, *args, **kwargs)
         except ProducerFenced as error:
             self._open = None
-            self._fenced_because = str(error)
+            self._fenced_because = error
             raise
 
     async def _stage(self, transaction: OpenTransaction) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamiter.errors import InternalError, PlainDataError
-from streamiter.records import CheckpointBarrier, Control, EndOfData, EndOfInput, EpochWatermark
+from streamiter.records import CheckpointBarrier, Control, EndOfData, EndOfInput, EpochWatermark, Idle
 
 __all__ = ["control_from_plain", "control_to_plain"]
 
@@ -24,7 +24,9 @@ def control_to_plain(control: Control) -> tuple[Any, ...]:
         case EndOfData():
             return ("end_of_data", control.epoch)
         case EndOfInput():
-            return ("end_of_input",)
+            return ("end_of_input", control.epoch)
+        case Idle():
+            return ("idle",)
     raise InternalError(f"{control!r} has no form as plain data")
 
 
@@ -37,8 +39,10 @@ def control_from_plain(plain: Any) -> Control:
             return CheckpointBarrier(checkpoint, suspend=suspend)
         case ["end_of_data", int() as epoch]:
             return EndOfData(epoch)
-        case ["end_of_input"]:
-            return EndOfInput()
+        case ["end_of_input", int() | None as epoch]:
+            return EndOfInput(epoch)
+        case ["idle"]:
+            return Idle()
     raise PlainDataError(
         f"expected the plain data of a control record, given {plain!r:.100}; it is of something else, or of "
         "a newer version"

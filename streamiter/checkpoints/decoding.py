@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -16,9 +17,12 @@ from streamiter.checkpoints.packing import UNICODE_ERRORS, unpack
 from streamiter.checkpoints.structs import StructRegistry
 from streamiter.records import Columns
 
-__all__ = ["decode_frame"]
+__all__ = ["Resolve", "decode_frame"]
 
 Array = npt.NDArray[Any]
+Resolve = Callable[[int], Iterable[Any]]
+"""What takes the place of the n-th deferred piece of state."""
+
 Layout = tuple[np.dtype[Any], tuple[int, ...], int]
 
 _AXIS_BYTES: Final = extensions.shape_layout(1).size
@@ -27,13 +31,14 @@ _AXIS_BYTES: Final = extensions.shape_layout(1).size
 _TIMESTAMP_CODE: Final = b"\xff"
 
 
-def decode_frame(frame: bytes | memoryview, structs: StructRegistry) -> Any:
+def decode_frame(frame: bytes | memoryview, structs: StructRegistry, resolve: Resolve | None = None) -> Any:
     """The value of a frame; raises ``ValueError``, or whatever the bytes drive msgpack or numpy to.
 
-    Large arrays stay in a memoryview, where it is writable, and keep it alive.
+    Large arrays stay in a memoryview, where it is writable, and keep it alive. References to deferred state
+    are for ``resolve``; without it they are an error.
     """
     start, end = _object_range(frame)
-    decoder = _Decoder(frame, end, structs)
+    decoder = _Decoder(frame, end, structs, resolve)
     value = unpack(memoryview(frame)[start:end], decoder.extension, decoder.array)
     decoder.check_end()
     if _TIMESTAMP_CODE in bytes(frame[start:end]) and holds_foreign(value, structs.openings):
@@ -118,21 +123,31 @@ class _Decoder:
     """
 
     __slots__ = (
+        "_deferred",
         "_dtypes",
         "_frame",
         "_in_place",
         "_layouts",
         "_openings",
         "_position",
+        "_resolve",
         "_struct_openings",
         "_structs",
     )
 
-    def __init__(self, frame: bytes | memoryview, buffers_start: int, structs: StructRegistry) -> None:
+    def __init__(
+        self,
+        frame: bytes | memoryview,
+        buffers_start: int,
+        structs: StructRegistry,
+        resolve: Resolve | None,
+    ) -> None:
         self._frame = frame
         self._in_place = isinstance(frame, memoryview) and not frame.readonly
         self._position = buffers_start
         self._structs = structs
+        self._resolve = resolve
+        self._deferred = 0
         self._openings = 0
         # The headers of one frame are mostly the same few.
         self._dtypes: dict[bytes, np.dtype[Any]] = {}
@@ -164,7 +179,18 @@ class _Decoder:
             return self._scalar(payload)[()]
         if code == extensions.FIXED_VOID:
             return _fixed(self._scalar(payload))
+        if code == extensions.DEFERRED:
+            return self._deferred_state(payload)
         return _rarely_met(code, payload)
+
+    def _deferred_state(self, payload: bytes) -> Iterable[Any]:
+        (number,) = extensions.DEFERRED_NUMBER.unpack(payload)
+        if self._resolve is None:
+            raise ValueError("it refers to deferred state, which only the state of a checkpoint may do")
+        if number != self._deferred:
+            raise ValueError(f"it refers to deferred state {number} where {self._deferred} is due")
+        self._deferred += 1
+        return self._resolve(number)
 
     def _opening(self, code: int, payload: bytes) -> _Opening:
         if code == extensions.TUPLE and not payload:

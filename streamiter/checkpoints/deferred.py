@@ -1,29 +1,52 @@
-"""State that is written after the barrier has passed, so that records need not wait for it."""
+"""Small deferred state, and letting go of all that some state holds."""
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
+from typing import Any, final
 
-__all__ = ["Deferred"]
+import msgspec
+
+from streamiter.deferred import Deferred
+
+__all__ = ["DeferredFrames", "release_all"]
 
 
-class Deferred(abc.ABC):
-    """A large piece of state, frozen at the barrier and encoded later, a little at a time.
+@final
+class DeferredFrames(Deferred):
+    """Frames that are in memory, already encoded: for state that is small, or has been read from elsewhere.
 
-    ``snapshot`` of an operator may give one anywhere in its state. What it stands for must not change any
-    more, whatever becomes of the operator, until ``release``. A ``restore`` is given an iterable of the decoded frames in
-    its place, which can be gone through once.
+    >>> list(DeferredFrames([b"first", b"second"]).frames())
+    [b'first', b'second']
     """
 
-    @abc.abstractmethod
+    def __init__(self, frames: Iterable[bytes]) -> None:
+        self._frames = list(frames)
+
     def frames(self) -> Iterator[bytes]:
-        """The state in order, in pieces that :class:`~streamiter.checkpoints.plain_data.PlainData` decodes one by one.
+        return iter(self._frames)
 
-        Gone through once, in the event loop, which does other work between two of them: some
-        milliseconds of work and about a megabyte each.
-        """
-
-    @abc.abstractmethod
     def release(self) -> None:
-        """Nobody needs it any more: it was written, or will not be. May be called more than once, and at any time."""
+        self._frames = []
+
+
+def release_all(state: Any, structs: Container[type[Any]] = ()) -> None:
+    """Release what is ``Deferred`` anywhere in ``state``, which may also hold what is not plain data, or itself."""
+    waiting, seen = [state], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Deferred):
+            part.release()
+        elif id(part) not in seen:
+            inside = _parts(part, structs)
+            if inside:
+                seen.add(id(part))
+                waiting += inside
+
+
+def _parts(part: Any, structs: Container[type[Any]]) -> list[Any]:
+    if isinstance(part, dict):
+        return [*part.keys(), *part.values()]
+    if isinstance(part, (list, tuple, set, frozenset)):
+        return list(part)
+    return list(msgspec.structs.astuple(part)) if type(part) in structs else []

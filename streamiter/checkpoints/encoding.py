@@ -16,6 +16,7 @@ from streamiter.checkpoints.dtypes import dtype_refusal, pack_dtype
 from streamiter.checkpoints.extensions import DEPTH_MAX, SCALAR_TYPES
 from streamiter.checkpoints.packing import PACKED_UNASKED, UNICODE_ERRORS, Extension, extension, pack
 from streamiter.checkpoints.structs import StructRegistry
+from streamiter.deferred import Deferred
 from streamiter.records import Columns
 
 __all__ = ["NotPlain", "encode_frame", "holds_foreign"]
@@ -35,20 +36,30 @@ class NotPlain(Exception):
     """A value is not plain data; which one and why is found out by a second, slower look."""
 
 
-def encode_frame(value: Any, structs: StructRegistry) -> bytes:
-    """The frame of ``value``; raises :class:`NotPlain`, or what msgpack raises for what it cannot hold."""
+def encode_frame(value: Any, structs: StructRegistry, deferred: list[Deferred] | None = None) -> bytes:
+    """The frame of ``value``; raises :class:`NotPlain`, or what msgpack raises for what it cannot hold.
+
+    What is ``Deferred`` is appended to ``deferred``, and its number written in its place; without such a list
+    it is not plain.
+    """
     try:
-        return _encode_frame(value, structs, "strict")
+        return _encode_frame(value, structs, "strict", deferred)
     except UnicodeEncodeError:
         # From the beginning: the encoder has collected arrays by now.
-        return _encode_frame(value, structs, UNICODE_ERRORS)
+        if deferred is not None:
+            deferred.clear()
+        return _encode_frame(value, structs, UNICODE_ERRORS, deferred)
 
 
-def _encode_frame(value: Any, structs: StructRegistry, unicode_errors: str) -> bytes:
-    encoder = _Encoder(structs)
+def _encode_frame(
+    value: Any, structs: StructRegistry, unicode_errors: str, deferred: list[Deferred] | None
+) -> bytes:
+    encoder = _Encoder(structs, deferred)
     packed = pack(value, encoder.default, unicode_errors=unicode_errors)
     # After packing, which has made sure that the value ends somewhere.
     if holds_foreign(value, structs.openings):
+        raise NotPlain
+    if deferred and len(set(map(id, deferred))) < len(deferred):
         raise NotPlain
     if not encoder.buffers:
         return bytes((extensions.PLAIN,)) + packed
@@ -73,10 +84,11 @@ def _with_gaps(buffers: list[bytes | memoryview], position: int) -> list[bytes |
 class _Encoder:
     """Turns what msgpack asks about into what it knows, and collects the contents of arrays."""
 
-    __slots__ = ("_headers", "_openings", "buffers")
+    __slots__ = ("_deferred", "_headers", "_openings", "buffers")
 
-    def __init__(self, structs: StructRegistry) -> None:
+    def __init__(self, structs: StructRegistry, deferred: list[Deferred] | None) -> None:
         self._openings = structs.openings
+        self._deferred = deferred
         # The dtypes of one value are mostly the same few.
         self._headers: dict[tuple[np.dtype[Any], str], bytes] = {}
         self.buffers: list[bytes | memoryview] = []
@@ -93,6 +105,9 @@ class _Encoder:
             return extension(code, self._dtype_header(value.dtype) + value.tobytes())
         if kind in self._openings:
             return [self._openings[kind], *msgspec.structs.astuple(value)]
+        if self._deferred is not None and isinstance(value, Deferred):
+            self._deferred.append(value)
+            return extension(extensions.DEFERRED, extensions.DEFERRED_NUMBER.pack(len(self._deferred) - 1))
         return _rarely_met(value, kind)
 
     def _array(self, array: Array) -> Extension:

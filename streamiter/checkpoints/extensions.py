@@ -15,6 +15,7 @@ code  name         payload                                     what it is
 7     NUMPY_STR    UTF-8, lone surrogates allowed              a ``numpy.str_``
 8     NUMPY_BYTES  the bytes                                   a ``numpy.bytes_``
 9     FIXED_VOID   as SCALAR                                   a read-only, so hashable ``numpy.void``
+10    DEFERRED     u32 number, from 0 in order                 state that is kept beside the frame
 ====  ===========  ==========================================  ==================================
 
 The frame is one byte that tells the format, then
@@ -41,6 +42,8 @@ __all__ = [
     "ARRAY",
     "BIG_INT",
     "COLUMNS",
+    "DEFERRED",
+    "DEFERRED_NUMBER",
     "DEPTH_MAX",
     "DTYPE_LENGTH",
     "FIXED_VOID",
@@ -66,12 +69,14 @@ SCALAR: Final = 6
 NUMPY_STR: Final = 7
 NUMPY_BYTES: Final = 8
 FIXED_VOID: Final = 9
+DEFERRED: Final = 10
 
 PLAIN: Final = 1
 WITH_BUFFERS: Final = 2
 
 DTYPE_LENGTH: Final = Struct("<I")
 OBJECT_LENGTH: Final = Struct("<Q")
+DEFERRED_NUMBER: Final = Struct("<I")
 
 DEPTH_MAX: Final = 500
 """Levels of nesting: what msgpack packs in every version (511), less the two that ``Columns`` take."""

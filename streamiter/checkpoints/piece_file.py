@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Iterator
+from typing import final
 
 import numpy as np
 
-from streamiter.checkpoints.temporary_file import Content, TemporaryFile, errors_of_a_full_disk
+from streamiter.checkpoints.temporary_file import Content, FileHold, TemporaryFile, errors_of_a_full_disk
 
-__all__ = ["PieceFile"]
+__all__ = ["HeldPieces", "PieceFile"]
 
 
 class PieceFile:
@@ -48,12 +50,6 @@ class PieceFile:
             self._file.append(content)
         self._ends.append(self._file.size_bytes)
 
-    def read(self, index: int) -> bytes:
-        """The content at ``index``."""
-        assert self._file is not None
-        start, end = self._ends[index], self._ends[index + 1]
-        return self._file.read(start, end - start)
-
     def read_to_own(self, index: int) -> memoryview:
         """The content at ``index`` in memory of its own, which begins at a multiple of 16 and may be written to."""
         assert self._file is not None
@@ -61,6 +57,11 @@ class PieceFile:
         room = np.empty(end - start, np.uint8).data
         self._file.read_into(start, room)
         return room
+
+    def hold(self) -> HeldPieces:
+        """The contents that are there now, to be read whatever is appended, cut behind them, or closed."""
+        # No copy of the ends: these ones do not change, and after ``close`` it has others.
+        return HeldPieces(None if self._file is None else self._file.hold(), self._ends, len(self))
 
     def cut(self, count: int) -> None:
         """Forget all but the first ``count`` contents, and give the disk's space back."""
@@ -74,3 +75,27 @@ class PieceFile:
             self._file.close()
             self._file = None
         self._ends = array("q", [0])
+
+
+@final
+class HeldPieces:
+    """The contents that a piece file had at one moment, in order."""
+
+    __slots__ = ("_count", "_ends", "_file")
+
+    def __init__(self, file: FileHold | None, ends: array[int], count: int) -> None:
+        self._file = file
+        self._ends = ends
+        self._count = count
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._file is None:
+            return
+        for index in range(self._count):
+            start, end = self._ends[index], self._ends[index + 1]
+            yield self._file.read(start, end - start)
+
+    def release(self) -> None:
+        """Let go of the file. May be called more than once."""
+        if self._file is not None:
+            self._file.release()

@@ -27,10 +27,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from streamiter.checkpoints.decoding import decode_frame
+from streamiter.checkpoints.decoding import Resolve, decode_frame
+from streamiter.checkpoints.deferred import release_all
 from streamiter.checkpoints.encoding import encode_frame
 from streamiter.checkpoints.refusals import PLAIN_TYPES, find_refusal, hint_for, type_name
 from streamiter.checkpoints.structs import StructRegistry
+from streamiter.deferred import Deferred
 from streamiter.errors import PlainDataError
 from streamiter.records import Batch, Columns
 
@@ -83,6 +85,49 @@ class PlainData:
         """
         return self._decoded(data if type(data) is bytes else bytes(memoryview(data)))
 
+    def encode_state(self, state: Any, *, name: str = "state") -> tuple[bytes, list[Deferred]]:
+        """:meth:`encode` for state that may hold ``Deferred`` pieces: the bytes, and those pieces in order.
+
+        The bytes refer to the pieces by number. Raises as ``encode`` does; then all of them are released.
+
+        >>> from streamiter.checkpoints.deferred import DeferredFrames
+        >>> plain = PlainData()
+        >>> data, deferred = plain.encode_state({"seen": DeferredFrames([plain.encode(3), plain.encode(4)])})
+        >>> restored = plain.decode_state(data, lambda number: map(plain.decode, deferred[number].frames()))
+        >>> list(restored["seen"])
+        [3, 4]
+        """
+        deferred: list[Deferred] = []
+        try:
+            data = encode_frame(state, self._structs, deferred)
+        except BaseException as error:
+            release_all(state, self._structs.openings)
+            if isinstance(error, MemoryError) or not isinstance(error, Exception):
+                raise
+            raise self._refused(state, name, error, may_be_deferred=True) from error
+        return data, deferred
+
+    def decode_state(self, data: bytes | memoryview, resolve: Resolve) -> Any:
+        """The state that ``data`` is the encoding of; ``resolve(n)`` gives what takes the n-th deferred piece's place.
+
+        It is called once for each, in order. Raises as :meth:`decode` does, and what ``resolve`` raises.
+        """
+        raised: list[Exception] = []
+
+        def resolve_or_note(number: int) -> Iterable[Any]:
+            try:
+                return resolve(number)
+            except Exception as error:
+                raised.append(error)
+                raise
+
+        try:
+            return self._decoded(data if type(data) is bytes else bytes(memoryview(data)), resolve_or_note)
+        except PlainDataError:
+            if raised:
+                raise raised[0] from None
+            raise
+
     def encode_batch(self, batch: Batch) -> bytes:
         """The bytes of a batch; arrays and ``Columns`` lie in them as raw buffers.
 
@@ -110,9 +155,9 @@ class PlainData:
         """
         return self._checked_batch(self._decoded(room))
 
-    def _decoded(self, frame: bytes | memoryview) -> Any:
+    def _decoded(self, frame: bytes | memoryview, resolve: Resolve | None = None) -> Any:
         try:
-            return decode_frame(frame, self._structs)
+            return decode_frame(frame, self._structs, resolve)
         except MemoryError:
             raise
         except Exception as error:
@@ -137,8 +182,10 @@ class PlainData:
             )
         return self.encode(batch, name="batch")
 
-    def _refused(self, value: Any, name: str, error: Exception) -> PlainDataError:
-        refusal = find_refusal(value, self._structs.openings)
+    def _refused(
+        self, value: Any, name: str, error: Exception, *, may_be_deferred: bool = False
+    ) -> PlainDataError:
+        refusal = find_refusal(value, self._structs.openings, may_be_deferred=may_be_deferred)
         if refusal is not None:
             return PlainDataError(f"{name}{refusal.path}: {refusal.problem}")
         return PlainDataError(f"{name}: expected plain data that its encoding can hold, given more: {error}")

@@ -12,6 +12,7 @@ import numpy as np
 
 from streamiter.checkpoints.dtypes import dtype_refusal
 from streamiter.checkpoints.extensions import DEPTH_MAX, SCALAR_TYPES
+from streamiter.deferred import Deferred
 from streamiter.records import Columns
 
 __all__ = ["PLAIN_TYPES", "Refusal", "find_refusal", "hint_for", "shown", "type_name"]
@@ -24,6 +25,8 @@ PLAIN_TYPES: Final = (
 # A path is for reading: longer ones say no more.
 _KEY_CHARACTERS: Final = 40
 _PATH_CHARACTERS: Final = 200
+
+_TWICE: Final = "expected each Deferred once, given the same object again; it can be read once: make another"
 
 _ATOMS: Final = frozenset({NoneType, bool, int, float, str, bytes, np.str_, np.bytes_})
 
@@ -46,6 +49,7 @@ _HINTS: Final = {
     "complex": "convert it to numpy.complex128 or a tuple of two floats",
     "range": "convert it with list(...)",
     "msgspec.Struct": "register the class: PlainData(structs=[...]) or register(...)",
+    "streamiter.deferred.Deferred": "only what an operator's snapshot() gives may hold it",
     "numpy.ma.MaskedArray": "fill it (.filled(...)) or give the mask as an array of its own",
     "numpy.ndarray": "convert it with numpy.asarray(...)",
     "dict": "convert it with dict(...)",
@@ -87,15 +91,23 @@ class _Place:
         return _shortened("".join(reversed(steps)), _PATH_CHARACTERS)
 
 
-def find_refusal(value: Any, structs: Container[type[Any]]) -> Refusal | None:
-    """The first part of ``value``, in its own order, that is not plain data.
+def find_refusal(
+    value: Any, structs: Container[type[Any]], *, may_be_deferred: bool = False
+) -> Refusal | None:
+    """The first part of ``value``, in its own order, that is not plain data, nor ``Deferred`` where that may be.
 
     >>> find_refusal([1, {"user": {2, 3}}], structs=()).path
     '[1]["user"]'
     """
     waiting = [_Place(value, "", None, 0)]
+    deferred: set[int] | None = set() if may_be_deferred else None
     while waiting:
         place = waiting.pop()
+        if deferred is not None and isinstance(place.part, Deferred):
+            if id(place.part) in deferred:
+                return Refusal(place.path(), _TWICE)
+            deferred.add(id(place.part))
+            continue
         problem = _problem(place, structs)
         if problem is not None:
             return Refusal(place.path(), problem)

@@ -11,9 +11,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.checkpoints.deferred_entries import entries_of
 from streamiter.checkpoints.piece_file import PieceFile
 from streamiter.checkpoints.pieces import OpenPiece, is_small, piece_bytes, pieces_of
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.replay_snapshot import ReplaySnapshot
+from streamiter.deferred import Deferred
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError
 from streamiter.records import Batch, Columns
 
@@ -133,32 +136,36 @@ class ReplayCache:
             return self._open.joined()
         raise IndexError(f"{self._name}: there is no batch {index} among the {len(self)} kept for replay")
 
-    def snapshot(self) -> list[Any]:
-        """All batches in order as plain data, for a checkpoint. :meth:`restore` takes it back.
+    def snapshot(self) -> Deferred:
+        """All batches in order, for a checkpoint, whatever becomes of the cache. :meth:`restore` takes it back.
 
-        What is on disk is copied without being decoded. It holds all that the cache does, so it takes as
-        much memory.
+        Batches in memory are encoded as its frames are asked for, and what is on disk is copied without being
+        decoded, one at a time. Until it is released it keeps both where they are.
         """
-        entries: list[Any] = [
-            (len(batch), size_bytes, self._encode(batch)) for batch, size_bytes in self._memory
-        ]
-        for index, records in enumerate(self._records_on_disk):
-            entries.append((records, None, self._disk.read(index)))
+        last = None
         if self._open is not None:
             batch = self._open.joined()
-            size_bytes = None if self._memory_is_full else self._open.size_bytes
-            entries.append((len(batch), size_bytes, self._encode(batch)))
-        return entries
+            last = batch, None if self._memory_is_full else self._open.size_bytes
+        return ReplaySnapshot(
+            self._name,
+            self._plain_data,
+            encode=self._encode,
+            memory=[*self._memory],
+            disk=self._disk.hold(),
+            records_on_disk=self._records_on_disk,
+            last=last,
+        )
 
-    def restore(self, entries: Iterable[Any]) -> None:
+    def restore(self, frames: Iterable[Any]) -> None:
         """Keep what a snapshot holds, in place of what is kept now. Raises as :meth:`append` does.
 
-        Batches have the same numbers as where the snapshot was taken. The snapshot of a cache fits into
-        another one with the same limits.
+        ``frames``: those of the snapshot, decoded; one of them is in memory at a time. Batches have the same
+        numbers as where the snapshot was taken. The snapshot of a cache fits into another one with the same
+        limits.
         """
         self._check_not_closed()
         self._forget()
-        for entry in entries:
+        for entry in entries_of(frames):
             match entry:
                 case [int() as records, int() | None as size_bytes, bytes() as content] if (
                     records in _INT64 and (size_bytes is None or size_bytes in _INT64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streamiter.checkpoints.deferred import Deferred
+from streamiter.deferred import Deferred
 
 __all__ = ["CheckpointId", "Part", "SnapshotHeader", "StepState", "frames_of"]
 

@@ -7,13 +7,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from struct import Struct
 from types import TracebackType
 from typing import Any, Final
 
-from streamiter.checkpoints.control_data import control_from_plain, control_to_plain
+from streamiter.checkpoints.control_data import control_from_plain
+from streamiter.checkpoints.deferred_entries import entries_of
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.spill_file import Entry, SpillFile, entry_bytes
+from streamiter.checkpoints.spill_snapshot import HEAD, SpillSnapshot
+from streamiter.deferred import Deferred
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError
 from streamiter.records import Control, DataBatch, estimated_bytes
 
@@ -29,8 +31,6 @@ _BATCH_BYTES: Final = 128
 # of it, and a queue holds at most some 17 files open (processes are often allowed 1024).
 _SEGMENTS: Final = 16
 
-# The head of each batch on disk: its epoch and number of records.
-_HEAD: Final = Struct("<qq")
 _INT64: Final = range(-(2**63), 2**63)
 
 
@@ -178,32 +178,34 @@ class SpillQueue:
             self._records -= len(item.records)
         return item
 
-    def snapshot(self) -> list[Any]:
-        """All items in order as plain data, for a checkpoint; they stay. :meth:`refill` takes it back.
+    def snapshot(self) -> Deferred:
+        """All items in order, for a checkpoint, whatever becomes of the queue; they stay. :meth:`refill` takes it back.
 
-        Batches are in it as they lie on disk, so those there are copied without being decoded. It holds
-        all that the queue does, so it takes as much memory.
+        Batches in memory are encoded as its frames are asked for, and those on disk copied without being
+        decoded, one at a time. Until it is released it keeps what it has not given yet, which no limit counts.
         """
-        entries = [self._entry(item) for item, _ in self._memory]
-        markers = deque(self._markers)
-        first = self._batches_spilled - len(self._spilled)
-        for number, (head, content) in enumerate(self._spilled, start=first + 1):
-            entries.append(("data", *_HEAD.unpack(head), content))
-            while markers and markers[0][1] == number:
-                entries.append(control_to_plain(markers.popleft()[0]))
-        return entries
+        return SpillSnapshot(
+            self._name,
+            self._plain_data,
+            encode=self._content,
+            memory=deque(item for item, _ in self._memory),
+            disk=self._spilled.hold(),
+            markers=deque(self._markers),
+            first_on_disk=self._batches_spilled - len(self._spilled) + 1,
+        )
 
-    def refill(self, entries: Iterable[Any]) -> None:
+    def refill(self, frames: Iterable[Any]) -> None:
         """Add the items of a snapshot at the end. Raises as :meth:`put` does; what was added before stays.
 
-        The snapshot of a queue fits into an empty one with the same limits.
+        ``frames``: those of the snapshot, decoded; one of them is in memory at a time. The snapshot of a queue
+        fits into an empty one with the same limits.
         """
-        for entry in entries:
+        for entry in entries_of(frames):
             match entry:
                 case ["data", int() as epoch, int() as records, bytes() as content] if (
                     epoch in _INT64 and records in _INT64
                 ):
-                    self._put_encoded((_HEAD.pack(epoch, records), content))
+                    self._put_encoded((HEAD.pack(epoch, records), content))
                 case _:
                     self.put(self._control(entry))
 
@@ -286,13 +288,15 @@ class SpillQueue:
             self._memory.append((self._markers.popleft()[0], 0))
 
     def _encode(self, batch: DataBatch) -> Entry:
+        return HEAD.pack(batch.epoch, len(batch.records)), self._content(batch)
+
+    def _content(self, batch: DataBatch) -> bytes:
         with self._named_errors():
-            content = self._plain_data.encode_batch(batch.records)
-        return _HEAD.pack(batch.epoch, len(batch.records)), content
+            return self._plain_data.encode_batch(batch.records)
 
     def _decode(self, entry: Entry) -> DataBatch:
         head, content = entry
-        epoch, _ = _HEAD.unpack(head)
+        epoch, _ = HEAD.unpack(head)
         with self._named_errors():
             return DataBatch(self._plain_data.decode_batch(content), epoch)
 
@@ -316,15 +320,9 @@ class SpillQueue:
             "(of a loop: IterationConfig(feedback_limits=FeedbackLimits(disk_bytes=…)))"
         )
 
-    def _entry(self, item: Item) -> tuple[Any, ...]:
-        if not isinstance(item, DataBatch):
-            return control_to_plain(item)
-        _, content = self._encode(item)
-        return ("data", item.epoch, len(item.records), content)
-
 
 def _records_of(entry: Entry) -> int:
-    _, records = _HEAD.unpack(entry[0])
+    _, records = HEAD.unpack(entry[0])
     return int(records)
 
 

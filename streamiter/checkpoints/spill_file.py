@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from struct import Struct
-from typing import Final
+from typing import Final, final
 
-from streamiter.checkpoints.temporary_file import TemporaryFile, errors_of_a_full_disk
+from streamiter.checkpoints.temporary_file import FileHold, TemporaryFile, errors_of_a_full_disk
 
-__all__ = ["Entry", "SpillFile", "entry_bytes"]
+__all__ = ["Entry", "HeldEntries", "SpillFile", "entry_bytes"]
 
 Entry = tuple[bytes, bytes]
 """Head and content."""
@@ -47,17 +47,22 @@ class _Segment:
     def is_read(self) -> bool:
         return self.read_position == self.size_bytes
 
+    @property
+    def is_held(self) -> bool:
+        return self._file.is_held
+
     def append(self, entry: Entry) -> None:
         """Add one; where that fails, the segment is as before."""
         head, content = entry
         # The content by itself: joining it to what is before it would copy it.
         self._file.append(_LENGTHS.pack(len(head), len(content)) + head, content)
 
-    def read(self, position: int) -> Entry:
-        """The entry at ``position``."""
-        head_length, length = _LENGTHS.unpack(self._file.read(position, _LENGTHS.size))
-        position += _LENGTHS.size
-        return self._file.read(position, head_length), self._file.read(position + head_length, length)
+    def first(self) -> Entry:
+        """The first that was not read."""
+        return _read_entry(self._file, self.read_position)
+
+    def hold(self) -> _HeldSegment:
+        return _HeldSegment(self._file.hold(), self.read_position, self.size_bytes)
 
     def empty(self) -> None:
         """Begin anew, with the disk's space given back."""
@@ -66,6 +71,49 @@ class _Segment:
 
     def close(self) -> None:
         self._file.close()
+
+
+@final
+class _HeldSegment:
+    """What was not read of a segment at one moment."""
+
+    __slots__ = ("_end", "_file", "_start")
+
+    def __init__(self, file: FileHold, start: int, end: int) -> None:
+        self._file = file
+        self._start = start
+        self._end = end
+
+    def __iter__(self) -> Iterator[Entry]:
+        position = self._start
+        while position < self._end:
+            entry = _read_entry(self._file, position)
+            yield entry
+            position += entry_bytes(entry)
+
+    def release(self) -> None:
+        self._file.release()
+
+
+@final
+class HeldEntries:
+    """The entries that a spill file had at one moment; gone through once, each segment is released behind itself."""
+
+    __slots__ = ("_segments",)
+
+    def __init__(self, segments: Iterable[_HeldSegment]) -> None:
+        self._segments = deque(segments)
+
+    def __iter__(self) -> Iterator[Entry]:
+        while self._segments:
+            yield from self._segments[0]
+            if self._segments:  # Otherwise all of it was released meanwhile.
+                self._segments.popleft().release()
+
+    def release(self) -> None:
+        """Let go of the files. May be called more than once."""
+        while self._segments:
+            self._segments.popleft().release()
 
 
 class SpillFile:
@@ -110,7 +158,7 @@ class SpillFile:
         """The first entry, which stays; ``IndexError`` where there is none."""
         if not self._count:
             raise IndexError(f"{self._name}: nothing is spilled")
-        return self._segments[0].read(self._segments[0].read_position)
+        return self._segments[0].first()
 
     def drop_first(self, entry: Entry) -> None:
         """Forget the first entry, which is ``entry``; gives its segment back when that has been read."""
@@ -120,14 +168,9 @@ class SpillFile:
         if segment.is_read:
             self._give_back(segment)
 
-    def __iter__(self) -> Iterator[Entry]:
-        """All entries in order; they stay."""
-        for segment in self._segments:
-            position = segment.read_position
-            while position < segment.size_bytes:
-                entry = segment.read(position)
-                yield entry
-                position += entry_bytes(entry)
+    def hold(self) -> HeldEntries:
+        """All entries in order, to be read whatever becomes of the file; they stay."""
+        return HeldEntries(segment.hold() for segment in self._segments)
 
     def close(self) -> None:
         """Let go of the files and all they hold. May be called more than once."""
@@ -141,9 +184,15 @@ class SpillFile:
         return self._segments[-1]
 
     def _give_back(self, segment: _Segment) -> None:
-        """The last segment is kept, empty, for what comes next."""
+        """The last segment is kept, empty, for what comes next, unless somebody reads it."""
         self._size_bytes -= segment.size_bytes
-        if len(self._segments) > 1:
+        if len(self._segments) > 1 or segment.is_held:
             self._segments.popleft().close()
         else:
             segment.empty()
+
+
+def _read_entry(file: TemporaryFile | FileHold, position: int) -> Entry:
+    head_length, length = _LENGTHS.unpack(file.read(position, _LENGTHS.size))
+    position += _LENGTHS.size
+    return file.read(position, head_length), file.read(position + head_length, length)

@@ -11,16 +11,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, final
 
-from streamiter.errors import ConfigurationError, StorageFull
+from streamiter.errors import ConfigurationError, InternalError, StorageFull
 
-__all__ = ["Content", "TemporaryFile", "errors_of_a_full_disk"]
+__all__ = ["FULL_DISK", "Content", "FileHold", "TemporaryFile", "errors_of_a_full_disk"]
 
 Content: TypeAlias = bytes | memoryview
 
 # A full disk, a full quota, a limit on the size of files (RLIMIT_FSIZE).
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class TemporaryFile:
@@ -29,12 +29,19 @@ class TemporaryFile:
     Made in ``directory``, which is made, too; ``ConfigurationError`` where that cannot be.
     """
 
-    __slots__ = ("_file", "_name", "size_bytes")
+    __slots__ = ("_file", "_holds", "_is_closed", "_name", "size_bytes")
 
     def __init__(self, directory: str | os.PathLike[str], *, name: str) -> None:
         self._file = _open(os.fspath(directory), name)
         self._name = name
+        self._holds = 0
+        self._is_closed = False
         self.size_bytes = 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody reads it who must not notice that it is closed: what they read must not be cut off."""
+        return self._holds > 0
 
     def append(self, *parts: Content) -> None:
         """Add the parts one after another; where that fails, the file is as before."""
@@ -74,9 +81,26 @@ class TemporaryFile:
         self._file.truncate(size_bytes)
         self.size_bytes = size_bytes
 
+    def hold(self) -> FileHold:
+        """Have what is in it now stay there, also when it is closed, until the hold is released."""
+        self._holds += 1
+        return FileHold(self)
+
+    def let_go(self) -> None:
+        """A hold is released; for holds only."""
+        self._holds -= 1
+        if self._is_closed and not self._holds:
+            self._file.close()
+
     def close(self) -> None:
         """Let go of the file and all it holds. May be called more than once."""
-        self._file.close()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._holds:
+            self._file = _left_to_holds(self._file)
+        else:
+            self._file.close()
 
     def _write_all(self, content: Content) -> None:
         rest = memoryview(content)
@@ -91,6 +115,43 @@ class TemporaryFile:
         )
 
 
+class _QuietFile(FileIO):
+    """A file that nobody has to close: where a failed checkpoint was left to the garbage collector."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _left_to_holds(file: FileIO) -> FileIO:
+    with file:
+        return _QuietFile(os.dup(file.fileno()))
+
+
+@final
+class FileHold:
+    """Reads a temporary file whatever its owner does; one that nobody refers to any more is released."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: TemporaryFile) -> None:
+        self._file: TemporaryFile | None = file
+
+    def read(self, position: int, length: int) -> bytes:
+        """``length`` bytes from ``position``."""
+        if self._file is None:
+            raise InternalError("a temporary file is read through a hold that was released")
+        return self._file.read(position, length)
+
+    def release(self) -> None:
+        """Let go of it. May be called more than once."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.let_go()
+
+    def __del__(self) -> None:
+        self.release()
+
+
 @contextmanager
 def errors_of_a_full_disk(
     name: str, directory: str | os.PathLike[str], *, wanted_bytes: int, kept_bytes: int
@@ -99,7 +160,7 @@ def errors_of_a_full_disk(
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL_DISK:
             raise
         raise StorageFull(
             f"{name}: expected room for {wanted_bytes} bytes in {os.fspath(directory)}, given "
@@ -115,7 +176,7 @@ def _open(directory: str, name: str) -> FileIO:
         os.makedirs(directory, exist_ok=True)
         return tempfile.TemporaryFile(prefix="streamiter-spill-", dir=directory, buffering=0)
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL_DISK:
             raise
         raise ConfigurationError(
             f"{name}: expected a directory for files of what does not fit into memory, given "

@@ -1,4 +1,4 @@
-"""The command line: ``streamiter demo · run · draw · topics · models``."""
+"""The command line: ``streamiter demo · run · draw · topics · models · checkpoints``."""
 
 from __future__ import annotations
 

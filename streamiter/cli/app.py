@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from streamiter.cli.checkpoints import checkpoints_app
 from streamiter.cli.demo import demo
 from streamiter.cli.draw import draw
 from streamiter.cli.examples import examples
@@ -32,6 +33,7 @@ app = typer.Typer(
         "streamiter topics create URL             make a topic",
         "streamiter topics tail URL --follow      print what comes into a topic",
         "streamiter models tail URL -m ctr -f     print the updates of a model as they come",
+        "streamiter checkpoints list DIRECTORY    what a flow can go on from",
         "",
         "URL: kafka://127.0.0.1:9092/clicks · file:clicks.jsonl · 'sqlite:///data.db?topic=clicks' (in the",
         "     current folder; four slashes before an absolute path; in quotes because of the ?)",
@@ -56,6 +58,7 @@ app.command(
 )(draw)
 app.add_typer(topics_app, name="topics")
 app.add_typer(models_app, name="models")
+app.add_typer(checkpoints_app, name="checkpoints")
 
 
 def _show_version(wanted: bool) -> None:

@@ -19,7 +19,7 @@ from rich.text import Text
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.statistics import JobStatistics, LoopStatistics
 
-__all__ = ["loop_lines", "print_statistics", "statistics_table", "watched"]
+__all__ = ["checkpoint_lines", "loop_lines", "print_statistics", "statistics_table", "watched"]
 
 # Often enough to look alive, seldom enough to cost nothing beside the job.
 _REFRESH_S: Final = 0.25
@@ -89,8 +89,9 @@ class _Recently:
 
 
 def _figures(statistics: JobStatistics, since: JobStatistics | None = None) -> RenderableType:
-    """The table of the steps, and how far the loops have come."""
-    return Group(statistics_table(statistics, since), *map(Text, loop_lines(statistics)))
+    """The table of the steps, how far the loops have come, and where checkpoints stand."""
+    lines = [*loop_lines(statistics), *checkpoint_lines(statistics)]
+    return Group(statistics_table(statistics, since), *map(Text, lines))
 
 
 def statistics_table(statistics: JobStatistics, since: JobStatistics | None = None) -> Table:
@@ -162,10 +163,25 @@ def _progress(loop: LoopStatistics) -> str:
     return ", ".join(filter(None, (loop.progress, loop.end_reason, fed_back)))
 
 
+def checkpoint_lines(statistics: JobStatistics) -> list[str]:
+    """A line that says which checkpoint is committed, and what it took; none for a job without."""
+    checkpoints = statistics.checkpoints
+    if checkpoints is None:
+        return []
+    begun = "" if checkpoints.restored is None else f", gone on from {checkpoints.restored}"
+    if not checkpoints.taken:
+        return [f"checkpoints: none committed yet{begun}"]
+    cost = f"{checkpoints.last_size_bytes:,} bytes in {checkpoints.last_duration_s:.2f} s"
+    given_up = f", {checkpoints.given_up} given up" if checkpoints.given_up else ""
+    return [
+        f"checkpoints: {checkpoints.committed} committed ({cost}), {checkpoints.taken} taken{given_up}{begun}"
+    ]
+
+
 def print_statistics(statistics: JobStatistics, *, as_json: bool) -> None:
     """The end of a run: a table on a terminal, a line elsewhere, or with ``as_json`` all there is.
 
-    Without ``as_json`` a line for each iteration follows.
+    Without ``as_json`` a line for each iteration follows, and one for the checkpoints.
     """
     if as_json:
         # orjson knows dataclasses itself; the mappings in it cannot be changed, and it knows dicts only.
@@ -173,7 +189,7 @@ def print_statistics(statistics: JobStatistics, *, as_json: bool) -> None:
     elif sys.stdout.isatty():
         Console().print(_figures(statistics))
     else:
-        for line in (_in_a_line(statistics), *loop_lines(statistics)):
+        for line in (_in_a_line(statistics), *loop_lines(statistics), *checkpoint_lines(statistics)):
             typer.echo(line, err=True)
 
 

@@ -36,17 +36,20 @@ def add_sink(
     """See ``Stream.sink``."""
     if not isinstance(topic, Topic):
         raise GraphError(f'sink: expected a topic, given {topic!r}; write .sink(topic("scheme://…"))')
-    if delivery not in (None, "at_least_once"):
-        raise GraphError(
-            f'sink: expected delivery "at_least_once", given {delivery!r}; write that, or leave delivery out'
-        )
+    check_delivery(delivery, "sink")
     check_outside_loops(stream, "sink", options.name or topic.name)
+    at_least_once = delivery == "at_least_once"
     encoder = encode if encode is not None else Json()
     check_codec(encoder, "encode", step=options.name or f"sink {topic.name}")
     if key is not None:
         check_function(key, "sink key")
     stream.flow.register_struct_of(encoder)
-    _add_end(stream, f"sink {topic.name}", lambda: TopicSink(topic, encoder, key), options)
+    _add_end(
+        stream,
+        f"sink {topic.name}",
+        lambda: TopicSink(topic, encoder, key, at_least_once=at_least_once),
+        options,
+    )
 
 
 def add_publisher(
@@ -54,6 +57,7 @@ def add_publisher(
     topic: Topic,
     model: str,
     format: Literal["auto", "json", "safetensors"],  # noqa: A002 (the word for it)
+    delivery: Literal["at_least_once"] | None,
     options: StepOptions,
 ) -> None:
     """See ``Stream.publish_model``."""
@@ -71,6 +75,7 @@ def add_publisher(
             f'publish_model: expected format "auto", "json" or "safetensors", given {format!r}; '
             "choose one of these"
         )
+    check_delivery(delivery, "publish_model")
     check_outside_loops(stream, "publish_model", options.name or model)
     published = stream.flow.published_models
     if (topic.url, model) in published:
@@ -79,10 +84,24 @@ def add_publisher(
             f"beside the one at {published[topic.url, model]}; give each model a name of its own"
         )
     published[topic.url, model] = user_line()
+    at_least_once = delivery == "at_least_once"
     # With all of its room, which most flows do without.
     from streamiter.models.publisher import ModelPublisher
 
-    _add_end(stream, f"publish {model}", lambda: ModelPublisher(topic, model, format), options)
+    _add_end(
+        stream,
+        f"publish {model}",
+        lambda: ModelPublisher(topic, model, format, at_least_once=at_least_once),
+        options,
+    )
+
+
+def check_delivery(delivery: object, method: str) -> None:
+    """Raise GraphError for what is none."""
+    if delivery not in (None, "at_least_once"):
+        raise GraphError(
+            f'{method}: expected delivery "at_least_once", given {delivery!r}; write that, or leave delivery out'
+        )
 
 
 def add_dead_letters(stream: Stream, topic: Topic) -> None:
@@ -99,9 +118,11 @@ def add_collect(stream: Stream, options: StepOptions) -> Collected:
     """See ``Stream.collect``."""
     check_outside_loops(stream, "collect", options.name or "collect")
     collected = Collected()
-    _add_end(stream, "collect", lambda: Collect(collected), options)
+    _add_end(stream, "collect", lambda: Collect(collected), options, label_lasts=False)
     return collected
 
 
-def _add_end(stream: Stream, label: str, factory: OperatorFactory, options: StepOptions) -> None:
-    add_next_step({SINGLE_INPUT: stream}, label, factory, options, shape="sink")
+def _add_end(
+    stream: Stream, label: str, factory: OperatorFactory, options: StepOptions, *, label_lasts: bool = True
+) -> None:
+    add_next_step({SINGLE_INPUT: stream}, label, factory, options, shape="sink", label_lasts=label_lasts)

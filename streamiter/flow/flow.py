@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
@@ -12,7 +13,7 @@ import numpy as np
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
-from streamiter.errors import GraphError
+from streamiter.errors import ConfigurationError, GraphError
 from streamiter.flow.graph_checks import (
     check_codec,
     check_factory,
@@ -37,8 +38,9 @@ from streamiter.topics.topic_source import DecodeValues, TopicSource
 from streamiter.user_code import user_line
 
 if TYPE_CHECKING:
+    from streamiter.checkpoints.settings import Checkpoints
     from streamiter.flow.drawing import DrawingFormat
-    from streamiter.runtime.coordinator import JobSnapshot
+    from streamiter.runtime.checkpointing.in_memory import JobSnapshot
     from streamiter.runtime.job import Job
     from streamiter.runtime.plan import ChannelLimits
     from streamiter.runtime.running import OnInterrupt
@@ -121,6 +123,7 @@ class Flow:
             parallelism=parallelism,
             bounded=bounded,
             policy=check_policy(on_error, dead_letter, step=label),
+            label_lasts=True,
         )
         if dead_letter is not None:
             stream.side_output(DEAD_LETTERS).to_dead_letters(dead_letter)
@@ -189,6 +192,7 @@ class Flow:
         parallelism: int | None,
         bounded: bool,
         policy: RejectionPolicy = "fail",
+        label_lasts: bool = False,
     ) -> Stream:
         check_name(name)
         if self.loop is not None:
@@ -196,8 +200,10 @@ class Flow:
                 f"step {label!r}: expected no sources inside an iteration body, given one; make it outside "
                 "and pass its stream as a data stream"
             )
+        unique_name = self.unique_name(label, named=name is not None)
         step = Step(
-            name=self.unique_name(label, named=name is not None),
+            name=unique_name,
+            has_lasting_name=name is not None or (label_lasts and unique_name == label),
             parallelism=check_parallelism(
                 self.parallelism if parallelism is None else parallelism, step=label
             ),
@@ -257,12 +263,15 @@ class Flow:
         Takes the options of :meth:`start`. ``on_interrupt`` is what SIGTERM and Ctrl-C do:
 
         - ``"suspend"`` the job: nothing more is read, and what was read is handled, but for records that a step
-          does not want yet, such as mini-batches that wait for their model; these and the state of the steps are
-          gone, since no snapshot is kept. No step hears of an end, so what it would emit there does not come out.
+          does not want yet, such as mini-batches that wait for their model. No step hears of an end, so what it
+          would emit there does not come out. With ``checkpoints`` all this is kept for the next run, which goes on
+          from there; without, it is gone.
         - ``"drain"`` it: the inputs end here, a bounded iteration with the epoch under way, and all steps hear of
           it. So the result so far comes out, such as that of ``last_round``, and the job is ``finished``.
 
-        A second one aborts it. Raises JobFailed if a step failed.
+        A second one aborts it. Raises JobFailed if a step failed. A transaction that was open for longer than its
+        timeout, because a server or the machine stood still, is no failure of a step: the job is started again, from
+        its last checkpoint.
         """
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
@@ -272,10 +281,10 @@ class Flow:
             )
         self._check_complete()
         # With all that runs a job: see start.
-        from streamiter.runtime.running import check_on_interrupt, run_in_own_loop
+        from streamiter.runtime.running import check_on_interrupt, run_in_own_loop, run_jobs
 
         check_on_interrupt(self.name, on_interrupt, shares=options.get("worker") is not None)
-        return run_in_own_loop(self._run(on_interrupt, **options))
+        return run_in_own_loop(run_jobs(self.start, options, first=on_interrupt))
 
     async def start(
         self,
@@ -283,6 +292,9 @@ class Flow:
         clock: Clock | None = None,
         channel_limits: ChannelLimits | None = None,
         stall_after_s: float | None = None,
+        checkpoints: Checkpoints | None = None,
+        restore: Literal["last"] | int | None = "last",
+        changed_steps: Iterable[str] = (),
         snapshot: JobSnapshot | None = None,
         worker: tuple[int, int] | None = None,
         run_id: str | None = None,
@@ -292,6 +304,12 @@ class Flow:
         ``clock`` is where it takes its time from. Input without progress for ``stall_after_s`` seconds (60
         unless given) is logged with the blocked step. ``snapshot`` is what ``await job.snapshot()`` of this
         flow gave: the job goes on from there, whatever the job of that snapshot did afterwards.
+
+        With ``checkpoints`` the job survives crashes: it begins where the last committed checkpoint of this flow was
+        taken, and what it writes to outputs with transactions becomes visible with the next one, exactly once. Steps
+        that keep state need a ``name=``. ``restore`` chooses: ``"last"`` (or a fresh start, if there was never one),
+        the number of a checkpoint, or None to begin anew. Of ``changed_steps`` the state is left behind or begins
+        anew; any other step that was added or taken away is an error. See :class:`~streamiter.Checkpoints`.
 
         ``worker=(index, count)`` makes this one of ``count`` processes that run the same flow and share its loops
         through topics (see :func:`~streamiter.feedback_through`); all of them are given one ``run_id``, a new one
@@ -304,27 +322,26 @@ class Flow:
         self._check_complete()
         # What runs a job is a fifth of the import of this package, and nothing that builds or draws a flow needs.
         from streamiter.models.update import ModelSnapshot
+        from streamiter.runtime.checkpointing.choice import check_restore_option
         from streamiter.runtime.job import Job, JobOptions
         from streamiter.runtime.topic_feedback.worker import worker_of
 
         self.register(ModelSnapshot)
+        check_restore_option(self.name, restore)
+        _check_one_of(self.name, checkpoints, snapshot, worker)
         given: dict[str, Any] = {
             "clock": clock,
             "channel_limits": channel_limits,
             "stall_after_s": stall_after_s,
+            "checkpoints": checkpoints,
+            "changed_steps": frozenset(changed_steps),
             "worker": worker_of(worker, run_id, snapshot),
         }
         options = JobOptions(**{name: option for name, option in given.items() if option is not None})
+        options = replace(options, restore=restore)
         job = Job(self.name, self.steps, self.plain_data, options)
         await job.start(snapshot)
         return job
-
-    async def _run(self, on_interrupt: OnInterrupt, **options: Any) -> JobStatistics:
-        from streamiter.runtime.running import stopping_on_signals
-
-        job = await self.start(**options)
-        with stopping_on_signals(job, first=on_interrupt):
-            return await job.wait()
 
     def _check_complete(self) -> None:
         if not any(step.source is not None for step in self.steps):
@@ -373,6 +390,15 @@ class Flow:
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, {len(self.steps)} steps)"
+
+
+def _check_one_of(flow: str, checkpoints: object, snapshot: object, worker: object) -> None:
+    for option, given in (("snapshot", snapshot), ("worker", worker)):
+        if checkpoints is not None and given is not None:
+            raise ConfigurationError(
+                f"flow {flow!r}: expected either checkpoints= or {option}=, given both; a checkpoint is of one "
+                "process, and goes on from the last one by itself"
+            )
 
 
 def _listed(items: Any) -> Batch:

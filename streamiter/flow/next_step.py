@@ -29,10 +29,11 @@ def add_next_step(
     *,
     keys: KeySelector | None = None,
     shape: str = "operator",
+    label_lasts: bool = False,
 ) -> Stream:
     """Add a step behind streams of one flow, each under the name of an input; gives the stream of its output.
 
-    ``label`` names it where the options do not.
+    ``label`` names it where the options do not; ``label_lasts`` if it says which step it is, whatever others there are.
     """
     flow = next(iter(streams.values())).flow
     check_name(options.name)
@@ -46,8 +47,9 @@ def add_next_step(
     for stream in streams.values():
         _check_loop(stream, label)
     rebalance_unequal(edges, parallelism)
+    name = flow.unique_name(label, named=named)
     step = Step(
-        name=flow.unique_name(label, named=named),
+        name=name,
         parallelism=parallelism,
         where=user_line(),
         factory=factory,
@@ -55,6 +57,7 @@ def add_next_step(
         keys=keys,
         policy=policy,
         named=named,
+        has_lasting_name=named or (label_lasts and name == label),
         loop=flow.loop,
         round_scope=getattr(flow.loop, "round_scope", None),
         bounded=all(stream.is_bounded for stream in streams.values()),

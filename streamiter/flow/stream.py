@@ -499,8 +499,10 @@ class Stream:
         """Write the records to a topic, encoded with ``encode`` (``Json()`` unless said otherwise).
 
         ``key(record)`` gives the topic's key: bytes, str (as UTF-8) or None. Records for which it raises, or
-        gives anything else, and those that cannot be encoded follow ``on_error``. Records are readable as
-        soon as they are written, at least once across restarts. The topic must exist.
+        gives anything else, and those that cannot be encoded follow ``on_error``. In a job with checkpoints,
+        records become readable with the checkpoint after them, exactly once; ``delivery="at_least_once"`` makes
+        them readable as soon as they are written, as without checkpoints, and some come twice after a restart.
+        The topic must exist.
 
         >>> from streamiter import Flow, topic
         >>> flow = Flow("write")
@@ -516,20 +518,22 @@ class Stream:
         *,
         model: str,
         format: Literal["auto", "json", "safetensors"] = "auto",  # noqa: A002 (the word for it)
+        delivery: Literal["at_least_once"] | None = None,
         name: str | None = None,
     ) -> None:
         """Publish every record as an update of ``model``: an array, a dict of parameters, a ``ModelSnapshot``.
 
         Versions count up by one; a run that restores nothing begins the topic's next generation. Large
         models are written as safetensors (``format``: ``"auto"``, ``"json"`` or ``"safetensors"``). In one
-        subtask, which counts. What is no model, or not finite, ends the job. See ``streamiter.models``.
+        subtask, which counts. What is no model, or not finite, ends the job. ``delivery`` as in :meth:`sink`.
+        See ``streamiter.models``.
 
         >>> import numpy as np
         >>> from streamiter import Flow, topic
         >>> flow = Flow("publish")
         >>> flow.from_items([np.zeros(10)]).publish_model(topic("memory://model-updates"), model="ctr")
         """
-        add_publisher(self, topic, model, format, StepOptions(name, parallelism=1))
+        add_publisher(self, topic, model, format, delivery, StepOptions(name, parallelism=1))
 
     def to_dead_letters(self, topic: Topic) -> None:
         """For the engine: write :class:`DeadLetter` s to a topic."""

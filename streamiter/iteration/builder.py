@@ -169,9 +169,12 @@ class IterationBuilder:
         epochs_seen: str = "",
     ) -> Stream:
         rebalance_unequal(edges, parallelism)
+        prefix = "" if self._config.name is None else f"{self._config.name}: "
+        name = self._flow.unique_name(prefix + label, named=False)
         return self._flow.add_step(
             Step(
-                name=self._flow.unique_name(label, named=False),
+                name=name,
+                has_lasting_name=name == prefix + label,
                 parallelism=parallelism,
                 where=self._where,
                 factory=factory,

@@ -9,6 +9,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Final, Generic
 
 from streamiter.errors import GraphError
+from streamiter.flow.graph_checks import check_name
 from streamiter.flow.stream import Stream
 from streamiter.iteration.feedback_through import FeedbackThrough
 from streamiter.runtime.graph import FeedbackLimits
@@ -67,15 +68,18 @@ class IterationConfig:
     iterations. ``feedback_limits``: how much may wait in each channel of a feedback edge, and in each queue of
     records whose epoch's turn has not come, at heads and at operators with ``epochs_in_order``.
     ``replay_memory_bytes``: how much each subtask of a replayed stream keeps in memory; what is beyond lies on
-    disk, up to the ``disk_bytes`` of ``feedback_limits`` and in their ``directory``.
+    disk, up to the ``disk_bytes`` of ``feedback_limits`` and in their ``directory``. ``name``: what the names of the
+    steps at its border begin with; checkpoints need one where a flow has several iterations.
     """
 
     max_epochs_ahead: int | _Default | None = AS_THE_ENTRY_POINT_SAYS
     operator_life_cycle: OperatorLifeCycle = OperatorLifeCycle.ALL_ROUND
     feedback_limits: FeedbackLimits = field(default_factory=FeedbackLimits)
     replay_memory_bytes: int = _REPLAY_MEMORY_BYTES
+    name: str | None = None
 
     def __post_init__(self) -> None:
+        check_name(self.name)
         if not isinstance(self.operator_life_cycle, OperatorLifeCycle):
             raise GraphError(
                 "IterationConfig: expected operator_life_cycle to be an OperatorLifeCycle, given "

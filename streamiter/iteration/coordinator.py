@@ -119,6 +119,8 @@ class LoopCoordinator:
         """Members that a checkpoint has begun at but not ended."""
         self._checkpointed = 0
         """Members that the checkpoint under way has ended at."""
+        self._abandoned = 0
+        """The last checkpoint that was given up."""
         self._undecided: list[Decision] = []
         """Decisions kept back while a checkpoint is under way."""
 
@@ -216,22 +218,34 @@ class LoopCoordinator:
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 
-    def checkpoint_begins(self) -> None:
+    def checkpoint_begins(self, checkpoint: int) -> None:
         """A head or entrance takes its snapshot: what is decided from now on waits until all have.
 
         Otherwise one of them would have an epoch complete in its snapshot, because of feedback that
         another one gets again after a restore.
         """
-        self._in_checkpoint += 1
+        if checkpoint > self._abandoned:
+            self._in_checkpoint += 1
 
-    def checkpoint_ends(self) -> None:
+    def checkpoint_ends(self, checkpoint: int) -> None:
         """It has taken it, with the feedback that belongs to it."""
+        if checkpoint <= self._abandoned:
+            return
         self._in_checkpoint -= 1
         self._checkpointed += 1
         if self._checkpointed == self._members:
-            self._checkpointed = 0
-            decisions, self._undecided = self._undecided, []
-            self._tell(decisions)
+            self._go_on()
+
+    def checkpoint_abandoned(self, checkpoint: int) -> None:
+        """It is given up: nothing waits for it any more."""
+        if checkpoint > self._abandoned:
+            self._abandoned = checkpoint
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._in_checkpoint = self._checkpointed = 0
+        decisions, self._undecided = self._undecided, []
+        self._tell(decisions)
 
     def restore(self, member: Restored) -> None:
         """A head or entrance goes on from a snapshot. When all have said so, the loop goes on."""

@@ -123,11 +123,11 @@ class Entrance(Boundary):
         ahead = self._max_epochs_ahead
         return ahead is not None and self._stamped and epoch > self.last_complete + 1 + ahead
 
-    def checkpoint_begins(self) -> None:
-        self.coordinator.checkpoint_begins()
+    def checkpoint_begins(self, checkpoint: int) -> None:
+        self.coordinator.checkpoint_begins(checkpoint)
 
-    def checkpoint_ends(self) -> None:
-        self.coordinator.checkpoint_ends()
+    def checkpoint_ends(self, checkpoint: int) -> None:
+        self.coordinator.checkpoint_ends(checkpoint)
 
     def snapshot(self) -> dict[str, Any]:
         return {

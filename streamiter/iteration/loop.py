@@ -73,6 +73,10 @@ class Loop:
             ),
         )
 
+    def checkpoint_abandoned(self, scope: JobScope, checkpoint: int) -> None:
+        """A checkpoint is given up: what waits for it goes on."""
+        self.coordinator(scope).checkpoint_abandoned(checkpoint)
+
     def drain(self, scope: JobScope, *, again: bool) -> None:
         """The job is drained: a bounded iteration ends with the epoch under way, since it might never end.
 

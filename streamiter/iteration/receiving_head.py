@@ -50,12 +50,12 @@ class ReceivingHead(Boundary):
     async def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
         """Emit what is held of the epoch in which the iteration ends."""
 
-    def checkpoint_begins(self) -> None:
+    def checkpoint_begins(self, checkpoint: int) -> None:
         self._in_checkpoint = True
-        self.coordinator.checkpoint_begins()
+        self.coordinator.checkpoint_begins(checkpoint)
 
-    def checkpoint_ends(self) -> None:
+    def checkpoint_ends(self, checkpoint: int) -> None:
         self._in_checkpoint = False
-        self.coordinator.checkpoint_ends()
+        self.coordinator.checkpoint_ends(checkpoint)
         if self._put_off is not None:
             self.context.post(self._put_off)

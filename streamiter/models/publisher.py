@@ -21,19 +21,26 @@ class ModelPublisher(TopicSink):
     goes on with its generation and the next version.
     """
 
-    def __init__(self, topic: Topic, model: str, format: UpdateFormat = "auto") -> None:  # noqa: A002
-        super().__init__(topic, _NotOpenYet())
+    def __init__(
+        self,
+        topic: Topic,
+        model: str,
+        format: UpdateFormat = "auto",  # noqa: A002
+        *,
+        at_least_once: bool = False,
+    ) -> None:
+        super().__init__(topic, _NotOpenYet(), at_least_once=at_least_once)
         self._model = model
         self._format: UpdateFormat = format
 
     async def open(self, context: Context) -> None:
-        run = await next_run(self._topic, self._model)
+        run = await next_run(self.topic, self._model)
         self._updates = ModelUpdateEncoder(
             self._model,
             run.generation,
             clock=context.clock,
             format=self._format,
-            record_bytes_max=record_limit(await self._topic.describe()),
+            record_bytes_max=record_limit(await self.topic.describe()),
             leftovers=run.leftovers,
         )
         self._encoder = self._updates

@@ -17,21 +17,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamiter.clock import Clock
-from streamiter.errors import DecodeError, OffsetOutOfRange
+from streamiter.errors import DecodeError
 from streamiter.models.encoder import ChunkSet
 from streamiter.models.headers import UpdateHeaders, deleted_rank, is_key_of
 from streamiter.models.intake import UpdateIntake
 from streamiter.models.update import ModelUpdate, Rank
-from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicRecord
+from streamiter.topics.backwards import BackwardReading
+from streamiter.topics.topic import Topic, TopicBatch, TopicRecord
 
-__all__ = ["READ_RECORDS", "Tail", "TailSearch"]
-
-# Updates may be a megabyte each, and a batch of them is in memory at once.
-READ_RECORDS: Final = 64
-
-# The first window: one round trip, and mostly all of what a compacted topic has.
-_WINDOW_RECORDS: Final = 32
-_WINDOW_RECORDS_MAX: Final = 4096
+__all__ = ["Tail", "TailSearch"]
 
 # How far back a superseded writer's records may hide the newest update: at ten updates a second 1,024
 # records are over a minute, and a superseded writer that is fenced writes none at all. 64 MiB are read
@@ -75,44 +69,17 @@ class _SeenChunks:
 
 
 class _PartitionTail:
-    """How far back one partition has been read."""
+    """How far back one partition has been read, and how much that was."""
 
-    def __init__(self, number: int, earliest: int, end: int) -> None:
-        self.number = number
-        self.earliest = earliest
-        self.read_from = end
-        self.next_offset: int | None = None
+    def __init__(self, reading: BackwardReading) -> None:
+        self.reading = reading
         self.records = 0
         self.size_bytes = 0
         self.oldest_ms: int | None = None
-        self._window = _WINDOW_RECORDS
-
-    @property
-    def is_at_beginning(self) -> bool:
-        return self.read_from <= self.earliest
-
-    @property
-    def position(self) -> int:
-        """Where to read on after the search."""
-        return self.read_from if self.next_offset is None else self.next_offset
-
-    def next_window(self) -> tuple[int, int | None]:
-        """The offsets to read now; None for the end while no record was found that surely is committed.
-
-        Records at the very end may belong to a transaction that is still open: reading up to an offset
-        there would wait for its decision.
-        """
-        start = max(self.earliest, self.read_from - self._window)
-        return start, None if self.next_offset is None else self.read_from
-
-    def went_back_to(self, start: int) -> None:
-        self.read_from = start
-        self._window = min(2 * self._window, _WINDOW_RECORDS_MAX)
 
     def add(self, batch: TopicBatch) -> None:
         self.records += len(batch)
         self.size_bytes += sum(len(value) for value in batch.values if value is not None)
-        self.next_offset = max(self.next_offset or 0, batch.next_offset)
         first_ms = batch.timestamps_ms[0]
         self.oldest_ms = first_ms if self.oldest_ms is None else min(self.oldest_ms, first_ms)
 
@@ -134,20 +101,23 @@ class TailSearch:
     async def run(self) -> Tail:
         """Search. Raises what the topic raises, :class:`~streamiter.errors.TopicNotFound` above all."""
         description = await self._topic.describe()
-        partitions = [_PartitionTail(number, *ends) for number, ends in sorted(description.offsets.items())]
+        partitions = [
+            _PartitionTail(BackwardReading(self._topic, description, number, self._clock, waits=False))
+            for number in sorted(description.offsets)
+        ]
         while unfinished := [partition for partition in partitions if not self._is_searched(partition)]:
             for partition in unfinished:
-                await self._read_window(partition, len(partitions))
+                await partition.reading.read_window(functools.partial(self._take, partition))
         return Tail(
             update=self._update[1] if self._update else None,
             error=self._error_after_update(),
             generation=self._generation,
             leftovers=self._leftovers(),
-            positions={partition.number: partition.position for partition in partitions},
+            positions={each.reading.number: each.reading.position for each in partitions},
         )
 
     def _is_searched(self, partition: _PartitionTail) -> bool:
-        if partition.is_at_beginning:
+        if partition.reading.is_at_beginning:
             return True
         if self._update is None or partition.oldest_ms is None:
             return False
@@ -159,41 +129,7 @@ class TailSearch:
             return partition.records >= _RECORDS + _INTERLEAVED_WRITERS * chunks
         return partition.records >= _RECORDS or partition.size_bytes >= _BYTES
 
-    async def _read_window(self, partition: _PartitionTail, partitions: int) -> None:
-        start, stop = partition.next_window()
-        request = ReadRequest(
-            subtask=partition.number,
-            subtasks=partitions,
-            start={partition.number: start},
-            stop="latest" if stop is None else {partition.number: stop},
-            max_records=READ_RECORDS,
-            clock=self._clock,
-        )
-        try:
-            await self._read(partition, request)
-        except OffsetOutOfRange:
-            if not await self._has_lost_records(partition):
-                raise
-        else:
-            partition.went_back_to(start)
-
-    async def _read(self, partition: _PartitionTail, request: ReadRequest) -> None:
-        reader = await self._topic.open_reader(request)
-        try:
-            while (batch := await reader.read()) is not None:
-                self._take(partition, batch)
-        finally:
-            await reader.close()
-
-    async def _has_lost_records(self, partition: _PartitionTail) -> bool:
-        """Whether retention has just dropped what was to be read; then the rest is to be."""
-        earliest, _ = (await self._topic.describe()).offsets[partition.number]
-        lost, partition.earliest = earliest > partition.earliest, earliest
-        return lost
-
     def _take(self, partition: _PartitionTail, batch: TopicBatch) -> None:
-        if batch.partition != partition.number:
-            return  # a partition just added; it is read from its beginning afterwards
         partition.add(batch)
         for record in batch.records():
             self._take_record(record)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from streamiter.clock import Clock
+from streamiter.deferred import Encode
 from streamiter.errors import ConfigurationError
 from streamiter.operators.keyed_state import KeyedState
 from streamiter.operators.statistics import OperatorStatistics
@@ -43,6 +44,10 @@ class JobScope:
         shared: T = self._shared[key]
         return shared
 
+    def put(self, key: object, shared: object) -> None:
+        """Have everybody who asks for ``key`` from now on get this object."""
+        self._shared[key] = shared
+
 
 class Context:
     """Given to ``Operator.open``; valid until ``close``. Used by the operator's own task only."""
@@ -61,6 +66,7 @@ class Context:
         set_timer: Callable[[float, Any, Any], None],
         in_iteration: bool,
         keyed: KeyedState | None,
+        encode: Encode,
     ) -> None:
         self.name = name
         self.subtask_index = subtask_index
@@ -68,6 +74,8 @@ class Context:
         self.clock = clock
         self.scope = scope
         self.post = post
+        self.encode = encode
+        """The flow's encoding of plain data, for state that is ``Deferred``."""
         self._progress = progress
         self._statistics = statistics
         self._set_timer = set_timer
@@ -100,7 +108,8 @@ class Context:
     def state(self) -> Any:
         """State of the current ``key``: an empty dict at first; change it, or assign any plain data.
 
-        Only after ``key_by``.
+        Only after ``key_by``. What was handed out is to be changed only until the call at hand returns: a
+        checkpoint is written while records flow on, and keeps a state as it was when it is next asked for.
         """
         return self._keyed_state().get(self.key)
 

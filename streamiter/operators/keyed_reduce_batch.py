@@ -62,6 +62,7 @@ class KeyedReduceBatch(KeyedOperator):
             return
         groups = Groups(_checked_keys(self._key_of(batch), len(batch)))
         keys = self._checked_group_keys(groups)
+        self.about_to_change(keys)
         carried = list(map(self._states.get, keys, repeat(NO_STATE)))
         if isinstance(batch, np.ndarray) and _reduces_arrays(self._ufunc, batch, carried):
             out.emit_batch(self._reduced(batch, groups, keys, carried))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from streamiter.clock import Clock
-from streamiter.operators.keyed import independent_copy
+from streamiter.deferred import Deferred, Encode
+from streamiter.operators.frozen_states import FrozenStates, StateFrame
 
 __all__ = ["KeyedState"]
 
@@ -15,15 +17,41 @@ class KeyedState:
 
     With a time to live, the state of a key that was not read or written for that long is gone: it is
     dropped when next asked for, or by :meth:`drop_expired`.
+
+    A state that was handed out may be changed until the call that asked for it returns, not later: a snapshot
+    is written while records flow on, and keeps a state as it was when it is next handed out.
     """
 
-    __slots__ = ("_clock", "_states", "_time_to_live_s", "_used_at_s")
+    __slots__ = (
+        "_clock",
+        "_encode",
+        "_in_thread",
+        "_name",
+        "_states",
+        "_time_to_live_s",
+        "_unfinished",
+        "_used_at_s",
+    )
 
-    def __init__(self, clock: Clock, time_to_live_s: float | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        time_to_live_s: float | None = None,
+        *,
+        name: str,
+        encode: Encode,
+        in_thread: bool = False,
+    ) -> None:
+        """``name`` is the step's; ``in_thread``: used in another thread than the event loop's."""
         self._clock = clock
         self._time_to_live_s = time_to_live_s
+        self._name = name
+        self._encode = encode
+        self._in_thread = in_thread
         self._states: dict[Any, Any] = {}
         self._used_at_s: dict[Any, float] = {}
+        self._unfinished: list[FrozenStates] = []
+        """Snapshots that are not encoded yet; they keep what is about to change."""
 
     @property
     def time_to_live_s(self) -> float | None:
@@ -32,6 +60,8 @@ class KeyedState:
 
     def get(self, key: Any) -> Any:
         """The state of ``key``; a new empty dict where there is none."""
+        if self._unfinished:
+            self._keep(key, may_change=True)
         if self._time_to_live_s is not None:
             self._use(key)
         state = self._states.get(key)
@@ -41,19 +71,22 @@ class KeyedState:
 
     def set(self, key: Any, value: Any) -> None:
         """Replace the state of ``key``."""
+        if self._unfinished:
+            self._keep(key, may_change=False)
         if self._time_to_live_s is not None:
             self._use(key)
         self._states[key] = value
 
     def delete(self, key: Any) -> None:
         """Forget ``key``."""
+        if self._unfinished:
+            self._keep(key, may_change=False)
         self._states.pop(key, None)
         self._used_at_s.pop(key, None)
 
     def clear(self) -> None:
-        """Forget all keys."""
-        self._states.clear()
-        self._used_at_s.clear()
+        """Forget all keys. Snapshots go on with what was there."""
+        self._states, self._used_at_s, self._unfinished = {}, {}, []
 
     def __len__(self) -> int:
         return len(self._states)
@@ -76,19 +109,30 @@ class KeyedState:
             self._states.pop(key, None)
         self._used_at_s[key] = now_s
 
-    def snapshot(self) -> list[tuple[Any, Any, float]]:
-        """Key, state and idle seconds of every key."""
-        now_s = self._clock.monotonic_s()
-        used_at_s = self._used_at_s
-        return [
-            (key, independent_copy(state), now_s - used_at_s.get(key, now_s))
-            for key, state in self._states.items()
-        ]
+    def _keep(self, key: Any, *, may_change: bool) -> None:
+        # Of a copy: one that is done leaves the list, maybe while another thread is here.
+        for frozen in tuple(self._unfinished):
+            frozen.keep((key,), may_change=may_change)
 
-    def restore(self, entries: list[tuple[Any, Any, float]]) -> None:
-        """Take over what ``snapshot`` gave."""
+    def snapshot(self) -> Deferred:
+        """The states as they are now, in order, to be encoded later; with a time to live the idle seconds, too."""
+        return FrozenStates(
+            self._states,
+            name=self._name,
+            encode=self._encode,
+            unfinished=self._unfinished,
+            used_at_s=None if self._time_to_live_s is None else self._used_at_s,
+            now_s=self._clock.monotonic_s(),
+            in_thread=self._in_thread,
+        )
+
+    def restore(self, frames: Iterable[StateFrame]) -> None:
+        """Take over what ``snapshot`` gave, encoded and decoded; the states are kept as they are given."""
+        self.clear()
         now_s = self._clock.monotonic_s()
-        for key, state, idle_s in entries:
-            self._states[key] = independent_copy(state)
+        for keys, states, *idle_s in frames:
+            self._states.update(zip(keys, states, strict=True))
             if self._time_to_live_s is not None:
-                self._used_at_s[key] = now_s - idle_s
+                # Without idle seconds there was no time to live yet: it begins now.
+                idle = idle_s[0] if idle_s else [0.0] * len(keys)
+                self._used_at_s.update((key, now_s - one_s) for key, one_s in zip(keys, idle, strict=True))

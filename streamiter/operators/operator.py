@@ -134,10 +134,10 @@ class Boundary(Operator):
         """Why it takes no input now, for the log; None if there is no better reason than that it wants none."""
         return None
 
-    def checkpoint_begins(self) -> None:
-        """A barrier is here; ``snapshot`` comes next."""
+    def checkpoint_begins(self, checkpoint: int) -> None:
+        """A barrier is here; ``snapshot`` comes next, unless the checkpoint was given up."""
 
-    def checkpoint_ends(self) -> None:
+    def checkpoint_ends(self, checkpoint: int) -> None:
         """Its part of the checkpoint is complete: at once, or when the barrier has come back to it."""
 
     def attach(self, surroundings: Any) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
+from streamiter.operators.copies import independent_copy
 from streamiter.operators.functions import plain_function
-from streamiter.operators.keyed import NO_STATE, independent_copy
+from streamiter.operators.keyed import NO_STATE
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.operators.record_loop import fail_at, records_of, refuse

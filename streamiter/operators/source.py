@@ -70,6 +70,12 @@ class Source:
         """Records not yet read, by partition, as far as known."""
         return {}
 
+    def report_positions(self, group: str, positions: Positions) -> Any:
+        """A checkpoint with these positions is committed: tell tools that show lag. May be ``async``.
+
+        Nothing depends on it.
+        """
+
     def close(self) -> Any:
         """Called once, last, whatever happened."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from streamiter.operators.copies import independent_copy
 from streamiter.operators.functions import FunctionResultError, plain_function
-from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys, independent_copy
+from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys
 from streamiter.operators.output import Output
 from streamiter.operators.record_loop import refuse
 from streamiter.operators.rejection import shortened
@@ -20,9 +21,9 @@ class StatefulMap(KeyedOperator):
 
     ``state`` is what ``f`` returned for the record before with the same key. ``initial`` is the state of
     a key never seen: plain data, of which each key has a copy of its own, or a callable without
-    arguments that makes it (such as ``list``). ``f`` may change the state in place, but then must not
-    emit it. A record for which ``key_of`` or ``f`` raises follows the step's policy and leaves the state
-    as it was, unless ``f`` had changed it in place.
+    arguments that makes it (such as ``list``). ``f`` may change the state in place, but then must neither
+    emit it nor keep it for later. A record for which ``key_of`` or ``f`` raises follows the step's policy
+    and leaves the state as it was, unless ``f`` had changed it in place.
 
     State: one for each key, for ever.
 

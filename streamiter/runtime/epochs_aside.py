@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from streamiter.checkpoints.spill import SpillQueue, SpillStatistics
+from streamiter.deferred import Deferred
 from streamiter.records import DataBatch
 
 __all__ = ["EpochsAside"]
@@ -70,18 +71,18 @@ class EpochsAside:
         assert len(taken) == count
         return taken
 
-    def snapshot(self) -> list[tuple[int, list[Any], list[tuple[int, int]]]]:
-        """All that is set aside, left where it is, as plain data: port, what waits there, and its epochs."""
+    def snapshot(self) -> list[tuple[int, Deferred, list[tuple[int, int]]]]:
+        """All that is set aside, left where it is: port, what waits there, and how many batches of which epochs."""
         return [
             (port, queue.snapshot(), sorted(self._batches[port].items()))
             for port, queue in self._queues.items()
             if len(queue)
         ]
 
-    def restore(self, state: Iterable[tuple[int, list[Any], list[tuple[int, int]]]]) -> None:
-        """Take over what ``snapshot`` gave."""
-        for port, entries, batches in state:
-            self._queue(port).refill(entries)
+    def restore(self, state: Iterable[tuple[int, Iterable[Any], list[tuple[int, int]]]]) -> None:
+        """Take over what ``snapshot`` gave; what waits as decoded frames, which are gone through one by one."""
+        for port, frames, batches in state:
+            self._queue(port).refill(frames)
             self._batches[port] = dict(batches)
 
     def statistics(self) -> list[SpillStatistics]:

@@ -108,6 +108,12 @@ class Feeder:
         except Exception as error:
             raise RecordFailure(self._step) from error
 
+    async def report_positions(self, group: str, positions: Positions) -> None:
+        """Have the source tell tools that show lag how far a checkpoint has come."""
+        result = self._source.report_positions(group, positions)
+        if inspect.isawaitable(result):
+            await result
+
     def lag(self) -> Mapping[int, int]:
         """What the source says, or said last before it was closed."""
         return dict(self._source.lag()) if self._opened else self._last_lag

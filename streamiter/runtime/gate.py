@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
@@ -30,13 +30,23 @@ from streamiter.runtime.gate_records import InputEnded, LastOfAll, from_plain, p
 from streamiter.runtime.port import Port
 from streamiter.runtime.wanted import WantedInputs
 
+if TYPE_CHECKING:
+    from streamiter.checkpoints.spill import SpillQueue
+
 __all__ = ["Gate"]
 
 
 class Gate:
     """The input side of one task; used by that task only."""
 
-    def __init__(self, ports: Sequence[Port], *, epochs_aside: EpochsAside | None = None) -> None:
+    def __init__(
+        self,
+        ports: Sequence[Port],
+        *,
+        epochs_aside: EpochsAside | None = None,
+        make_feedback_queue: Callable[[], SpillQueue] | None = None,
+    ) -> None:
+        """``make_feedback_queue``: where ports bring feedback, makes queues with its limits."""
         self.ports = list(ports)
         self._ready: deque[Port] = deque()
         self._parked: list[Port] = []
@@ -44,7 +54,7 @@ class Gate:
         self._waiter: asyncio.Future[None] | None = None
         self._wanted = WantedInputs(self.ports, self._has_ended)
         self._alignment = BarrierAlignment(self.ports)
-        self._feedback = FeedbackLog(self.ports)
+        self._feedback = FeedbackLog(self.ports, make_feedback_queue)
         self._epochs = GateEpochs(
             self.ports, epochs_aside, on_held=self._list, on_data_ended=self.reconsider_wanted
         )
@@ -195,8 +205,7 @@ class Gate:
     @property
     def held_records(self) -> int:
         """Records taken from channels and not handled yet."""
-        held = [item for port in self.ports for item in port.held if isinstance(item, DataBatch)]
-        return self._epochs.records_aside + sum(len(batch.records) for batch in held)
+        return self._epochs.records_aside + sum(port.held_records for port in self.ports)
 
     def awaited_barriers(self) -> list[str]:
         """The channels whose barrier others wait for; empty while no barrier is on its way."""
@@ -254,9 +263,14 @@ class Gate:
         self._unblock(self._feedback.ports)
         return [*self._feedback.complete()]
 
+    def drop_feedback_log(self) -> None:
+        """The checkpoint is given up: log no more; its barrier is still waited for."""
+        self._feedback.drop()
+
     def close(self) -> None:
         """Let go of files."""
         self._epochs.close()
+        self._feedback.close()
 
     # -- state ---------------------------------------------------------------------------------------
 
@@ -268,15 +282,18 @@ class Gate:
             "ended": [int(port.ended) for port in self.ports],
         }
 
-    def restore(self, state: dict[str, Any], logged: Sequence[tuple[Any, ...]] = ()) -> None:
-        """Take over what ``snapshot`` gave, and feedback that was logged after it."""
+    def restore(self, state: dict[str, Any], logged: Iterable[tuple[int, Iterable[Any]]] = ()) -> None:
+        """Take over what ``snapshot`` gave, and feedback that was logged after it, by port, as decoded frames."""
         self._epochs.restore(state)
         for port, ended in zip(self.ports, state["ended"], strict=True):
             port.ended = bool(ended)
-        for index, kind, payload, epoch in [*state["held"], *logged]:
+        for index, kind, payload, epoch in state["held"]:
             port, item = self.ports[index], from_plain(kind, payload, epoch)
             port.held.append(item)
             port.end_held |= isinstance(item, EndOfInput)
+            self._list(port)
+        self._feedback.restore(logged)
+        for port in self._feedback.ports:
             self._list(port)
         self._epochs.tell_of_due()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, final
 
+from streamiter.deferred import Deferred
 from streamiter.records import (
     CheckpointBarrier,
     Control,
@@ -14,9 +15,16 @@ from streamiter.records import (
     EpochWatermark,
     Idle,
 )
-from streamiter.runtime.port import Logged
 
-__all__ = ["BarrierReturned", "BarrierTrigger", "InputEnded", "LastOfAll", "from_plain", "plain_log"]
+__all__ = [
+    "BarrierReturned",
+    "BarrierTrigger",
+    "CheckpointAbandoned",
+    "InputEnded",
+    "LastOfAll",
+    "from_plain",
+    "plain_log",
+]
 
 
 @final
@@ -40,12 +48,22 @@ class BarrierTrigger(Control):
 
 
 @final
+class CheckpointAbandoned(Control):
+    """Posted to all tasks: what belongs to this checkpoint is dropped, and its barrier is passed on without meaning."""
+
+    __slots__ = ("checkpoint",)
+
+    def __init__(self, checkpoint: int) -> None:
+        self.checkpoint = checkpoint
+
+
+@final
 class BarrierReturned(Control):
-    """The barrier of a checkpoint has come back on every feedback channel; ``logged`` came before it."""
+    """The barrier of a checkpoint has come back on every feedback channel; ``logged`` came before it, by port."""
 
     __slots__ = ("checkpoint", "logged")
 
-    def __init__(self, checkpoint: int, logged: Logged) -> None:
+    def __init__(self, checkpoint: int, logged: list[tuple[int, Deferred]]) -> None:
         self.checkpoint = checkpoint
         self.logged = logged
 

@@ -67,6 +67,8 @@ class Step:
     policy: RejectionPolicy = "fail"
     named: bool = False
     """Whether the user chose the name."""
+    has_lasting_name: bool = False
+    """Whether an edit of the flow leaves the name to this step: it was chosen, or follows from a topic or model."""
     loop: Any = None
     """The iteration whose body it belongs to, or None."""
     round_scope: Any = None

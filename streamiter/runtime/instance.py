@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from streamiter.clock import Clock, TimerHandle
+from streamiter.deferred import Encode
 from streamiter.errors import ConfigurationError
 from streamiter.operators.context import Context, JobScope, Progress
 from streamiter.operators.keyed_state import KeyedState
@@ -48,6 +49,7 @@ class OperatorInstance:
         progress: Progress,
         scope: JobScope,
         post: Callable[[Control], None],
+        encode: Encode,
     ) -> None:
         self.step = step
         self.operator = operator
@@ -65,7 +67,15 @@ class OperatorInstance:
         self.batches_in = 0
         self.opened = False
         self.is_listener = isinstance(operator, IterationListener)
-        self.keyed = None if step.keys is None else KeyedState(clock, step.keys.time_to_live_s)
+        self.keyed: KeyedState | None = None
+        if step.keys is not None:
+            self.keyed = KeyedState(
+                clock,
+                step.keys.time_to_live_s,
+                name=step.name,
+                encode=encode,
+                in_thread=operator.runs_in_thread,
+            )
         self.context = Context(
             name=step.name,
             subtask_index=subtask,
@@ -78,6 +88,7 @@ class OperatorInstance:
             set_timer=self._set_timer,
             in_iteration=step.loop is not None or step.stamped,
             keyed=self.keyed,
+            encode=encode,
         )
 
     def renew(self, operator: Operator) -> None:
@@ -217,7 +228,7 @@ class OperatorInstance:
     # -- state ----------------------------------------------------------------------------------------
 
     async def snapshot(self) -> dict[str, Any]:
-        """All of its state as plain data."""
+        """All of its state: plain data, with what is ``Deferred`` in it."""
         return {
             "operator": await self.call("snapshot"),
             "keyed": None if self.keyed is None else self.keyed.snapshot(),

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.settings import Checkpoints
 from streamiter.clock import Clock, SystemClock
-from streamiter.errors import ConfigurationError, InternalError
+from streamiter.errors import CheckpointError, ConfigurationError, InternalError, JobFailed, StreamiterError
 from streamiter.operators.context import JobScope
 from streamiter.operators.rejection import RecordFailure
-from streamiter.runtime.coordinator import Coordinator, JobSnapshot
+from streamiter.runtime.checkpointing.barriers import Barriers, JobIsOver
+from streamiter.runtime.checkpointing.choice import Restore
+from streamiter.runtime.checkpointing.in_memory import JobSnapshot, in_memory
 from streamiter.runtime.failure import first_failure, job_failed, unless_cancelled
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.graph import Step
-from streamiter.runtime.plan import ChannelLimits, Planner
+from streamiter.runtime.plan import ChannelLimits, Planner, new_id
 from streamiter.runtime.statistics import (
     JobState,
     JobStatistics,
@@ -30,9 +34,14 @@ from streamiter.runtime.task import DrainInput, Task
 from streamiter.runtime.topic_feedback.worker import Worker, check_shared
 from streamiter.runtime.watchdog import STALL_AFTER_S, Watchdog
 
+if TYPE_CHECKING:
+    from streamiter.runtime.checkpointing.checkpointer import Checkpointer
+
 __all__ = ["Job", "JobOptions", "StopMode"]
 
 StopMode = Literal["suspend", "drain", "abort"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,11 @@ class JobOptions:
     worker: Worker = field(default_factory=Worker)
     """Which of several processes this is that run the flow together."""
     new_id: Callable[[], str] | None = None
-    """Names runs, for feedback through topics; None: at random."""
+    """Names runs, for checkpoints and for feedback through topics; None: at random."""
+    checkpoints: Checkpoints | None = None
+    restore: Restore = "last"
+    changed_steps: Collection[str] = ()
+    """Steps whose state may be left behind, or begin anew."""
 
 
 class Job:
@@ -58,7 +71,8 @@ class Job:
         self.flow = flow
         self._clock = options.clock
         self._lines = {step.name: step.where for step in steps}
-        self._coordinator = Coordinator()
+        self._plain_data = plain_data
+        self._barriers = Barriers(options.clock)
         # Its threads begin only when a step that runs in one has its first batch.
         self._executor = ThreadPoolExecutor(
             max_workers=max(1, sum(step.parallelism for step in steps)), thread_name_prefix=f"{flow}-step"
@@ -70,7 +84,7 @@ class Job:
             clock=options.clock,
             scope=self._scope,
             plain_data=plain_data,
-            acknowledge=self._coordinator.acknowledge,
+            acknowledge=self._barriers.acknowledge,
             executor=self._executor,
             limits=options.channel_limits,
             worker=options.worker,
@@ -81,7 +95,8 @@ class Job:
             check_shared(flow, steps)
         self._tasks = planner.tasks()
         self._topic_feedback = planner.topic_feedback
-        self._coordinator.watch(self._tasks)
+        self._barriers.watch(self._tasks, self._checkpoint_abandoned)
+        self._checkpointer = self._make_checkpointer(options)
         self._watchdog = Watchdog(self._tasks, options.clock, options.stall_after_s)
         self._state: JobState = "running"
         self._is_aborting = False
@@ -90,20 +105,42 @@ class Job:
         self._elapsed_s: float | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
+    def _make_checkpointer(self, options: JobOptions) -> Checkpointer | None:
+        if options.checkpoints is None:
+            return None
+        # For jobs with checkpoints only.
+        from streamiter.runtime.checkpointing.checkpointer import Checkpointer
+
+        return Checkpointer(
+            self.flow,
+            options.checkpoints,
+            restore=options.restore,
+            changed_steps=options.changed_steps,
+            tasks=self._tasks,
+            barriers=self._barriers,
+            scope=self._scope,
+            plain_data=self._plain_data,
+            clock=options.clock,
+            run_id=(options.new_id or new_id)(),
+        )
+
     # -- start and end ---------------------------------------------------------------------------------
 
     async def start(self, snapshot: JobSnapshot | None = None) -> None:
         """Open every step, then let the tasks run. Raises JobFailed if a step cannot be opened."""
         if snapshot is not None:
             self._check_same_tasks(snapshot)
+        states = snapshot if self._checkpointer is None else await self._take_over(self._checkpointer)
         try:
             async with asyncio.TaskGroup() as group:
                 for task in self._tasks:
-                    opening = task.open(None if snapshot is None else snapshot[task.name])
+                    opening = task.open(None if states is None else states.get(task.name))
                     opening = unless_cancelled(opening, task.head.step.name)
                     group.create_task(opening, name=f"open {task.name}")
                 for feedback in self._topic_feedback:
                     group.create_task(feedback.open(), name=f"open feedback of {self.flow}")
+            if self._checkpointer is not None:
+                await self._checkpointer.restored()
         except ExceptionGroup as errors:
             also = await self._close()
             self._ended("failed")
@@ -119,6 +156,15 @@ class Job:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             await self.stop("abort")
+            raise
+
+    async def _take_over(self, checkpointer: Checkpointer) -> dict[str, dict[str, Any]]:
+        """Fence older runs, and find what this one goes on from."""
+        try:
+            return await checkpointer.open()
+        except BaseException:
+            await checkpointer.close()
+            self._ended("failed")
             raise
 
     def _check_same_tasks(self, snapshot: JobSnapshot) -> None:
@@ -147,11 +193,11 @@ class Job:
     async def stop(self, mode: StopMode = "suspend") -> JobStatistics:
         """End the job and return its final statistics. In all modes but ``abort``, what was read is handled.
 
-        ``suspend``: nothing more is read, sinks are flushed, no step hears of an end of its input. What steps
-        keep as state, and records of inputs that an operator does not want now, are gone: to go on from here
-        later, take a ``snapshot()`` before. ``drain``: the inputs end here, loops finish (a bounded iteration with
-        the epoch under way; an unbounded one when nothing is fed back any more, or, asked a second time, also
-        with the epoch under way), the job ends as finished. ``abort``: now.
+        ``suspend``: nothing more is read, sinks are flushed, no step hears of an end of its input. With checkpoints
+        a last one is committed, from which the next run goes on. Without, what steps keep as state, and records of
+        inputs that an operator does not want now, are gone. ``drain``: the inputs end here, loops finish (a bounded
+        iteration with the epoch under way; an unbounded one when nothing is fed back any more, or, asked a second
+        time, also with the epoch under way), the job ends as finished. ``abort``: now.
 
         The job is ``finished`` even after ``suspend`` if all its inputs had ended before.
         """
@@ -176,8 +222,11 @@ class Job:
             for loop in self._loops:
                 loop.drain(self._scope, again=self._is_draining)
             self._is_draining = True
+        elif self._checkpointer is not None:
+            with contextlib.suppress(JobIsOver):
+                await self._while_running(self._checkpointer.take(suspend=True))
         else:
-            await self._trigger(suspend=True)
+            await self._while_running(self._take(suspend=True))
         return await self.wait()
 
     def _abort(self) -> None:
@@ -197,7 +246,7 @@ class Job:
                 f"flow {self.flow!r}: expected a job of a single process, given one of {self._worker.count} workers; "
                 "a snapshot of one of them would not hold what is on its way to the others"
             )
-        snapshot = await self._trigger()
+        snapshot = await self._while_running(self._take())
         if snapshot is None:
             await self.wait()  # Raises what the job failed with.
             raise ConfigurationError(
@@ -205,12 +254,37 @@ class Job:
             )
         return snapshot
 
-    async def _trigger(self, *, suspend: bool = False) -> JobSnapshot | None:
-        """The states at a barrier; None if the job ended before all had given theirs."""
+    async def checkpoint(self) -> int:
+        """Take a checkpoint now and commit it, besides those of the interval; gives its number.
+
+        Raises ConfigurationError for a job without checkpoints, CheckpointError if none can be taken now.
+        """
+        if self._checkpointer is None:
+            raise ConfigurationError(
+                f"flow {self.flow!r}: expected a job with checkpoints, given one without; "
+                "start it with checkpoints=Checkpoints(…)"
+            )
+        number = await self._while_running(self._checkpointer.take())
+        if number is None:
+            await self.wait()
+            raise CheckpointError(f"flow {self.flow!r}: expected a running job, given one that has ended")
+        return number
+
+    async def _take(self, *, suspend: bool = False) -> JobSnapshot:
+        async with self._barriers.one_at_a_time:
+            return in_memory(await self._barriers.take(suspend=suspend), self._plain_data)
+
+    def _checkpoint_abandoned(self, checkpoint: int) -> None:
+        for loop in self._loops:
+            loop.checkpoint_abandoned(self._scope, checkpoint)
+
+    async def _while_running(self, taking: Coroutine[Any, Any, T]) -> T | None:
+        """What a barrier brings; None if the job ended before all tasks had given their state."""
         assert self._supervisor is not None
         if self._supervisor.done():
+            taking.close()
             return None
-        gathering = asyncio.create_task(self._coordinator.trigger(suspend=suspend), name="barrier")
+        gathering = asyncio.create_task(taking, name="barrier")
         try:
             await asyncio.wait({gathering, self._supervisor}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -218,6 +292,8 @@ class Job:
             [result] = await asyncio.gather(gathering, return_exceptions=True)
         if isinstance(result, asyncio.CancelledError):
             return None
+        if isinstance(result, StreamiterError):
+            raise result
         if isinstance(result, BaseException):
             raise self._failed(result)
         return result
@@ -254,14 +330,24 @@ class Job:
                     task.feeder.start(group)
             for feedback in self._topic_feedback:
                 feedback.start(group)
+            checkpointing = self._start_checkpoints(group)
             await asyncio.wait(running)
             for feedback in self._topic_feedback:
                 await feedback.finish()
+            if self._checkpointer is not None:
+                await self._checkpointer.finish(suspended=any(task.suspended for task in self._tasks))
+            if checkpointing is not None:
+                checkpointing.cancel()
             watchdog.cancel()
+
+    def _start_checkpoints(self, group: asyncio.TaskGroup) -> asyncio.Task[None] | None:
+        if self._checkpointer is None:
+            return None
+        return group.create_task(self._checkpointer.run(), name=f"checkpoints of {self.flow}")
 
     async def _run(self, task: Task) -> None:
         await unless_cancelled(task.run(), task.head.step.name)
-        self._coordinator.ended(task)
+        self._barriers.ended(task)
 
     async def _close(self) -> list[Exception]:
         # First what still runs in threads: an operator is used by one call at a time.
@@ -272,6 +358,11 @@ class Job:
             errors += await task.close()
         for feedback in self._topic_feedback:
             errors += await feedback.close()
+        if self._checkpointer is not None:
+            try:
+                await self._checkpointer.close()
+            except Exception as error:
+                errors.append(error)
         return errors
 
     def _ended(self, state: JobState) -> None:
@@ -287,6 +378,10 @@ class Job:
     def _told(self, failure: BaseException) -> BaseException:
         if isinstance(failure, RecordFailure):
             return job_failed(self.flow, failure, self._lines)
+        if isinstance(failure, StreamiterError):  # Of a checkpoint, which no step is to blame for.
+            failed = JobFailed(f"flow {self.flow!r}: {failure}", step="checkpoint")
+            failed.__cause__ = failure
+            return failed
         error = InternalError(f"flow {self.flow!r}: {type(failure).__name__}: {failure}; please report this")
         error.__cause__ = failure
         return error
@@ -304,6 +399,7 @@ class Job:
             elapsed_s=elapsed_s,
             tasks=tuple(_task_statistics(task) for task in self._tasks),
             loops=tuple(loop.statistics(self._scope) for loop in self._loops),
+            checkpoints=None if self._checkpointer is None else self._checkpointer.statistics(),
         )
 
 

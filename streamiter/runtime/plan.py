@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from streamiter.checkpoints.replay_cache import ReplayCache
 
-__all__ = ["ChannelLimits", "Planner", "Surroundings"]
+__all__ = ["ChannelLimits", "Planner", "Surroundings", "new_id"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +147,12 @@ class Planner:
         ]
 
     def _feed_back_through_topic(self, step: Step) -> None:
-        new_id = self.new_id or _new_id
+        make_id = self.new_id or new_id
         feedback = TopicFeedback(
             step,
             worker=self.worker,
-            run_id=self.worker.run_id or new_id(),
-            start=new_id(),
+            run_id=self.worker.run_id or make_id(),
+            start=make_id(),
             make_queue=self._spill_queue,
             plain_data=self.plain_data,
             clock=self.clock,
@@ -203,7 +203,11 @@ class Planner:
             feeder = Feeder(_make_source(head), channel, head.name)
             ports = [Port(0, SINGLE_INPUT, channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
-        gate = Gate(ports, epochs_aside=self._epochs_aside(head, name))
+        gate = Gate(
+            ports,
+            epochs_aside=self._epochs_aside(head, name),
+            make_feedback_queue=lambda: self._spill_queue(f"{name}, feedback of a checkpoint", _limits(head)),
+        )
         feedback = [port.channel for port in ports if isinstance(port.channel, FeedbackChannel)]
         self._attach(head, subtask, name, feedback)
         progress = Progress()
@@ -225,6 +229,7 @@ class Planner:
             progress=progress,
             clock=self.clock,
             acknowledge=self.acknowledge,
+            plain_data=self.plain_data,
             executor=self.executor,
             feeder=feeder,
             feedback_channels=feedback,
@@ -301,6 +306,7 @@ class Planner:
                 progress=progress,
                 scope=self.scope,
                 post=gate.post,
+                encode=self.plain_data.encode,
             )
             for step in self._chain(head)
         }
@@ -336,8 +342,9 @@ class Planner:
         )
 
 
-def _new_id() -> str:
-    import uuid  # for feedback through topics only
+def new_id() -> str:
+    """A name for a run that nothing else has."""
+    import uuid  # for checkpoints and feedback through topics only
 
     return uuid.uuid4().hex
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from streamiter.channels import LIMIT_BYTES
 from streamiter.operators.source import SourceBatch
@@ -18,14 +18,20 @@ from streamiter.records import (
 )
 from streamiter.runtime.watermarks import BEFORE_ALL_EPOCHS
 
-__all__ = ["Logged", "Port", "ReadableChannel"]
+if TYPE_CHECKING:
+    from streamiter.checkpoints.spill import SpillQueue
+
+__all__ = ["Log", "Port", "ReadableChannel"]
 
 # Small batches that wait in a channel are joined up to this many records, so that work comes in larger
 # pieces the further an operator has fallen behind. As large as a topic reader's largest batch.
 _JOINED_RECORDS: Final = 8192
 
-Logged = list[tuple[int, DataBatch | Control]]
-"""Feedback that came between a snapshot and the return of its barrier, with the number of its port."""
+
+class Log(Protocol):
+    """Takes what comes on a feedback port between a snapshot and the return of its barrier."""
+
+    def put(self, item: DataBatch | Control) -> None: ...
 
 
 class ReadableChannel(Protocol):
@@ -60,6 +66,7 @@ class Port:
         "log",
         "one_at_a_time",
         "parked",
+        "restored",
     )
 
     def __init__(
@@ -79,8 +86,10 @@ class Port:
         self.is_feedback = is_feedback
         self.held: deque[DataBatch | Control] = deque()
         """Taken from the channel already, still to be handled, before what is in the channel."""
-        self.log: Logged | None = None
+        self.log: Log | None = None
         """Where what leaves the channel is logged, while that is done."""
+        self.restored: SpillQueue | None = None
+        """Feedback that was logged for the checkpoint from which the job goes on; it comes before the channel."""
         self.blocked = False
         """Has brought the barrier that others have not brought yet."""
         self.listed = False
@@ -106,17 +115,41 @@ class Port:
 
     def peek(self) -> DataBatch | SourceBatch | Control | None:
         """What comes first, or None."""
-        return self.held[0] if self.held else self.channel.peek()
+        if self.held:
+            return self.held[0]
+        return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
 
     def take(self) -> DataBatch | SourceBatch | Control:
         """Take what comes first; it is logged when it leaves the channel, so only once."""
         if self.held:
             return self.held.popleft()
-        item = self.channel.take()
+        item = self.channel.take() if self.restored is None else self.restored.take()
         if self.log is not None and not isinstance(item, CheckpointBarrier):
             assert not isinstance(item, SourceBatch)
-            self.log.append((self.index, item))
+            self.log.put(item)
         return item
+
+    def restore(self, feedback: SpillQueue) -> None:
+        """Give this feedback, which was logged for a checkpoint, before what the channel brings."""
+        self.restored = feedback
+
+    @property
+    def held_records(self) -> int:
+        """Records that are here and not in the channel."""
+        restored = 0 if self.restored is None else self.restored.statistics().records
+        return restored + sum(len(item.records) for item in self.held if isinstance(item, DataBatch))
+
+    def close(self) -> None:
+        """Let go of files."""
+        if self.restored is not None:
+            self.restored.close()
+            self.restored = None
+
+    def _peek_restored(self, restored: SpillQueue) -> DataBatch | SourceBatch | Control | None:
+        if len(restored):
+            return restored.peek()
+        self.close()
+        return self.channel.peek()
 
     def take_data(self) -> DataBatch:
         """Take the batch that comes first, joined with small ones that follow it, or cut."""

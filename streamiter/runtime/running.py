@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal, TypeVar
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, JobFailed, TransactionExpired
 from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.statistics import JobStatistics
 
-__all__ = ["OnInterrupt", "check_on_interrupt", "run_in_own_loop", "stopping_on_signals"]
+__all__ = ["OnInterrupt", "check_on_interrupt", "run_in_own_loop", "run_jobs", "stopping_on_signals"]
+
+_log = logging.getLogger("streamiter.job")
 
 OnInterrupt = Literal["suspend", "drain"]
 """How the first SIGTERM or Ctrl-C stops a job; the second one aborts it."""
@@ -63,6 +68,54 @@ def check_on_interrupt(flow: str, mode: object, *, shares: bool) -> None:
             f'flow {flow!r}: expected on_interrupt="suspend" of a worker, given "drain"; a loop that workers share '
             "does not end when the inputs of one of them do"
         )
+
+
+WhileRunning = Callable[[Job, Sequence[StopMode]], AbstractAsyncContextManager[None]]
+"""What is entered while a job runs: it is given the job and what signals have asked for, which grows."""
+
+
+@contextlib.asynccontextmanager
+async def _unwatched(job: Job, stops: Sequence[StopMode]) -> AsyncIterator[None]:
+    yield
+
+
+async def run_jobs(
+    start: Callable[..., Awaitable[Job]],
+    options: Mapping[str, Any],
+    *,
+    first: OnInterrupt = "suspend",
+    while_running: WhileRunning = _unwatched,
+) -> JobStatistics:
+    """Run the job that ``start(**options)`` gives, until it ends or a signal stops it, as ``first`` says.
+
+    Where a transaction was open for too long, because a server or the machine stood still, nobody has taken over and
+    nothing of it was seen: the next job goes on from the last checkpoint. Two in a row without one in between are no
+    accident.
+    """
+    options = dict(options)
+    failed_in_vain = False
+    while True:
+        job = await start(**options)
+        with stopping_on_signals(job, first=first) as stops:
+            try:
+                async with while_running(job, stops):
+                    return await job.wait()
+            except JobFailed as error:
+                checkpoints = job.statistics().checkpoints
+                if stops or checkpoints is None or not _has_cause(error, TransactionExpired):
+                    raise
+                in_vain = not checkpoints.taken
+                if in_vain and failed_in_vain:
+                    raise
+                failed_in_vain = in_vain
+                _log.warning("%s; going on from the last checkpoint", error)
+        options["restore"] = "last"
+
+
+def _has_cause(error: BaseException | None, kind: type[BaseException]) -> bool:
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__
+    return error is not None
 
 
 @contextlib.contextmanager

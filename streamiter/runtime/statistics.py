@@ -8,6 +8,7 @@ from typing import Literal
 
 from streamiter.channels import ChannelStatistics
 from streamiter.operators.statistics import OperatorStatistics
+from streamiter.runtime.checkpointing.statistics import CheckpointStatistics
 from streamiter.runtime.feedback import FeedbackStatistics
 
 __all__ = [
@@ -126,6 +127,8 @@ class JobStatistics:
     tasks: tuple[TaskStatistics, ...]
     loops: tuple[LoopStatistics, ...]
     """The iterations, in the order they were built."""
+    checkpoints: CheckpointStatistics | None = None
+    """Where checkpoints stand, if the job has any."""
 
     def step(self, name: str) -> OperatorStatistics:
         """The counts of a step, all subtasks together. KeyError if there is no such step."""

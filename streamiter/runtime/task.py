@@ -8,6 +8,8 @@ from concurrent.futures import Executor
 from typing import Any, Final, Protocol, final
 
 from streamiter.channels import Channel
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.snapshot import Part
 from streamiter.clock import Clock
 from streamiter.errors import StreamiterError
 from streamiter.operators.context import Progress
@@ -24,10 +26,16 @@ from streamiter.records import (
     slice_batch,
 )
 from streamiter.runtime.chain import Chain
+from streamiter.runtime.checkpointing.task_parts import encode_log, encode_task
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_records import BarrierReturned, BarrierTrigger, InputEnded, plain_log
+from streamiter.runtime.gate_records import (
+    BarrierReturned,
+    BarrierTrigger,
+    CheckpointAbandoned,
+    InputEnded,
+)
 from streamiter.runtime.instance import OperatorInstance, TimerDue
 from streamiter.runtime.port import Port
 from streamiter.runtime.rounds import Rounds
@@ -56,7 +64,7 @@ class DrainInput(Control):
 class Acknowledge(Protocol):
     """Takes the state of a task at a barrier."""
 
-    def __call__(self, task: Task, checkpoint: int, state: _State) -> None: ...
+    def __call__(self, task: Task, checkpoint: int, parts: list[Part]) -> None: ...
 
 
 class Task:
@@ -77,6 +85,7 @@ class Task:
         progress: Progress,
         clock: Clock,
         acknowledge: Acknowledge,
+        plain_data: PlainData,
         executor: Executor | None = None,
         feeder: Feeder | None = None,
         feedback_channels: Sequence[FeedbackChannel] = (),
@@ -91,6 +100,7 @@ class Task:
         self.feeder = feeder
         """Where it is a source: what brings the input."""
         self.positions: Positions = {}
+        self.positions_at_barrier: Positions = {}
         self.ended = False
         self.suspended = False
         """Has ended at a barrier, not at the end of its input."""
@@ -98,6 +108,7 @@ class Task:
         self.waits_for_room_in: Channel | None = None
         self._clock = clock
         self._acknowledge = acknowledge
+        self._plain_data = plain_data
         self._executor = executor
         self._input_names = list(input_names)
         self._in_loop = self.head.step.loop is not None
@@ -106,8 +117,11 @@ class Task:
         """Where each epoch has an operator of its own."""
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
         self._suspending = False
-        self._pending_state: _State = {}
+        self._pending_parts: list[Part] = []
         """State taken at a barrier, while feedback is logged that belongs to it."""
+        self._pending_checkpoint: int | None = None
+        self._abandoned = 0
+        """The last checkpoint that was given up; barriers up to it mean nothing."""
         self._batches_in_a_row = self._records_in_a_row = 0
         operator = self.head.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
@@ -145,7 +159,8 @@ class Task:
             await instance.open()
         if state is not None:
             for instance in lasting:
-                await instance.restore(state["operators"][instance.step.name])
+                if (of_step := state["operators"].get(instance.step.name)) is not None:
+                    await instance.restore(of_step)
             if self._rounds is not None:
                 await self._rounds.restore(state["round"])
                 self._bind()
@@ -382,6 +397,8 @@ class Task:
             await self._pass_barrier(event)
         elif isinstance(event, BarrierReturned):
             self._feedback_logged(event)
+        elif isinstance(event, CheckpointAbandoned):
+            self._abandon(event.checkpoint)
         elif self._boundary is not None:
             try:
                 await self._boundary.on_control(event, self._boundary_out)
@@ -404,35 +421,57 @@ class Task:
     # -- barriers --------------------------------------------------------------------------------------
 
     async def _pass_barrier(self, barrier: CheckpointBarrier) -> None:
+        number, is_abandoned = barrier.checkpoint, barrier.checkpoint <= self._abandoned
         if self._boundary is not None:
-            self._boundary.checkpoint_begins()
-        state = await self.snapshot()
+            self._boundary.checkpoint_begins(number)
+        parts = [] if is_abandoned else await self.parts()
         self.chain.write_control(barrier)
         if self.gate.has_feedback:
-            self._pending_state = state
+            self._pending_parts, self._pending_checkpoint = parts, number
             self._suspending = barrier.suspend
             if barrier.suspend:
                 self.gate.only_feedback()
-            for event in self.gate.start_feedback_log(barrier):
+            returned = self.gate.start_feedback_log(barrier)
+            if is_abandoned:
+                self.gate.drop_feedback_log()
+            for event in returned:
                 assert isinstance(event, BarrierReturned)
                 self._feedback_logged(event)
             return
-        self._complete_checkpoint(barrier.checkpoint, state)
+        self._complete_checkpoint(number, parts)
         self.ended = self.suspended = barrier.suspend
 
     def _feedback_logged(self, returned: BarrierReturned) -> None:
-        self._pending_state["logged"] = plain_log(returned.logged)
-        self._complete_checkpoint(returned.checkpoint, self._pending_state)
-        self._pending_state = {}
+        parts, self._pending_parts, self._pending_checkpoint = self._pending_parts, [], None
+        if returned.checkpoint > self._abandoned:
+            parts.append(
+                encode_log(self.head.step.name, self.head.subtask, returned.logged, self._plain_data)
+            )
+        self._complete_checkpoint(returned.checkpoint, parts)
         self.ended = self.suspended = self._suspending
 
-    def _complete_checkpoint(self, checkpoint: int, state: _State) -> None:
-        self._acknowledge(self, checkpoint, state)
+    def _complete_checkpoint(self, checkpoint: int, parts: list[Part]) -> None:
+        self._acknowledge(self, checkpoint, parts)
         if self._boundary is not None:
-            self._boundary.checkpoint_ends()
+            self._boundary.checkpoint_ends(checkpoint)
+
+    def _abandon(self, checkpoint: int) -> None:
+        """A checkpoint is given up: drop what belongs to it; its barrier is passed on all the same."""
+        self._abandoned = max(self._abandoned, checkpoint)
+        if self._pending_checkpoint is not None and self._pending_checkpoint <= checkpoint:
+            self.gate.drop_feedback_log()
+            for part in self._pending_parts:
+                for deferred in part.deferred:
+                    deferred.release()
+            self._pending_parts = []
+
+    async def parts(self) -> list[Part]:
+        """The state of the whole task as parts of a snapshot."""
+        self.positions_at_barrier = dict(self.positions)
+        return encode_task(self.head.step.name, self.head.subtask, await self.snapshot(), self._plain_data)
 
     async def snapshot(self) -> _State:
-        """The state of the whole task as plain data."""
+        """The same before it is encoded: it may change with what the operators do next."""
         lasting = self.instances if self._rounds is None else self.instances[1:]
         return {
             "operators": {instance.step.name: await instance.snapshot() for instance in lasting},

@@ -1,5 +1,21 @@
 """What users need to test their flows."""
 
 from streamiter.testing.clock import VirtualClock
+from streamiter.testing.simulation import (
+    Faults,
+    Simulation,
+    SimulationFailed,
+    SimulationResult,
+    Undisturbed,
+    simulate,
+)
 
-__all__ = ["VirtualClock"]
+__all__ = [
+    "Faults",
+    "Simulation",
+    "SimulationFailed",
+    "SimulationResult",
+    "Undisturbed",
+    "VirtualClock",
+    "simulate",
+]

@@ -11,7 +11,8 @@ import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, Protocol
+from types import MappingProxyType
+from typing import ClassVar, Literal, Protocol
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.records import Batch, estimated_bytes
@@ -293,6 +294,15 @@ class Topic(abc.ABC):
     ``TopicNotFound``, ``TopicDenied``, ``OffsetOutOfRange``, ``StorageFull``, ``RecordTooLarge``.
     """
 
+    has_transactions: ClassVar[bool] = True
+    """Whether ``open_transactions`` can succeed; without, records that are written are visible at once."""
+
+    compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Settings for ``create`` that keep the last record of each key for ever and drop those before it."""
+
+    eager_compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Added to these: dropped soon, though records are few and small."""
+
     @property
     @abc.abstractmethod
     def url(self) -> str:
@@ -309,6 +319,14 @@ class Topic(abc.ABC):
         """Topics of equal commit domain can be written in one transaction."""
 
     @abc.abstractmethod
+    def beside(self, name: str) -> Topic:
+        """The topic ``name`` on the same server or in the same file: same options, same commit domain.
+
+        It need not be there yet. Raises :class:`~streamiter.errors.ConfigurationError` for a name that
+        cannot be one, and where topics do not lie beside each other (files).
+        """
+
+    @abc.abstractmethod
     def default_decoder(self) -> Decoder | None:
         """How this topic's values are read unless said otherwise; None leaves it to the caller (JSON)."""
 
@@ -323,6 +341,13 @@ class Topic(abc.ABC):
     @abc.abstractmethod
     async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> Transactions:
         """Transactions in this topic's commit domain; one left open longer than ``timeout_s`` is aborted."""
+
+    async def report_positions(self, group: str, positions: Mapping[int, int]) -> None:  # noqa: B027
+        """Tell tools that show lag how far ``group`` has read: the next offset by partition.
+
+        Nothing depends on it: whoever calls it should log a failure and go on. Without such tools (all
+        but Kafka) it does nothing.
+        """
 
     @abc.abstractmethod
     async def create(self, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:

@@ -14,6 +14,7 @@ from streamiter.operators.output import Output
 from streamiter.operators.record_loop import apply_to_each
 from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, take
+from streamiter.topics.outputs import Outputs
 from streamiter.topics.topic import Encoder, OutgoingBatch, Topic, TopicWriter
 
 __all__ = ["TopicSink"]
@@ -26,13 +27,16 @@ _FLUSH_AFTER_S: Final = 1.0
 
 
 class TopicSink(Operator):
-    """Encodes records and writes them; at least once: what is written is readable at once.
+    """Encodes records and writes them: into the job's transaction where it has one for this topic, else at once.
 
-    At a barrier and at the end it returns when all that was written is stored.
+    What is written at once is stored when it returns from a barrier or from the end.
     """
 
-    def __init__(self, topic: Topic, encoder: Encoder, key: KeyFunction | None = None) -> None:
-        self._topic = topic
+    def __init__(
+        self, topic: Topic, encoder: Encoder, key: KeyFunction | None = None, *, at_least_once: bool = False
+    ) -> None:
+        self.topic = topic
+        self.at_least_once = at_least_once
         self._encoder = encoder
         self._key_bytes = None if key is None else _bytes_of(key)
         self._writer: TopicWriter | None = None
@@ -41,7 +45,10 @@ class TopicSink(Operator):
 
     async def open(self, context: Context) -> None:
         self._context = context
-        self._writer = await self._topic.open_writer()
+        self._outputs = context.scope.get(Outputs, Outputs)
+        self._writer = await self._outputs.open_writer(
+            self.topic, at_least_once=self.at_least_once, step=context.name
+        )
 
     async def process_batch(self, batch: Batch, out: Output) -> None:
         """Write the records of the batch."""
@@ -64,7 +71,8 @@ class TopicSink(Operator):
         await self._flush()
 
     async def snapshot(self) -> Any:
-        await self._flush()
+        if self._writer is not None:
+            await self._outputs.barrier_passed(self._writer)
 
     async def close(self) -> None:
         if self._writer is not None:

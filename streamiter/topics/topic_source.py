@@ -58,6 +58,9 @@ class TopicSource(Source):
     def lag(self) -> Mapping[int, int]:
         return {} if self._reader is None else self._reader.lag()
 
+    async def report_positions(self, group: str, positions: Positions) -> None:
+        await self._topic.report_positions(group, positions)
+
     async def close(self) -> None:
         if self._reader is not None:
             await self._reader.close()

@@ -14,6 +14,7 @@ import tempfile
 import msgspec
 import numpy as np
 import pytest
+from checkpoints.deferred_support import decoded_frames, unnamed_files
 from checkpoints.plain_values import same
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -165,9 +166,8 @@ def test_a_restored_cache_has_the_same_batches_at_the_same_numbers(
 ):
     """A replayer goes on in the middle of an epoch, by number, and maybe with other limits."""
     with closed_after(limit_before, directory) as cache, closed_after(limit_after, directory) as restored:
-        plain = PlainData()
-        entries = plain.decode(plain.encode(filled(cache, batches).snapshot()))
-        filled(restored, [[1, 2, 3]]).restore(entries)
+        snapshot = filled(cache, batches).snapshot()
+        filled(restored, [[1, 2, 3]]).restore(decoded_frames(snapshot))
         assert (len(restored), restored.records) == (len(cache), cache.records)
         assert same(replayed(restored), replayed(cache))
         more = [*batches, [1.5], np.ones(3000)]
@@ -376,19 +376,17 @@ def test_a_snapshot_of_a_full_cache_fits_into_an_empty_one(make_cache, memory_li
     full = make_cache(**limits)
     fill_until(LoopOverflow, full, ([number, "abc"] * (1 + number % 50) for number in range(10_000)))
     restored = make_cache(**limits)
-    restored.restore(full.snapshot())
+    restored.restore(decoded_frames(full.snapshot()))
     assert same(replayed(restored), replayed(full))
 
 
 def test_a_snapshot_does_not_change_afterwards(make_cache):
     """It is written while the stream goes on."""
-    plain = PlainData()
     cache = filled(make_cache(memory_limit_bytes=50_000), arrays(20))
-    entries = cache.snapshot()
-    before = plain.encode(entries)
+    before, snapshot = list(cache.snapshot().frames()), cache.snapshot()
     filled(cache, arrays(20))
     cache.close()
-    assert plain.encode(entries) == before
+    assert list(snapshot.frames()) == before
 
 
 @pytest.mark.parametrize(
@@ -408,7 +406,7 @@ def test_a_snapshot_does_not_change_afterwards(make_cache):
 def test_entries_of_no_snapshot_are_refused(make_cache, entry):
     """The state of another step, or damaged."""
     with pytest.raises(PlainDataError, match=r"^points: expected"):
-        make_cache(memory_limit_bytes=10**9).restore([entry])
+        make_cache(memory_limit_bytes=10**9).restore([[entry]])
 
 
 @pytest.mark.parametrize("limits", [{"memory_limit_bytes": -1}, {"disk_limit_bytes": -1}])
@@ -476,19 +474,6 @@ needs_proc = pytest.mark.skipif(
 )
 
 
-def unnamed_files():
-    """Paths below /proc of the deleted files that this process has open."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        path = f"/proc/self/fd/{name}"
-        try:
-            if "(deleted)" in os.readlink(path):
-                found.append(path)
-        except OSError:
-            continue  # the listing's own
-    return found
-
-
 def only_new(before):
     [path] = [path for path in unnamed_files() if path not in before]
     return path
@@ -551,7 +536,7 @@ def test_restoring_over_what_was_kept_lets_go_of_it(make_cache):
     """A restore must not double the disk's use."""
     before = unnamed_files()
     cache = filled(make_cache(), arrays(3, records=3000))
-    cache.restore(cache.snapshot())
+    cache.restore(decoded_frames(cache.snapshot()))
     assert len(unnamed_files()) == len(before) + 1
     assert cache.bytes_on_disk < 3 * 25_000
 

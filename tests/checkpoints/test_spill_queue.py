@@ -8,6 +8,7 @@ import tempfile
 import msgspec
 import numpy as np
 import pytest
+from checkpoints.deferred_support import decoded_frames
 from checkpoints.plain_values import same
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -69,6 +70,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.disk_limit_bytes = disk_limit_bytes
         self.queue = self.new_queue()
         self.expected = collections.deque()
+        self.snapshots = []
 
     def new_queue(self):
         return SpillQueue(
@@ -105,12 +107,27 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def go_on_from_a_snapshot(self):
-        plain = PlainData()
-        entries = plain.decode(plain.encode(self.queue.snapshot()))
         restored = self.new_queue()
-        restored.refill(entries)
+        restored.refill(decoded_frames(self.queue.snapshot()))
         self.queue.close()
         self.queue = restored
+
+    @rule()
+    def take_a_snapshot_for_later(self):
+        self.snapshots.append((self.queue.snapshot(), list(self.expected)))
+
+    @precondition(lambda self: self.snapshots)
+    @rule()
+    def read_a_snapshot_of_earlier(self):
+        snapshot, expected = self.snapshots.pop(0)
+        with self.new_queue() as restored:
+            restored.refill(decoded_frames(snapshot))
+            assert all(map(same_item, expected, drained(restored)))
+
+    @precondition(lambda self: self.snapshots)
+    @rule()
+    def release_a_snapshot(self):
+        self.snapshots.pop()[0].release()
 
     @rule()
     def drain(self):
@@ -371,7 +388,7 @@ def test_a_snapshot_of_a_full_queue_fits_into_an_empty_one(make_queue):
     full.take()
     assert full.peek().epoch == 1  # above the memory limit, read back from disk
     restored = make_queue(**options)
-    restored.refill(full.snapshot())
+    restored.refill(decoded_frames(full.snapshot()))
     assert [batch.epoch for batch in drained(restored)] == [1, 2, 3]
 
 
@@ -381,7 +398,8 @@ def test_a_snapshot_changes_nothing(make_queue):
     for item in [*batches(5), EpochWatermark(4)]:
         queue.put(item)
     before = queue.statistics()
-    assert len(queue.snapshot()) == 6
+    [entries] = decoded_frames(queue.snapshot())
+    assert len(entries) == 6
     assert queue.statistics() == before
     assert [item.epoch for item in drained(queue)] == [0, 1, 2, 3, 4, 4]
 
@@ -404,7 +422,7 @@ def test_entries_of_no_snapshot_are_refused(make_queue, entry):
     """The state of another step, or of a newer version."""
     queue = make_queue()
     with pytest.raises(PlainDataError, match=r"^train: expected"):
-        queue.refill([entry])
+        queue.refill([[entry]])
 
 
 @pytest.mark.parametrize("limits", [{"memory_limit_bytes": -1}, {"disk_limit_bytes": -1}])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from operators.operator_harness import stored
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.replay_cache import ReplayCache
@@ -96,6 +97,7 @@ class Bench:
                 set_timer=lambda *_: None,
                 in_iteration=True,
                 keyed=None,
+                encode=PlainData().encode,
             )
         )
 
@@ -157,7 +159,7 @@ async def test_a_restored_head_gets_logged_feedback_again_and_counts_it_with_wha
         await first.settle()
     await first.feed(FEEDBACK, 100, epoch=5)
     assert await first.settle() == ([(100, 5)] if ahead is None else [])
-    state = first.operator.snapshot()
+    state = stored(first.operator.snapshot())()
 
     coordinator = LoopCoordinator(heads=1, entrances=0)
     second = Bench(Head(lambda scope: coordinator, ahead), coordinator)
@@ -221,7 +223,7 @@ async def test_a_replayer_restored_in_the_middle_of_epoch_0_replays_all_of_it(me
     """Only what came after the restore was replayed."""
     first = replayer(memory_bytes)
     await first.feed("input", *range(5))
-    state = first.operator.snapshot()
+    state = stored(first.operator.snapshot())()
     second = replayer(memory_bytes)
     second.operator.restore(state)
     await second.feed("input", *range(5, 10))
@@ -244,7 +246,7 @@ async def test_a_replayer_restored_in_the_middle_of_a_replay_sends_the_rest(memo
     await first.settle()
     await first.control(Advance(1))
     sent = [record[0] for record, epoch in first.out.taken()]
-    state = first.operator.snapshot()
+    state = stored(first.operator.snapshot())()
     second = replayer(memory_bytes)
     second.operator.restore(state)
     rest = await second.settle()

@@ -35,7 +35,7 @@ from streamiter import Flow, Operator, epochs_every
 from streamiter.errors import GraphError, JobFailed
 from streamiter.iteration.stamping_clock import StampingClock
 from streamiter.records import Control
-from streamiter.runtime.coordinator import JobSnapshot
+from streamiter.runtime.checkpointing.in_memory import JobSnapshot
 from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock
 from streamiter.topics.topic import Topic

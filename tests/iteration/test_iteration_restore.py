@@ -27,7 +27,7 @@ from streamiter import (
 )
 from streamiter.errors import ConfigurationError
 from streamiter.iteration.progress import Ended, LoopProgress
-from streamiter.runtime.coordinator import JobSnapshot
+from streamiter.runtime.checkpointing.in_memory import JobSnapshot
 
 
 def going_round(flow: Flow, initial: Stream, data: list[Stream], ahead: int | None, seed: int) -> Any:

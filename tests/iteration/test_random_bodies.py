@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from iteration.iteration_support import Dawdle, cut_items, run
+from support.soak import ForEachSeed
 
 from streamiter import (
     Flow,
@@ -109,9 +110,8 @@ def expected(starts: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return sorted((start - done, epoch + done) for start, epoch in starts for done in range(start + 1))
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_any_body_under_any_schedule_ends_with_every_record_in_its_epoch(seed: int) -> None:
-    """A deadlock, a lost or doubled record, or an epoch too early, in an arrangement that nobody had thought of."""
+def check_body(seed: int) -> None:
+    """One body, one schedule: it ends, and every record was shown in its epoch."""
     chosen = random.Random(seed)
     flow = Flow("loop")
     variables = [chosen.randint(0, 5) for _ in range(chosen.randint(0, 12))]
@@ -151,3 +151,15 @@ def test_any_body_under_any_schedule_ends_with_every_record_in_its_epoch(seed: i
     collected = seen.collect()
     run(flow, seed=seed, limits=ChannelLimits(records=chosen.randint(1, 3)))
     assert sorted(collected.items) == expected(starts)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_any_body_under_any_schedule_ends_with_every_record_in_its_epoch(seed: int) -> None:
+    """A deadlock, a lost or doubled record, or an epoch too early, in an arrangement that nobody had thought of."""
+    check_body(seed)
+
+
+@pytest.mark.soak
+def test_bodies_and_schedules_never_seen_before_end_as_well(for_each_soak_seed: ForEachSeed) -> None:
+    """The arrangement that deadlocks is the one in ten thousand."""
+    for_each_soak_seed(check_body)

@@ -12,7 +12,7 @@ from iteration.iteration_support import PATIENCE_S, callbacks, check_listener, e
 
 from streamiter import IterationBodyResult, Stream, feedback_through
 from streamiter.errors import ConfigurationError
-from streamiter.runtime.coordinator import JobSnapshot
+from streamiter.runtime.checkpointing.in_memory import JobSnapshot
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.topics import MemoryBroker
 

@@ -11,7 +11,7 @@ from iteration.bounded_bodies import MadeBody, Maker
 from iteration.iteration_support import PATIENCE_S, callbacks, check_listener, ended, run, run_shuffled
 
 from streamiter.errors import ConfigurationError
-from streamiter.runtime.coordinator import JobSnapshot
+from streamiter.runtime.checkpointing.in_memory import JobSnapshot
 from streamiter.runtime.plan import ChannelLimits
 
 

@@ -71,6 +71,7 @@ class Driven:
             set_timer=lambda delay_s, key, payload: self.timers.append((self.clock.now_s + delay_s, payload)),
             in_iteration=in_iteration,
             keyed=None,
+            encode=PlainData().encode,
         )
         self.operator.open(self.context)
 
@@ -117,13 +118,20 @@ class Driven:
 
     def restarted(self, operator: Operator, *, policy: Any = "fail", in_iteration: bool = False) -> Driven:
         """A new instance that goes on from this one's snapshot, stored and read back, with its timers."""
-        plain = PlainData()
-        state = plain.decode(plain.encode(self.operator.snapshot(), name="state"))
+        state = stored(self.operator.snapshot())
         other = Driven(operator, policy=policy, in_iteration=in_iteration, clock=self.clock)
-        other.operator.restore(state)
+        other.operator.restore(state())
         other.timers += self.timers
         other.progress.watermark = self.progress.watermark
         return other
+
+
+def stored(state: Any) -> Callable[[], Any]:
+    """Encodes a state now, what is deferred in it, too; gives what reads it back, as often as one likes."""
+    plain = PlainData()
+    content, pieces = plain.encode_state(state)
+    frames = [list(piece.frames()) for piece in pieces]
+    return lambda: plain.decode_state(content, lambda number: list(map(plain.decode, frames[number])))
 
 
 def frozen(value: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from operators.operator_harness import Driven, cuts, frozen, pieces_of, thorough
+from operators.operator_harness import Driven, cuts, frozen, pieces_of, stored, thorough
 
 from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import ConfigurationError, RejectRecords
@@ -171,7 +171,7 @@ def test_a_key_that_the_checker_refuses_is_refused_with_all_its_records() -> Non
     with pytest.raises(RejectRecords, match="unlucky") as refusal:
         driven.feed(np.array([13, 1, 13]))
     assert refusal.value.indices == (0, 2)
-    assert driven.operator.snapshot() == []
+    assert stored(driven.operator.snapshot())() == []
 
 
 @pytest.mark.parametrize(

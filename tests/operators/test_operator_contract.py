@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operators.operator_harness import KINDS, Driven, as_kind, cuts, frozen, number_in, pieces_of, quick
+from operators.operator_harness import (
+    KINDS,
+    Driven,
+    as_kind,
+    cuts,
+    frozen,
+    number_in,
+    pieces_of,
+    quick,
+    stored,
+)
 
 from streamiter.operators import (
     Collect,
@@ -133,9 +143,10 @@ def test_a_snapshot_stays_as_it_was_taken(
     """A snapshot is written while the operator goes on; what it does then belongs to the next one."""
     driven = Driven(make()).feed(as_kind(kind, before))
     snapshot = driven.operator.snapshot()
-    taken = frozen(snapshot)
+    written_at_once = stored(driven.operator.snapshot())
     driven.feed(as_kind(kind, after)).finish()
-    assert frozen(snapshot) == taken
+    written_later = stored(snapshot)
+    assert frozen(written_later()) == frozen(written_at_once())
 
 
 @every_operator
@@ -145,11 +156,11 @@ def test_a_snapshot_can_be_restored_more_than_once(
     make: Callable[[], Operator], kind: str, before: list[int], after: list[int]
 ) -> None:
     """A job that fails again and again restores the same snapshot each time."""
-    snapshot = Driven(make()).feed(as_kind(kind, before)).operator.snapshot()
+    snapshot = stored(Driven(make()).feed(as_kind(kind, before)).operator.snapshot())
     runs = []
     for _ in range(2):
         driven = Driven(make())
-        driven.operator.restore(snapshot)
+        driven.operator.restore(snapshot())
         runs.append(results(driven.feed(as_kind(kind, after)).finish()))
     assert runs[0] == runs[1]
 

@@ -41,10 +41,13 @@ class Seen:
 
 def aside() -> EpochsAside:
     """What sets records of later epochs aside, in memory but for the largest."""
-    return EpochsAside(
-        lambda: SpillQueue(
-            name="step", directory=tempfile.gettempdir(), memory_limit_bytes=400, disk_limit_bytes=1 << 20
-        )
+    return EpochsAside(spill_queue)
+
+
+def spill_queue() -> SpillQueue:
+    """A queue of which all but some small batches lie on disk."""
+    return SpillQueue(
+        name="step", directory=tempfile.gettempdir(), memory_limit_bytes=400, disk_limit_bytes=1 << 20
     )
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from runtime.gate_run import GateRun, array, data, held_records
+from checkpoints.deferred_support import unnamed_files
+from operators.operator_harness import stored
+from runtime.gate_run import GateRun, array, data, held_records, spill_queue
 
 from streamiter.channels import Channel
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
+from streamiter.records import (
+    CheckpointBarrier,
+    Control,
+    DataBatch,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    Idle,
+)
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_records import BarrierReturned, plain_log
+from streamiter.runtime.gate_records import BarrierReturned
 from streamiter.runtime.port import Port
 
 
@@ -210,9 +221,8 @@ class TestSnapshot:
         run.put_all(0, EpochWatermark(0), data(5, epoch=5), barrier())
         run.put_all(1, EpochWatermark(0), data(10, epoch=1), EpochWatermark(1), EndOfData(), EndOfInput(2))
         run.run()
-        plain = PlainData()
-        kept = plain.decode(plain.encode(run.snapshots[1]))
-        assert sorted(held_records(kept, in_order=True)) == [5, 10]
+        kept = stored(run.snapshots[1])
+        assert sorted(held_records(kept(), in_order=True)) == [5, 10]
 
 
 class Looped:
@@ -224,7 +234,7 @@ class Looped:
             Port(0, "initial", self.initial, is_feedback=False),
             Port(1, "feedback", self.feedback, is_feedback=True),
         ]
-        self.gate = Gate(ports)
+        self.gate = Gate(ports, make_feedback_queue=spill_queue)
         self.events: list[Control] = []
         self.records: list[int] = []
 
@@ -237,9 +247,34 @@ class Looped:
                 assert isinstance(message, Control)
                 self.events += [message] if port is None else self.gate.accept(port, message)
 
-    def logged(self) -> list[tuple[object, ...]]:
+    def feed_back(self, *items: DataBatch | Control) -> None:
+        for item in items:
+            if isinstance(item, DataBatch):
+                assert self.feedback.try_put(item)
+            else:
+                self.feedback.put_control(item)
+
+    def logged(self) -> Any:
+        """What goes into a snapshot, written and read back when it is asked for."""
         [returned] = [event for event in self.events if isinstance(event, BarrierReturned)]
-        return plain_log(returned.logged)
+        return stored(returned.logged)()
+
+    def logged_items(self) -> list[str]:
+        """The same as it comes to the head of a job that goes on from there."""
+        restored = Looped()
+        restored.gate.restore(restored.gate.snapshot(), self.logged())
+        told: list[str] = []
+        while (polled := restored.gate.poll()) is not None:
+            port, message = polled
+            assert port is not None
+            assert port.index == 1
+            told.append(
+                f"{list(message.records)} of {message.epoch}"
+                if isinstance(message, DataBatch)
+                else repr(message)
+            )
+        restored.gate.close()
+        return told
 
 
 class TestFeedbackLog:
@@ -249,17 +284,11 @@ class TestFeedbackLog:
         head.feedback.try_put(data(1))
         head.run()
         assert head.gate.start_feedback_log(barrier()) == []
-        for item in (data(2, epoch=1), EpochWatermark(1), data(3, epoch=2)):
-            head.feedback.try_put(item) if isinstance(item, DataBatch) else head.feedback.put_control(item)
-        head.feedback.put_control(barrier())
-        head.feedback.try_put(data(4, epoch=2))
+        head.feed_back(data(2, epoch=1), EpochWatermark(1), data(3, epoch=2), Idle(), EndOfInput(5))
+        head.feed_back(barrier(), data(4, epoch=2))
         head.run()
         assert head.records == [1, 2, 3, 4]
-        assert head.logged() == [
-            (1, "data", [2], 1),
-            (1, "watermark", None, 1),
-            (1, "data", [3], 2),
-        ]
+        assert head.logged_items() == ["[2] of 1", "EpochWatermark(1)", "[3] of 2", "Idle()", "EndOfInput(5)"]
 
     def test_a_barrier_that_has_come_round_before_leaves_nothing_to_log(self) -> None:
         """Another head's barrier may have gone through the loop before this one began."""
@@ -281,20 +310,75 @@ class TestFeedbackLog:
         assert sorted(head.records) == [1, 2]
         assert [type(event) for event in head.events] == [CheckpointBarrier]
 
-    def test_restored_feedback_is_not_logged_a_second_time(self) -> None:
+    def test_restored_feedback_is_in_the_next_snapshot_once(self) -> None:
         """A checkpoint right after a restore: what lay in its snapshot was also logged, and so doubled."""
         head = Looped()
-        state = head.gate.snapshot()
+        head.gate.start_feedback_log(barrier())
+        head.feed_back(data(6, epoch=1), EpochWatermark(1), data(7, epoch=2), barrier())
+        head.run()
         restored = Looped()
-        restored.gate.restore(state, [(1, "data", [7], 1)])
+        restored.gate.restore(head.gate.snapshot(), head.logged())
+        assert restored.gate.held_records == 2
+        restored.gate.poll()
         again = restored.gate.snapshot()
-        restored.gate.start_feedback_log(barrier())
-        restored.feedback.try_put(data(8, epoch=1))
-        restored.feedback.put_control(barrier())
+        restored.gate.start_feedback_log(barrier(2))
+        restored.feed_back(data(8, epoch=2), barrier(2))
         restored.run()
         assert restored.records == [7, 8]
-        assert again["held"] == [(1, "data", [7], 1)]
-        assert restored.logged() == [(1, "data", [8], 1)]
+        assert again["held"] == []
+        assert restored.logged_items() == ["EpochWatermark(1)", "[7, 8] of 2"]
+        assert restored.gate.held_records == 0
+
+    def test_beyond_its_memory_it_goes_to_disk_and_comes_back_from_there(self) -> None:
+        """A loop with more under way than memory holds could not be checkpointed, nor restored."""
+        before = unnamed_files()
+        head, restored = Looped(), Looped()
+        head.gate.start_feedback_log(barrier())
+        blocks = [array(*range(start, start + 100), epoch=start) for start in range(0, 1000, 100)]
+        for block in blocks:
+            head.feed_back(block)
+            head.run()
+        head.feed_back(barrier())
+        assert len(unnamed_files()) > len(before)
+        head.run()
+        head.gate.close()
+        restored.gate.restore(restored.gate.snapshot(), head.logged())
+        assert len(unnamed_files()) > len(before)
+        restored.feed_back(array(1000, epoch=1000))
+        restored.run()
+        assert restored.records == list(range(1001))
+        restored.gate.close()
+        assert unnamed_files() == before
+
+    def test_what_is_given_up_leaves_nothing(self) -> None:
+        """A checkpoint that takes too long is given up while its log grows; the next one must not find it."""
+        before = unnamed_files()
+        head = Looped()
+        head.gate.start_feedback_log(barrier())
+        head.feed_back(array(*range(100)), array(*range(100)), array(*range(100)))
+        head.run()
+        head.gate.drop_feedback_log()
+        assert unnamed_files() == before
+        head.feed_back(data(5), barrier())
+        head.run()
+        assert head.logged() == []
+        head.events.clear()
+        head.gate.start_feedback_log(barrier(2))
+        head.feed_back(data(6), barrier(2))
+        head.run()
+        assert head.logged_items() == ["[6] of 0"]
+
+    def test_what_was_restored_and_never_handled_leaves_no_file(self) -> None:
+        """A job that fails right after it was restored."""
+        before = unnamed_files()
+        head, restored = Looped(), Looped()
+        head.gate.start_feedback_log(barrier())
+        head.feed_back(array(*range(100)), array(*range(100)), barrier())
+        head.run()
+        restored.gate.restore(restored.gate.snapshot(), head.logged())
+        assert len(unnamed_files()) > len(before)
+        restored.gate.close()
+        assert unnamed_files() == before
 
     def test_after_a_suspending_barrier_feedback_is_only_logged(self) -> None:
         """Nothing may be handled behind the barrier at which the job stops."""
@@ -306,4 +390,4 @@ class TestFeedbackLog:
         head.feedback.put_control(barrier())
         head.run()
         assert head.records == []
-        assert head.logged() == [(1, "data", [2], 0)]
+        assert head.logged_items() == ["[2] of 0"]

@@ -21,7 +21,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.operators import Collected, Output
 from streamiter.operators.context import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.runtime.coordinator import JobSnapshot
+from streamiter.runtime.checkpointing.in_memory import JobSnapshot
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.testing import VirtualClock
 

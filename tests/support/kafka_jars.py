@@ -1,11 +1,19 @@
-"""The jar files of Apache Kafka, fetched once by Maven and kept in the user's cache folder."""
+"""The jar files of Apache Kafka, fetched once by Maven and kept in the user's cache folder.
+
+``make test`` fetches them before the tests begin (``PYTHONPATH=tests``)::
+
+    python -m support.kafka_jars
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 __all__ = ["KAFKA_VERSION", "kafka_jars", "what_is_missing"]
@@ -51,8 +59,12 @@ def what_is_missing() -> str | None:
 def kafka_jars() -> Path:
     """The folder with the jars; fetches them where they are not there yet."""
     folder = _folder()
-    if not folder.is_dir():
-        _fetch_into(folder)
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        if not folder.is_dir():
+            _fetch_into(folder)
     return folder
 
 
@@ -61,16 +73,21 @@ def _folder() -> Path:
     return cache / "streamiter" / f"kafka-{KAFKA_VERSION}-log4j-{_LOGGING_VERSION}"
 
 
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time: two Mavens that fill the same repository damage it, and fetch everything twice.
+
+    The lock goes with the process that holds it, however it ends.
+    """
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _fetch_into(folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="fetching-") as working:
-        jars = _run_maven(Path(working))
-        try:
-            # Whole or not at all, so that runs side by side do not see half a folder.
-            jars.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
+        # Whole or not at all: whoever looks without the lock sees no half a folder.
+        _run_maven(Path(working)).rename(folder)
 
 
 def _run_maven(working: Path) -> Path:
@@ -82,3 +99,12 @@ def _run_maven(working: Path) -> Path:
     if done.returncode != 0:
         raise RuntimeError(f"Maven could not fetch Apache Kafka {KAFKA_VERSION}:\n{done.stdout}{done.stderr}")
     return working / "jars"
+
+
+def _main() -> None:
+    reason = what_is_missing()
+    print(reason or f"Apache Kafka {KAFKA_VERSION} is in {kafka_jars()}")
+
+
+if __name__ == "__main__":
+    _main()

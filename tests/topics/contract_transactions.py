@@ -17,8 +17,14 @@ from topics.topic_case import (
     write_transaction,
 )
 
-from streamiter.errors import ProducerFenced, TopicError
-from streamiter.topics import OutgoingBatch, ReadRequest
+from streamiter.errors import ProducerFenced, TopicError, TransactionExpired
+from streamiter.topics import OutgoingBatch, ReadRequest, Topic, Transactions
+
+
+async def write_on_and_on(transactions: Transactions, topic: Topic) -> None:
+    while True:
+        await transactions.write(topic, OutgoingBatch([b"late"]))
+        await asyncio.sleep(0.02)  # servers end a transaction by real time
 
 
 class TransactionsContract:
@@ -145,6 +151,62 @@ class TransactionsContract:
         await patiently(older.close())
         await patiently(newer.close())
         assert await read_to_end(topic) == []
+
+    async def test_a_transaction_open_for_too_long_is_told_from_a_newer_owner(self, case: TopicCase) -> None:
+        """A slow run goes on from its checkpoint by itself; one that was replaced must not."""
+        topic = await case.make_topic()
+        transactions = await topic.open_transactions(case.prefix + "t", timeout_s=0.3)
+        await patiently(transactions.begin())
+        with pytest.raises(TransactionExpired, match=r"0\.3 s"):
+            await patiently(write_on_and_on(transactions, topic))
+        for call in (transactions.commit, transactions.begin):
+            with pytest.raises(TransactionExpired):
+                await patiently(call())
+        await patiently(transactions.close())
+        again = await topic.open_transactions(case.prefix + "t")
+        await write_transaction(again, topic, [b"again"], commit=True)
+        await patiently(again.close())
+        assert values_of(await read_to_end(topic)) == [b"again"]
+
+    async def test_a_newer_owner_is_never_taken_for_a_timeout(self, case: TopicCase) -> None:
+        """Both runs would go on by themselves, and fence each other for ever."""
+        topic = await case.make_topic()
+        older = await topic.open_transactions(case.prefix + "t")
+        await patiently(older.begin())
+        await patiently(older.write(topic, OutgoingBatch([b"older"])))
+        newer = await case.topic().open_transactions(case.prefix + "t")
+        with pytest.raises(ProducerFenced) as caught:
+            await patiently(older.commit())
+        assert not isinstance(caught.value, TransactionExpired)
+        with pytest.raises(ProducerFenced) as caught:
+            await patiently(older.begin())
+        assert not isinstance(caught.value, TransactionExpired)
+        await patiently(older.close())
+        await patiently(newer.close())
+
+    async def test_several_tasks_write_into_one_transaction(self, case: TopicCase) -> None:
+        """The sinks of a job are tasks of their own, each with a topic of some partitions."""
+        topics = [await case.make_topic(f"output-{number}", partitions=3) for number in range(3)]
+        transactions = await topics[0].open_transactions(case.prefix + "t")
+        lock = asyncio.Lock()
+
+        async def write_all(topic: Topic) -> None:
+            for number in range(30):
+                async with lock:
+                    batch = OutgoingBatch(numbered([number]), keys=[b"%d" % (number % 7)])
+                    await patiently(transactions.write(topic, batch))
+
+        for committed in (True, False, True):
+            await patiently(transactions.begin())
+            await asyncio.gather(*map(write_all, topics))
+            await patiently(transactions.commit() if committed else transactions.abort())
+        await patiently(transactions.close())
+        for topic in topics:
+            records = await read_to_end(topic)
+            assert sorted(numbers_of(records)) == sorted([*range(30), *range(30)])
+            for key in range(7):
+                of_key = [record for record in records if record.key == b"%d" % key]
+                assert numbers_of(of_key) == [*range(key, 30, 7), *range(key, 30, 7)]
 
     async def test_other_ids_are_not_fenced(self, case: TopicCase) -> None:
         """Flows of one server live side by side."""

@@ -8,7 +8,7 @@ import threading
 import pytest
 from topics.topic_case import ManualClock, numbered, numbers_of, patiently, read_to_end, values_of, write
 
-from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, TopicError
+from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicError, TransactionExpired
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, connector_for, topic
 
 
@@ -68,7 +68,7 @@ async def test_a_transaction_left_open_is_aborted_in_time() -> None:
     batch = await patiently(reading)
     assert batch is not None
     assert batch.values == [b"behind"]
-    with pytest.raises(ProducerFenced, match="60 s"):
+    with pytest.raises(TransactionExpired, match="60 s"):
         await transactions.commit()
 
 

@@ -28,6 +28,7 @@ from streamiter.errors import (
     TopicError,
     TopicNotFound,
     TopicUnavailable,
+    TransactionExpired,
 )
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, connector_for, topic
 
@@ -456,9 +457,38 @@ async def test_what_a_dead_owner_staged_is_thrown_away(tmp_path: Path) -> None:
     clock.advance(2.0)
     await (await clicks.open_transactions("fourth")).close()
     assert stored_blocks(tmp_path) == (0, 0)
+    replaced, expired = dead
+    with pytest.raises(ProducerFenced, match="newer writer") as caught:
+        await replaced.commit()
+    assert not isinstance(caught.value, TransactionExpired)
+    with pytest.raises(TransactionExpired, match="longer than its timeout"):
+        await expired.commit()
     for transactions in dead:
-        with pytest.raises(ProducerFenced):
-            await transactions.commit()
+        await transactions.close()
+    assert await read_to_end(clicks) == []
+
+
+async def test_an_owner_that_finds_its_records_thrown_away_knows_why(tmp_path: Path) -> None:
+    """The clocks of two processes differ: the other one's may have been first to say that time was over."""
+    slow, fast = ManualClock(), ManualClock()
+    clicks, same = sqlite_topic(tmp_path, clock=slow), sqlite_topic(tmp_path, clock=fast)
+    await clicks.create()
+    owners = []
+    for name in ("a", "b"):
+        transactions = await clicks.open_transactions(name, timeout_s=60.0)
+        await transactions.begin()
+        await transactions.write(clicks, OutgoingBatch([b"x" * MiB]))
+        owners.append(transactions)
+    fast.advance(61.0)
+    for _ in range(2):  # the second time there is nothing more to throw away
+        await (await same.open_transactions("cleaner")).close()
+    newer = await same.open_transactions("b")
+    with pytest.raises(TransactionExpired, match="threw it away"):
+        await owners[0].commit()
+    with pytest.raises(ProducerFenced, match="newer writer") as caught:
+        await owners[1].commit()
+    assert not isinstance(caught.value, TransactionExpired)
+    for transactions in (*owners, newer):
         await transactions.close()
     assert await read_to_end(clicks) == []
 
@@ -473,7 +503,7 @@ async def test_a_transaction_open_for_too_long_is_aborted(tmp_path: Path) -> Non
     await transactions.write(clicks, OutgoingBatch([b"late" + b" " * MiB]))
     clock.advance(61.0)
     for call in (transactions.commit, transactions.begin):
-        with pytest.raises(ProducerFenced, match="open for over 60 s"):
+        with pytest.raises(TransactionExpired, match="open for over 60 s"):
             await call()
     await transactions.close()
     assert stored_blocks(tmp_path) == (0, 0)

@@ -14,6 +14,7 @@ Nothing here knows any connector; what only some can do is a field of the case.
 
 from __future__ import annotations
 
+from topics.contract_last_value import CommitTopicContract, LastValueContract
 from topics.contract_lifecycle import LifecycleContract
 from topics.contract_range import RangeContract
 from topics.contract_reading import ReadingContract
@@ -24,5 +25,13 @@ from topics.topic_case import TopicCase
 __all__ = ["TopicCase", "TopicContract"]
 
 
-class TopicContract(WritingContract, RangeContract, ReadingContract, TransactionsContract, LifecycleContract):
+class TopicContract(
+    WritingContract,
+    RangeContract,
+    ReadingContract,
+    TransactionsContract,
+    LastValueContract,
+    CommitTopicContract,
+    LifecycleContract,
+):
     """Inherit from this and give a fixture ``case``."""

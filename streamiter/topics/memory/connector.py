@@ -19,7 +19,8 @@ class MemoryBroker:
 
     May be used from several threads and event loops. ``clock`` gives the time stamps and the time after
     which an open transaction is aborted. Topics grow without limit unless they are created with
-    ``settings={"retention_records": "100000"}``; ``max_record_bytes`` limits one record.
+    ``settings={"retention_records": "100000"}``, or ``{"compact": "1"}`` for one of few keys that keeps the last
+    record of each; ``max_record_bytes`` limits one record.
     """
 
     def __init__(self, *, clock: Clock | None = None) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from streamiter.topics.compaction import COMPACTED_BLOCKS, is_superseded
 from streamiter.topics.positions import PartitionEnds
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
@@ -143,6 +144,24 @@ class PartitionLog:
         """Drop what lies before the last ``records`` offsets, but nothing that is not decided yet."""
         self.start_offset = max(self.start_offset, min(self.stable_offset, self.end_offset - records))
         del self._parts[: self._index_of(self.start_offset)]
+
+    def compact(self) -> None:
+        """Drop parts all of whose records have a newer one of their key, among the last parts.
+
+        That is exact as long as these hold all keys: after it the topic has hardly more parts than keys.
+        """
+        first = max(0, len(self._parts) - COMPACTED_BLOCKS)
+        superseded: set[bytes] = set()
+        kept: list[Part] = []
+        for part in reversed(self._parts[first:]):
+            if part.transaction in self._open:
+                kept.append(part)  # may yet be aborted, and then supersedes nothing
+            elif part.transaction is not None and part.transaction.is_aborted:
+                continue
+            elif not is_superseded(part.keys, superseded):
+                kept.append(part)
+                superseded.update(key for key in part.keys or () if key is not None)
+        self._parts[first:] = reversed(kept)
 
     def _index_of(self, offset: int) -> int:
         """The first part that has ``offset`` or a later one."""

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from streamiter.clock import Clock
-from streamiter.errors import ConfigurationError, TopicNotFound
+from streamiter.errors import ConfigurationError, ProducerFenced, TopicNotFound
 from streamiter.topics.memory.topic_log import TopicLog
 
 __all__ = ["Fenceable", "MemoryStore"]
 
-_SETTINGS: Final = ("max_record_bytes", "retention_records")
+_SETTINGS: Final = ("compact", "max_record_bytes", "retention_records")
 
 
 class Fenceable(Protocol):
     """An owner of a transactional id."""
 
-    def fence(self, reason: str) -> None:
+    def fence(self, reason: ProducerFenced) -> None:
         """Abort what is open and refuse all further calls; the store's lock is held."""
 
 
@@ -75,7 +75,9 @@ class MemoryStore:
             previous = self._owners.get(transactional_id)
             self._owners[transactional_id] = transactions
             if previous is not None:
-                previous.fence(f"a newer writer with the transactional id {transactional_id!r} took over")
+                previous.fence(
+                    ProducerFenced(f"a newer writer with the transactional id {transactional_id!r} took over")
+                )
 
 
 def _checked_settings(name: str, settings: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
 
 from streamiter.topics.memory.reader import MemoryReader
 from streamiter.topics.memory.store import MemoryStore
@@ -16,6 +18,8 @@ __all__ = ["MemoryTopic"]
 
 class MemoryTopic(Topic):
     """A topic of a `MemoryBroker`. Its ``memory://`` URL leads to it only in the process's own broker."""
+
+    compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({"compact": "1"})
 
     def __init__(self, store: MemoryStore, name: str) -> None:
         self._store = store
@@ -32,6 +36,9 @@ class MemoryTopic(Topic):
     @property
     def commit_domain(self) -> str:
         return self._store.commit_domain
+
+    def beside(self, name: str) -> MemoryTopic:
+        return MemoryTopic(self._store, name)
 
     def default_decoder(self) -> Decoder | None:
         return None

@@ -36,10 +36,13 @@ class TopicLog:
         self.waiters.wake()
 
     def retain(self) -> None:
-        """Apply the retention that the settings ask for."""
+        """Apply the retention and compaction that the settings ask for."""
         if "retention_records" in self.settings:
             for partition in self.partitions:
                 partition.retain(int(self.settings["retention_records"]))
+        if int(self.settings.get("compact", "0")):
+            for partition in self.partitions:
+                partition.compact()
 
 
 def append(

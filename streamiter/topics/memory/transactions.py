@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamiter.clock import TimerHandle
-from streamiter.errors import ProducerFenced, TopicError
+from streamiter.errors import ProducerFenced, TopicError, TransactionExpired
 from streamiter.topics.memory.partition_log import Transaction
 from streamiter.topics.memory.store import MemoryStore
 from streamiter.topics.memory.topic_log import TopicLog, append, check_not_deleted
@@ -23,11 +23,12 @@ class MemoryTransactions(Transactions):
         self._transaction: Transaction | None = None
         self._logs: list[TopicLog] = []
         self._timer: TimerHandle | None = None
-        self._fenced_because: str | None = None
+        self._fenced_because: ProducerFenced | None = None
+        self._is_closed = False
 
     async def begin(self) -> None:
         with self._store.lock:
-            self._check_not_fenced()
+            self._check_usable()
             if self._transaction is not None:
                 raise TopicError(f"transactions {self._id!r}: commit or abort the open one before begin()")
             self._transaction = Transaction()
@@ -63,10 +64,9 @@ class MemoryTransactions(Transactions):
         with self._store.lock:
             if self._transaction is not None:
                 self._end(committed=False)
-            if self._fenced_because is None:
-                self._fenced_because = f"transactions {self._id!r} are closed"
+            self._is_closed = True
 
-    def fence(self, reason: str) -> None:
+    def fence(self, reason: ProducerFenced) -> None:
         """Abort what is open and refuse all further calls; the store's lock must be held."""
         self._fenced_because = reason
         if self._transaction is not None:
@@ -74,14 +74,20 @@ class MemoryTransactions(Transactions):
 
     def _expire(self) -> None:
         with self._store.lock:
-            self.fence(f"transaction of {self._id!r} aborted: it was open for over {self._timeout_s:g} s")
+            self.fence(
+                TransactionExpired(
+                    f"transaction of {self._id!r} aborted: it was open for over {self._timeout_s:g} s"
+                )
+            )
 
-    def _check_not_fenced(self) -> None:
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise TopicError(f"transactions {self._id!r} are closed")
         if self._fenced_because is not None:
-            raise ProducerFenced(self._fenced_because)
+            raise self._fenced_because
 
     def _open_transaction(self) -> Transaction:
-        self._check_not_fenced()
+        self._check_usable()
         if self._transaction is None:
             raise TopicError(f"transactions {self._id!r}: none is open; call begin() first")
         return self._transaction

@@ -1,0 +1,260 @@
+"""Reading a snapshot file: nothing is given that does not match its checksum."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Final
+
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader
+from streamiter.checkpoints.snapshot_format import (
+    FORMAT,
+    FRAME_HEAD,
+    PREAMBLE_BYTES,
+    TRAILER_BYTES,
+    Damage,
+    Manifest,
+    OtherFormat,
+    PartEntry,
+    Section,
+    check_preamble,
+    frame_crc32,
+    unpack_manifest,
+    unpack_trailer,
+)
+from streamiter.checkpoints.storage_errors import errors_of_reading
+from streamiter.checkpoints.store import StoredSnapshot
+from streamiter.checkpoints.threads import in_thread
+from streamiter.errors import CheckpointError, InternalError
+
+__all__ = ["SnapshotFile"]
+
+# Many small frames at once; of a larger frame no more than this is read twice.
+_AHEAD_BYTES: Final = 1 << 16
+
+# A frame, which may be larger than memory can take twice, is checked in pieces.
+_CHECKED_BYTES: Final = 1 << 20
+
+# Frames are checked for about a hundredth of a second before one looks whether that is still wanted.
+_CHECKED_AT_ONCE_BYTES: Final = 1 << 24
+
+
+class SnapshotFile(StoredSnapshot):
+    """One snapshot file, open for reading. It may be removed meanwhile, as by another process that prunes.
+
+    Raises ``CheckpointError`` where it is missing, damaged, or of another version of the format. Content and
+    frames may be read in any order, also interleaved.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with errors_of_reading(path):
+            self._file = FileIO(path)
+        try:
+            with self._told():
+                self._manifest = self._read_manifest()
+        except BaseException:
+            self._file.close()
+            raise
+        self.header: SnapshotHeader = self._manifest.header
+        self._parts = {part.name: part for part in self._manifest.parts}
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole file."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def check_identity(self, flow: str, checkpoint: CheckpointId) -> None:
+        """Raises ``CheckpointError`` where it is another snapshot than its place says."""
+        if (self.header.flow, self.header.id) != (flow, checkpoint):
+            raise CheckpointError(
+                f"{self.path}: expected checkpoint {checkpoint} of flow {flow!r}, given checkpoint {self.header.id} "
+                f"of flow {self.header.flow!r}; somebody has renamed or copied it: put it back where it was"
+            )
+
+    def part_names(self) -> Sequence[str]:
+        return list(self._parts)
+
+    def part_bytes(self, part: str) -> int:
+        """Bytes that a part takes, with what is deferred."""
+        entry = self._part(part)
+        return sum(section.bytes for section in (entry.content, *entry.deferred))
+
+    async def content(self, part: str) -> bytes:
+        return await in_thread(self._content, part)
+
+    def frames(self, part: str, deferred: int) -> Iterator[bytes]:
+        sections = self._part(part).deferred
+        if not 0 <= deferred < len(sections):
+            raise CheckpointError(
+                f"{self.path}: expected deferred piece {deferred} of part {part!r}, given {len(sections)} of them; "
+                "it was written by another version of the program"
+            )
+        return self._frames(part, sections[deferred])
+
+    async def verify(self) -> None:
+        checking = self._check()
+        while await in_thread(next, checking, None):
+            pass
+
+    async def close(self) -> None:
+        self.close_now()
+
+    def close_now(self) -> None:
+        """What ``close`` does."""
+        self._file.close()
+
+    def verify_now(self) -> None:
+        """What ``verify`` does, for those who have no event loop to keep free."""
+        for _ in self._check():
+            pass
+
+    # ---- reading
+
+    def _read_manifest(self) -> Manifest:
+        size_bytes = self.size_bytes
+        check_preamble(self._read(0, min(size_bytes, PREAMBLE_BYTES)))
+        if size_bytes < PREAMBLE_BYTES + TRAILER_BYTES:
+            raise Damage(
+                f"expected at least {PREAMBLE_BYTES + TRAILER_BYTES} bytes, given {size_bytes}: it is cut off"
+            )
+        end = size_bytes - TRAILER_BYTES
+        offset, length, crc32 = unpack_trailer(self._read(end, TRAILER_BYTES))
+        if offset + length != end or offset < PREAMBLE_BYTES:
+            raise Damage(f"expected a file of {offset + length + TRAILER_BYTES} bytes, given {size_bytes}")
+        return unpack_manifest(self._read(offset, length), crc32, offset=offset)
+
+    def _content(self, part: str) -> bytes:
+        [content] = self._frames(part, self._part(part).content)
+        return content
+
+    def _part(self, name: str) -> PartEntry:
+        try:
+            return self._parts[name]
+        except KeyError:
+            raise InternalError(f"{self.path}: it has no part {name!r}") from None
+
+    def _frames(self, part: str, section: Section) -> Iterator[bytes]:
+        ahead = _Ahead(self._read, section)
+        for number in range(section.frames):
+            with self._told(part):
+                place = ahead.position
+                length, crc32 = FRAME_HEAD.unpack(ahead.take(FRAME_HEAD.size))
+                content = ahead.take(length)
+                _compare(number, zlib.crc32(content, frame_crc32(place, length)), crc32)
+            yield content
+        with self._told(part):
+            ahead.check_end()
+
+    def _check(self) -> Iterator[bool]:
+        """Reads everything; gives True now and then on the way."""
+        checked_bytes = 0
+        for part in self._manifest.parts:
+            for section in (part.content, *part.deferred):
+                for length in self._check_section(part.name, section):
+                    checked_bytes += length
+                    if checked_bytes >= _CHECKED_AT_ONCE_BYTES:
+                        checked_bytes = 0
+                        yield True
+
+    def _check_section(self, part: str, section: Section) -> Iterator[int]:
+        """As :meth:`_frames`, with no more than a piece of a frame in memory; gives the lengths of the pieces."""
+        ahead = _Ahead(self._read, section)
+        for number in range(section.frames):
+            with self._told(part):
+                place = ahead.position
+                rest, expected = FRAME_HEAD.unpack(ahead.take(FRAME_HEAD.size))
+                ahead.check_length(rest)
+                crc32 = frame_crc32(place, rest)
+            while rest:
+                length = min(rest, _CHECKED_BYTES)
+                with self._told(part):
+                    crc32 = zlib.crc32(ahead.take(length), crc32)
+                rest -= length
+                yield length
+            with self._told(part):
+                _compare(number, crc32, expected)
+        with self._told(part):
+            ahead.check_end()
+
+    def _read(self, offset: int, length: int) -> bytes:
+        """Exactly these bytes. Raises ``Damage`` where the file ends before them."""
+        pieces: list[bytes] = []
+        while length:
+            # The number is asked for each time: that of a closed file may be another file's by now.
+            piece = os.pread(self._file.fileno(), length, offset)
+            if not piece:
+                raise Damage(
+                    f"expected {length} more bytes from byte {offset} on, given its end: it is cut off"
+                )
+            pieces.append(piece)
+            offset += len(piece)
+            length -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    @contextmanager
+    def _told(self, part: str | None = None) -> Iterator[None]:
+        """Makes an error of what is wrong: which file, what, and what to do."""
+        where = f"{self.path}: " if part is None else f"{self.path}, part {part!r}: "
+        root = self.path.parent.parent
+        try:
+            with errors_of_reading(self.path):
+                yield
+        except Damage as damage:
+            raise CheckpointError(
+                f"{where}the checkpoint is damaged: {damage}; go on from an older one "
+                f"(`streamiter checkpoints list {root}` shows them), or put the file back from a backup"
+            ) from damage
+        except OtherFormat as other:
+            by = "a newer" if other.given > FORMAT else "another"
+            raise CheckpointError(
+                f"{where}written by {by} streamiter (format {other.given}), expected format {FORMAT}; use that "
+                f"version, or go on from an older one (`streamiter checkpoints list {root}` shows them)"
+            ) from other
+
+
+class _Ahead:
+    """Reads a section from front to end, small pieces many at once."""
+
+    __slots__ = ("_buffer", "_buffer_start", "_end", "_read", "position")
+
+    def __init__(self, read: Callable[[int, int], bytes], section: Section) -> None:
+        self._read = read
+        self._end = section.offset + section.bytes
+        self._buffer = b""
+        self._buffer_start = section.offset
+        self.position = section.offset
+
+    def take(self, length: int) -> bytes:
+        """The next ``length`` bytes."""
+        self.check_length(length)
+        start = self.position - self._buffer_start
+        if start + length > len(self._buffer):
+            # What is left of the buffer is read again: there is one object for a large frame then, and no copy.
+            wanted = min(max(length, _AHEAD_BYTES), self._end - self.position)
+            self._buffer = self._read(self.position, wanted)
+            self._buffer_start, start = self.position, 0
+        self.position += length
+        return self._buffer[start : start + length]
+
+    def check_length(self, length: int) -> None:
+        """Raises ``Damage`` where the section ends before that; before memory is taken for it."""
+        left = self._end - self.position
+        if length > left:
+            raise Damage(f"expected {length} more bytes of it, given {left}")
+
+    def check_end(self) -> None:
+        """Raises ``Damage`` where something is left over."""
+        if self.position != self._end:
+            raise Damage(f"{self._end - self.position} bytes at its end belong to no frame")
+
+
+def _compare(number: int, given: int, expected: int) -> None:
+    if given != expected:
+        raise Damage(
+            f"frame {number} does not match its checksum (expected {expected:08x}, given {given:08x})"
+        )

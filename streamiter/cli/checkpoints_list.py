@@ -1,0 +1,57 @@
+"""``streamiter checkpoints list``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from streamiter.cli.checkpoint_arguments import (
+    Directory,
+    FlowName,
+    ListedCheckpoint,
+    all_folders,
+    listed_checkpoints,
+)
+from streamiter.cli.topic_arguments import AsJson
+
+__all__ = ["list_checkpoints"]
+
+
+def list_checkpoints(directory: Directory, flow: FlowName = None, as_json: AsJson = False) -> None:
+    """List the checkpoints in a directory, oldest first.
+
+    Each with its flow, number, run, time and size in bytes; a flow goes on from the one that is committed.
+    """
+    found = [listed for folder in all_folders(directory, flow) for listed in listed_checkpoints(folder)]
+    if as_json:
+        for listed in found:
+            typer.echo(orjson.dumps(listed.document()).decode())
+    elif not found:
+        typer.echo(f"no checkpoints in {directory}", err=True)
+    elif sys.stdout.isatty():
+        Console(markup=False, emoji=False).print(_table(found))
+    else:
+        for listed in found:
+            typer.echo("\t".join(_row(listed, str(listed.size_bytes))))
+
+
+def _table(found: Sequence[ListedCheckpoint]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("flow", "checkpoint", "run", "time", "bytes", ""):
+        table.add_column(
+            name, overflow="fold", justify="right" if name in ("checkpoint", "bytes") else "left"
+        )
+    for listed in found:
+        table.add_row(*_row(listed, f"{listed.size_bytes:,}"))
+    return table
+
+
+def _row(listed: ListedCheckpoint, size: str) -> tuple[str, ...]:
+    flow = listed.folder.flow
+    shown_flow = flow if flow.isprintable() else repr(flow)
+    return (shown_flow, str(listed.id.number), listed.id.run, listed.created, size, listed.state)

@@ -1,0 +1,162 @@
+"""Barriers: one checkpoint of all tasks at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from streamiter.checkpoints.snapshot import Part
+from streamiter.clock import Clock
+from streamiter.errors import CheckpointError
+from streamiter.records import CheckpointBarrier
+from streamiter.runtime.gate_records import BarrierTrigger, CheckpointAbandoned
+from streamiter.runtime.task import Task
+
+__all__ = ["Barriers", "CheckpointTimedOut", "JobIsOver", "TakenParts", "release_all"]
+
+TakenParts = dict[str, list[Part]]
+"""What each task has given, by its name."""
+
+FIRST_CHECKPOINT: Final = 1
+
+
+class CheckpointTimedOut(CheckpointError):
+    """A barrier did not get through the job in time."""
+
+
+class JobIsOver(CheckpointError):
+    """The last checkpoint of the job is taken."""
+
+
+@dataclass
+class _Pending:
+    checkpoint: int
+    waiting_for: dict[str, Task]
+    parts: TakenParts = field(default_factory=dict)
+    is_abandoned: bool = False
+    passed: asyncio.Event = field(default_factory=asyncio.Event)
+    """All tasks have passed it on, whether it was abandoned or not."""
+
+
+@final
+class Barriers:
+    """Starts barriers where records enter, and gathers the states they make the tasks give."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tasks: Sequence[Task] = ()
+        self._on_abandoned: Callable[[int], None] = lambda checkpoint: None
+        self._next = FIRST_CHECKPOINT
+        self._pending: _Pending | None = None
+        self.one_at_a_time = asyncio.Lock()
+        """To be held from the barrier until what it took is stored and committed, or dropped."""
+
+    def watch(self, tasks: Sequence[Task], on_abandoned: Callable[[int], None]) -> None:
+        """These are the tasks of the job; ``on_abandoned`` hears of checkpoints that are given up."""
+        self._tasks = tasks
+        self._on_abandoned = on_abandoned
+
+    def go_on_after(self, checkpoint: int) -> None:
+        """Give later barriers numbers above that of a checkpoint that is there already."""
+        self._next = max(self._next, checkpoint + 1)
+
+    @property
+    def next_number(self) -> int:
+        """That of the next barrier."""
+        return self._next
+
+    async def take(self, *, suspend: bool = False, timeout_s: float | None = None) -> TakenParts:
+        """Send a barrier through the job; gives what all tasks have given for it, to be released by the caller.
+
+        Of a task which ended before the barrier came it is its state at its end. Raises CheckpointTimedOut
+        after ``timeout_s`` seconds; whoever waits no longer has given the checkpoint up.
+        """
+        due_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
+        if self._pending is not None:
+            # A second barrier in a loop would cut off the log of the one that is still under way.
+            await self._until_passed(self._pending, due_s)
+        barrier = CheckpointBarrier(self._next, suspend=suspend)
+        self._next += 1
+        running = [task for task in self._tasks if not task.ended]
+        pending = self._pending = _Pending(barrier.checkpoint, {task.name: task for task in running})
+        for task in running:
+            if task.feeder is not None or hasattr(task.head.operator, "wanted_inputs"):
+                task.post(BarrierTrigger(barrier))
+        self._check()
+        try:
+            await self._until_passed(pending, due_s)
+            for task in self._tasks:
+                if task.name not in pending.parts:
+                    pending.parts[task.name] = await task.parts()
+        except BaseException:
+            self._abandon(pending)
+            raise
+        self._pending = None
+        return pending.parts
+
+    async def _until_passed(self, pending: _Pending, due_s: float | None) -> None:
+        if due_s is None or pending.passed.is_set():
+            await pending.passed.wait()
+            return
+        is_late = asyncio.Event()
+        timer = self._clock.call_later(max(0.0, due_s - self._clock.monotonic_s()), is_late.set)
+        waits = [asyncio.ensure_future(event.wait()) for event in (pending.passed, is_late)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            for wait in waits:
+                wait.cancel()
+        if not pending.passed.is_set():
+            raise CheckpointTimedOut(
+                f"checkpoint {pending.checkpoint}: its barrier has not passed {_some(pending.waiting_for)} in time"
+            )
+
+    def _abandon(self, pending: _Pending) -> None:
+        """Nobody waits for it any more, but it is still under way: let it pass without meaning."""
+        pending.is_abandoned = True
+        release_all(pending.parts.values())
+        pending.parts.clear()
+        if pending.passed.is_set():
+            return
+        self._on_abandoned(pending.checkpoint)
+        for task in self._tasks:
+            if not task.ended:
+                task.post(CheckpointAbandoned(pending.checkpoint))
+
+    def acknowledge(self, task: Task, checkpoint: int, parts: list[Part]) -> None:
+        """A task has passed a barrier, and gives its state; nothing if the checkpoint was abandoned."""
+        pending = self._pending
+        if pending is None or pending.checkpoint != checkpoint or pending.is_abandoned:
+            release_all([parts])
+        else:
+            pending.parts[task.name] = parts
+        if pending is not None and pending.checkpoint == checkpoint:
+            pending.waiting_for.pop(task.name, None)
+            self._check()
+
+    def ended(self, task: Task) -> None:
+        """A task has come to its end: no state is to be expected from it."""
+        if self._pending is not None:
+            self._pending.waiting_for.pop(task.name, None)
+            self._check()
+
+    def _check(self) -> None:
+        if self._pending is not None and not self._pending.waiting_for:
+            self._pending.passed.set()
+
+
+def release_all(parts_of_tasks: Iterable[Iterable[Part]]) -> None:
+    """Nobody needs what is deferred in these parts any more."""
+    for parts in parts_of_tasks:
+        for part in parts:
+            for deferred in part.deferred:
+                deferred.release()
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first few."""
+    shown = list(names)
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")

@@ -1,0 +1,291 @@
+"""The checkpointer of a job: takes checkpoints, commits them, and finds the one to go on from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import numpy as np
+
+from streamiter.checkpoints.directory_store import DirectoryStore
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.settings import Checkpoints
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
+from streamiter.checkpoints.store import CheckpointStore, StoredSnapshot
+from streamiter.clock import Clock
+from streamiter.errors import StorageFull, StreamiterError
+from streamiter.operators.context import JobScope
+from streamiter.runtime.checkpointing.barriers import (
+    Barriers,
+    CheckpointTimedOut,
+    JobIsOver,
+    TakenParts,
+    release_all,
+)
+from streamiter.runtime.checkpointing.choice import Restore, chosen_checkpoint
+from streamiter.runtime.checkpointing.commit_domain import output_to_commit_with
+from streamiter.runtime.checkpointing.restoring import check_steps, states_of_tasks
+from streamiter.runtime.checkpointing.stateful_steps import stateful_steps
+from streamiter.runtime.checkpointing.statistics import CheckpointStatistics
+from streamiter.runtime.checkpointing.transaction import JobTransaction
+from streamiter.runtime.task import Task
+from streamiter.topics.outputs import Outputs
+
+__all__ = ["Checkpointer"]
+
+_log = logging.getLogger("streamiter.job")
+
+
+@final
+class Checkpointer:
+    """One for each job that has checkpoints; ``run`` is an asyncio task of the job's supervisor."""
+
+    def __init__(
+        self,
+        flow: str,
+        settings: Checkpoints,
+        *,
+        restore: Restore,
+        changed_steps: Collection[str],
+        tasks: Sequence[Task],
+        barriers: Barriers,
+        scope: JobScope,
+        plain_data: PlainData,
+        clock: Clock,
+        run_id: str,
+    ) -> None:
+        self._flow = flow
+        self._settings = settings
+        self._restore = restore
+        self._changed_steps = changed_steps
+        self._tasks = tasks
+        self._barriers = barriers
+        self._scope = scope
+        self._plain_data = plain_data
+        self._clock = clock
+        self._run_id = run_id
+        self._steps: dict[str, StepState] = {}
+        self._store: CheckpointStore | None = None
+        self._stored: StoredSnapshot | None = None
+        self._transaction: JobTransaction | None = None
+        self._has_reported_lag = True
+        self._is_over = False
+        self._failure: Exception | None = None
+        """Of a checkpoint without which the job must not go on, or end as if all were well."""
+        self._has_failed = asyncio.Event()
+        self._statistics = CheckpointStatistics(run_id, None, None, 0, 0, 0.0, 0.0, 0)
+
+    # -- start -----------------------------------------------------------------------------------------
+
+    async def open(self) -> dict[str, dict[str, Any]]:
+        """Take over from older runs, and find where to go on: the states of the tasks, none to begin anew."""
+        self._steps = stateful_steps(self._tasks)
+        store = self._store = _store_of(self._settings)
+        record = None
+        output = output_to_commit_with(self._flow, self._tasks)
+        if output is not None:
+            self._settings.check_transactions(self._flow)
+            self._transaction = JobTransaction(
+                self._flow, output, clock=self._clock, timeout_s=self._settings.transaction_timeout_s
+            )
+            self._scope.put(Outputs, self._transaction)
+            record = await self._transaction.open()
+        pointer = await store.claim(self._flow, self._run_id)
+        stored = await store.list(self._flow)
+        chosen = chosen_checkpoint(
+            self._flow,
+            self._restore,
+            record=record,
+            pointer=pointer,
+            stored=stored,
+            commits_in=None if self._transaction is None else self._transaction.commits_in,
+        )
+        numbers = [header.id.number for header in stored]
+        if record is not None and record.checkpoint is not None:
+            numbers.append(record.checkpoint.number)
+        self._barriers.go_on_after(max(numbers, default=0))
+        states = {} if chosen is None else await self._load(store, chosen)
+        if self._transaction is not None:
+            is_said = record is not None and record.checkpoint == chosen
+            await self._transaction.begin(chosen, is_said=is_said)
+        if chosen is None:
+            await store.claim(self._flow, self._run_id, begin_anew=True)
+        elif pointer is None or pointer.committed != chosen:
+            await store.commit(self._flow, chosen)
+        number = None if chosen is None else chosen.number
+        self._statistics = replace(self._statistics, restored=number, committed=number)
+        return states
+
+    async def _load(self, store: CheckpointStore, chosen: CheckpointId) -> dict[str, dict[str, Any]]:
+        stored = self._stored = await store.open(self._flow, chosen)
+        check_steps(stored.header, self._steps, self._changed_steps)
+        if stored.header.job_ended:
+            _log.warning(
+                "flow %r: checkpoint %d is the last of a job whose inputs have all ended, so nothing is left to do; "
+                "start with restore=None to begin anew",
+                self._flow,
+                chosen.number,
+            )
+        return await states_of_tasks(stored, self._tasks, self._plain_data, self._changed_steps)
+
+    async def restored(self) -> None:
+        """All tasks have taken over their states."""
+        if self._stored is not None:
+            stored, self._stored = self._stored, None
+            await stored.close()
+
+    # -- while the job runs ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take a checkpoint every interval, until cancelled. Raises what ends the job, whoever asked for it."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._take_every_interval(), name=f"interval of {self._flow}")
+            group.create_task(self._raise_failure(), name=f"failure of {self._flow}")
+
+    async def _raise_failure(self) -> None:
+        await self._has_failed.wait()
+        assert self._failure is not None
+        raise self._failure
+
+    async def _take_every_interval(self) -> None:
+        interval_s = self._settings.interval_s
+        began_s = self._clock.monotonic_s()
+        while True:
+            rest_s = interval_s - (self._clock.monotonic_s() - began_s)
+            await self._clock.sleep(max(0.0, rest_s))
+            began_s = self._clock.monotonic_s()
+            try:
+                await self.take()
+            except (CheckpointTimedOut, StorageFull) as error:
+                _log.warning("flow %r: %s; it is tried again in %g s", self._flow, error, interval_s)
+            except JobIsOver:
+                return
+
+    async def take(self, *, suspend: bool = False, is_last: bool = False) -> int:
+        """Take a checkpoint and commit it; gives its number. Raises JobIsOver behind the last one."""
+        async with self._barriers.one_at_a_time:
+            if self._is_over:
+                raise JobIsOver(
+                    f"flow {self._flow!r}: expected a running job, given one that has ended; its last checkpoint "
+                    f"is {self._statistics.committed}"
+                )
+            self._is_over = is_last or suspend
+            try:
+                return await self._take(suspend=suspend, is_last=is_last)
+            except (CheckpointTimedOut, StorageFull) as error:
+                self._statistics = replace(self._statistics, given_up=self._statistics.given_up + 1)
+                if self._is_over:
+                    self._failure = error
+                elif self._transaction is not None:
+                    await self._transaction.checkpoint_over()
+                raise
+            except Exception as error:
+                self._failure = error
+                self._has_failed.set()
+                raise
+
+    async def _take(self, *, suspend: bool, is_last: bool) -> int:
+        checkpoint = CheckpointId(self._barriers.next_number, self._run_id)
+        began_s = self._clock.monotonic_s()
+        if self._transaction is not None:
+            self._transaction.checkpoint_begins()
+        timeout_s = None if suspend or is_last else self._settings.alignment_timeout_s
+        parts = await self._barriers.take(suspend=suspend, timeout_s=timeout_s)
+        aligned_s = self._clock.monotonic_s()
+        size_bytes = await self._save(checkpoint, parts)
+        positions = [dict(task.positions_at_barrier) for task in self._tasks]
+        await self._commit(checkpoint, goes_on=not (suspend or is_last))
+        self._statistics = replace(
+            self._statistics,
+            committed=checkpoint.number,
+            taken=self._statistics.taken + 1,
+            last_duration_s=self._clock.monotonic_s() - began_s,
+            last_alignment_s=aligned_s - began_s,
+            last_size_bytes=size_bytes,
+        )
+        await self._report_lag(positions)
+        return checkpoint.number
+
+    async def _save(self, checkpoint: CheckpointId, taken: TakenParts) -> int:
+        header = SnapshotHeader(
+            flow=self._flow,
+            id=checkpoint,
+            created_at_ms=self._clock.now_ms(),
+            steps=self._steps,
+            job_ended=all(task.ended and not task.suspended for task in self._tasks),
+            notes=self._notes(),
+        )
+        try:
+            return await self._opened_store.save(header, [part for parts in taken.values() for part in parts])
+        finally:
+            release_all(taken.values())
+
+    async def _commit(self, checkpoint: CheckpointId, *, goes_on: bool) -> None:
+        if self._transaction is not None:
+            await self._transaction.commit(checkpoint, goes_on=goes_on)
+        try:
+            await self._opened_store.commit(self._flow, checkpoint)
+            await self._opened_store.prune(self._flow, keep=self._settings.keep)
+        except StorageFull as error:
+            if self._transaction is None:
+                raise
+            # The commit record is the truth; the store's own pointer follows with the next checkpoint.
+            _log.warning("flow %r: %s", self._flow, error)
+
+    async def _report_lag(self, positions: Sequence[Mapping[Any, Any]]) -> None:
+        """Tell tools that show lag; nothing depends on it."""
+        for task, at_barrier in zip(self._tasks, positions, strict=True):
+            if task.feeder is None or task.ended or not at_barrier:
+                continue
+            try:
+                await task.feeder.report_positions(f"streamiter-{self._flow}", dict(at_barrier))
+            except StreamiterError as error:
+                if self._has_reported_lag:
+                    _log.warning("flow %r: its lag cannot be reported: %s", self._flow, error)
+                self._has_reported_lag = False
+
+    # -- end -------------------------------------------------------------------------------------------
+
+    async def finish(self, *, suspended: bool) -> None:
+        """All tasks have ended: commit what they have written last; after a suspension, wait until that is done."""
+        if not suspended:
+            await self.take(is_last=True)
+            return
+        async with self._barriers.one_at_a_time:
+            if self._failure is not None:  # Whoever asked for the suspension is told, too.
+                raise self._failure
+
+    async def close(self) -> None:
+        """Take back what is not committed, and let go. May be called more than once."""
+        await self.restored()
+        try:
+            if self._transaction is not None:
+                await self._transaction.close()
+        finally:
+            if self._store is not None:
+                store, self._store = self._store, None
+                await store.close()
+
+    def statistics(self) -> CheckpointStatistics:
+        """Where they stand now."""
+        return self._statistics
+
+    def _notes(self) -> dict[str, str]:
+        notes = {"python": platform.python_version(), "numpy": np.__version__}
+        if self._transaction is not None:
+            notes["commits in"] = self._transaction.commits_in
+        return notes
+
+    @property
+    def _opened_store(self) -> CheckpointStore:
+        assert self._store is not None
+        return self._store
+
+
+def _store_of(settings: Checkpoints) -> CheckpointStore:
+    given = settings.directory
+    return given if isinstance(given, CheckpointStore) else DirectoryStore(given)

@@ -1,0 +1,99 @@
+"""Which checkpoint a run goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader
+from streamiter.checkpoints.store import CommitPointer
+from streamiter.errors import CheckpointError, ConfigurationError
+from streamiter.runtime.checkpointing.commit_record import CommitRecord
+
+__all__ = ["Restore", "check_restore_option", "chosen_checkpoint"]
+
+Restore = Literal["last"] | int | None
+"""The last checkpoint that was committed (none, if this is the first run), one by its number, or none."""
+
+
+def check_restore_option(flow: str, restore: object) -> None:
+    """Raise ConfigurationError for anything else."""
+    if restore in ("last", None) or (isinstance(restore, int) and not isinstance(restore, bool)):
+        return
+    raise ConfigurationError(
+        f'flow {flow!r}: expected restore="last", None or the number of a checkpoint, given {restore!r}; '
+        "None begins anew"
+    )
+
+
+def chosen_checkpoint(
+    flow: str,
+    restore: Restore,
+    *,
+    record: CommitRecord | None,
+    pointer: CommitPointer | None,
+    stored: Sequence[SnapshotHeader],
+    commits_in: str | None,
+) -> CheckpointId | None:
+    """The checkpoint to go on from, None to begin anew.
+
+    ``record`` is the last commit record of ``commits_in``, the topic that is the truth where there are
+    transactional outputs; otherwise it is the store's ``pointer``. ``stored`` is what the store has of the flow.
+    """
+    if restore is None:
+        return None
+    if isinstance(restore, int):
+        return _by_number(flow, restore, record, pointer, stored)
+    committed = _committed(flow, record, pointer, stored, commits_in)
+    if committed is not None and committed not in [header.id for header in stored]:
+        raise CheckpointError(
+            f"flow {flow!r}: expected the committed checkpoint {committed} in the store, given {_numbers(stored)}; "
+            "give the folder that the last run had, or begin anew with restore=None: outputs that are committed stay"
+        )
+    return committed
+
+
+def _committed(
+    flow: str,
+    record: CommitRecord | None,
+    pointer: CommitPointer | None,
+    stored: Sequence[SnapshotHeader],
+    commits_in: str | None,
+) -> CheckpointId | None:
+    if commits_in is None:
+        if pointer is None and stored:
+            raise CheckpointError(
+                f"flow {flow!r}: the store has checkpoints ({_numbers(stored)}), but does not say which one is "
+                "committed; choose one with restore=<number>, or begin anew with restore=None"
+            )
+        return None if pointer is None else pointer.committed
+    if record is not None:
+        return record.checkpoint
+    if stored:
+        raise CheckpointError(
+            f"flow {flow!r}: the store has checkpoints ({_numbers(stored)}), but {commits_in} has no commit record of "
+            "this flow, so nobody knows what was committed: is it another server, or was the topic deleted? Go on "
+            "from one with restore=<number> (outputs since then come twice), or begin anew with restore=None"
+        )
+    return None
+
+
+def _by_number(
+    flow: str,
+    number: int,
+    record: CommitRecord | None,
+    pointer: CommitPointer | None,
+    stored: Sequence[SnapshotHeader],
+) -> CheckpointId:
+    found = [header.id for header in stored if header.id.number == number]
+    if not found:
+        raise CheckpointError(
+            f"flow {flow!r}: expected a checkpoint {number} in the store, given {_numbers(stored)}; choose one of these"
+        )
+    # Two runs may have used a number: one of them was never committed.
+    committed = {record.checkpoint if record else None, pointer.committed if pointer else None}
+    return next((each for each in found if each in committed), found[-1])
+
+
+def _numbers(stored: Sequence[SnapshotHeader]) -> str:
+    return ", ".join(str(header.id.number) for header in stored) or "none"

@@ -1,0 +1,76 @@
+"""From a stored snapshot to the states that the tasks of this job take over."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.snapshot import SnapshotHeader, StepState
+from streamiter.checkpoints.store import StoredSnapshot
+from streamiter.errors import CheckpointError
+from streamiter.runtime.checkpointing.task_parts import TASK, PartName, decode_part, task_state
+from streamiter.runtime.task import Task
+
+__all__ = ["check_steps", "states_of_tasks"]
+
+
+def check_steps(
+    header: SnapshotHeader, steps: Mapping[str, StepState], changed_steps: Collection[str]
+) -> None:
+    """Raise CheckpointError unless the snapshot is one of the flow that has these steps.
+
+    Of ``changed_steps`` the state may be left behind, or begin anew.
+    """
+    where = f"flow {header.flow!r}, checkpoint {header.id.number}"
+    for name in header.steps:
+        if name not in steps and name not in changed_steps:
+            raise CheckpointError(
+                f"{where}: it has state of step {name!r}, which the flow does not have ({_names(steps)}); give the "
+                f"step that name again, or leave its state behind: changed_steps=[{name!r}]"
+            )
+    for name in steps:
+        if name not in header.steps and name not in changed_steps:
+            raise CheckpointError(
+                f"{where}: it has no state of step {name!r} (it has {_names(header.steps)}); give the step the name "
+                f"it had, or let it begin without state: changed_steps=[{name!r}]"
+            )
+
+
+def _names(steps: Mapping[str, StepState]) -> str:
+    return ", ".join(map(repr, steps)) or "none"
+
+
+async def states_of_tasks(
+    stored: StoredSnapshot, tasks: Sequence[Task], plain_data: PlainData, dropped: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """The state of each task by its name. What is deferred in them is read from ``stored`` as they take it over."""
+    states: dict[str, Any] = {}
+    for name in stored.part_names():
+        if PartName.of(name).step in dropped:
+            continue
+        content = await stored.content(name)
+        states[name] = decode_part(content, functools.partial(stored.frames, name), plain_data)
+        await asyncio.sleep(0)
+    _check_parts(stored.header, states, tasks)
+    found: dict[str, dict[str, Any]] = {}
+    for task in tasks:
+        steps = [instance.step.name for instance in task.instances]
+        state = task_state(task.head.step.name, task.head.subtask, steps, states)
+        if state is not None:
+            found[task.name] = state
+    return found
+
+
+def _check_parts(header: SnapshotHeader, states: Mapping[str, Any], tasks: Sequence[Task]) -> None:
+    """Nothing that was on its way between two steps may be lost because other steps head the tasks now."""
+    heads = {(task.head.step.name, task.head.subtask) for task in tasks}
+    for name, state in states.items():
+        part = PartName.of(name)
+        if part.kind == TASK and (part.step, part.subtask) not in heads and state["gate"]["held"]:
+            raise CheckpointError(
+                f"flow {header.flow!r}, checkpoint {header.id.number}: records wait before step {part.step!r}, which "
+                "is now chained to another or gone; restore the flow as it was, and stop it where less waits"
+            )

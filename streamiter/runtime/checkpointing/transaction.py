@@ -1,0 +1,115 @@
+"""The job's one transaction: what its sinks write between two commits, and the commit record."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import final
+
+from streamiter.checkpoints.snapshot import CheckpointId
+from streamiter.clock import Clock
+from streamiter.runtime.checkpointing.commit_record import CommitRecord
+from streamiter.runtime.checkpointing.transactional_writer import TransactionalWriter
+from streamiter.topics.commit_topic import ensure_commit_topic
+from streamiter.topics.last_value import last_value
+from streamiter.topics.outputs import Outputs
+from streamiter.topics.topic import OutgoingBatch, Topic, TopicWriter, Transactions
+
+__all__ = ["JobTransaction"]
+
+
+@final
+class JobTransaction(Outputs):
+    """Outputs in one commit domain become visible with a checkpoint; those elsewhere at once.
+
+    Opening it fences older runs of the flow: only then does ``last_commit`` say something that lasts.
+    """
+
+    def __init__(self, flow: str, beside: Topic, *, clock: Clock, timeout_s: float) -> None:
+        """``beside`` is one of the outputs."""
+        self.commit_domain = beside.commit_domain
+        self._flow = flow
+        self._beside = beside
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._transactions: Transactions | None = None
+        self._commits: Topic | None = None
+        self._writers: list[TransactionalWriter] = []
+        self._one_at_a_time = asyncio.Lock()
+        self._seals = False
+
+    # -- for sinks ---------------------------------------------------------------------------------------
+
+    async def open_writer(self, topic: Topic, *, at_least_once: bool, step: str) -> TopicWriter:
+        if at_least_once or topic.commit_domain != self.commit_domain:
+            return await topic.open_writer()
+        await topic.describe()  # One that is not there is to be found out now, not with the first record.
+        writer = TransactionalWriter(topic, self._write)
+        self._writers.append(writer)
+        return writer
+
+    async def barrier_passed(self, writer: TopicWriter) -> None:
+        if not isinstance(writer, TransactionalWriter):
+            await writer.flush()
+        elif self._seals:
+            writer.seal()
+
+    async def _write(self, topic: Topic, batch: OutgoingBatch) -> None:
+        async with self._one_at_a_time:
+            await self._opened.write(topic, batch)
+
+    # -- for the job -------------------------------------------------------------------------------------
+
+    async def open(self) -> CommitRecord | None:
+        """Take over from older runs; gives the last commit, None where there was never one."""
+        commits = self._commits = await ensure_commit_topic(self._beside)
+        transactional_id = f"streamiter-{self._flow}"
+        self._transactions = await commits.open_transactions(transactional_id, timeout_s=self._timeout_s)
+        record = await last_value(commits, self._flow.encode(), clock=self._clock)
+        return None if record is None else CommitRecord.read(record, commits.url)
+
+    @property
+    def commits_in(self) -> str:
+        """The URL of the topic of commit records."""
+        assert self._commits is not None
+        return self._commits.url
+
+    async def begin(self, checkpoint: CheckpointId | None, *, is_said: bool) -> None:
+        """Let the sinks write. Unless it ``is_said`` already, a commit says which checkpoint the run begins with."""
+        await self._opened.begin()
+        if not is_said:
+            await self._commit(checkpoint, goes_on=True)
+
+    def checkpoint_begins(self) -> None:
+        """From now on a sink whose barrier has passed holds what comes after it."""
+        self._seals = True
+
+    async def commit(self, checkpoint: CheckpointId, *, goes_on: bool) -> None:
+        """Make visible what was written before the barriers; if the job ``goes_on``, so does what was held."""
+        await self._commit(checkpoint, goes_on=goes_on)
+        if goes_on:
+            await self.checkpoint_over()
+
+    async def _commit(self, checkpoint: CheckpointId | None, *, goes_on: bool) -> None:
+        assert self._commits is not None
+        async with self._one_at_a_time:
+            await self._opened.write(self._commits, CommitRecord(self._flow, checkpoint).outgoing())
+            await self._opened.commit()
+            if goes_on:
+                await self._opened.begin()
+
+    async def checkpoint_over(self) -> None:
+        """Committed or given up: what was held goes into the open transaction."""
+        self._seals = False
+        for writer in self._writers:
+            await writer.unseal()
+
+    async def close(self) -> None:
+        """Take back what is not committed, and let go."""
+        if self._transactions is not None:
+            transactions, self._transactions = self._transactions, None
+            await transactions.close()
+
+    @property
+    def _opened(self) -> Transactions:
+        assert self._transactions is not None
+        return self._transactions

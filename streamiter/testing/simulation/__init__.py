@@ -1,0 +1,13 @@
+"""Deterministic simulation: a flow under faults, crashes and restarts, all of which follow from one seed.
+
+`event_loop` takes the turns, in simulated time; `topic`, `transactions` and `store` stand between a job and what
+survives it (`world`), with the faults of `server` on the way; a `life` is one run of the job, `driver` and
+`disturbed` decide what becomes of it, `outputs` says whether what is committed is right.
+"""
+
+from streamiter.testing.simulation.failure import SimulationFailed
+from streamiter.testing.simulation.faults import Faults
+from streamiter.testing.simulation.simulate import SimulationResult, Undisturbed, simulate
+from streamiter.testing.simulation.simulation import Simulation
+
+__all__ = ["Faults", "Simulation", "SimulationFailed", "SimulationResult", "Undisturbed", "simulate"]

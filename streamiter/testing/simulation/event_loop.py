@@ -1,0 +1,215 @@
+"""An event loop without threads, sockets or real time, whose every decision follows from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextvars import Context
+from typing import Any, Final, TypeVar, TypeVarTuple, final
+
+from streamiter.testing.simulation.ready import ReadyHandles, Shuffle, SimulatedTask
+from streamiter.testing.simulation.simulated_time import SimulatedTime
+from streamiter.testing.simulation.trace import Trace
+
+__all__ = ["Deadlock", "SimulatedEventLoop"]
+
+# What a turn of a task takes: some hundred records through a chain. Without it nothing that is not made to wait
+# would take any time, and no timer would come due before the end.
+TURN_S: Final = 0.001
+
+# Tasks that have ended are let go of when there are twice as many as live, and at least these.
+_FEW_TASKS: Final = 64
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+
+class Deadlock(Exception):
+    """Nothing is ready, no timer is set, and somebody still waits."""
+
+
+@final
+class SimulatedEventLoop(asyncio.BaseEventLoop):
+    """Runs tasks in shuffled order, one turn at a time, in simulated time.
+
+    Whoever has it decides after each turn whether there is another one: ``run`` can be left at any await of any
+    task, gone on with later, or never. Functions for threads run at once, as a callback. Callbacks that belong to
+    no task keep the order they were asked for in.
+
+    >>> async def main():
+    ...     asyncio.get_running_loop().call_later(60, print, "a minute later")
+    ...     await asyncio.sleep(3600)
+    ...     return await asyncio.to_thread(lambda: "an hour later")
+    >>> loop = SimulatedEventLoop(SimulatedTime(), Shuffle(seed=1, window=8), Trace())
+    >>> task = loop.create_task(main())
+    >>> loop.run(until=task.done)
+    a minute later
+    >>> task.result()
+    'an hour later'
+    >>> loop.close()
+    """
+
+    def __init__(self, time: SimulatedTime, shuffle: Shuffle, trace: Trace) -> None:
+        self._is_running = False
+        super().__init__()
+        self._simulated_time = time
+        self._trace = trace
+        self._handles = ReadyHandles(shuffle)
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
+        self._tasks_made = 0
+        self._tasks: list[SimulatedTask] = []
+        self._tasks_looked_through_at = _FEW_TASKS
+        self.errors: list[dict[str, Any]] = []
+        """What asyncio's exception handler was told of: exceptions that nobody looks at."""
+        self.set_exception_handler(lambda _, context: self.errors.append(context))
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Take turns until the condition holds, which is asked before each.
+
+        Raises :class:`Deadlock` where there is nothing to do and nothing to come.
+        """
+        asyncio._set_running_loop(self)
+        self._is_running = True
+        try:
+            while not until():
+                self._turn()
+        finally:
+            self._is_running = False
+            asyncio._set_running_loop(None)
+
+    def _turn(self) -> None:
+        time = self._simulated_time
+        self._take_due_timers()
+        while not self._handles:
+            time.pass_until(self._next_timer_s())
+            self._take_due_timers()
+        handle, number = self._handles.take()
+        if handle.cancelled():
+            return
+        self._trace.turn(number)
+        time.pass_until(time.now_s + TURN_S)
+        handle._run()
+
+    def _take_due_timers(self) -> None:
+        timers, now_s = self._timers, self._simulated_time.now_s
+        while timers and timers[0][0] <= now_s:
+            self._handles.add(heapq.heappop(timers)[2])
+
+    def _next_timer_s(self) -> float:
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        dates_s = [self._timers[0][0]] if self._timers else []
+        if (of_others := self._simulated_time.next_timer_s) is not None:
+            dates_s.append(of_others)
+        if not dates_s:
+            raise Deadlock
+        return min(dates_s)
+
+    def is_running(self) -> bool:
+        """Whether one of its tasks has its turn."""
+        return self._is_running
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no task is ready."""
+        return not self._handles
+
+    @property
+    def unfinished(self) -> list[SimulatedTask]:
+        """The tasks that have not ended, oldest first."""
+        self._tasks = [task for task in self._tasks if not task.done()]
+        return self._tasks
+
+    def close(self) -> None:
+        """Drop all that is to come."""
+        self._handles.clear()
+        self._timers.clear()
+        super().close()
+
+    # -- what asyncio asks of a loop -------------------------------------------------------------------
+
+    def time(self) -> float:
+        """Seconds since the simulation began."""
+        return self._simulated_time.now_s
+
+    def create_task(
+        self, coro: Any, *, name: object = None, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        """A task with a number, counted in this loop: names that count in the process differ from run to run."""
+        self._tasks_made += 1
+        number = self._tasks_made
+        task = SimulatedTask(coro, number, loop=self, name=str(name or f"task {number}"), context=context)
+        self._tasks.append(task)
+        if len(self._tasks) > self._tasks_looked_through_at:
+            self._tasks_looked_through_at = 2 * len(self.unfinished) + _FEW_TASKS
+        return task
+
+    def call_soon(
+        self, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Run it as one of the next callbacks, or where it is a turn of a task in shuffled order."""
+        self._check_open()
+        handle = asyncio.Handle(callback, args, self, context)
+        owner = getattr(callback, "__self__", None)
+        self._handles.add(handle, owner if isinstance(owner, SimulatedTask) else None)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
+    ) -> asyncio.Handle:
+        """The same; there are no threads."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Arguments], object],
+        *args: *Arguments,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run it when so many seconds have passed."""
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Arguments], object],
+        *args: *Arguments,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Run it at that time."""
+        self._check_open()
+        handle = asyncio.TimerHandle(when, callback, list(args), self, context)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when, self._timers_made, handle))
+        return handle
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Arguments], T], *args: *Arguments
+    ) -> asyncio.Future[T]:
+        """Run it as one of the next callbacks, in this thread."""
+        result: asyncio.Future[T] = self.create_future()
+        self.call_soon(_run_at_once, result, func, args)
+        return result
+
+    def get_debug(self) -> bool:
+        """Off: what it watches are real seconds."""
+        return False
+
+    def _check_open(self) -> None:
+        if self.is_closed():
+            raise RuntimeError("Event loop is closed")
+
+
+def _run_at_once(result: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if result.done():
+        return
+    try:
+        result.set_result(func(*args))
+    except Exception as error:
+        result.set_exception(error)

@@ -1,0 +1,174 @@
+"""One run of a simulated job, from its start to its end or its crash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from streamiter.checkpoints.settings import Checkpoints
+from streamiter.errors import JobFailed, ProducerFenced
+from streamiter.flow.flow import Flow
+from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.statistics import JobState
+from streamiter.testing.simulation.at_once import at_once
+from streamiter.testing.simulation.disposal import drop_all
+from streamiter.testing.simulation.event_loop import SimulatedEventLoop
+from streamiter.testing.simulation.faults import SimulatedStorageFull, SimulatedUnavailable
+from streamiter.testing.simulation.ready import Shuffle
+from streamiter.testing.simulation.server import Connection
+from streamiter.testing.simulation.simulated_time import TaskClock
+from streamiter.testing.simulation.simulation import Simulation
+from streamiter.testing.simulation.store import SimulatedStore
+from streamiter.testing.simulation.topic import Cluster
+from streamiter.testing.simulation.world import World
+
+__all__ = ["Ending", "Life", "LifeSettings", "MakeFlow"]
+
+MakeFlow = Callable[[Simulation], Flow]
+
+Ending = JobState | Literal["failed by a fault"]
+
+_FAULTS = (SimulatedUnavailable, SimulatedStorageFull, ProducerFenced)
+
+
+@dataclass(frozen=True, slots=True)
+class LifeSettings:
+    """What is drawn anew for each life, and must make no difference."""
+
+    shuffle: Shuffle
+    channel_records: int
+    interval_s: float
+    keep: int
+    alignment_timeout_s: float
+    transaction_timeout_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"shuffled within {self.shuffle.window} turns, channels of {self.channel_records} records, a checkpoint "
+            f"every {self.interval_s:.3f} s"
+        )
+
+
+class Life:
+    """A job in an event loop of its own, which goes no further than it is told to."""
+
+    def __init__(self, world: World, number: int, make_flow: MakeFlow, settings: LifeSettings) -> None:
+        self.world = world
+        self.number = number
+        self._make_flow = make_flow
+        self._settings = settings
+        self.connection = Connection(world.network)
+        self.cluster = Cluster(world.broker, self.connection, world.look)
+        self.loop = SimulatedEventLoop(world.time, settings.shuffle, world.trace)
+        self.job: Job | None = None
+        self._has_unbounded_source = False
+        self.is_stopping = False
+        """Whether it was told to end."""
+        world.network.event(f"run {number} begins: {settings}")
+        self._main = self.loop.create_task(self._live(), name=f"run {number}")
+
+    async def _live(self) -> JobState:
+        flow = self._make_flow(Simulation(self.world, self.cluster))
+        sources = [step for step in flow.steps if step.source is not None]
+        self._has_unbounded_source = not all(step.bounded for step in sources)
+        settings = self._settings
+        self.job = await flow.start(
+            clock=TaskClock(self.world.time),
+            channel_limits=ChannelLimits(records=settings.channel_records),
+            checkpoints=Checkpoints(
+                SimulatedStore(self.world.store, self.connection),
+                interval_s=settings.interval_s,
+                keep=settings.keep,
+                alignment_timeout_s=settings.alignment_timeout_s,
+                transaction_timeout_s=settings.transaction_timeout_s,
+            ),
+        )
+        return (await self.job.wait()).state
+
+    # -- going on --------------------------------------------------------------------------------------
+
+    def go_on(self, turns: int) -> None:
+        """Take so many turns, fewer where it ends or something is found to be wrong."""
+        trace, until = self.world.trace, self.world.trace.turns + turns
+        self.loop.run(lambda: self.is_over or trace.turns >= until or self.world.violation is not None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended by itself."""
+        return self._main.done()
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether nothing more comes in, and all that came was read."""
+        return (
+            self.job is not None
+            and self.world.is_fed
+            and not any(any(reader.lag().values()) for reader in self.cluster.readers)
+        )
+
+    @property
+    def goes_on_for_ever(self) -> bool:
+        """Whether it ends only if it is told to."""
+        return self._has_unbounded_source and not self.is_stopping
+
+    def stop(self, mode: StopMode) -> None:
+        """Have the job stop; it needs turns for that."""
+        assert self.job is not None
+        self.is_stopping = True
+        self.world.network.event(f"run {self.number} is to stop: {mode}")
+        self.loop.create_task(self._stop(self.job, mode), name=f"stop run {self.number}")
+
+    async def _stop(self, job: Job, mode: StopMode) -> None:
+        try:
+            await job.stop(mode)
+        except Exception as error:
+            # Whoever waits for the job is told, too.
+            self.world.network.event(f"run {self.number} cannot stop: {type(error).__name__}")
+
+    def lose_transactions(self) -> bool:
+        """Let another owner open the job's transactions; says whether it has any."""
+        for transactional_id in self.cluster.transactional_ids:
+            self.world.network.event(f"another owner opens the transactions {transactional_id!r}")
+            topic = self.world.broker.topic("anything")
+            at_once(at_once(topic.open_transactions(transactional_id)).close())
+        return bool(self.cluster.transactional_ids)
+
+    # -- end -------------------------------------------------------------------------------------------
+
+    def ending(self) -> Ending:
+        """How it has ended; raises what it failed with, unless a fault has led to that."""
+        error = self._main.exception()
+        if error is None:
+            state: JobState = self._main.result()
+            self.world.network.event(f"run {self.number} is {state}")
+            return state
+        self.world.network.event(f"run {self.number} fails: {_first_line(error)}")
+        if isinstance(error, Exception) and _comes_from_a_fault(error):
+            return "failed by a fault"
+        raise error
+
+    def crash(self) -> None:
+        """End it between two turns; nothing of it runs any more."""
+        self.world.network.event(f"run {self.number} crashes")
+        self.dispose()
+
+    def dispose(self) -> None:
+        """Let go of all that is left of it."""
+        self.connection.cut()
+        drop_all(self.loop)
+
+
+def _comes_from_a_fault(error: BaseException | None) -> bool:
+    if error is None:
+        return False
+    if isinstance(error, _FAULTS):
+        return True
+    parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return any(map(_comes_from_a_fault, (*parts, error.__cause__, error.__context__)))
+
+
+def _first_line(error: BaseException) -> str:
+    step = f"step {error.step!r}, " if isinstance(error, JobFailed) else ""
+    return f"{step}{type(error).__name__}: {str(error).partition(chr(10))[0]}"

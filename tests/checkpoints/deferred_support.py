@@ -1,0 +1,32 @@
+"""What is deferred as it comes back from a store, and the files that are kept for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from streamiter.checkpoints import PlainData
+from streamiter.deferred import Deferred
+
+__all__ = ["decoded_frames", "unnamed_files"]
+
+
+def decoded_frames(deferred: Deferred, plain_data: PlainData | None = None) -> Iterator[Any]:
+    """Each frame through bytes, when it is asked for; released at the end."""
+    plain = plain_data or PlainData()
+    yield from map(plain.decode, deferred.frames())
+    deferred.release()
+
+
+def unnamed_files() -> list[str]:
+    """Paths below /proc of the deleted files that this process has open."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{name}"
+        try:
+            if "(deleted)" in os.readlink(path):
+                found.append(path)
+        except OSError:
+            continue  # the listing's own
+    return found

@@ -1,0 +1,388 @@
+"""The contract of checkpoint stores, as a class of checks to inherit from.
+
+A store's test module gives a fixture ``make_store``: each call makes a store, as another process would, of the
+same snapshots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from checkpoints.snapshots import CONTENT, Frames, content_of, header, ids, parts, save, save_and_commit
+
+from streamiter.checkpoints.snapshot import CheckpointId, Part
+from streamiter.checkpoints.store import CheckpointStore, CommitPointer
+from streamiter.errors import CheckpointError, InternalError, ProducerFenced
+
+MakeStore = Callable[[], CheckpointStore]
+
+FLOWS = [
+    "clicks",
+    "Clicks",
+    "a/b",
+    "..",
+    "../clicks",
+    "a b",
+    "größe",
+    "%2e",
+    ".",
+    "~",
+    "漢字" * 60,
+    "漢字" * 61,
+]
+
+
+class StoreContract:
+    """Inherit from this and give a fixture ``make_store``."""
+
+    # ---- what is kept
+
+    async def test_a_snapshot_comes_back_as_it_was(self, make_store: MakeStore) -> None:
+        """State with a piece missing, or the pieces of two parts exchanged, is worse than none."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        size_bytes = await store.save(header(7), parts())
+        assert size_bytes >= sum(len(content) for content, _ in CONTENT.values())
+        snapshot = await make_store().open("clicks", CheckpointId(7, "a"))
+        assert snapshot.header == header(7)
+        assert list(snapshot.part_names()) == list(CONTENT)
+        assert await content_of(snapshot) == CONTENT
+        await snapshot.verify()
+        await snapshot.close()
+        await snapshot.close()
+
+    async def test_frames_may_be_read_side_by_side(self, make_store: MakeStore) -> None:
+        """The subtasks of a step restore at the same time; one position for all would mix them up."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        many = [[b"%d of %d" % (number, piece) * 50 for number in range(300)] for piece in range(3)]
+        await store.save(header(1), [Part("p", b"", [Frames(frames) for frames in many])])
+        snapshot = await store.open("clicks", CheckpointId(1, "a"))
+        together = zip(*(snapshot.frames("p", number) for number in range(3)), strict=True)
+        assert [list(frames) for frames in zip(*together, strict=True)] == many
+        await snapshot.close()
+
+    async def test_what_the_snapshot_does_not_have_is_an_error(self, make_store: MakeStore) -> None:
+        """A program that has changed refers to pieces that no snapshot has."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        await save(store, 1)
+        snapshot = await store.open("clicks", CheckpointId(1, "a"))
+        with pytest.raises(
+            CheckpointError, match="expected deferred piece 3 of part 'größe/0', given 3 of them"
+        ):
+            snapshot.frames("größe/0", 3)
+        with pytest.raises(InternalError, match="it has no part 'none'"):
+            await snapshot.content("none")
+        await snapshot.close()
+
+    async def test_nothing_is_released(self, make_store: MakeStore) -> None:
+        """Whoever froze the state lets go of it, also where saving fails; twice would be once too often."""
+        store, deferred = make_store(), Frames()
+        await store.claim("clicks", "a")
+        await store.save(header(1), [Part("p", b"", [deferred])])
+        assert (deferred.taken, deferred.released) == (3, 0)
+
+    async def test_other_work_is_done_between_two_frames(self, make_store: MakeStore) -> None:
+        """Records flow on while state of a gigabyte is written."""
+        turns = 0
+
+        async def work() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        class Seen(Frames):
+            seen: list[int] = []
+
+            def frames(self) -> Iterator[bytes]:
+                for _ in range(20):
+                    self.seen.append(turns)
+                    yield b"frame"
+
+        store = make_store()
+        await store.claim("clicks", "a")
+        working = asyncio.create_task(work())
+        await store.save(header(1), [Part("p", b"", [Seen()])])
+        working.cancel()
+        assert Seen.seen == sorted(set(Seen.seen))
+
+    @pytest.mark.parametrize("broken", ["fails", "is cancelled"])
+    async def test_a_save_that_ends_early_leaves_nothing(self, make_store: MakeStore, broken: str) -> None:
+        """A snapshot without its last parts would be taken for a whole one."""
+        began = asyncio.Event()
+
+        class Broken(Frames):
+            def frames(self) -> Iterator[bytes]:
+                yield b"frame"
+                began.set()
+                if broken == "fails":
+                    raise ZeroDivisionError
+                while True:
+                    yield b"frame"
+
+        store = make_store()
+        await store.claim("clicks", "a")
+        saving = asyncio.ensure_future(store.save(header(1), [Part("p", b"content", [Broken()])]))
+        await began.wait()
+        if broken == "is cancelled":
+            saving.cancel()
+        with pytest.raises((asyncio.CancelledError, ZeroDivisionError)):
+            await saving
+        assert await ids(store) == []
+        with pytest.raises(CheckpointError):
+            await store.open("clicks", CheckpointId(1, "a"))
+        # And nothing of it is in the way of the next one.
+        await save_and_commit(store, 1)
+
+    async def test_one_name_for_two_parts_is_refused(self, make_store: MakeStore) -> None:
+        """One of them would be lost."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        with pytest.raises(InternalError, match="two parts are called 'p'"):
+            await store.save(header(1), [Part("p", b"1"), Part("p", b"2")])
+        assert await ids(store) == []
+
+    async def test_a_snapshot_is_never_replaced(self, make_store: MakeStore) -> None:
+        """A number used twice would change the snapshot that a commit names."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        await save_and_commit(store, 1)
+        with pytest.raises(InternalError, match="checkpoint 1 of run a is saved a second time"):
+            await store.save(header(1), [])
+        snapshot = await store.open("clicks", CheckpointId(1, "a"))
+        assert await content_of(snapshot) == CONTENT
+        await snapshot.close()
+
+    async def test_a_snapshot_that_is_not_there_is_an_error_that_tells_what_is(
+        self, make_store: MakeStore
+    ) -> None:
+        """The wrong directory, or the wrong number."""
+        store = make_store()
+        with pytest.raises(CheckpointError, match="expected checkpoint 7 of run a in .*, given none"):
+            await store.open("clicks", CheckpointId(7, "a"))
+        await store.claim("clicks", "a")
+        await save_and_commit(store, 1, 2)
+        with pytest.raises(CheckpointError, match="given 1 of run a, 2 of run a"):
+            await store.open("clicks", CheckpointId(7, "a"))
+
+    async def test_snapshots_are_listed_oldest_first(self, make_store: MakeStore) -> None:
+        """Numbers of more digits come later, whatever the order of their names."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        await save_and_commit(store, 9, 10, 10**10, 10**11)
+        await store.claim("clicks", "b")
+        await save(store, 10, "b")
+        assert [str(each) for each in await ids(store)] == [
+            "9 of run a",
+            "10 of run a",
+            "10 of run b",
+            "10000000000 of run a",
+            "100000000000 of run a",
+        ]
+
+    @pytest.mark.parametrize("flow", FLOWS)
+    async def test_flows_of_any_name_are_independent(self, make_store: MakeStore, flow: str) -> None:
+        """A flow whose name is a path wrote into the folder of another one."""
+        store = make_store()
+        await store.claim(flow, "a")
+        await save_and_commit(store, 1, flow=flow)
+        others = [other for other in FLOWS if other != flow]
+        for other in others:
+            assert (await store.pointer(other), await ids(store, other)) == (None, [])
+            await store.claim(other, "b")
+        assert await store.prune(others[0], keep=1) == []
+        assert await store.pointer(flow) == CommitPointer("a", CheckpointId(1, "a"))
+        assert await ids(store, flow) == await ids(store, None) == [CheckpointId(1, "a")]
+        assert (await store.list())[0].flow == flow
+        await store.close()
+
+    # ---- claims and commits
+
+    async def test_nothing_is_known_of_a_new_flow(self, make_store: MakeStore) -> None:
+        """That is what tells a first run from one that has lost its state."""
+        store = make_store()
+        assert await store.pointer("clicks") is None
+        assert await store.list() == await store.list("clicks") == []
+        assert await store.claim("clicks", "a") is None
+        assert await store.pointer("clicks") == CommitPointer("a", None)
+
+    async def test_a_new_run_goes_on_from_what_is_committed(self, make_store: MakeStore) -> None:
+        """Not from what was only saved: its outputs were taken back."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        await save_and_commit(store, 1, 2)
+        await save(store, 3)
+        after = make_store()
+        assert await after.claim("clicks", "b") == CommitPointer("a", CheckpointId(2, "a"))
+        assert await after.pointer("clicks") == CommitPointer("b", CheckpointId(2, "a"))
+
+    async def test_claiming_twice_changes_nothing(self, make_store: MakeStore) -> None:
+        """A run that was interrupted while it claimed does it again."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        await save_and_commit(store, 1)
+        assert await store.claim("clicks", "a") == CommitPointer("a", CheckpointId(1, "a"))
+        await save_and_commit(store, 2)
+
+    async def test_beginning_anew_forgets_what_was_committed(self, make_store: MakeStore) -> None:
+        """It must not go on from there after a crash before its own first checkpoint."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        committed = await save_and_commit(store, 1)
+        assert await store.claim("clicks", "b", begin_anew=True) == CommitPointer("a", committed[0])
+        assert await make_store().claim("clicks", "c") == CommitPointer("b", None)
+
+    async def test_an_older_run_is_refused_everything(self, make_store: MakeStore) -> None:
+        """A process that was thought dead, and wakes up, must not move the flow back."""
+        old, new = make_store(), make_store()
+        await old.claim("clicks", "a")
+        await save_and_commit(old, 1)
+        saved = await save(old, 2)
+        await new.claim("clicks", "b")
+        refused: list[tuple[Any, str]] = [
+            (old.save(header(3), parts()), "save checkpoint 3"),
+            (old.commit("clicks", saved), "commit checkpoint 2"),
+            (old.prune("clicks", keep=1), "remove checkpoints"),
+            (old.claim("clicks", "a"), "claim the flow again"),
+            (make_store().claim("clicks", "a", begin_anew=True), "claim the flow again"),
+        ]
+        for call, what in refused:
+            with pytest.raises(
+                ProducerFenced, match=f"^flow 'clicks': run a cannot {what}: run b has claimed the flow since"
+            ):
+                await call
+        assert await ids(new) == [CheckpointId(1, "a"), saved]
+        assert await new.pointer("clicks") == CommitPointer("b", CheckpointId(1, "a"))
+
+    async def test_a_run_that_is_taken_over_while_it_saves_leaves_nothing(
+        self, make_store: MakeStore
+    ) -> None:
+        """The claim came between its first frame and its last."""
+        old, new = make_store(), make_store()
+        await old.claim("clicks", "a")
+        half, go_on = asyncio.Event(), asyncio.Event()
+
+        class Slow(Frames):
+            def frames(self) -> Iterator[bytes]:
+                half.set()
+                while not go_on.is_set():
+                    yield b"frame"
+
+        saving = asyncio.ensure_future(old.save(header(1), [Part("p", b"", [Slow()])]))
+        await half.wait()
+        await new.claim("clicks", "b")
+        go_on.set()
+        with pytest.raises(ProducerFenced, match="run a cannot save checkpoint 1: run b has claimed"):
+            await saving
+        assert await ids(new) == []
+
+    async def test_a_new_run_may_commit_what_the_last_one_saved(self, make_store: MakeStore) -> None:
+        """The outputs' commit record names it, and the crash came before the store was told."""
+        old = make_store()
+        await old.claim("clicks", "a")
+        await save_and_commit(old, 1)
+        saved = await save(old, 2)
+        new = make_store()
+        await new.claim("clicks", "b")
+        await new.commit("clicks", saved)
+        assert await new.pointer("clicks") == CommitPointer("b", saved)
+
+    async def test_what_was_not_saved_cannot_be_committed(self, make_store: MakeStore) -> None:
+        """The next run would have nothing to go on from."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        with pytest.raises(
+            CheckpointError, match=r"expected checkpoint 1 of run a in .* to commit it, given none"
+        ):
+            await store.commit("clicks", CheckpointId(1, "a"))
+        assert await store.pointer("clicks") == CommitPointer("a", None)
+
+    async def test_nothing_is_stored_without_a_claim(self, make_store: MakeStore) -> None:
+        """A mistake of ours that would leave two runs side by side."""
+        store = make_store()
+        for call in (
+            store.save(header(1), []),
+            store.commit("clicks", CheckpointId(1, "a")),
+            store.prune("clicks", keep=1),
+        ):
+            with pytest.raises(InternalError, match="was not claimed"):
+                await call
+
+    # ---- pruning
+
+    @pytest.mark.parametrize(
+        ("keep", "kept"), [(1, [5]), (2, [4, 5]), (5, [1, 2, 3, 4, 5]), (99, [1, 2, 3, 4, 5])]
+    )
+    async def test_the_committed_one_and_those_before_it_are_kept(
+        self, make_store: MakeStore, keep: int, kept: list[int]
+    ) -> None:
+        """``keep`` counts the committed one."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        await save_and_commit(store, 1, 2, 3, 4, 5)
+        removed = await store.prune("clicks", keep=keep)
+        assert [each.number for each in await ids(store)] == kept
+        assert [each.number for each in removed] == [number for number in range(1, 6) if number not in kept]
+
+    async def test_orphans_are_removed(self, make_store: MakeStore) -> None:
+        """What a run saved and did not come to commit: going on from it would skip outputs that were taken back."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        await save_and_commit(store, 1, 2)
+        orphans = [await save(store, 3), await save(store, 4)]
+        await store.claim("clicks", "b")
+        await save_and_commit(store, 5, 6, run="b")
+        newer = await save(store, 7, "b")
+        assert await store.prune("clicks", keep=4) == [*orphans, newer]
+        assert [str(each) for each in await ids(store)] == [
+            "1 of run a",
+            "2 of run a",
+            "5 of run b",
+            "6 of run b",
+        ]
+
+    async def test_a_number_used_by_two_runs_is_kept_of_the_one_that_committed_it(
+        self, make_store: MakeStore
+    ) -> None:
+        """The run before had saved its own, which sorts first."""
+        store = make_store()
+        await store.claim("clicks", "z")
+        await save_and_commit(store, 1, run="z")
+        orphan = await save(store, 2, "z")
+        await store.claim("clicks", "b")
+        await save_and_commit(store, 2, 3, run="b")
+        assert await store.prune("clicks", keep=3) == [orphan]
+
+    async def test_one_given_up_between_two_commits_may_be_kept(self, make_store: MakeStore) -> None:
+        """Its run went on from it, so it is as good as any."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        await save(store, 1)
+        await save_and_commit(store, 2)
+        assert await store.prune("clicks", keep=2) == []
+
+    async def test_nothing_is_removed_while_nothing_is_committed(self, make_store: MakeStore) -> None:
+        """Begun anew by mistake, there is a way back until the first checkpoint."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        committed = await save_and_commit(store, 1, 2)
+        await store.claim("clicks", "b", begin_anew=True)
+        assert await store.prune("clicks", keep=1) == []
+        assert await ids(store) == committed
+        await save_and_commit(store, 3, run="b")
+        assert await store.prune("clicks", keep=9) == committed
+
+    async def test_what_is_open_can_be_read_after_it_was_removed(self, make_store: MakeStore) -> None:
+        """A tool prunes while a job restores from an older one."""
+        store = make_store()
+        await store.claim("clicks", "a")
+        await save_and_commit(store, 1, 2)
+        snapshot = await store.open("clicks", CheckpointId(1, "a"))
+        assert await store.prune("clicks", keep=1) == [CheckpointId(1, "a")]
+        assert await content_of(snapshot) == CONTENT
+        await snapshot.close()

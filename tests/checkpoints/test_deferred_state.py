@@ -1,0 +1,173 @@
+"""State that is deferred stands in the encoding as a reference, in order, and is let go of where encoding fails."""
+
+from contextlib import suppress
+
+import pytest
+from checkpoints.plain_values import PLAIN_VALUES, Click, Point, same
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamiter.checkpoints import PlainData
+from streamiter.checkpoints.deferred import DeferredFrames
+from streamiter.deferred import Deferred
+from streamiter.errors import PlainDataError
+
+PLAIN = PlainData([Click, Point])
+
+
+class Values(Deferred):
+    """Plain values as deferred state, which tells whether it was released."""
+
+    def __init__(self, *values):
+        self.values = values
+        self.released = 0
+
+    def frames(self):
+        return map(PLAIN.encode, self.values)
+
+    def release(self):
+        self.released += 1
+
+
+PIECES = st.lists(st.integers(), max_size=3).map(lambda values: Values(*values))
+STATES = st.recursive(
+    PIECES | PLAIN_VALUES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(st.characters(exclude_categories=())), inner, max_size=4)
+        | st.builds(Click, user=st.text(), more=inner)
+    ),
+    max_leaves=12,
+)
+
+
+def materialized(state, found):
+    """The state with a list in the place of each piece; the pieces go to ``found`` in order."""
+    if isinstance(state, Values):
+        found.append(state)
+        return list(state.values)
+    if type(state) in (list, tuple):
+        return type(state)([materialized(item, found) for item in state])
+    if type(state) is dict:
+        return {key: materialized(item, found) for key, item in state.items()}
+    if type(state) is Click:
+        return Click(state.user, state.item, materialized(state.more, found))
+    return state
+
+
+def listed(deferred):
+    return lambda number: [PLAIN.decode(frame) for frame in deferred[number].frames()]
+
+
+@given(STATES)
+def test_deferred_pieces_come_back_in_their_places_and_all_else_exactly(state):
+    """A large piece that lands in another step's place restores a model that was never trained."""
+    found = []
+    expected = materialized(state, found)
+    data, deferred = PLAIN.encode_state(state)
+    assert [id(piece) for piece in deferred] == [id(piece) for piece in found]
+    assert same(PLAIN.decode_state(data, listed(deferred)), expected)
+    assert not any(piece.released for piece in deferred)
+
+
+@given(STATES)
+def test_state_without_deferred_pieces_is_encoded_as_ever_and_other_state_refused(state):
+    """A record that refers to state which nobody stores is lost."""
+    found = []
+    materialized(state, found)
+    data, _ = PLAIN.encode_state(state)
+    if found:
+        with pytest.raises(
+            PlainDataError, match=r"given .*Values; only what an operator's snapshot\(\) gives"
+        ):
+            PLAIN.encode(state)
+        with pytest.raises(PlainDataError, match="refers to deferred state, which only the state of a check"):
+            PLAIN.decode(data)
+    else:
+        assert PLAIN.encode(state) == data
+        assert same(PLAIN.decode(data), state)
+
+
+@given(STATES, STATES)
+def test_where_state_is_refused_all_its_deferred_pieces_are_released(before, after):
+    """Each failed checkpoint would leave the files of a replay cache open."""
+    found = []
+    state = {"before": before, "at fault": {1, 2}, "after": [after, {"in": {"a set"}}]}
+    materialized(before, found)
+    materialized(after, found)
+    with pytest.raises(
+        PlainDataError, match=r'^mean\["at fault"\]: expected plain data .* given set; convert'
+    ):
+        PLAIN.encode_state(state, name="mean")
+    assert [piece.released for piece in found] == [1] * len(found)
+
+
+def test_state_that_holds_itself_is_refused_and_its_deferred_pieces_released():
+    """Looking for what is to be released would go round for ever."""
+    piece = Values(1)
+    circle = []
+    circle.append(circle)
+    state = [circle, piece]
+    with pytest.raises(PlainDataError, match="levels of nesting"):
+        PLAIN.encode_state(state)
+    assert piece.released
+
+
+def test_the_same_piece_twice_is_refused():
+    """Its frames can be read once: the second place would be restored empty."""
+    piece = Values(1)
+    with pytest.raises(PlainDataError, match=r'^train\[1\]\["again"\]: expected each Deferred once'):
+        PLAIN.encode_state([piece, {"again": piece}], name="train")
+    assert piece.released
+
+
+@given(STATES, st.data())
+@settings(max_examples=200)
+def test_changed_bytes_of_state_are_read_or_refused(state, data):
+    """A flipped bit asks for a piece that does not exist, or for one twice."""
+    encoded, _ = PLAIN.encode_state(state)
+    changed = bytearray(encoded)
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    asked_for = []
+
+    def resolve(number):
+        asked_for.append(number)
+        return []
+
+    with suppress(PlainDataError):
+        PLAIN.decode_state(bytes(changed), resolve)
+    assert asked_for == list(range(len(asked_for)))
+    assert len(asked_for) <= len(encoded)
+
+
+def test_pieces_out_of_order_are_refused():
+    """Bytes put together of two parts of a snapshot."""
+    data, _ = PLAIN.encode_state([Values(), Values()])
+    first, second = b"\x00\x00\x00\x00", b"\x01\x00\x00\x00"
+    assert data.index(first) < data.index(second)
+    swapped = data.replace(second, first)
+    with pytest.raises(PlainDataError, match="refers to deferred state 0 where 1 is due"):
+        PLAIN.decode_state(swapped, lambda number: [])
+
+
+def test_what_the_resolver_raises_is_raised_as_it_is():
+    """A checksum that does not fit would be told of as damaged plain data, and the file not named."""
+    data, _ = PLAIN.encode_state([Values()])
+
+    def resolve(number):
+        raise OSError("the file cannot be read")
+
+    with pytest.raises(OSError, match="the file cannot be read"):
+        PLAIN.decode_state(data, resolve)
+
+
+def test_frames_in_memory_are_given_and_let_go_of():
+    """A small piece of state needs no class of its own."""
+    frames = DeferredFrames(PLAIN.encode(value) for value in (1, "two"))
+    data, deferred = PLAIN.encode_state({"kept": frames})
+    assert PLAIN.decode_state(data, listed(deferred)) == {"kept": [1, "two"]}
+    frames.release()
+    frames.release()
+    assert list(frames.frames()) == []

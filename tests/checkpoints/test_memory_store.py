@@ -1,0 +1,37 @@
+"""The store in memory keeps the contract, and what it holds outlives event loops."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from checkpoints.snapshots import CONTENT, content_of, save_and_commit
+from checkpoints.store_contract import MakeStore, StoreContract
+
+from streamiter.checkpoints.memory_store import MemoryStore
+
+
+class TestMemoryStore(StoreContract):
+    """What every store must do."""
+
+    @pytest.fixture
+    def make_store(self) -> MakeStore:
+        return MemoryStore().another
+
+
+def test_it_outlives_the_event_loop() -> None:
+    """A simulated crash ends the loop; the next run has another one."""
+    store = MemoryStore()
+
+    async def first() -> None:
+        await store.claim("clicks", "a")
+        await save_and_commit(store, 1)
+
+    async def second() -> None:
+        pointer = await store.claim("clicks", "b")
+        assert pointer is not None
+        assert pointer.committed is not None
+        assert await content_of(await store.open("clicks", pointer.committed)) == CONTENT
+
+    asyncio.run(first())
+    asyncio.run(second())

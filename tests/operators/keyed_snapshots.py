@@ -1,0 +1,90 @@
+"""What tests of keyed snapshots share: small slices, and an oracle that copies everything at the barrier."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+from operators.operator_harness import ManualClock
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.deferred import Deferred
+from streamiter.operators import KeyedState, frozen_states
+
+__all__ = ["CopiedState", "PLAIN", "items_of", "keyed_state", "restored", "small_slices"]
+
+PLAIN = PlainData()
+
+
+def small_slices(monkeypatch: pytest.MonkeyPatch, *, remember: bool = False) -> None:
+    """Frames of 3 keys; ``remember``: as for large states, note which keys are encoded."""
+    monkeypatch.setattr(frozen_states, "_KEYS_FIRST", 3)
+    monkeypatch.setattr(frozen_states, "_KEYS_MAX", 3)
+    if remember:
+        monkeypatch.setattr(frozen_states, "_BYTES_WORTH_REMEMBERING", 0)
+
+
+def keyed_state(
+    clock: ManualClock, time_to_live_s: float | None = None, *, in_thread: bool = False
+) -> KeyedState:
+    return KeyedState(clock, time_to_live_s, name="count", encode=PLAIN.encode, in_thread=in_thread)
+
+
+def items_of(frames: Iterable[bytes]) -> list[tuple[Any, ...]]:
+    """Key, state and, where there are any, idle seconds: of all keys in order."""
+    return [entry for frame in frames for entry in zip(*PLAIN.decode(frame), strict=True)]
+
+
+def restored(snapshot: Deferred) -> Iterator[Any]:
+    """What a restore is given for a snapshot."""
+    return map(PLAIN.decode, snapshot.frames())
+
+
+class CopiedState:
+    """State by key that copies everything for a snapshot: slow, and beyond doubt."""
+
+    def __init__(self, clock: ManualClock, time_to_live_s: float | None) -> None:
+        self._clock = clock
+        self._time_to_live_s = time_to_live_s
+        self.states: dict[Any, Any] = {}
+        self.used_at_s: dict[Any, float] = {}
+
+    def get(self, key: Any) -> Any:
+        self._use(key)
+        return self.states.setdefault(key, {})
+
+    def set(self, key: Any, value: Any) -> None:
+        self._use(key)
+        self.states[key] = value
+
+    def delete(self, key: Any) -> None:
+        self.states.pop(key, None)
+        self.used_at_s.pop(key, None)
+
+    def clear(self) -> None:
+        self.states.clear()
+        self.used_at_s.clear()
+
+    def drop_expired(self) -> None:
+        for key in [key for key in self.states if self._is_expired(key)]:
+            self.delete(key)
+
+    def snapshot(self) -> list[tuple[Any, ...]]:
+        now_s = self._clock.now_s
+        idle = {key: (now_s - used_at_s,) for key, used_at_s in self.used_at_s.items()}
+        return [
+            (key, copy.deepcopy(state), *(idle[key] if self._time_to_live_s else ()))
+            for key, state in self.states.items()
+        ]
+
+    def _is_expired(self, key: Any) -> bool:
+        if self._time_to_live_s is None or key not in self.used_at_s:
+            return False
+        return self._clock.now_s - self.used_at_s[key] > self._time_to_live_s
+
+    def _use(self, key: Any) -> None:
+        if self._is_expired(key):
+            self.delete(key)
+        self.used_at_s[key] = self._clock.now_s

@@ -1,0 +1,46 @@
+"""Copies of plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints.plain_values import PLAIN_VALUES, Click, Point, same
+from hypothesis import given
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.operators.copies import independent_copy
+
+PLAIN = PlainData([Click, Point])
+
+
+@given(PLAIN_VALUES)
+def test_a_copy_is_the_same_with_its_exact_types(value: Any) -> None:
+    """It is what is stored in place of a state that has changed since the barrier."""
+    copied = independent_copy(value)
+    assert same(copied, value)
+    assert PLAIN.encode(copied) == PLAIN.encode(value)
+
+
+@pytest.mark.parametrize("inner", [{"a": 1}, [1], np.zeros(2), Click("u"), np.array([(1,)], "i4,")[0]])
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"k": x}, lambda x: [0, x], lambda x: (0, (x,))])
+def test_nothing_that_can_change_is_shared(wrap: Any, inner: Any) -> None:
+    """A list within a tuple within a state: the tuple was taken for a value that cannot change."""
+    value = wrap(inner)
+    before = PLAIN.encode(value)
+    copied = independent_copy(value)
+    if isinstance(inner, Click):
+        inner.user = "other"
+    else:
+        inner[0 if not isinstance(inner, dict) else "a"] = 9
+    assert PLAIN.encode(value) != before
+    assert PLAIN.encode(copied) == before
+
+
+def test_a_state_as_deep_as_plain_data_may_be_can_be_copied() -> None:
+    """What can be stored must not fail because a record came before it was."""
+    value: Any = 1
+    for level in range(490):
+        value = {"next": value} if level % 2 else [value]
+    assert PLAIN.encode(independent_copy(value)) == PLAIN.encode(value)

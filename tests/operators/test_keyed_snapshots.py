@@ -1,0 +1,349 @@
+"""Snapshots of keyed state: frozen at the barrier, encoded slice by slice while records change it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from operators.keyed_snapshots import PLAIN, CopiedState, items_of, keyed_state, restored, small_slices
+from operators.operator_harness import Driven, ManualClock, frozen, stored, thorough
+
+from streamiter.errors import InternalError, PlainDataError
+from streamiter.operators import KeyedReduce, KeyedReduceBatch, Operator, StatefulMap
+from streamiter.operators.frozen_states import FrozenStates, select_keys
+
+TIME_TO_LIVE_S = 10.0
+KEYS = st.integers(0, 11) | st.sampled_from(["a", "b", ("a", 1)])
+VALUES = st.none() | st.integers(0, 9) | st.builds(lambda number: {"seen": [number]}, st.integers(0, 9))
+
+
+class AnyInterleaving(RuleBasedStateMachine):
+    """A keyed state and one that copies everything at each barrier, through the same calls."""
+
+    time_to_live_s: float | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.state = keyed_state(self.clock, self.time_to_live_s)
+        self.oracle = CopiedState(self.clock, self.time_to_live_s)
+        self.under_way: list[tuple[Any, Iterator[bytes], list[bytes], Any]] = []
+
+    @rule(key=KEYS, number=st.integers(0, 9))
+    def change_in_place(self, key: Any, number: int) -> None:
+        for states in (self.state, self.oracle):
+            state = states.get(key)
+            if isinstance(state, dict):
+                state.setdefault("seen", []).append(number)
+
+    @rule(key=KEYS, value=VALUES)
+    def replace(self, key: Any, value: Any) -> None:
+        for states in (self.state, self.oracle):
+            states.set(key, PLAIN.decode(PLAIN.encode(value)))
+
+    @rule(keys=st.lists(KEYS, min_size=4), value=VALUES)
+    def fill(self, keys: list[Any], value: Any) -> None:
+        for key in keys:
+            self.replace(key, value)
+
+    @rule(key=KEYS)
+    def delete(self, key: Any) -> None:
+        for states in (self.state, self.oracle):
+            states.delete(key)
+
+    @rule(seconds=st.sampled_from([1.0, 6.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+
+    @rule()
+    def drop_expired(self) -> None:
+        for states in (self.state, self.oracle):
+            states.drop_expired()
+
+    @rule()
+    def clear(self) -> None:
+        for states in (self.state, self.oracle):
+            states.clear()
+
+    @precondition(lambda self: len(self.under_way) < 3)
+    @rule()
+    def barrier(self) -> None:
+        snapshot = self.state.snapshot()
+        self.under_way.append((snapshot, snapshot.frames(), [], frozen(self.oracle.snapshot())))
+
+    @precondition(lambda self: self.under_way)
+    @rule(which=st.integers(0, 2), slices=st.integers(1, 3))
+    def go_on(self, which: int, slices: int) -> None:
+        _, frames, taken, _ = self.under_way[which % len(self.under_way)]
+        taken += islice(frames, slices)
+
+    @precondition(lambda self: self.under_way)
+    @rule(which=st.integers(0, 2))
+    def abandon(self, which: int) -> None:
+        self.under_way.pop(which % len(self.under_way))[0].release()
+
+    @precondition(lambda self: self.under_way)
+    @rule(which=st.integers(0, 2))
+    def finish(self, which: int) -> None:
+        _, frames, taken, expected = self.under_way.pop(which % len(self.under_way))
+        taken += frames
+        assert frozen(items_of(taken)) == expected
+
+    def teardown(self) -> None:
+        while self.under_way:
+            self.finish(0)
+        assert frozen(items_of(self.state.snapshot().frames())) == frozen(self.oracle.snapshot())
+
+
+@pytest.mark.parametrize("remember", [False, True])
+@pytest.mark.parametrize("time_to_live_s", [None, TIME_TO_LIVE_S])
+def test_a_snapshot_is_the_state_at_its_barrier_whatever_happens_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, time_to_live_s: float | None, remember: bool
+) -> None:
+    """A count that went on between barrier and writing is counted again by the records that are replayed."""
+    small_slices(monkeypatch, remember=remember)
+    machine = type("Machine", (AnyInterleaving,), {"time_to_live_s": time_to_live_s})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+    )
+
+
+def remember_all(seen: list[int], record: int) -> tuple[list[int], int]:
+    seen.append(record)
+    return seen, len(seen)
+
+
+OPERATORS: dict[str, Callable[[], Operator]] = {
+    "StatefulMap": lambda: StatefulMap(lambda record: record % 20, remember_all, list),
+    "KeyedReduce": lambda: KeyedReduce(lambda record: record % 20, lambda total, record: total + record),
+    "KeyedReduceBatch": lambda: KeyedReduceBatch(lambda batch: np.asarray(batch) % 20, np.add),
+}
+BATCHES = st.lists(st.lists(st.integers(0, 99), max_size=20), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@thorough
+@given(before=BATCHES, after=BATCHES, as_arrays=st.booleans())
+def test_batches_between_two_slices_are_not_in_the_snapshot(
+    name: str, before: list[list[int]], after: list[list[int]], as_arrays: bool
+) -> None:
+    """The sum of a key that came by in time for its slice held records that are to be read again."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        small_slices(monkeypatch)
+        cut: Callable[[list[int]], Any] = np.array if as_arrays else list
+        driven = Driven(OPERATORS[name]()).feed(*map(cut, before))
+        at_once = frozen([items_of(driven.operator.snapshot().frames())])
+        frames = driven.operator.snapshot().frames()
+        taken: list[bytes] = []
+        for batch in after:
+            taken += islice(frames, 1)
+            driven.feed(cut(batch))
+        taken += frames
+    assert frozen([items_of(taken)]) == at_once
+
+
+@pytest.mark.parametrize("time_to_live_s", [None, TIME_TO_LIVE_S])
+def test_keys_come_back_in_the_order_in_which_they_were(time_to_live_s: float | None) -> None:
+    """A step that goes through its keys in order would go another way after a restore."""
+    clock = ManualClock()
+    state = keyed_state(clock, time_to_live_s)
+    for key in (3, "b", 1, ("x", 2), 2):
+        state.set(key, {"of": key})
+    state.delete(1)
+    state.set(1, "again")
+    snapshot = state.snapshot()
+    state.get(2)["late"] = True
+    state.get(3)["late"] = True
+    other = keyed_state(clock, time_to_live_s)
+    other.restore(restored(snapshot))
+    assert [key for key, *_ in items_of(other.snapshot().frames())] == [3, "b", ("x", 2), 2, 1]
+    assert frozen(items_of(other.snapshot().frames()))[1][0] == frozen(
+        (3, {"of": 3}, *([0.0] if time_to_live_s else []))
+    )
+
+
+def test_a_time_to_live_may_come_and_go_between_two_runs() -> None:
+    """A flow that is given a time to live, or none any more, is to start from the state it has."""
+    clock = ManualClock()
+    without, with_one = keyed_state(clock), keyed_state(clock, TIME_TO_LIVE_S)
+    without.set("a", 1)
+    with_one.restore(restored(without.snapshot()))
+    clock.now_s += TIME_TO_LIVE_S - 1
+    assert with_one.get("a") == 1
+    without.restore(restored(with_one.snapshot()))
+    clock.now_s += TIME_TO_LIVE_S + 1
+    assert (without.get("a"), with_one.get("a")) == (1, {})
+
+
+def test_the_states_of_a_restore_are_dealt_out_by_key() -> None:
+    """With another parallelism a subtask takes on some keys of each of those before."""
+    state = keyed_state(ManualClock(), TIME_TO_LIVE_S)
+    for key in range(40):
+        state.set(key, {"of": key})
+    other = keyed_state(ManualClock(), TIME_TO_LIVE_S)
+    other.restore(select_keys(restored(state.snapshot()), lambda keys: [key % 3 == 1 for key in keys]))
+    assert len(other) == 13
+    assert all(other.get(key) == {"of": key} for key in range(1, 40, 3))
+
+
+class TestErrors:
+    def snapshot_of(self, state: Any, *, touched: bool) -> FrozenStates:
+        states = keyed_state(ManualClock())
+        for key in range(40):
+            states.set(key, {"tags": 1})
+        states.set("user-7", state)
+        snapshot = states.snapshot()
+        if touched:
+            states.get("user-7")
+        assert isinstance(snapshot, FrozenStates)
+        return snapshot
+
+    @pytest.mark.parametrize("touched", [False, True])
+    @pytest.mark.parametrize("value", [{1, 2}, threading.Lock()], ids=["copyable", "not copyable"])
+    def test_what_is_not_plain_data_is_named_with_step_and_key(self, value: Any, touched: bool) -> None:
+        """Of a million keys one held a set; "cannot serialize" said neither which nor where."""
+        snapshot = self.snapshot_of({"tags": value}, touched=touched)
+        assert snapshot.name == "count"
+        with pytest.raises(
+            PlainDataError,
+            match=r"^state of step 'count', key 'user-7': state\[\"tags\"\]: expected plain data .* given",
+        ):
+            list(snapshot.frames())
+
+    @pytest.mark.parametrize("touched", [False, True])
+    def test_so_is_a_state_that_holds_itself(self, touched: bool) -> None:
+        """Its copy went on without end within the record at hand, which was taken for the culprit."""
+        value: dict[str, Any] = {}
+        value["self"] = value
+        with pytest.raises(PlainDataError, match=r"^state of step 'count', key 'user-7': state.*nesting"):
+            list(self.snapshot_of(value, touched=touched).frames())
+
+    def test_a_key_that_is_not_plain_data_is_named(self) -> None:
+        """An operator that is used by itself takes keys of any kind."""
+        driven = Driven(KeyedReduce(lambda record: frozenset({record}), lambda total, record: record))
+        driven.feed([1, 2])
+        with pytest.raises(PlainDataError, match=r"^state of step 'the step': key: expected .* given frozenset"):
+            list(driven.operator.snapshot().frames())
+
+
+def test_a_released_snapshot_keeps_nothing_any_more_and_cannot_be_taken_for_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Given up in the middle, it was stored as if that were all, and went on to copy every state."""
+    small_slices(monkeypatch)
+    state = keyed_state(ManualClock())
+    for key in range(10):
+        state.set(key, {"n": 1})
+    snapshot, held = state.snapshot(), state.get(9)
+    frames = snapshot.frames()
+    next(frames)
+    snapshot.release()
+    snapshot.release()
+    assert state.get(9) is held
+    with pytest.raises(InternalError, match="'count' was released before all of it was read"):
+        next(frames)
+    assert len(items_of(state.snapshot().frames())) == 10
+
+
+def test_a_snapshot_that_is_done_costs_nothing_more() -> None:
+    """Copies were made for snapshots that had long been stored."""
+    state = keyed_state(ManualClock())
+    state.set("a", {"n": 1})
+    list(state.snapshot().frames())
+    state.snapshot().release()
+    assert state._unfinished == []
+
+
+def test_large_states_that_are_encoded_are_not_copied_any_more() -> None:
+    """All large states twice in memory, though the snapshot held most of them already."""
+    state = keyed_state(ManualClock())
+    for key in range(30):
+        state.set(key, {"weights": np.zeros(1 << 17)})
+    frames = state.snapshot().frames()
+    for _ in range(10):
+        next(frames)
+    tracemalloc.start()
+    try:
+        for key in range(10):
+            state.get(key)["weights"] += 1
+        copied_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert copied_bytes < 1 << 20
+    assert {float(entry["weights"].sum()) for _, entry in items_of(frames)} == {0.0}
+
+
+@pytest.mark.parametrize("value", [1, "x" * 100, "x" * 5000, {"a": [(1, 2)] * 50}])
+def test_frames_are_small_whatever_the_states_are(value: Any) -> None:
+    """A slice of a hundred megabytes held all records up for as long as it took."""
+    state = keyed_state(ManualClock())
+    for key in range(10_000):
+        state.set(key, value)
+    sizes = [len(frame) for frame in state.snapshot().frames()]
+    assert max(sizes) < 300_000
+    assert len(sizes) < 1000
+
+
+class TestInAThread:
+    def test_states_that_change_in_a_thread_are_whole_in_the_snapshot(self) -> None:
+        """A step with ``runs_in_thread`` went on while the event loop encoded: half of a change was in it."""
+        state = keyed_state(ManualClock(), in_thread=True)
+        count = 4000
+        for key in range(count):
+            state.set(key, {"first": 0, "second": [0] * 20})
+        finished = threading.Event()
+        errors: list[BaseException] = []
+
+        def change() -> None:
+            number = 0
+            try:
+                while not finished.is_set():
+                    number += 1
+                    key = number * 1877 % count
+                    one = state.get(key)
+                    one["first"] += 1
+                    one[number % 7] = one["first"]
+                    one["second"][:] = [one["first"]] * 20
+                    state.set(count + number % 100, number)
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=change)
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            for _ in range(3):
+                snapshot = state.snapshot()
+                expected = frozen(items_of(state.snapshot().frames()))
+                finished.clear()
+                thread = threading.Thread(target=change)
+                thread.start()
+                try:
+                    taken = list(snapshot.frames())
+                finally:
+                    finished.set()
+                    thread.join()
+                assert errors == []
+                assert frozen(items_of(taken)) == expected
+        finally:
+            sys.setswitchinterval(interval_s)
+
+
+def test_a_state_can_be_stored_by_two_who_know_nothing_of_each_other() -> None:
+    """A second snapshot, taken while the first was given up too late, cut the first one off, or held its state."""
+    driven = Driven(OPERATORS["StatefulMap"]()).feed([1, 2, 3])
+    first = driven.operator.snapshot()
+    driven.feed([1, 2, 3])
+    second = driven.operator.snapshot()
+    driven.feed([1, 2, 3])
+    assert stored(second)() == [[[1, 2, 3], [[1, 1], [2, 2], [3, 3]]]]
+    assert stored(first)() == [[[1, 2, 3], [[1], [2], [3]]]]

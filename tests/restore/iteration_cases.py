@@ -1,0 +1,250 @@
+"""Iterations: what the border of a loop keeps, its epochs and rounds, and what is on its way round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streamiter import (
+    FeedbackLimits,
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    IterationListener,
+    Operator,
+    Stream,
+    connect,
+    epochs_every,
+    for_each_round,
+    iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
+    replayed,
+)
+from streamiter.checkpoints.replay_cache import ReplayCache
+from streamiter.checkpoints.spill import SpillQueue
+from streamiter.iteration.all_reduce import ReduceEpoch, all_reduce
+from streamiter.iteration.criteria_head import CriteriaHead
+from streamiter.iteration.entrance import Entrance
+from streamiter.iteration.epoch_counts import EpochCounts
+from streamiter.iteration.head import Head
+from streamiter.iteration.last_round import LastRound, last_round
+from streamiter.iteration.map_with import MapWith, map_with
+from streamiter.iteration.received_epochs import ReceivedEpochs
+from streamiter.iteration.replayer import Replayer
+from streamiter.iteration.stamper import Stamper
+from streamiter.iteration.terminate_after import TerminateAfter, terminate_after
+from streamiter.iteration.timed_stamper import TimedStamper
+from streamiter.operators import Context, Output
+from streamiter.runtime.epochs_aside import EpochsAside
+from streamiter.runtime.rounds import Rounds
+
+from restore.case import Case, fed, turns
+
+WORDS = ["to", "be", "or", "not", "--", "to", "be", "that", "--", "is", "the"]
+
+
+class WithEpochs(Operator, IterationListener):
+    """Emits each record with its epoch, each callback with what came before it, and the end."""
+
+    def __init__(self) -> None:
+        self.came: list[Any] = []
+
+    def open(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Any, out: Output) -> None:
+        self.came.append(record)
+        out.emit((self.context.epoch, record))
+
+    process_left = process_right = process
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
+        # Where records of several inputs meet in an epoch, their order is not given.
+        out.emit(("epoch", epoch_watermark, sorted(self.came, key=repr)))
+        self.came = []
+
+    def on_iteration_terminated(self, context: Context, out: Output) -> None:
+        out.emit(("terminated", sorted(self.came, key=repr)))
+
+    def snapshot(self) -> list[Any]:
+        return list(self.came)
+
+    def restore(self, state: list[Any]) -> None:
+        self.came = list(state)
+
+
+class InOrder(WithEpochs):
+    """The same, one epoch after the other."""
+
+    epochs_in_order = True
+
+
+# -- stamping ----------------------------------------------------------------------------------------------
+
+
+def stamped_by_records(flow: Flow) -> Stream:
+    return epochs_every(fed(flow, WORDS), records=3).process(WithEpochs, name="seen")
+
+
+def stamped_by_marks(flow: Flow) -> Stream:
+    stamped = epochs_every(fed(flow, WORDS, batch=2), marks=lambda word: word == "--")
+    return stamped.process(WithEpochs, name="seen")
+
+
+def stamped_by_time(flow: Flow) -> Stream:
+    return epochs_every(fed(flow, WORDS), seconds=2.5).process(WithEpochs, name="seen")
+
+
+def stamped_with_silent_partitions(flow: Flow) -> Stream:
+    stamped = epochs_every(fed(flow, WORDS, parallelism=2), records=2, idle_timeout=1.5)
+    return stamped.process(WithEpochs, name="seen", parallelism=1)
+
+
+# -- unbounded ---------------------------------------------------------------------------------------------
+
+
+def _round_and_round(flow: Flow, config: IterationConfig) -> dict[str, Stream]:
+    """Each record is a number and how often it still goes round; listeners hear of all epochs."""
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
+        seen = variables[0].union(data[0]).map(lambda x: x)
+        back = seen.filter(lambda x: x[1] > 0).map(lambda x: (x[0], x[1] - 1))
+        return IterationBodyResult([back], {"seen": seen, "heard": seen.process(WithEpochs, name="heard")})
+
+    initial = fed(flow, [(100 + number, number % 3) for number in range(3)], name="initial")
+    data = epochs_every(fed(flow, [(number, number % 4) for number in range(7)], name="data"), records=2)
+    outputs: dict[str, Stream] = iterate_unbounded_streams([initial], [data], body, config)
+    return outputs
+
+
+def unbounded_loop(flow: Flow) -> dict[str, Stream]:
+    return _round_and_round(flow, IterationConfig())
+
+
+def unbounded_synchronous_loop(flow: Flow) -> dict[str, Stream]:
+    return _round_and_round(flow, IterationConfig(max_epochs_ahead=0))
+
+
+def unbounded_loop_on_disk(flow: Flow) -> dict[str, Stream]:
+    limits = FeedbackLimits(memory_bytes=0)
+    return _round_and_round(flow, IterationConfig(feedback_limits=limits, max_epochs_ahead=0))
+
+
+def _sum_of(flow: Flow, listener: type[Operator]) -> dict[str, Stream]:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
+        both = connect(left=variables[0], right=data[0]).process(listener, name="both")
+        back = variables[0].filter(lambda n: n < 5).map(lambda n: n + 1)
+        return IterationBodyResult([back], {"both": both})
+
+    numbers = fed(flow, [0, 2], name="numbers")
+    words = epochs_every(fed(flow, WORDS, name="words"), records=3)
+    outputs: dict[str, Stream] = iterate_unbounded_streams([numbers], [words], body)
+    return outputs
+
+
+def listener_of_two_inputs(flow: Flow) -> dict[str, Stream]:
+    return _sum_of(flow, WithEpochs)
+
+
+def epochs_in_order(flow: Flow) -> dict[str, Stream]:
+    return _sum_of(flow, InOrder)
+
+
+# -- bounded -----------------------------------------------------------------------------------------------
+
+
+def bounded_with_criteria(flow: Flow) -> dict[str, Stream]:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
+        halved = variables[0].map(lambda x: x / 2)
+        outputs = {
+            "halved": halved,
+            "last": last_round(halved, name="last"),
+            "heard": halved.process(WithEpochs, name="heard"),
+        }
+        return IterationBodyResult([halved], outputs, halved.filter(lambda x: x > 0.25))
+
+    outputs: dict[str, Stream] = iterate_bounded_streams_until_termination(
+        [fed(flow, [4.0, 3.0], name="start")], [], body
+    )
+    return outputs
+
+
+def bounded_with_rounds_and_replay(flow: Flow) -> dict[str, Stream]:
+    return _rounds_of_sums(flow, IterationConfig())
+
+
+def bounded_with_replay_from_disk(flow: Flow) -> dict[str, Stream]:
+    return _rounds_of_sums(flow, IterationConfig(replay_memory_bytes=0))
+
+
+def _rounds_of_sums(flow: Flow, config: IterationConfig) -> dict[str, Stream]:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
+        scaled = map_with(data[0], variables[0], lambda factor, batch: factor * batch, name="scaled")
+        sums = all_reduce(scaled, name="sums").filter(lambda _: True, parallelism=1)
+        back = variables[0].map(lambda n: n + 1)
+        criteria = terminate_after(sums, rounds=4, name="rounds")
+        return IterationBodyResult([back], {"sums": sums, "last": last_round(sums, name="last")}, criteria)
+
+    data = fed(flow, np.arange(10.0), batch=3, name="data", parallelism=2)
+    outputs: dict[str, Stream] = iterate_bounded_streams_until_termination(
+        [fed(flow, [1.0], name="start")], [replayed(data)], body, config
+    )
+    return outputs
+
+
+def bounded_with_tolerance(flow: Flow) -> Stream:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[list[Stream]]:
+        halved = variables[0].map(lambda x: x / 2)
+        return IterationBodyResult([halved], [halved], terminate_after(halved, rounds=9, tolerance=0.6, name="end"))
+
+    starts = [fed(flow, [4.0, 3.0], name="start")]
+    [halved] = iterate_bounded_streams_until_termination(starts, [], body)
+    return halved
+
+
+def bounded_with_a_step_for_each_round(flow: Flow) -> dict[str, Stream]:
+    def within(streams: Sequence[Stream]) -> list[Stream]:
+        [numbers] = streams
+        return [
+            numbers.reduce_all(lambda a, b: a + b, name="sum"),
+            numbers.sort(lambda x: -x, name="descending"),
+            numbers.process(WithEpochs, name="anew"),
+        ]
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
+        raised = variables[0].map(lambda n: n + 1)
+        total, descending, anew = for_each_round([variables[0].union(data[0])], within)
+        outputs = {"sum": total, "descending": descending, "anew": anew}
+        return IterationBodyResult([raised.filter(lambda n: n < 9)], outputs)
+
+    data = replayed(fed(flow, [10, 20, 30], name="data"))
+    outputs: dict[str, Stream] = iterate_bounded_streams_until_termination(
+        [fed(flow, [1, 5], name="start")], [data], body
+    )
+    return outputs
+
+
+LOOP = (Head, Entrance, ReceivedEpochs)
+
+CASES = [
+    Case(stamped_by_records, (Stamper,)),
+    Case(stamped_by_marks, (Stamper,)),
+    Case(stamped_by_time, (TimedStamper,)),
+    Case(stamped_with_silent_partitions, (Stamper,), {"cuts": 6}),
+    Case(unbounded_loop, LOOP),
+    Case(unbounded_loop, LOOP, turns(ordered=False)),
+    Case(unbounded_synchronous_loop, LOOP, {"cuts": 5}),
+    Case(unbounded_synchronous_loop, (*LOOP, EpochCounts), turns(ordered=False)),
+    Case(unbounded_loop_on_disk, (*LOOP, SpillQueue), turns(ordered=False)),
+    Case(listener_of_two_inputs, LOOP, {"cuts": 6}),
+    Case(epochs_in_order, (*LOOP, EpochsAside), {"cuts": 6}),
+    Case(epochs_in_order, (*LOOP, EpochsAside), turns(ordered=False)),
+    Case(bounded_with_criteria, (Head, CriteriaHead, LastRound), turns()),
+    Case(bounded_with_rounds_and_replay, (Replayer, ReplayCache, ReduceEpoch, MapWith, TerminateAfter), turns()),
+    Case(bounded_with_rounds_and_replay, (Replayer, MapWith), {"cuts": 4, "compare_state": False}),
+    Case(bounded_with_replay_from_disk, (Replayer, ReplayCache), turns(3)),
+    Case(bounded_with_tolerance, (TerminateAfter,), turns()),
+    Case(bounded_with_a_step_for_each_round, (Rounds,), turns(8, ordered=False)),
+]

@@ -1,0 +1,266 @@
+"""Operators and sources: what each keeps between two records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamiter import Columns, Flow, Operator, Stream, connect, epochs_every
+from streamiter.operators import Context, Output
+from streamiter.operators.collect import Collect
+from streamiter.operators.held_input import HeldInput
+from streamiter.operators.join import Join
+from streamiter.operators.keyed import KeyedOperator
+from streamiter.operators.keyed_state import KeyedState
+from streamiter.operators.mini_batch import MiniBatch, _Timeouts
+from streamiter.operators.reduce_all import ReduceAll
+from streamiter.operators.sort import Sort
+from streamiter.runtime.epochs_aside import EpochsAside
+from streamiter.runtime.gate import Gate
+from streamiter.runtime.gate_epochs import GateEpochs
+from streamiter.runtime.instance import OperatorInstance
+from streamiter.runtime.task import Task
+from streamiter.runtime.watermarks import WatermarkTracker
+
+from restore.case import Case, fed
+
+# Keys whose order in a set differs from process to process, values with all that is easily lost.
+WORDS = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question", "or", "to"]
+NUMBERS = np.array([3.5, -0.0, np.nan, 1e-308, 7.25, -2.5, 0.1, 0.2, 0.3])
+ROWS = Columns({"x": np.arange(9, dtype=np.int32), "half": np.arange(9) / 2})
+
+
+def length(word: str) -> int:
+    return len(word)
+
+
+class CountsWithTimers(Operator):
+    """Counts each key, and tells its total a while after its first record."""
+
+    def open(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Any, out: Output) -> None:
+        state = self.context.state
+        if not state:
+            self.context.set_timer(2.5, ("total", record))
+        state["count"] = state.get("count", 0) + 1
+        state.setdefault("seen", []).append(record)
+        out.emit((self.context.key, state["count"]))
+
+    def on_timer(self, payload: Any, out: Output) -> None:
+        out.emit((self.context.key, payload, list(self.context.state.get("seen", ()))))
+
+
+class Zip(Operator):
+    """Pairs the records of two inputs, one of each in turn."""
+
+    def __init__(self) -> None:
+        self.left: list[Any] = []
+
+    def wanted_inputs(self) -> tuple[str, ...]:
+        return ("right",) if self.left else ("left",)
+
+    def process_left(self, record: Any, out: Output) -> None:
+        self.left.append(record)
+
+    def process_right(self, record: Any, out: Output) -> None:
+        out.emit((self.left.pop() if self.left else None, record))
+
+    def finish(self, out: Output) -> None:
+        out.emit(("left", list(self.left)))
+
+    def snapshot(self) -> list[Any]:
+        return list(self.left)
+
+    def restore(self, state: list[Any]) -> None:
+        self.left = list(state)
+
+
+class Periodic(Operator):
+    """Emits what came since the last time, every three seconds; its timer is set in ``open``."""
+
+    def __init__(self) -> None:
+        self.came: list[Any] = []
+
+    def open(self, context: Context) -> None:
+        self.context = context
+        context.set_timer(3.0)
+
+    def process(self, record: Any, out: Output) -> None:
+        self.came.append(record)
+
+    def on_timer(self, payload: Any, out: Output) -> None:
+        out.emit(self.came)
+        self.came = []
+        self.context.set_timer(3.0)
+
+    def snapshot(self) -> list[Any]:
+        return list(self.came)
+
+    def restore(self, state: list[Any]) -> None:
+        self.came = list(state)
+
+
+class RunningSum(Operator):
+    """Waits for a moment with each record, as a step that asks a server does."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def open(self, context: Context) -> None:
+        self.context = context
+
+    async def process(self, record: int, out: Output) -> None:
+        await self.context.clock.sleep(0.25)
+        self.total += record
+        out.emit(self.total)
+
+    async def snapshot(self) -> int:
+        return self.total
+
+    async def restore(self, state: int) -> None:
+        self.total = state
+
+
+class RunningSumInAThread(RunningSum):
+    """The same in a thread."""
+
+    runs_in_thread = True
+
+    def process(self, record: int, out: Output) -> None:  # type: ignore[override]
+        self.total += record
+        out.emit(self.total)
+
+
+# -- keyed -------------------------------------------------------------------------------------------------
+
+
+def keyed_reduce(flow: Flow) -> Stream:
+    words = fed(flow, [(word, number) for number, word in enumerate(WORDS)])
+    return words.key_by(lambda pair: pair[0]).reduce(lambda a, b: (a[0], a[1] + b[1]), name="sums")
+
+
+def keyed_reduce_batch(flow: Flow) -> Stream:
+    rows = fed(flow, np.arange(11.0), batch=2)
+    return rows.key_by_batch(lambda batch: batch.astype(np.int64) % 3).reduce(np.add, name="sums")
+
+
+def stateful_map(flow: Flow) -> Stream:
+    def remember(seen: list[str], word: str) -> tuple[list[str], tuple[str, ...]]:
+        seen.append(word)
+        return seen, tuple(seen)
+
+    return fed(flow, WORDS).key_by(length).stateful_map(remember, list, name="seen")
+
+
+def keyed_process(flow: Flow) -> Stream:
+    return fed(flow, WORDS).key_by(length).process(CountsWithTimers, name="count")
+
+
+def keyed_process_with_time_to_live(flow: Flow) -> Stream:
+    return fed(flow, WORDS).key_by(length).process(CountsWithTimers, name="count", time_to_live_s=4.0)
+
+
+def keyed_over_two_subtasks(flow: Flow) -> Stream:
+    words = fed(flow, WORDS, parallelism=2)
+    return words.key_by(lambda word: word).process(CountsWithTimers, name="count", parallelism=2)
+
+
+# -- held until there is enough, or the end --------------------------------------------------------------------
+
+
+def mini_batches(flow: Flow) -> dict[str, Stream]:
+    return {
+        "lists": fed(flow, WORDS, name="words").batch(5),
+        "arrays": fed(flow, NUMBERS, batch=2, name="numbers").batch(5),
+        "columns": fed(flow, ROWS, batch=2, name="rows").batch(4).map(lambda rows: (rows["x"], rows["half"])),
+    }
+
+
+def mini_batches_with_a_timeout(flow: Flow) -> Stream:
+    return fed(flow, WORDS, batch=2).batch(5, timeout_s=2.5)
+
+
+def mini_batches_of_epochs(flow: Flow) -> Stream:
+    return epochs_every(fed(flow, WORDS), records=4).batch(3, timeout_s=2.0)
+
+
+def at_the_end(flow: Flow) -> dict[str, Stream]:
+    numbers, words = fed(flow, NUMBERS, batch=2, name="numbers"), fed(flow, WORDS, name="words")
+    return {
+        "reduced": numbers.reduce_all(lambda a, b: a + b, name="sum"),
+        "sorted": words.sort(length, name="sorted"),
+        "joined": words.map(lambda word: {"n": len(word), "word": word}).join(
+            fed(flow, [{"n": 2, "name": "two"}, {"n": 3, "name": "three"}, {"n": 2, "name": "too"}], name="names"),
+            on="n",
+            name="joined",
+        ),
+    }
+
+
+def collected(flow: Flow) -> dict[str, Any]:
+    words = fed(flow, WORDS).map(str.upper)
+    items = words.collect(name="items")
+    return {"stream": words, "items": lambda: items.items}
+
+
+# -- several inputs, timers, waiting --------------------------------------------------------------------------
+
+
+def wanted_inputs(flow: Flow) -> Stream:
+    left, right = fed(flow, range(7), name="left"), fed(flow, WORDS, batch=3, name="right")
+    return connect(left=left, right=right).process(Zip, name="zip")
+
+
+def timers_of_a_step(flow: Flow) -> Stream:
+    return fed(flow, WORDS).process(Periodic, name="periodic")
+
+
+def awaited_steps(flow: Flow) -> dict[str, Stream]:
+    numbers = fed(flow, range(6))
+    return {
+        "awaited": numbers.process(RunningSum, name="awaited"),
+        "thread": numbers.process(RunningSumInAThread, name="thread"),
+    }
+
+
+def stateless_steps(flow: Flow) -> Stream:
+    numbers = fed(flow, range(9), batch=2).map(lambda x: x * 3).filter(lambda x: x % 2 == 0)
+    listed = numbers.flat_map(lambda x: range(x % 5)).map_batch(lambda batch: [x + 1 for x in batch])
+    return listed.filter_batch(lambda batch: [x > 1 for x in batch])
+
+
+def turns_of_a_rebalance(flow: Flow) -> Stream:
+    return fed(flow, range(9)).rebalance().process(Tagged, name="tagged", parallelism=3)
+
+
+class Tagged(Operator):
+    """Says which subtask a record came to."""
+
+    def open(self, context: Context) -> None:
+        self.subtask = context.subtask_index
+
+    def process(self, record: Any, out: Output) -> None:
+        out.emit((self.subtask, record))
+
+
+CASES = [
+    Case(keyed_reduce, (KeyedOperator,)),
+    Case(keyed_reduce_batch, (KeyedOperator,)),
+    Case(stateful_map, (KeyedOperator,)),
+    Case(keyed_process, (KeyedState, OperatorInstance, Task, Gate, GateEpochs, WatermarkTracker, EpochsAside)),
+    Case(keyed_process_with_time_to_live, (KeyedState,)),
+    Case(keyed_over_two_subtasks, (KeyedState,), {"cuts": 4}),
+    Case(mini_batches, (MiniBatch, HeldInput), {"cuts": 8}),
+    Case(mini_batches_with_a_timeout, (MiniBatch, _Timeouts)),
+    Case(mini_batches_of_epochs, (MiniBatch, _Timeouts)),
+    Case(at_the_end, (ReduceAll, Sort, Join), {"cuts": 8}),
+    Case(collected, (Collect,)),
+    Case(wanted_inputs, (Gate,)),
+    Case(timers_of_a_step, (OperatorInstance,)),
+    Case(awaited_steps, (OperatorInstance,)),
+    Case(stateless_steps, (OperatorInstance,), {"cuts": 3}),
+    Case(turns_of_a_rebalance, (Task,), {"cuts": 4}),
+]

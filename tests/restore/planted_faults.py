@@ -1,0 +1,236 @@
+"""Operators that are wrong in one way each, for the check to find; a fresh process imports them from here."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from streamiter import IterationListener, Operator
+from streamiter.operators import Context, Output
+from streamiter.operators.source import Positions, Source, SourceBatch
+
+
+class Momentum(Operator):
+    """The sound one: a step that remembers two things."""
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+        self.momentum = 0.0
+
+    def process(self, record: float, out: Output) -> None:
+        self.momentum = 0.9 * self.momentum + record
+        self.weight -= 0.1 * self.momentum
+        out.emit(self.weight)
+
+    def snapshot(self) -> Any:
+        return {"weight": self.weight, "momentum": self.momentum}
+
+    def restore(self, state: Any) -> None:
+        self.weight, self.momentum = state["weight"], state["momentum"]
+
+
+class ForgetsASlot(Momentum):
+    """Trains on without its momentum."""
+
+    def snapshot(self) -> Any:
+        return {"weight": self.weight}
+
+    def restore(self, state: Any) -> None:
+        self.weight = state["weight"]
+
+
+class RoundsItsState(Momentum):
+    """Stores float32: near, but not the same."""
+
+    def snapshot(self) -> Any:
+        import numpy as np
+
+        return {"weight": float(np.float32(self.weight)), "momentum": self.momentum}
+
+
+class Gathers(Operator):
+    """The sound one: a list of all that came."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def process(self, record: Any, out: Output) -> None:
+        self.seen.append(record)
+        out.emit(len(self.seen))
+
+    def snapshot(self) -> Any:
+        return list(self.seen)
+
+    def restore(self, state: Any) -> None:
+        self.seen = list(state)
+
+
+class SharesItsState(Gathers):
+    """Gives the list that it goes on appending to."""
+
+    def snapshot(self) -> Any:
+        return self.seen
+
+
+class KeepsWhatItIsGiven(Gathers):
+    """Goes on with the list of the snapshot."""
+
+    def restore(self, state: Any) -> None:
+        self.seen = state
+
+
+class EmptiesOnSnapshot(Gathers):
+    """Hands its state over instead of showing it."""
+
+    def snapshot(self) -> Any:
+        state, self.seen = self.seen, []
+        return state
+
+
+class CountsSnapshots(Gathers):
+    """Behaves otherwise once a snapshot was taken, though its state does not tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 1
+
+    def process(self, record: Any, out: Output) -> None:
+        self.seen.append(record)
+        out.emit(len(self.seen) * self.step)
+
+    def snapshot(self) -> Any:
+        self.step = 2
+        return list(self.seen)
+
+
+class StampsItsState(Gathers):
+    """No two of its snapshots are equal."""
+
+    def snapshot(self) -> Any:
+        return [time.perf_counter_ns(), *self.seen]
+
+    def restore(self, state: Any) -> None:
+        self.seen = list(state[1:])
+
+
+class UsesTheWallClock(Operator):
+    """Emits the time of the machine."""
+
+    def process(self, record: Any, out: Output) -> None:
+        out.emit(time.time_ns())
+
+
+class UsesMonotonicTime(Operator):
+    """Keeps a time that begins anew in each process."""
+
+    def open(self, context: Context) -> None:
+        self.context = context
+        self.last_s = 0.0
+
+    def process(self, record: Any, out: Output) -> None:
+        now_s = self.context.clock.monotonic_s()
+        out.emit(now_s - self.last_s)
+        self.last_s = now_s
+
+    def snapshot(self) -> Any:
+        return self.last_s
+
+    def restore(self, state: Any) -> None:
+        self.last_s = state
+
+
+class GoesThroughASet(Operator):
+    """Stores a set in the order in which it comes."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def process(self, record: str, out: Output) -> None:
+        self.seen.add(record)
+        out.emit(list(self.seen))
+
+    def snapshot(self) -> Any:
+        return list(self.seen)
+
+    def restore(self, state: Any) -> None:
+        self.seen = set(state)
+
+
+class UsesHash(Operator):
+    """Counts by the hash of a word, which each process has its own of."""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+
+    def process(self, record: str, out: Output) -> None:
+        bucket = hash(record) % 1009
+        self.counts[bucket] = self.counts.get(bucket, 0) + 1
+        out.emit((record, self.counts[bucket]))
+
+    def snapshot(self) -> Any:
+        return dict(self.counts)
+
+    def restore(self, state: Any) -> None:
+        self.counts = dict(state)
+
+
+class KeepsASet(GoesThroughASet):
+    """Gives a set, which is no plain data."""
+
+    def snapshot(self) -> Any:
+        return self.seen
+
+
+class CountsInItsClass(Operator):
+    """Counts in its class, which a new process begins anew."""
+
+    counts: dict[int, int] = {}
+
+    def __init__(self) -> None:
+        self.own = 0
+
+    def open(self, context: Context) -> None:
+        self.counts[0] = 0
+
+    def process(self, record: Any, out: Output) -> None:
+        self.counts[0] += 1
+        out.emit(self.counts[0])
+
+
+class FailsToRestore(Gathers):
+    """Expects another state than it gives."""
+
+    def restore(self, state: Any) -> None:
+        self.seen = state["seen"]
+
+
+class ForgetsItsEpoch(Operator, IterationListener):
+    """Emits a sum for each epoch, and does not keep the part of it that has come."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def process(self, record: int, out: Output) -> None:
+        self.total += record
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
+        out.emit((epoch_watermark, self.total))
+        self.total = 0
+
+
+class BeginsAnew(Source):
+    """Does not look at its positions."""
+
+    def open(self, context: Context, positions: Positions | None) -> None:
+        self.brought = 0
+
+    def read(self) -> SourceBatch | None:
+        self.brought += 1
+        return None if self.brought > 3 else SourceBatch([self.brought], {"brought": self.brought})
+
+
+class GoesOn(BeginsAnew):
+    """The sound one."""
+
+    def open(self, context: Context, positions: Positions | None) -> None:
+        self.brought = (positions or {}).get("brought", 0)

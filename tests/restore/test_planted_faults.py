@@ -1,0 +1,110 @@
+"""The check finds operators whose restored run is not the run that went on, and says what to do."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import pytest
+from restore import planted_faults
+from restore.planted_faults import ForgetsItsEpoch, Gathers, GoesOn, Momentum, SharesItsState, UsesHash
+
+from streamiter.errors import ConfigurationError
+from streamiter.testing import RestoreMismatch, RestoreProcess, check_restore
+
+NUMBERS = [1.0, -2.0, 0.5, 3.0]
+WORDS = ["to", "be", "or", "not", "that", "is", "the", "question"]
+
+FAULTS: list[tuple[str, list[Any], dict[str, Any], list[str]]] = [
+    (
+        "ForgetsASlot",
+        NUMBERS,
+        {},
+        [
+            r"check_restore(ForgetsASlot), cut after record 1 ([1.0]), restored in a fresh process",
+            r"output 'output', record 2 of 4: record: expected",
+            r"attribute 'momentum' of ForgetsASlot of step 'ForgetsASlot' was 1.0 at the cut and is 0.0 after restore()",
+        ],
+    ),
+    ("RoundsItsState", NUMBERS, {}, ["record: expected", "attribute 'weight'"]),
+    ("SharesItsState", NUMBERS, {}, ["changed afterwards: state[0]: expected nothing, given 1.0", "give copies"]),
+    ("KeepsWhatItIsGiven", NUMBERS, {}, ["restore() of KeepsWhatItIsGiven", "was given changed afterwards"]),
+    ("EmptiesOnSnapshot", NUMBERS, {}, ["called twice in a row after record 1", "it must only look"]),
+    ("CountsSnapshots", NUMBERS, {}, ["with snapshots it gives other results than without", "given 2"]),
+    ("StampsItsState", NUMBERS, {}, ["called twice in a row", "state[0]: expected"]),
+    ("UsesTheWallClock", NUMBERS, {}, ["two runs from the beginning differ", "take time from context.clock"]),
+    ("UsesMonotonicTime", NUMBERS, {}, ["monotonic_s begins anew in each process"]),
+    ("GoesThroughASet", WORDS, {}, ["restored in a fresh process: output 'output', record"]),
+    ("UsesHash", [*WORDS, *WORDS], {}, ["Restored in this process it is equal", "hash(), id()"]),
+    ("KeepsASet", WORDS, {}, ["snapshot() of KeepsASet", "given set; convert it, for example to a sorted list"]),
+    ("CountsInItsClass", NUMBERS, {}, ["cut after record 1", "expected 2, given 1"]),
+    ("FailsToRestore", NUMBERS, {}, ["the restored run failed: JobFailed", "list indices must be integers"]),
+    ("ForgetsItsEpoch", [1, 2, 3, 4], {"epochs": 2}, ["attribute 'total' of ForgetsItsEpoch", "was 1 at the cut"]),
+    ("BeginsAnew", [], {}, ["output 'output', record 2 of 3: record: expected 2, given 1"]),
+]
+
+
+@pytest.mark.parametrize(("name", "records", "options", "told"), FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_a_fault_is_found_and_told(
+    name: str, records: list[Any], options: dict[str, Any], told: list[str], restore_process: RestoreProcess
+) -> None:
+    """A check that finds nothing proves nothing: each of these has cost somebody a restart."""
+    with pytest.raises(RestoreMismatch) as found:
+        check_restore(getattr(planted_faults, name), records, **options, process=restore_process)
+    message = str(found.value)
+    for part in told:
+        assert part in message, message
+
+
+@pytest.mark.parametrize(("factory", "records"), [(Momentum, NUMBERS), (Gathers, NUMBERS), (GoesOn, None)])
+def test_a_sound_one_passes(factory: Any, records: Any, restore_process: RestoreProcess) -> None:
+    """A check that cries wolf is switched off."""
+    check_restore(factory, records, process=restore_process)
+    check_restore(factory, records, fresh_process=False)
+
+
+def test_what_only_a_fresh_process_shows_is_not_found_in_this_one() -> None:
+    """Why there is another process at all: hashes are the same here for as long as it runs."""
+    check_restore(UsesHash, [*WORDS, *WORDS], fresh_process=False)
+
+
+def test_a_factory_that_cannot_be_imported_elsewhere_is_refused(restore_process: RestoreProcess) -> None:
+    """A lambda has no name; what to do about it must be said before anything runs."""
+
+    class Local(Momentum): ...
+
+    for factory in (Local, lambda: Momentum(), functools.partial(Local)):
+        with pytest.raises(ConfigurationError, match="made inside a function; define it there, or pass fresh_pro"):
+            check_restore(factory, NUMBERS, process=restore_process)
+        check_restore(factory, NUMBERS, fresh_process=False)
+
+
+def test_a_factory_may_be_given_by_name(restore_process: RestoreProcess) -> None:
+    """For who drives the check from a list in a file."""
+    check_restore("restore.planted_faults:Momentum", NUMBERS, process=restore_process)
+    with pytest.raises(RestoreMismatch):
+        check_restore("restore.planted_faults:ForgetsASlot", NUMBERS, cuts=2, process=restore_process)
+
+
+def test_the_same_seed_cuts_at_the_same_places() -> None:
+    """A failure that cannot be had again cannot be fixed."""
+    messages = set()
+    for _ in range(2):
+        with pytest.raises(RestoreMismatch) as found:
+            check_restore(planted_faults.ForgetsASlot, NUMBERS, cuts=1, seed=3, fresh_process=False)
+        messages.add(str(found.value))
+    assert len(messages) == 1
+    assert re.search(r"cut after record \d", messages.pop())
+
+
+async def test_it_is_not_called_within_an_event_loop() -> None:
+    """It has event loops of its own, and would end in an error of asyncio."""
+    with pytest.raises(ConfigurationError, match="no running event loop"):
+        check_restore(SharesItsState, NUMBERS, fresh_process=False)
+
+
+def test_an_operator_needs_records() -> None:
+    """With none every operator passes."""
+    with pytest.raises(ConfigurationError, match="given none; give a list"):
+        check_restore(ForgetsItsEpoch, fresh_process=False)

@@ -1,0 +1,319 @@
+"""Jobs with checkpoints: what is committed, what a restart goes on from, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from streamiter import Checkpoints, Flow
+from streamiter.errors import CheckpointError, ConfigurationError, GraphError, JobFailed, ProducerFenced
+from streamiter.runtime.job import Job
+from streamiter.testing import VirtualClock
+from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
+
+PATIENCE_S = 20.0
+RARELY_S = 100.0
+
+
+def settings(folder: Path, **options: Any) -> Checkpoints:
+    """Checkpoints that are taken when asked for."""
+    return Checkpoints(folder, **{"interval_s": RARELY_S, **options})
+
+
+async def written(topic: Topic) -> list[Any]:
+    """What a reader of committed records sees now."""
+    reader = await topic.open_reader(ReadRequest(stop="latest"))
+    values: list[Any] = []
+    while (batch := await reader.read()) is not None:
+        values += [orjson.loads(value) for value in batch.values if value is not None]
+    await reader.close()
+    return values
+
+
+async def write(topic: Topic, values: range) -> None:
+    writer = await topic.open_writer()
+    await writer.write(OutgoingBatch([orjson.dumps(value) for value in values]))
+    await writer.close()
+
+
+@pytest.fixture
+async def broker() -> MemoryBroker:
+    broker = MemoryBroker()
+    await broker.topic("numbers").create()
+    await broker.topic("sums").create()
+    return broker
+
+
+def summing(broker: MemoryBroker, *, name: str = "sums of numbers", stop: Any = None, **sink: Any) -> Flow:
+    """Running sums, one for each parity."""
+    flow = Flow(name)
+    numbers = flow.source(broker.topic("numbers"), stop=stop)
+    sums = numbers.key_by(lambda number: number % 2).reduce(lambda a, b: a + b, name="sum")
+    sums.sink(broker.topic("sums"), **sink)
+    return flow
+
+
+def expected(count: int) -> list[int]:
+    sums = [0, 0]
+    seen = []
+    for number in range(count):
+        sums[number % 2] += number
+        seen.append(sums[number % 2])
+    return seen
+
+
+async def handled(job: Job, step: str, count: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while job.statistics().step(step).records_in < count:
+            await asyncio.sleep(0)
+
+
+async def test_outputs_are_seen_with_the_checkpoint_after_them(broker: MemoryBroker, tmp_path: Path) -> None:
+    """Readers acted on results that a crash took back a second later."""
+    await write(broker.topic("numbers"), range(10))
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await handled(job, "sink sums", 10)
+    assert await written(broker.topic("sums")) == []
+    assert await job.checkpoint() == 1
+    assert await written(broker.topic("sums")) == expected(10)
+    await write(broker.topic("numbers"), range(10, 20))
+    await handled(job, "sink sums", 20)
+    assert await written(broker.topic("sums")) == expected(10)
+    await job.stop("abort")
+
+
+async def test_a_run_after_a_crash_goes_on_as_if_there_had_been_none(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """What was handled after the last checkpoint was counted twice, or its output was there twice."""
+    await write(broker.topic("numbers"), range(10))
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await handled(job, "sink sums", 10)
+    await job.checkpoint()
+    await write(broker.topic("numbers"), range(10, 20))
+    await handled(job, "sink sums", 20)
+    await job.stop("abort")
+    job = await summing(broker, stop="latest").start(checkpoints=settings(tmp_path))
+    statistics = await asyncio.wait_for(job.wait(), PATIENCE_S)
+    assert await written(broker.topic("sums")) == expected(20)
+    assert statistics.checkpoints is not None
+    assert (statistics.checkpoints.restored, statistics.checkpoints.committed) == (1, 2)
+
+
+async def test_checkpoints_come_at_their_interval(broker: MemoryBroker, tmp_path: Path) -> None:
+    """Nothing was ever committed while the job ran, and a crash after a week cost the week."""
+    clock = VirtualClock()
+    await write(broker.topic("numbers"), range(3))
+    job = await summing(broker).start(checkpoints=settings(tmp_path, interval_s=5.0), clock=clock)
+    await handled(job, "sink sums", 3)
+    async with asyncio.timeout(PATIENCE_S):
+        for number in range(1, 4):
+            await clock.advance(5.0)
+            while job.statistics().checkpoints.committed != number:  # type: ignore[union-attr]
+                await asyncio.sleep(0)
+    assert await written(broker.topic("sums")) == expected(3)
+    await job.stop("abort")
+
+
+async def test_what_comes_behind_the_barrier_is_not_in_the_commit(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """A commit held more than its snapshot, and the restart wrote the difference again."""
+    await write(broker.topic("numbers"), range(5))
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await handled(job, "sink sums", 5)
+    checkpointing = asyncio.create_task(job.checkpoint())
+    await write(broker.topic("numbers"), range(5, 10))
+    await checkpointing
+    await handled(job, "sink sums", 10)
+    await job.stop("abort")
+    seen = await written(broker.topic("sums"))
+    job = await summing(broker, stop="latest").start(checkpoints=settings(tmp_path))
+    await asyncio.wait_for(job.wait(), PATIENCE_S)
+    assert await written(broker.topic("sums")) == expected(10)
+    assert seen == expected(10)[: len(seen)]
+
+
+async def test_a_suspended_job_commits_and_goes_on_later(broker: MemoryBroker, tmp_path: Path) -> None:
+    """Each nightly restart began with empty sums."""
+    await write(broker.topic("numbers"), range(5))
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await handled(job, "sink sums", 5)
+    assert (await job.stop("suspend")).state == "suspended"
+    assert await written(broker.topic("sums")) == expected(5)
+    await write(broker.topic("numbers"), range(5, 8))
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await handled(job, "sink sums", 3)
+    await job.stop("suspend")
+    assert await written(broker.topic("sums")) == expected(8)
+
+
+async def test_a_finished_job_has_committed_and_has_nothing_left_to_do(
+    broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last records of a bounded job were never committed; or they were written again by the next run."""
+    await write(broker.topic("numbers"), range(7))
+    for _ in range(2):
+        job = await summing(broker, stop="latest").start(checkpoints=settings(tmp_path))
+        assert (await asyncio.wait_for(job.wait(), PATIENCE_S)).state == "finished"
+        assert await written(broker.topic("sums")) == expected(7)
+    assert "is the last of a job whose inputs have all ended" in caplog.text
+
+
+async def test_an_older_run_that_still_runs_is_fenced(broker: MemoryBroker, tmp_path: Path) -> None:
+    """Two pods of one service ran for a minute, and every record of that minute was there twice."""
+    await write(broker.topic("numbers"), range(5))
+    zombie = await summing(broker).start(checkpoints=settings(tmp_path))
+    await handled(zombie, "sink sums", 5)
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await handled(job, "sink sums", 5)
+    with pytest.raises((JobFailed, ProducerFenced)):
+        await zombie.checkpoint()
+    with pytest.raises(JobFailed):
+        await asyncio.wait_for(zombie.wait(), PATIENCE_S)
+    await job.stop("suspend")
+    assert await written(broker.topic("sums")) == expected(5)
+
+
+async def test_beginning_anew_leaves_what_is_committed(broker: MemoryBroker, tmp_path: Path) -> None:
+    """restore=None deleted the results of the runs before."""
+    await write(broker.topic("numbers"), range(4))
+    for _ in range(2):
+        job = await summing(broker, stop="latest").start(checkpoints=settings(tmp_path), restore=None)
+        await asyncio.wait_for(job.wait(), PATIENCE_S)
+    assert await written(broker.topic("sums")) == expected(4) * 2
+
+
+async def test_a_crash_before_the_first_commit_is_a_fresh_start(broker: MemoryBroker, tmp_path: Path) -> None:
+    """A process that died in its first seconds could not be started again without an operator's help."""
+    await write(broker.topic("numbers"), range(4))
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await job.stop("abort")
+    job = await summing(broker, stop="latest").start(checkpoints=settings(tmp_path))
+    await asyncio.wait_for(job.wait(), PATIENCE_S)
+    assert await written(broker.topic("sums")) == expected(4)
+
+
+async def test_checkpoints_whose_commit_records_are_gone_are_no_fresh_start(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """The service was pointed at an empty cluster, and began to count from nothing without a word."""
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await job.stop("suspend")
+    await broker.topic("streamiter-commits").delete()
+    with pytest.raises(CheckpointError, match="has no commit record of this flow, so nobody knows"):
+        await summing(broker).start(checkpoints=settings(tmp_path))
+
+
+async def test_a_committed_checkpoint_that_the_store_does_not_have_is_an_error(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """The volume was not mounted, and the service began anew beside its committed results."""
+    job = await summing(broker).start(checkpoints=settings(tmp_path / "a"))
+    await job.stop("suspend")
+    with pytest.raises(CheckpointError, match=r"expected the committed checkpoint 1 .* in the store, given none"):
+        await summing(broker).start(checkpoints=settings(tmp_path / "b"))
+
+
+async def test_a_chosen_checkpoint_is_gone_on_from(broker: MemoryBroker, tmp_path: Path) -> None:
+    """After a bad deploy there was no way back to the state of the day before."""
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    for count in (5, 10):
+        await write(broker.topic("numbers"), range(count - 5, count))
+        await handled(job, "sink sums", count)
+        await job.checkpoint()
+    await job.stop("abort")
+    with pytest.raises(CheckpointError, match="expected a checkpoint 7 in the store, given 1, 2"):
+        await summing(broker).start(checkpoints=settings(tmp_path), restore=7)
+    job = await summing(broker, stop="latest").start(checkpoints=settings(tmp_path), restore=1)
+    await asyncio.wait_for(job.wait(), PATIENCE_S)
+    assert await written(broker.topic("sums")) == expected(10) + expected(10)[5:]
+
+
+async def test_outputs_elsewhere_are_said_to_be_at_least_once(
+    broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two clusters only one was exactly once, and nobody knew."""
+    other = MemoryBroker()
+    await other.topic("copies").create()
+    await write(broker.topic("numbers"), range(3))
+    flow = summing(broker)
+    flow.source(broker.topic("numbers"), name="again").sink(other.topic("copies"), name="copy")
+    with caplog.at_level(logging.WARNING):
+        job = await flow.start(checkpoints=settings(tmp_path))
+    assert "step 'copy': delivers at least once to" in caplog.text
+    assert "'sink sums'" not in caplog.text
+    await handled(job, "copy", 3)
+    async with asyncio.timeout(PATIENCE_S):
+        while await written(other.topic("copies")) != [0, 1, 2]:
+            await asyncio.sleep(0)
+    await job.stop("abort")
+
+
+async def test_a_sink_that_asks_for_it_writes_at_once(broker: MemoryBroker, tmp_path: Path) -> None:
+    """Dashboards had to wait ten seconds for each point."""
+    await write(broker.topic("numbers"), range(3))
+    job = await summing(broker, delivery="at_least_once").start(checkpoints=settings(tmp_path))
+    async with asyncio.timeout(PATIENCE_S):
+        while await written(broker.topic("sums")) != expected(3):
+            await asyncio.sleep(0)
+    await job.stop("abort")
+
+
+async def test_a_stateful_step_without_a_name_is_refused(broker: MemoryBroker, tmp_path: Path) -> None:
+    """A map was put in front, and the second sum went on with the state of the first."""
+    flow = Flow("unnamed")
+    flow.source(broker.topic("numbers")).key_by(lambda n: n).reduce(lambda a, b: a + b).sink(broker.topic("sums"))
+    with pytest.raises(GraphError, match="step 'reduce': expected a name= for a step that keeps state"):
+        await flow.start(checkpoints=settings(tmp_path))
+
+
+async def test_steps_that_came_or_went_are_named(broker: MemoryBroker, tmp_path: Path) -> None:
+    """A renamed step lost its state without a word."""
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await job.stop("suspend")
+    flow = Flow("sums of numbers")
+    numbers = flow.source(broker.topic("numbers"), stop="latest")
+    numbers.key_by(lambda n: n % 2).reduce(lambda a, b: a + b, name="total").sink(broker.topic("sums"))
+    with pytest.raises(CheckpointError, match="it has state of step 'sum', which the flow does not have"):
+        await flow.start(checkpoints=settings(tmp_path))
+    with pytest.raises(CheckpointError, match="it has no state of step 'total'"):
+        await flow.start(checkpoints=settings(tmp_path), changed_steps=["sum"])
+    job = await flow.start(checkpoints=settings(tmp_path), changed_steps=["sum", "total"])
+    assert (await asyncio.wait_for(job.wait(), PATIENCE_S)).state == "finished"
+
+
+async def test_a_transaction_shorter_than_its_checkpoint_is_refused(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """Every commit failed, because the broker had taken the transaction back before."""
+    with pytest.raises(ConfigurationError, match="expected interval_s [+] alignment_timeout_s below"):
+        await summing(broker).start(checkpoints=settings(tmp_path, interval_s=250.0))
+
+
+async def test_without_outputs_in_transactions_the_store_says_what_is_committed(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """A flow that only keeps state, and serves it from memory, could not be restarted."""
+
+    def counting(stop: Any = None) -> tuple[Flow, Any]:
+        flow = Flow("counting")
+        numbers = flow.source(broker.topic("numbers"), stop=stop)
+        return flow, numbers.key_by(lambda n: n % 2).reduce(lambda a, b: a + b, name="sum").collect(name="all")
+
+    await write(broker.topic("numbers"), range(6))
+    flow, _ = counting()
+    job = await flow.start(checkpoints=settings(tmp_path))
+    await handled(job, "all", 6)
+    await job.checkpoint()
+    await job.stop("abort")
+    await write(broker.topic("numbers"), range(6, 9))
+    flow, collected = counting("latest")
+    job = await flow.start(checkpoints=settings(tmp_path))
+    await asyncio.wait_for(job.wait(), PATIENCE_S)
+    assert collected.items == expected(9)

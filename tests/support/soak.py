@@ -1,0 +1,59 @@
+"""Tests marked ``soak``: the same checks for far more seeds than every run has time for.
+
+``make soak`` runs them; ``STREAMITER_SOAK_SEED`` says with which seed it begins, ``STREAMITER_SOAK_RUNS`` how
+many follow. ``tests/conftest.py`` makes the fixture known to all tests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+__all__ = ["ForEachSeed", "for_each_soak_seed", "soak_header", "without_time_limits"]
+
+# Enough to see that a soak test works; ``make soak`` asks for more.
+_RUNS = 100
+# The seeds of a test are dealt out in so many shares, which run side by side where there are cores.
+_SHARES = 8
+
+ForEachSeed = Callable[[Callable[[int], object]], None]
+
+
+@pytest.fixture(params=range(_SHARES), ids=lambda share: f"share {share + 1} of {_SHARES}")
+def for_each_soak_seed(request: pytest.FixtureRequest) -> ForEachSeed:
+    """Calls a check with each seed of this share; a failure says which seed it was, and how to run it alone."""
+    first, runs = _first_seed(), _runs()
+
+    def run(check: Callable[[int], object]) -> None:
+        for seed in range(first + request.param, first + runs, _SHARES):
+            try:
+                check(seed)
+            except BaseException as error:
+                error.add_note(f"seed {seed}; alone: make soak SEED={seed} RUNS=1")
+                raise
+
+    return run
+
+
+def soak_header(config: pytest.Config) -> str | None:
+    """The seeds of this run; None where no soak tests run."""
+    if config.option.markexpr != "soak":
+        return None
+    return f"soak: seeds {_first_seed()} to {_first_seed() + _runs() - 1}"
+
+
+def without_time_limits(items: list[pytest.Item]) -> None:
+    """A soak test may take hours; its checks have limits of their own."""
+    for item in items:
+        if item.get_closest_marker("soak") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(0))
+
+
+def _first_seed() -> int:
+    return int(os.environ.get("STREAMITER_SOAK_SEED", "0"))
+
+
+def _runs() -> int:
+    return int(os.environ.get("STREAMITER_SOAK_RUNS", str(_RUNS)))
