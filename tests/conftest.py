@@ -8,8 +8,9 @@ from support.soak import for_each_soak_seed, soak_header, without_time_limits
 
 __all__ = ["for_each_soak_seed", "kafka_broker", "kafka_broker_factory", "small_disk", "topic_prefix"]
 
-# A failed assert in the shared checks of the topic contract shows its values, as in a test module.
+# A failed assert in the shared checks of a contract shows its values, as in a test module.
 pytest.register_assert_rewrite(
+    "checkpoints.store_contract",
     "topics.contract_lifecycle",
     "topics.contract_range",
     "topics.contract_reading",

@@ -211,7 +211,6 @@ class Flow:
             factory=operator,
             source=source,
             policy=policy,
-            named=name is not None,
             bounded=bounded,
             shape="source",
         )

@@ -56,7 +56,6 @@ def add_next_step(
         inputs=edges,
         keys=keys,
         policy=policy,
-        named=named,
         has_lasting_name=named or (label_lasts and name == label),
         loop=flow.loop,
         round_scope=getattr(flow.loop, "round_scope", None),

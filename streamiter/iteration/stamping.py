@@ -97,7 +97,7 @@ def epochs_every(
             where=user_line(),
             factory=_factory(records, seconds, marks, idle_timeout),
             inputs=stream.edges(),
-            named=name is not None,
+            has_lasting_name=name is not None,
             bounded=stream.is_bounded,
             stamped=True,
             shape="iteration",

@@ -65,8 +65,6 @@ class Step:
     inputs: list[Edge] = field(default_factory=list)
     keys: KeySelector | None = None
     policy: RejectionPolicy = "fail"
-    named: bool = False
-    """Whether the user chose the name."""
     has_lasting_name: bool = False
     """Whether an edit of the flow leaves the name to this step: it was chosen, or follows from a topic or model."""
     loop: Any = None

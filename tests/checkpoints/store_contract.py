@@ -96,12 +96,12 @@ class StoreContract:
                 turns += 1
                 await asyncio.sleep(0)
 
-        class Seen(Frames):
-            seen: list[int] = []
+        seen: list[int] = []
 
+        class Seen(Frames):
             def frames(self) -> Iterator[bytes]:
                 for _ in range(20):
-                    self.seen.append(turns)
+                    seen.append(turns)
                     yield b"frame"
 
         store = make_store()
@@ -109,7 +109,7 @@ class StoreContract:
         working = asyncio.create_task(work())
         await store.save(header(1), [Part("p", b"", [Seen()])])
         working.cancel()
-        assert Seen.seen == sorted(set(Seen.seen))
+        assert seen == sorted(set(seen))
 
     @pytest.mark.parametrize("broken", ["fails", "is cancelled"])
     async def test_a_save_that_ends_early_leaves_nothing(self, make_store: MakeStore, broken: str) -> None:
@@ -163,7 +163,7 @@ class StoreContract:
     ) -> None:
         """The wrong directory, or the wrong number."""
         store = make_store()
-        with pytest.raises(CheckpointError, match="expected checkpoint 7 of run a in .*, given none"):
+        with pytest.raises(CheckpointError, match=r"expected checkpoint 7 of run a in .*, given none"):
             await store.open("clicks", CheckpointId(7, "a"))
         await store.claim("clicks", "a")
         await save_and_commit(store, 1, 2)

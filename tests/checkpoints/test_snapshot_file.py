@@ -1,0 +1,274 @@
+"""The file of a snapshot: whatever is wrong with it is told, and nothing that is damaged is given."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from checkpoints.snapshots import FRAMES, Frames, header
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamiter.checkpoints.snapshot import Part
+from streamiter.checkpoints.snapshot_file import SnapshotFile
+from streamiter.checkpoints.snapshot_format import (
+    PREAMBLE_BYTES,
+    TRAILER_BYTES,
+    check_preamble,
+    manifest_of,
+    pack_manifest,
+    pack_preamble,
+    pack_trailer,
+)
+from streamiter.checkpoints.snapshot_writer import SnapshotWriter
+from streamiter.errors import CheckpointError, ConfigurationError
+
+PARTS = [Part("read/0", b"positions"), Part("größe/0", b"", (Frames(), Frames([])))]
+
+
+def write(path: Path, parts: list[Part], notes: dict[str, str] | None = None) -> Path:
+    """A whole file of these parts."""
+    writer = SnapshotWriter(path)
+    writer.open()
+    for part in parts:
+        writer.add_part(part.name, part.content)
+        for deferred in part.deferred:
+            writer.begin_deferred()
+            for frame in deferred.frames():
+                writer.add_frame(frame)
+    size_bytes = writer.finish(header(7, notes=notes or {}))
+    writer.close()
+    assert path.stat().st_size == size_bytes
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A small file with something of everything."""
+    folder = tmp_path / "checkpoints" / "clicks"
+    folder.mkdir(parents=True)
+    return write(folder / "7.checkpoint", PARTS)
+
+
+def read_everything(path: Path) -> list[bytes]:
+    """All that can be asked for; closed in any case."""
+    snapshot = SnapshotFile(path)
+    try:
+        snapshot.verify_now()
+        return list(contents(snapshot))
+    finally:
+        snapshot.close_now()
+
+
+def contents(snapshot: SnapshotFile) -> Iterator[bytes]:
+    for part in PARTS:
+        [content] = snapshot._frames(part.name, snapshot._part(part.name).content)
+        yield content
+        for number in range(len(part.deferred)):
+            yield from snapshot.frames(part.name, number)
+
+
+def refusal(path: Path) -> str:
+    """What is said of a file that must be refused; ``verify`` and reading say the same or the like."""
+    with pytest.raises(CheckpointError) as refused:
+        read_everything(path)
+    with pytest.raises(CheckpointError):  # noqa: PT012 opening refuses some, reading others
+        snapshot = SnapshotFile(path)
+        try:
+            list(contents(snapshot))
+        finally:
+            snapshot.close_now()
+    assert str(refused.value).startswith(str(path))
+    return str(refused.value)
+
+
+def test_any_parts_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Empty ones, frames around the size that is read at once, and thousands of small ones."""
+    folder = tmp_path_factory.mktemp("any")
+    names = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
+    frames = st.lists(st.binary(max_size=300) | st.integers(65_500, 65_560).map(bytes), max_size=5)
+
+    @given(parts=st.dictionaries(names, st.tuples(st.binary(), st.lists(frames, max_size=3)), max_size=4))
+    @settings(max_examples=60)
+    def check(parts: dict[str, tuple[bytes, list[list[bytes]]]]) -> None:
+        path = folder / "any.checkpoint"
+        written = [
+            Part(name, content, tuple(map(Frames, deferred))) for name, (content, deferred) in parts.items()
+        ]
+        snapshot = SnapshotFile(write(path, written, notes={name: name for name in parts}))
+        snapshot.verify_now()
+        assert snapshot.header == header(7, notes={name: name for name in parts})
+        assert list(snapshot.part_names()) == list(parts)
+        for name, (content, deferred) in parts.items():
+            assert list(snapshot._frames(name, snapshot._part(name).content)) == [content]
+            assert [list(snapshot.frames(name, number)) for number in range(len(deferred))] == deferred
+        snapshot.close_now()
+
+    check()
+
+
+def test_every_flipped_bit_of_a_file_is_found(file: Path) -> None:
+    """Disks and memories flip bits; a model that learned from a flipped weight is wrong for ever."""
+    whole = file.read_bytes()
+    assert read_everything(file) == [b"positions", b"", *FRAMES]
+    for position in range(len(whole)):
+        for bit in range(8):
+            changed = whole[position] ^ (1 << bit)
+            with open(file, "r+b") as damaged:
+                damaged.seek(position)
+                damaged.write(bytes([changed]))
+            with pytest.raises(CheckpointError):
+                read_everything(file)
+        file.write_bytes(whole)
+    assert refusal_of(file, whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
+
+
+def refusal_of(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    return refusal(path)
+
+
+def test_a_file_cut_off_anywhere_is_refused(file: Path) -> None:
+    """A disk that lost what it had said was stored."""
+    whole = file.read_bytes()
+    for length in range(len(whole)):
+        said = refusal_of(file, whole[:length])
+        assert "the checkpoint is damaged: " in said
+        assert f"`streamiter checkpoints list {file.parents[1]}` shows them" in said
+    assert "expected at least 34 bytes, given 0" in refusal_of(file, b"")
+
+
+def test_more_bytes_at_the_end_are_refused(file: Path) -> None:
+    """Two files in one, or one written over a longer one."""
+    whole = file.read_bytes()
+    assert "damaged" in refusal_of(file, whole + b"\0")
+    assert f"given {2 * len(whole)}" in refusal_of(file, whole + whole)
+
+
+def test_a_block_of_zeros_is_refused(file: Path) -> None:
+    """What a file system shows after a power failure, where the size was stored and the content was not."""
+    whole = file.read_bytes()
+    for start in range(0, len(whole), 16):
+        length = len(whole[start : start + 16])
+        assert "damaged" in refusal_of(file, whole[:start] + bytes(length) + whole[start + length :])
+
+
+def test_what_is_damaged_is_named(file: Path) -> None:
+    """With which part, one can tell what was lost."""
+    whole = file.read_bytes()
+    position = whole.index(b"third")
+    said = refusal_of(file, whole[:position] + b"T" + whole[position + 1 :])
+    assert said.startswith(
+        f"{file}, part 'größe/0': the checkpoint is damaged: frame 2 does not match its checksum"
+    )
+    assert "go on from an older one" in said
+
+
+def test_two_frames_that_changed_places_are_found(tmp_path: Path) -> None:
+    """Each matches its own checksum; only its place is wrong."""
+    path = write(tmp_path / "x.checkpoint", [Part("p", b"", (Frames([b"a" * 50, b"b" * 50]),))])
+    whole = path.read_bytes()
+    first, second = whole.index(b"a" * 50) - 12, whole.index(b"b" * 50) - 12
+    swapped = whole[:first] + whole[second : second + 62] + whole[first : first + 62] + whole[second + 62 :]
+    path.write_bytes(swapped)
+    with pytest.raises(CheckpointError, match="part 'p': the checkpoint is damaged: frame 0 does not match"):
+        SnapshotFile(path).verify_now()
+
+
+def with_manifest(whole: bytes, change: Callable[[dict[str, object]], object]) -> bytes:
+    """The file with another manifest, and all checksums right."""
+    end = len(whole) - TRAILER_BYTES
+    offset = int.from_bytes(whole[end : end + 8], "little")
+    manifest = json.loads(whole[offset:end])
+    change(manifest)
+    packed = json.dumps(manifest).encode()
+    return whole[:offset] + packed + pack_trailer(offset, packed)
+
+
+FORGED: dict[str, Callable[[dict[str, object]], object]] = {
+    "its manifest is not one of format 1": lambda manifest: manifest.pop("parts"),
+    "Expected `int` >= 0": lambda manifest: manifest["parts"][0]["content"].update(offset=-1),
+    "part 'read/0' begins at byte 35 where 34 is due": lambda m: m["parts"][0]["content"].update(offset=35),
+    "and its manifest begins at": lambda manifest: manifest["parts"].pop(),
+    "two of its parts have one name": lambda manifest: manifest["parts"][0].update(name="größe/0"),
+    "belong to no frame": lambda manifest: manifest["parts"][1]["deferred"][0].update(frames=2),
+    "more bytes of it, given 0": lambda manifest: manifest["parts"][1]["deferred"][0].update(frames=4),
+}
+
+
+@pytest.mark.parametrize("said", FORGED)
+def test_a_manifest_that_does_not_fit_is_refused(file: Path, said: str) -> None:
+    """Written by another program, or by a mistake of ours: the checksums are right."""
+    assert said in refusal_of(file, with_manifest(file.read_bytes(), FORGED[said]))
+
+
+def test_a_forged_length_takes_no_memory(file: Path) -> None:
+    """A frame of 2 to the 63 bytes: asking for so much would end the process."""
+    whole = file.read_bytes()
+    said = refusal_of(file, whole[:PREAMBLE_BYTES] + b"\xff" * 7 + b"\x7f" + whole[PREAMBLE_BYTES + 8 :])
+    assert "expected 9223372036854775807 more bytes of it, given 9" in said
+
+
+def test_an_unknown_field_of_the_manifest_is_passed_over(file: Path) -> None:
+    """What a later version of this format may add."""
+    file.write_bytes(with_manifest(file.read_bytes(), lambda manifest: manifest.update(more=[1, 2])))
+    assert read_everything(file) == [b"positions", b"", *FRAMES]
+
+
+def test_a_file_of_another_version_is_told_from_a_damaged_one(file: Path) -> None:
+    """After a downgrade the answer is the newer program, not an older checkpoint."""
+    whole = file.read_bytes()
+    head = whole[: PREAMBLE_BYTES - 8] + (2).to_bytes(4, "little")
+    newer = head + zlib.crc32(head).to_bytes(4, "little") + b"whatever comes"
+    assert (
+        f"{file}: written by a newer streamiter (format 2), expected format 1; use that version"
+        in refusal_of(file, newer)
+    )
+    head = whole[: PREAMBLE_BYTES - 8] + bytes(4)
+    assert "written by another streamiter (format 0)" in refusal_of(
+        file, head + zlib.crc32(head).to_bytes(4, "little")
+    )
+    check_preamble(pack_preamble())
+
+
+def test_a_file_of_something_else_is_refused(file: Path) -> None:
+    """Renamed, or put there by another program."""
+    assert "expected a file that begins with" in refusal_of(file, b"PK\3\4" * 50)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    """The system's own message does not say what to do."""
+    with pytest.raises(CheckpointError, match=r"No such file or directory.*go on from another checkpoint"):
+        SnapshotFile(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="Is a directory"):
+        SnapshotFile(tmp_path)
+
+
+async def test_nothing_is_read_after_closing(file: Path) -> None:
+    """The number of a closed file is the next file's; its bytes would be taken for ours."""
+    snapshot = SnapshotFile(file)
+    frames = snapshot.frames("größe/0", 0)
+    await snapshot.close()
+    with open(file, "rb"), pytest.raises(ValueError, match="closed file"):
+        next(iter(frames))
+
+
+def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    """JSON would hold what no reader takes."""
+    with pytest.raises(ConfigurationError, match="expected names of text, given one with half a character"):
+        pack_manifest(manifest_of(header(1, notes={"name": "\ud800"}), []))
+
+
+def test_an_abandoned_file_is_gone(tmp_path: Path) -> None:
+    """Nothing half written stays, whatever was under way."""
+    path = tmp_path / "x.partial"
+    writer = SnapshotWriter(path)
+    writer.abandon()
+    writer.open()
+    writer.add_part("p", b"content")
+    writer.abandon()
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,209 @@
+"""Checkpoints that are given up: nothing of them counts, and nothing waits for them any more."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from streamiter import (
+    Checkpoints,
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    Operator,
+    epochs_every,
+    iterate_unbounded_streams,
+)
+from streamiter.errors import CheckpointError, JobFailed
+from streamiter.operators import Output
+from streamiter.runtime.job import Job
+from streamiter.testing import VirtualClock
+from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
+
+PATIENCE_S = 20.0
+
+
+class Held(Operator):
+    """Passes records on while its door is open."""
+
+    def __init__(self, door: asyncio.Event) -> None:
+        self._door = door
+
+    async def process(self, record: Any, out: Output) -> None:
+        await self._door.wait()
+        out.emit(record)
+
+
+async def written(topic: Topic) -> list[Any]:
+    reader = await topic.open_reader(ReadRequest(stop="latest"))
+    values: list[Any] = []
+    while (batch := await reader.read()) is not None:
+        values += [orjson.loads(value) for value in batch.values if value is not None]
+    await reader.close()
+    return values
+
+
+async def write(topic: Topic, *values: Any) -> None:
+    writer = await topic.open_writer()
+    await writer.write(OutgoingBatch([orjson.dumps(value) for value in values]))
+    await writer.close()
+
+
+async def given_up(job: Job, count: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while job.statistics().checkpoints.given_up < count:  # type: ignore[union-attr]
+            await asyncio.sleep(0)
+
+
+async def committed(job: Job, number: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while (job.statistics().checkpoints.committed or 0) < number:  # type: ignore[union-attr]
+            await asyncio.sleep(0)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def broker() -> MemoryBroker:
+    broker = MemoryBroker()
+    for name in ("in", "slow", "fast"):
+        await broker.topic(name).create()
+    return broker
+
+
+async def test_outputs_of_a_checkpoint_that_was_given_up_go_with_the_next(
+    broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A slow step made one checkpoint late; what sinks had held for it was never written, or written twice."""
+    clock, door = VirtualClock(), asyncio.Event()
+    flow = Flow("one slow step")
+    numbers = flow.source(broker.topic("in"))
+    numbers.process(lambda: Held(door), name="held").sink(broker.topic("slow"))
+    numbers.sink(broker.topic("fast"))
+    await write(broker.topic("in"), 1, 2)
+    settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
+    job = await flow.start(checkpoints=settings, clock=clock)
+    await until(lambda: job.statistics().step("sink fast").records_in == 2)
+    await clock.advance(5.0)
+    await clock.advance(1.0)
+    await given_up(job, 1)
+    assert "checkpoint 1: its barrier has not passed held[0]" in caplog.text
+    await write(broker.topic("in"), 3)
+    await until(lambda: job.statistics().step("sink fast").records_in == 3)
+    assert await written(broker.topic("fast")) == []
+    door.set()
+    await until(lambda: job.statistics().step("sink slow").records_in == 3)
+    await clock.advance(5.0)
+    await committed(job, 2)
+    assert await written(broker.topic("fast")) == [1, 2, 3]
+    assert await written(broker.topic("slow")) == [1, 2, 3]
+    await job.stop("abort")
+
+
+async def test_a_second_checkpoint_does_not_overtake_the_barrier_of_the_first(
+    broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two barriers in one loop cut each other's logs off."""
+    clock, door = VirtualClock(), asyncio.Event()
+    flow = Flow("still slow")
+    flow.source(broker.topic("in")).process(lambda: Held(door), name="held").sink(broker.topic("slow"))
+    await write(broker.topic("in"), 1)
+    settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
+    job = await flow.start(checkpoints=settings, clock=clock)
+    await until(lambda: job.statistics().step("held").records_in == 1)
+    for count in (1, 2):
+        await clock.advance(5.0)
+        await clock.advance(1.0)
+        await given_up(job, count)
+    door.set()
+    await until(lambda: job.statistics().step("sink slow").records_in == 1)
+    await clock.advance(5.0)
+    await committed(job, 2)
+    assert await written(broker.topic("slow")) == [1]
+    await job.stop("abort")
+
+
+async def test_a_suspension_waits_for_the_barrier_of_a_checkpoint_that_was_given_up(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """SIGTERM during a slow minute lost what the slow step still had in hand."""
+    clock, door = VirtualClock(), asyncio.Event()
+    flow = Flow("stopped while slow")
+    flow.source(broker.topic("in")).process(lambda: Held(door), name="held").sink(broker.topic("slow"))
+    await write(broker.topic("in"), 1)
+    settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
+    job = await flow.start(checkpoints=settings, clock=clock)
+    await until(lambda: job.statistics().step("held").records_in == 1)
+    await clock.advance(5.0)
+    await clock.advance(1.0)
+    await given_up(job, 1)
+    stopping = asyncio.create_task(job.stop("suspend"))
+    await asyncio.sleep(0)
+    door.set()
+    assert (await asyncio.wait_for(stopping, PATIENCE_S)).state == "suspended"
+    assert await written(broker.topic("slow")) == [1]
+
+
+@pytest.mark.parametrize("ahead", [0, None], ids=["synchronous", "asynchronous"])
+async def test_a_loop_goes_on_when_its_checkpoint_is_given_up(
+    broker: MemoryBroker, tmp_path: Path, ahead: int | None
+) -> None:
+    """Heads kept logging feedback for a checkpoint that nobody waited for, and decisions of the loop stood still."""
+    clock, door = VirtualClock(), asyncio.Event()
+    flow = Flow("loop with a slow step")
+    numbers = epochs_every(flow.source(broker.topic("in")), records=1, name="stamp")
+
+    def body(variables: Any, data: Any) -> Any:
+        held = data[0].process(lambda: Held(door), name="held")
+        merged = variables[0].union(held)
+        fed_back = merged.filter(lambda number: number < 100).map(lambda number: number + 100)
+        return IterationBodyResult([fed_back], [merged])
+
+    config = IterationConfig(max_epochs_ahead=ahead)
+    [seen] = iterate_unbounded_streams([flow.from_items([0], name="initial")], [numbers], body, config)
+    seen.sink(broker.topic("slow"))
+    await write(broker.topic("in"), 1, 2)
+    settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
+    job = await flow.start(checkpoints=settings, clock=clock)
+    await until(lambda: job.statistics().step("held").records_in >= 1)
+    await clock.advance(5.0)
+    await clock.advance(1.0)
+    await given_up(job, 1)
+    door.set()
+    await until(lambda: job.statistics().step("sink slow").records_in == 6)
+    await clock.advance(5.0)
+    await committed(job, 2)
+    assert sorted(await written(broker.topic("slow"))) == [0, 1, 2, 100, 101, 102]
+    await write(broker.topic("in"), 3)
+    await until(lambda: job.statistics().step("sink slow").records_in == 8)
+    await job.stop("suspend")
+    assert sorted(await written(broker.topic("slow"))) == [0, 1, 2, 3, 100, 101, 102, 103]
+
+
+async def test_state_that_is_not_plain_data_ends_the_job_and_names_the_step(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """Checkpoints failed every ten seconds for a week, in the log only."""
+
+    class Odd(Operator):
+        def process(self, record: Any, out: Output) -> None:
+            out.emit(record)
+
+        def snapshot(self) -> Any:
+            return {"handle": object()}
+
+    flow = Flow("odd state")
+    flow.source(broker.topic("in")).process(Odd, name="odd").sink(broker.topic("slow"))
+    job = await flow.start(checkpoints=Checkpoints(tmp_path))
+    with pytest.raises((JobFailed, CheckpointError)):
+        await job.checkpoint()
+    with pytest.raises(JobFailed, match=r"step 'odd' .*state of step 'odd'.*handle.*expected plain data"):
+        await asyncio.wait_for(job.wait(), PATIENCE_S)
