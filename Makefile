@@ -37,9 +37,9 @@ soak: RUNS ?= 10000
 soak: $(VENV)/installed kafka
 	STREAMITER_SOAK_SEED=$(SEED) STREAMITER_SOAK_RUNS=$(RUNS) $(PYTEST) -m soak
 
-# Fetched before the tests, whose time limits a slow line would break; where it fails, the tests say why.
+# Kafka is fetched before the tests, whose time limits a slow line would break; where it fails, the tests say why.
 kafka: $(VENV)/installed
-	-@PYTHONPATH=tests $(BIN)/python -m support.kafka_jars
+	-@PYTHONPATH=tests $(BIN)/python -m support.kafka_classes
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .

@@ -12,6 +12,7 @@ from streamiter_kafka.codes import Code, code_name
 from streamiter_kafka.packing import ProducerIdentity
 from streamiter_kafka.partition_queue import Key
 from streamiter_kafka.refusal import fenced
+from streamiter_kafka.renewal_request import RenewProducerRequest
 from streamiter_kafka.trouble import BrokerTrouble, check
 from streamiter_kafka.wire import (
     AddPartitionsToTxnRequest,
@@ -45,16 +46,44 @@ class Coordinator:
     Raises ``BrokerTrouble`` for what may pass and ``ProducerFenced`` when the id belongs to another.
     """
 
-    def __init__(self, cluster: Cluster, transactional_id: str) -> None:
+    def __init__(self, cluster: Cluster, transactional_id: str, timeout_s: float) -> None:
         self._cluster = cluster
         self._id = transactional_id
+        self._timeout_s = timeout_s
         self._clock = cluster.clock
         self._node: int | None = None
         self.subject = f"transactions {transactional_id!r} at {cluster.address}"
+        self.has_lost_end = False
+        """Whether a request to end a transaction got no answer: it may yet arrive, and end another one."""
 
-    async def take_over(self, timeout_s: float) -> ProducerIdentity:
+    async def take_over(self) -> ProducerIdentity:
         """Fence whoever had the id, abort what they left open, and return the new identity."""
-        return await self._settled(lambda: self._take_over(int(1000 * timeout_s)))
+        return await self._settled(self._take_over)
+
+    async def renew(self, producer: ProducerIdentity) -> ProducerIdentity:
+        """A new epoch, which requests of before do not have. Fences nobody: only the owner gets it."""
+        renewed = await self._settled(lambda: self._renew(producer))
+        self.has_lost_end = False
+        return renewed
+
+    async def is_still_ours(self, producer: ProducerIdentity) -> bool:
+        """Whether a fenced producer is still the last owner of the id.
+
+        It is where the broker has aborted its transaction after the timeout: that raises the epoch, too,
+        but the last owner may ask for it.
+        """
+        try:
+            await self.renew(producer)
+        except ProducerFenced:
+            return False
+        return True
+
+    def expired(self) -> TransactionExpired:
+        """What to raise where a transaction was aborted because it was open for too long."""
+        return TransactionExpired(
+            f"{self.subject}: the broker aborted the transaction, which was open for over "
+            f"{self._timeout_s:g} s, its timeout; open the transactions anew"
+        )
 
     async def enlist(self, producer: ProducerIdentity, partitions: Iterable[Key]) -> None:
         """Make partitions part of the open transaction."""
@@ -77,15 +106,25 @@ class Coordinator:
         with contextlib.suppress(ProducerFenced):
             await self._settled(lambda: self._end(producer, commit, is_empty=False))
 
-    async def _take_over(self, timeout_ms: int) -> ProducerIdentity:
-        response = await self._request(InitProducerIdRequest(self._id, timeout_ms))
+    @property
+    def _timeout_ms(self) -> int:
+        return int(1000 * self._timeout_s)
+
+    async def _take_over(self) -> ProducerIdentity:
+        response = await self._request(InitProducerIdRequest(self._id, self._timeout_ms))
         if response.error_code == Code.INVALID_TRANSACTION_TIMEOUT:
             raise ConfigurationError(
-                f"{self.subject}: the broker does not take a timeout of {timeout_ms / 1000:g} s; expected at "
+                f"{self.subject}: the broker does not take a timeout of {self._timeout_s:g} s; expected at "
                 "most its transaction.max.timeout.ms"
             )
         # The epoch of an id that is just being taken over by a third one moves on meanwhile.
         self._check(response.error_code, ProducerIdentity(transactional_id=self._id))
+        return ProducerIdentity(response.producer_id, response.producer_epoch, self._id)
+
+    async def _renew(self, producer: ProducerIdentity) -> ProducerIdentity:
+        request = RenewProducerRequest(self._id, self._timeout_ms, producer.number, producer.epoch)
+        response = await self._request(request)
+        self._check(response.error_code, producer)
         return ProducerIdentity(response.producer_id, response.producer_epoch, self._id)
 
     async def _enlist(self, producer: ProducerIdentity, topics: list[tuple[str, list[int]]]) -> None:
@@ -98,7 +137,11 @@ class Coordinator:
 
     async def _end(self, producer: ProducerIdentity, commit: bool, is_empty: bool) -> None:
         request = EndTxnRequest(self._id, producer.number, producer.epoch, commit)
-        code = (await self._request(request)).error_code
+        try:
+            code = (await self._request(request)).error_code
+        except BrokerTrouble:
+            self.has_lost_end = True
+            raise
         if code == Code.INVALID_TXN_STATE:
             if is_empty:
                 return

@@ -40,8 +40,5 @@ def refusal(
 
 
 def fenced(producer: ProducerIdentity) -> str:
-    """Why a writer is fenced: the broker does not tell the two reasons apart."""
-    return (
-        f"the transactional id {producer.transactional_id!r} belongs to a newer writer, or the broker aborted "
-        "this one's transaction because it was open for longer than its timeout"
-    )
+    """Why a writer is fenced."""
+    return f"the transactional id {producer.transactional_id!r} belongs to a newer writer"

@@ -33,14 +33,6 @@ _STORED: Final = frozenset({Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER})
 Enlist = Callable[[Iterable[Key]], Awaitable[None]]
 """Called with the partitions of a request before it is sent; transactions make themselves known with it."""
 
-Explain = Callable[[StreamiterError], StreamiterError]
-"""Called with what the broker answered, at that moment; transactions know more about it."""
-
-
-def as_it_is(failure: StreamiterError) -> StreamiterError:
-    """Nothing more is known."""
-    return failure
-
 
 class Sender:
     """Sends batches until they are stored, or fails for good: then every call raises why."""
@@ -51,14 +43,12 @@ class Sender:
         subject: str,
         producer: ProducerIdentity,
         enlist: Enlist | None = None,
-        explain: Explain = as_it_is,
     ) -> None:
         self._cluster = cluster
         self._subject = subject
         self._producer = producer
         self._clock = cluster.clock
         self._enlist = enlist
-        self._explain = explain
         self._patience = cluster.patience(subject)
         self._queues: dict[Key, PartitionQueue] = {}
         # Those with something to send, in the order of their turns.
@@ -178,7 +168,7 @@ class Sender:
             if ailing:
                 await self._recover(ailing, begun_s)
         except StreamiterError as failure:
-            self._fail(self._explain(failure))
+            self._fail(failure)
         except Exception as error:  # our own mistake must not become a silent stall
             self._fail(InternalError(f"{self._subject}: writing broke down ({error!r})"), error)
         finally:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
 
 from streamiter.errors import ConfigurationError, ProducerFenced, StreamiterError, TopicError
 from streamiter.topics.topic import OutgoingBatch, Topic, Transactions
 from streamiter_kafka.cluster import OPEN_TIMEOUT_S, Cluster
 from streamiter_kafka.coordinator import Coordinator
-from streamiter_kafka.expiry import TransactionAge
 from streamiter_kafka.packing import Packing, ProducerIdentity
 from streamiter_kafka.partition_queue import Key
 from streamiter_kafka.sender import Sender
@@ -19,6 +18,8 @@ from streamiter_kafka.writer import open_packing
 
 __all__ = ["KafkaTransactions", "open_transactions"]
 
+T = TypeVar("T")
+
 
 async def open_transactions(
     cluster: Cluster, commit_domain: str, transactional_id: str, timeout_s: float
@@ -26,10 +27,9 @@ async def open_transactions(
     """Take over the id; what is returned owns ``cluster`` and closes it."""
     if not transactional_id:
         raise ConfigurationError("transactions: expected a transactional id, given an empty one")
-    coordinator = Coordinator(cluster, transactional_id)
-    producer = await cluster.persist(lambda: coordinator.take_over(timeout_s))
-    age = TransactionAge(coordinator.subject, timeout_s, cluster.clock)
-    return KafkaTransactions(cluster, commit_domain, coordinator, producer, age)
+    coordinator = Coordinator(cluster, transactional_id, timeout_s)
+    producer = await cluster.persist(coordinator.take_over)
+    return KafkaTransactions(cluster, commit_domain, coordinator, producer)
 
 
 class KafkaTransactions(Transactions):
@@ -41,27 +41,29 @@ class KafkaTransactions(Transactions):
         commit_domain: str,
         coordinator: Coordinator,
         producer: ProducerIdentity,
-        age: TransactionAge,
     ) -> None:
         self._cluster = cluster
         self._commit_domain = commit_domain
         self._coordinator = coordinator
         self._producer = producer
-        self._age = age
         self._subject = coordinator.subject
         self._packings: dict[str, Packing] = {}
         self._enlisted: dict[Key, None] = {}
-        self._sender = Sender(cluster, self._subject, producer, self._enlist, age.explained)
+        self._sender = self._new_sender()
         self._is_open = False
         self._is_closed = False
+        self._has_lost_records = False
         self._dead_because: StreamiterError | None = None
 
     async def begin(self) -> None:
         self._check_alive()
         if self._is_open:
             raise TopicError(f"{self._subject}: commit or abort the open transaction before begin()")
-        # Nothing else would tell a run that was replaced before its first write or, with none, at all.
-        await self._end(commit=False)
+        if not self._must_renew:
+            # Nothing else would tell a run that was replaced before its first write or, with none, at all.
+            await self._end(commit=False)
+        if self._must_renew:
+            await self._renew()
         self._is_open = True
 
     async def write(self, topic: Topic, batch: OutgoingBatch) -> None:
@@ -69,16 +71,14 @@ class KafkaTransactions(Transactions):
         packing = await self._packing(topic)
         # A turn for the tasks that send: a caller that never waits would never let them run.
         await asyncio.sleep(0)
-        with self._noting_fences():
-            await self._sender.room()
+        await self._noting_fences(self._sender.room())
         leaders = await self._cluster.fresh_leaders(topic.name)
         for number, part in packing.spread(batch, leaders):
             self._sender.put(packing, number, part)
 
     async def commit(self) -> None:
         self._check_open()
-        with self._noting_fences():
-            await self._sender.flush()
+        await self._noting_fences(self._sender.flush())
         await self._end(commit=True)
 
     async def abort(self) -> None:
@@ -93,39 +93,35 @@ class KafkaTransactions(Transactions):
             try:
                 if self._is_open and self._dead_because is None:
                     await asyncio.wait_for(self._abort(), OPEN_TIMEOUT_S)
+            except ProducerFenced:
+                pass  # its transaction was aborted by the newer owner
             except (StreamiterError, TimeoutError) as error:
                 log.warning("%s: not aborted on closing, so its timeout will: %s", self._subject, error)
             finally:
                 await self._sender.stop()
 
     async def _abort(self) -> None:
-        was_sent = await self._sender.discard()
+        if await self._sender.discard():
+            # Their records are aborted, but the numbers that the broker expects next are not known any more.
+            self._has_lost_records = True
         await self._end(commit=False)
-        if was_sent:
-            # Its records are aborted, but the numbers of the next ones are not known any more.
-            self._dead_because = TopicError(
-                f"{self._subject}: aborted while the broker did not answer; open the transactions anew"
-            )
-        elif self._dead_because is None:
-            self._sender.failure = None
+        self._sender.failure = None
 
     async def _end(self, *, commit: bool) -> None:
         is_empty = not self._enlisted
         patience = self._cluster.patience(self._subject)
         end, wait = self._coordinator.end, self._coordinator.wait_until_visible
-        with self._noting_fences():
-            await persist(patience, lambda: end(self._producer, commit=commit, is_empty=is_empty))
+        ending = persist(patience, lambda: end(self._producer, commit=commit, is_empty=is_empty))
+        await self._noting_fences(ending)
         # Decided: whatever happens to the wait, an abort must not seem possible any more.
         self._is_open = False
         self._enlisted.clear()
-        self._age.ended()
         if not is_empty:
             await persist(patience, lambda: wait(self._producer, commit=commit))
 
     async def _enlist(self, partitions: Iterable[Key]) -> None:
         new = [key for key in partitions if key not in self._enlisted]
         if new:
-            self._age.begun()
             await self._coordinator.enlist(self._producer, new)
             self._enlisted.update(dict.fromkeys(new))
 
@@ -143,17 +139,40 @@ class KafkaTransactions(Transactions):
             self._packings[topic.name] = packing
         return packing
 
-    @contextlib.contextmanager
-    def _noting_fences(self) -> Iterator[None]:
+    @property
+    def _must_renew(self) -> bool:
+        return self._has_lost_records or self._coordinator.has_lost_end
+
+    async def _renew(self) -> None:
+        """Go on with a new epoch, so that nothing that is still on its way can end the next transaction."""
+        patience = self._cluster.patience(self._subject)
+        renewing = persist(patience, lambda: self._coordinator.renew(self._producer))
+        self._producer = await self._noting_fences(renewing)
+        await self._sender.stop()
+        self._sender = self._new_sender()
+        self._has_lost_records = False
+
+    def _new_sender(self) -> Sender:
+        return Sender(self._cluster, self._subject, self._producer, self._enlist)
+
+    async def _noting_fences(self, work: Awaitable[T]) -> T:
         """Once fenced, for ever fenced, and for the first reason."""
         try:
-            yield
+            return await work
         except ProducerFenced as error:
             if self._dead_because is None:
-                self._dead_because = self._age.explained(error)
+                self._dead_because = await self._explained(error)
             if self._dead_because is error:
                 raise
             raise self._dead_because from error
+
+    async def _explained(self, fence: ProducerFenced) -> ProducerFenced:
+        """Whether it was another owner or the transaction's timeout: the broker's error is the same."""
+        try:
+            is_ours = await self._cluster.persist(lambda: self._coordinator.is_still_ours(self._producer))
+        except TopicError:  # not known; ending is safe in either case
+            return fence
+        return self._coordinator.expired() if is_ours else fence
 
     def _check_alive(self) -> None:
         if self._is_closed:

@@ -40,7 +40,7 @@ __all__ = [
 FORMAT: Final = 1
 
 # The first byte is no text, the line ends show what a transfer as text has changed.
-_MAGIC: Final = b"\x93streamiter checkpoint\r\n\n"
+_MAGIC: Final = b"\x93streamiter checkpoint\r\n"
 _END: Final = b"ENDS\r\n\n\x93"
 
 _PREAMBLE: Final = Struct(f"<{len(_MAGIC)}sII")

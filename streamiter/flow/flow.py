@@ -73,6 +73,7 @@ class Flow:
         """For the engine: by topic and model the line that publishes it."""
         self.loop: Any = None
         """For the engine: the iteration whose body is being built, or None."""
+        self._numbered: set[str] = set()
 
     # -- sources ---------------------------------------------------------------------------------------
 
@@ -203,7 +204,7 @@ class Flow:
         unique_name = self.unique_name(label, named=name is not None)
         step = Step(
             name=unique_name,
-            has_lasting_name=name is not None or (label_lasts and unique_name == label),
+            has_lasting_name=(name is not None or label_lasts) and not self.is_numbered(unique_name),
             parallelism=check_parallelism(
                 self.parallelism if parallelism is None else parallelism, step=label
             ),
@@ -242,7 +243,12 @@ class Flow:
         number = 2
         while f"{label}-{number}" in taken:
             number += 1
+        self._numbered.add(f"{label}-{number}")
         return f"{label}-{number}"
+
+    def is_numbered(self, name: str) -> bool:
+        """For the engine: whether the name has a number only because it was taken, so that an edit may change it."""
+        return name in self._numbered
 
     def register_struct_of(self, codec: Any) -> None:
         """For the engine: a decoder's ``msgspec.Struct`` becomes plain data of this flow."""

@@ -56,7 +56,7 @@ def add_next_step(
         inputs=edges,
         keys=keys,
         policy=policy,
-        has_lasting_name=named or (label_lasts and name == label),
+        has_lasting_name=(named or label_lasts) and not flow.is_numbered(name),
         loop=flow.loop,
         round_scope=getattr(flow.loop, "round_scope", None),
         bounded=all(stream.is_bounded for stream in streams.values()),

@@ -174,7 +174,7 @@ class IterationBuilder:
         return self._flow.add_step(
             Step(
                 name=name,
-                has_lasting_name=name == prefix + label,
+                has_lasting_name=not self._flow.is_numbered(name),
                 parallelism=parallelism,
                 where=self._where,
                 factory=factory,

@@ -41,7 +41,4 @@ def independent_copy(value: Any) -> Any:
             for index, item in enumerate(items):
                 items[index] = independent_copy(item)
         return items if kind is list else tuple(items)
-    if kind is np.void and value.flags.writeable:
-        # By its bytes: numpy copies the fields alone, and what lies between them is stored, too.
-        return np.frombuffer(bytearray(value.tobytes()), value.dtype)[0]
     return copy.deepcopy(value)

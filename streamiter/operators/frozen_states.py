@@ -126,7 +126,8 @@ class FrozenStates(Deferred):
 
     def _frame(self, keys: list[Any]) -> bytes:
         states, kept = self._states, self._kept
-        if kept:
+        changed = [key for key in keys if key in kept] if kept else []
+        if changed:
             values = [kept[key] if key in kept else states[key] for key in keys]
         else:
             values = [states[key] for key in keys]
@@ -138,8 +139,8 @@ class FrozenStates(Deferred):
         except PlainDataError:
             self._raise_refusal(keys, values)
             raise
-        if len(frame) > _BYTES_WORTH_REMEMBERING * len(keys):
-            kept.update(dict.fromkeys(keys, _NOT_NEEDED))
+        is_worth_it = len(frame) > _BYTES_WORTH_REMEMBERING * len(keys)
+        kept.update(dict.fromkeys(keys if is_worth_it else changed, _NOT_NEEDED))
         return frame
 
     def _idle_s(self, keys: list[Any], used_at_s: Mapping[Any, float]) -> list[float]:

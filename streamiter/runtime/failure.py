@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from streamiter.errors import JobFailed, StreamiterError
 from streamiter.operators.rejection import RecordFailure, shortened
 
-__all__ = ["first_failure", "job_failed", "unless_cancelled"]
+__all__ = ["call_unless_cancelled", "first_failure", "job_failed", "unless_cancelled"]
 
 T = TypeVar("T")
 
@@ -25,6 +25,11 @@ async def unless_cancelled(awaitable: Awaitable[T], step: str) -> T:
         cancelled = RuntimeError("what it waited for was cancelled, though nobody stopped the job")
         cancelled.__cause__ = error
         raise RecordFailure(step) from cancelled
+
+
+async def call_unless_cancelled(function: Callable[[], Awaitable[T]], step: str) -> T:
+    """The same for what is to be a task: one that is cancelled before it begins has no coroutine to leave behind."""
+    return await unless_cancelled(function(), step)
 
 
 def first_failure(error: BaseException) -> BaseException:

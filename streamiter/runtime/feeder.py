@@ -13,7 +13,7 @@ from streamiter.operators.context import Context
 from streamiter.operators.rejection import RecordFailure, shortened
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Control, EndOfInput
-from streamiter.runtime.failure import unless_cancelled
+from streamiter.runtime.failure import call_unless_cancelled
 
 __all__ = ["Feeder"]
 
@@ -52,7 +52,7 @@ class Feeder:
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Begin to read, as a task of ``group``."""
-        reading = unless_cancelled(self._run(), self._step)
+        reading = call_unless_cancelled(self._run, self._step)
         self._running = group.create_task(reading, name=f"feed {self.channel.name}")
 
     def stop(self, then: Control) -> None:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -16,11 +17,17 @@ from streamiter.checkpoints.settings import Checkpoints
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError, JobFailed, StreamiterError
 from streamiter.operators.context import JobScope
+from streamiter.operators.copies import independent_copy
 from streamiter.operators.rejection import RecordFailure
 from streamiter.runtime.checkpointing.barriers import Barriers, JobIsOver
 from streamiter.runtime.checkpointing.choice import Restore
 from streamiter.runtime.checkpointing.in_memory import JobSnapshot, in_memory
-from streamiter.runtime.failure import first_failure, job_failed, unless_cancelled
+from streamiter.runtime.failure import (
+    call_unless_cancelled,
+    first_failure,
+    job_failed,
+    unless_cancelled,
+)
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.graph import Step
 from streamiter.runtime.plan import ChannelLimits, Planner, new_id
@@ -130,12 +137,14 @@ class Job:
         """Open every step, then let the tasks run. Raises JobFailed if a step cannot be opened."""
         if snapshot is not None:
             self._check_same_tasks(snapshot)
+            # Operators keep what they are given to restore, and other jobs may go on from the same snapshot.
+            snapshot = independent_copy(snapshot)
         states = snapshot if self._checkpointer is None else await self._take_over(self._checkpointer)
         try:
             async with asyncio.TaskGroup() as group:
                 for task in self._tasks:
-                    opening = task.open(None if states is None else states.get(task.name))
-                    opening = unless_cancelled(opening, task.head.step.name)
+                    state = None if states is None else states.get(task.name)
+                    opening = call_unless_cancelled(partial(task.open, state), task.head.step.name)
                     group.create_task(opening, name=f"open {task.name}")
                 for feedback in self._topic_feedback:
                     group.create_task(feedback.open(), name=f"open feedback of {self.flow}")

@@ -250,6 +250,10 @@ class Transactions(abc.ABC):
 
     Opening with an id fences whoever opened it before: their next call that reaches the server or file, at
     the latest ``commit``, raises :class:`~streamiter.errors.ProducerFenced`; their open transaction is aborted.
+    A transaction that was aborted because it was open for longer than its timeout, while nobody else took
+    the id, raises :class:`~streamiter.errors.TransactionExpired` instead. After either, nothing works any more.
+
+    One call at a time; they may come from several tasks of one event loop.
     """
 
     @abc.abstractmethod
@@ -258,11 +262,27 @@ class Transactions(abc.ABC):
 
     @abc.abstractmethod
     async def write(self, topic: Topic, batch: OutgoingBatch) -> None:
-        """Write within the open transaction, to a topic of the same commit domain."""
+        """Write within the open transaction, to a topic of the same commit domain.
+
+        Returns when the records are taken, not when they are stored: what goes wrong then is raised here
+        later, or by ``commit``. After ``StorageFull`` the batch is part of the transaction nevertheless:
+        do not write it again.
+        """
 
     @abc.abstractmethod
     async def commit(self) -> None:
-        """Make all records of the transaction visible, durably and at once."""
+        """Make all records of the transaction visible, durably and at once.
+
+        When it returns, that is done. After ``StorageFull``, and where a file was locked by others for too
+        long (``TopicUnavailable`` of SQLite), nothing is committed and the transaction is still open: call
+        it again, or ``abort``.
+
+        After any other error, a fence and a cancellation included, it is *not known* whether the
+        transaction was committed: the answer may have been lost. To find out, open the transactions anew
+        with the same id, which settles what was under way, and **then** read whether a record of the
+        transaction is there (:func:`streamiter.topics.last_value.last_value`). Never take the error for
+        "not committed".
+        """
 
     @abc.abstractmethod
     async def abort(self) -> None:

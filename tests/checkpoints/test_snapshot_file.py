@@ -138,7 +138,7 @@ def test_a_file_cut_off_anywhere_is_refused(file: Path) -> None:
         said = refusal_of(file, whole[:length])
         assert "the checkpoint is damaged: " in said
         assert f"`streamiter checkpoints list {file.parents[1]}` shows them" in said
-    assert "expected at least 34 bytes, given 0" in refusal_of(file, b"")
+    assert "expected at least 32 bytes, given 0" in refusal_of(file, b"")
 
 
 def test_more_bytes_at_the_end_are_refused(file: Path) -> None:
@@ -174,8 +174,10 @@ def test_two_frames_that_changed_places_are_found(tmp_path: Path) -> None:
     first, second = whole.index(b"a" * 50) - 12, whole.index(b"b" * 50) - 12
     swapped = whole[:first] + whole[second : second + 62] + whole[first : first + 62] + whole[second + 62 :]
     path.write_bytes(swapped)
+    snapshot = SnapshotFile(path)
     with pytest.raises(CheckpointError, match="part 'p': the checkpoint is damaged: frame 0 does not match"):
-        SnapshotFile(path).verify_now()
+        snapshot.verify_now()
+    snapshot.close_now()
 
 
 def with_manifest(whole: bytes, change: Callable[[dict[str, object]], object]) -> bytes:
@@ -191,7 +193,7 @@ def with_manifest(whole: bytes, change: Callable[[dict[str, object]], object]) -
 FORGED: dict[str, Callable[[dict[str, object]], object]] = {
     "its manifest is not one of format 1": lambda manifest: manifest.pop("parts"),
     "Expected `int` >= 0": lambda manifest: manifest["parts"][0]["content"].update(offset=-1),
-    "part 'read/0' begins at byte 35 where 34 is due": lambda m: m["parts"][0]["content"].update(offset=35),
+    "part 'read/0' begins at byte 33 where 32 is due": lambda m: m["parts"][0]["content"].update(offset=33),
     "and its manifest begins at": lambda manifest: manifest["parts"].pop(),
     "two of its parts have one name": lambda manifest: manifest["parts"][0].update(name="größe/0"),
     "belong to no frame": lambda manifest: manifest["parts"][1]["deferred"][0].update(frames=2),
@@ -247,11 +249,11 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
         SnapshotFile(tmp_path)
 
 
-async def test_nothing_is_read_after_closing(file: Path) -> None:
+def test_nothing_is_read_after_closing(file: Path) -> None:
     """The number of a closed file is the next file's; its bytes would be taken for ours."""
     snapshot = SnapshotFile(file)
     frames = snapshot.frames("größe/0", 0)
-    await snapshot.close()
+    snapshot.close_now()
     with open(file, "rb"), pytest.raises(ValueError, match="closed file"):
         next(iter(frames))
 

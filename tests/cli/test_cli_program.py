@@ -37,6 +37,10 @@ def test_the_installed_program_is_the_same_as_the_module(tmp_path):
         ["topics", "tail"],
         ["models", "tail"],
         ["models", "show"],
+        ["checkpoints", "list"],
+        ["checkpoints", "show"],
+        ["checkpoints", "verify"],
+        ["checkpoints", "prune"],
     ],
     ids=" ".join,
 )

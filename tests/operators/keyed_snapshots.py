@@ -13,7 +13,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred
 from streamiter.operators import KeyedState, frozen_states
 
-__all__ = ["CopiedState", "PLAIN", "items_of", "keyed_state", "restored", "small_slices"]
+__all__ = ["PLAIN", "CopiedState", "items_of", "keyed_state", "restored", "small_slices"]
 
 PLAIN = PlainData()
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 from operators.keyed_snapshots import PLAIN, CopiedState, items_of, keyed_state, restored, small_slices
-from operators.operator_harness import Driven, ManualClock, frozen, stored, thorough
+from operators.operator_harness import Driven, ManualClock, frozen, quick, stored
 
 from streamiter.errors import InternalError, PlainDataError
 from streamiter.operators import KeyedReduce, KeyedReduceBatch, Operator, StatefulMap
@@ -113,7 +113,7 @@ def test_a_snapshot_is_the_state_at_its_barrier_whatever_happens_meanwhile(
     small_slices(monkeypatch, remember=remember)
     machine = type("Machine", (AnyInterleaving,), {"time_to_live_s": time_to_live_s})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+        machine, settings=settings(max_examples=30, stateful_step_count=40, deadline=None)
     )
 
 
@@ -131,7 +131,7 @@ BATCHES = st.lists(st.lists(st.integers(0, 99), max_size=20), min_size=1, max_si
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-@thorough
+@quick
 @given(before=BATCHES, after=BATCHES, as_arrays=st.booleans())
 def test_batches_between_two_slices_are_not_in_the_snapshot(
     name: str, before: list[list[int]], after: list[list[int]], as_arrays: bool
@@ -231,7 +231,9 @@ class TestErrors:
         """An operator that is used by itself takes keys of any kind."""
         driven = Driven(KeyedReduce(lambda record: frozenset({record}), lambda total, record: record))
         driven.feed([1, 2])
-        with pytest.raises(PlainDataError, match=r"^state of step 'the step': key: expected .* given frozenset"):
+        with pytest.raises(
+            PlainDataError, match=r"^state of step 'the step': key: expected .* given frozenset"
+        ):
             list(driven.operator.snapshot().frames())
 
 

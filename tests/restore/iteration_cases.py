@@ -55,15 +55,15 @@ class WithEpochs(Operator, IterationListener):
         self.context = context
 
     def process(self, record: Any, out: Output) -> None:
-        self.came.append(record)
+        self.came.append((self.context.epoch, record))
         out.emit((self.context.epoch, record))
 
     process_left = process_right = process
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
-        # Where records of several inputs meet in an epoch, their order is not given.
-        out.emit(("epoch", epoch_watermark, sorted(self.came, key=repr)))
-        self.came = []
+        # Where records of several inputs meet, their order is not given; those of later epochs may be there already.
+        out.emit(("epoch", epoch_watermark, sorted((c for c in self.came if c[0] <= epoch_watermark), key=repr)))
+        self.came = [came for came in self.came if came[0] > epoch_watermark]
 
     def on_iteration_terminated(self, context: Context, out: Output) -> None:
         out.emit(("terminated", sorted(self.came, key=repr)))

@@ -16,7 +16,6 @@ from streamiter.operators.keyed_state import KeyedState
 from streamiter.operators.mini_batch import MiniBatch, _Timeouts
 from streamiter.operators.reduce_all import ReduceAll
 from streamiter.operators.sort import Sort
-from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import GateEpochs
 from streamiter.runtime.instance import OperatorInstance
@@ -250,7 +249,7 @@ CASES = [
     Case(keyed_reduce, (KeyedOperator,)),
     Case(keyed_reduce_batch, (KeyedOperator,)),
     Case(stateful_map, (KeyedOperator,)),
-    Case(keyed_process, (KeyedState, OperatorInstance, Task, Gate, GateEpochs, WatermarkTracker, EpochsAside)),
+    Case(keyed_process, (KeyedState, OperatorInstance, Task, Gate, GateEpochs, WatermarkTracker)),
     Case(keyed_process_with_time_to_live, (KeyedState,)),
     Case(keyed_over_two_subtasks, (KeyedState,), {"cuts": 4}),
     Case(mini_batches, (MiniBatch, HeldInput), {"cuts": 8}),
@@ -258,7 +257,8 @@ CASES = [
     Case(mini_batches_of_epochs, (MiniBatch, _Timeouts)),
     Case(at_the_end, (ReduceAll, Sort, Join), {"cuts": 8}),
     Case(collected, (Collect,)),
-    Case(wanted_inputs, (Gate,)),
+    # What the gate has taken in depends on when a barrier made it do so.
+    Case(wanted_inputs, (Gate,), {"compare_state": False}),
     Case(timers_of_a_step, (OperatorInstance,)),
     Case(awaited_steps, (OperatorInstance,)),
     Case(stateless_steps, (OperatorInstance,), {"cuts": 3}),

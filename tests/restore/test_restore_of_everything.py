@@ -12,13 +12,13 @@ import pytest
 import streamiter_files
 import streamiter_kafka
 import streamiter_sqlite
-from restore import iteration_cases, operator_cases
+from restore import iteration_cases, learner_cases, operator_cases
 from restore.case import Case
 
 import streamiter
 from streamiter.testing import RestoreProcess, check_flow_restore
 
-CASES: list[Case] = [*operator_cases.CASES, *iteration_cases.CASES]
+CASES: list[Case] = [*operator_cases.CASES, *iteration_cases.CASES, *learner_cases.CASES]
 
 ASKED = ("snapshot", "state", "positions")
 """The methods that give state."""

@@ -1,14 +1,10 @@
-"""The jar files of Apache Kafka, fetched once by Maven and kept in the user's cache folder.
-
-``make test`` fetches them before the tests begin (``PYTHONPATH=tests``)::
-
-    python -m support.kafka_jars
-"""
+"""The jar files of Apache Kafka, fetched once by Maven and kept in the user's cache folder."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -16,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["KAFKA_VERSION", "kafka_jars", "what_is_missing"]
+__all__ = ["KAFKA_VERSION", "class_archive", "kafka_jars", "what_is_missing"]
 
 KAFKA_VERSION = "4.1.1"
 # The logging backend that Kafka's own release adds to the jars: without it a broker that fails says nothing.
@@ -68,6 +64,17 @@ def kafka_jars() -> Path:
     return folder
 
 
+def class_archive() -> Path:
+    """Where the archive of the classes of a broker is, if ``support.kafka_classes`` has made one.
+
+    It is for one Java only: another finds none, and starts its brokers without.
+    """
+    java = Path(shutil.which("java") or "java").resolve()
+    changed_ns = java.stat().st_mtime_ns if java.exists() else 0
+    this_java = hashlib.sha256(f"{java} {changed_ns}".encode()).hexdigest()[:12]
+    return _folder().with_name(f"{_folder().name}-classes-{this_java}.jsa")
+
+
 def _folder() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "streamiter" / f"kafka-{KAFKA_VERSION}-log4j-{_LOGGING_VERSION}"
@@ -99,12 +106,3 @@ def _run_maven(working: Path) -> Path:
     if done.returncode != 0:
         raise RuntimeError(f"Maven could not fetch Apache Kafka {KAFKA_VERSION}:\n{done.stdout}{done.stderr}")
     return working / "jars"
-
-
-def _main() -> None:
-    reason = what_is_missing()
-    print(reason or f"Apache Kafka {KAFKA_VERSION} is in {kafka_jars()}")
-
-
-if __name__ == "__main__":
-    _main()

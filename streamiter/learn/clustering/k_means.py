@@ -8,6 +8,7 @@ makes the centroids of the next round.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -143,7 +144,8 @@ def cluster(points: Stream, options: KMeansOptions, *, name: str | None = None) 
             ),
         )
 
-    last, every = iterate_bounded_streams_until_termination([start], [replayed(blocks)], body, options.config)
+    config = replace(options.config or IterationConfig(), name=name)
+    last, every = iterate_bounded_streams_until_termination([start], [replayed(blocks)], body, config)
     return Clustering(
         last.map(_as_model, name=label("model")),
         every.filter(lambda value: math.isfinite(value["move"])).map(_as_model),

@@ -9,7 +9,7 @@ from streamiter.flow.algorithms import check_stream, step_names
 from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.all_reduce import all_reduce
 from streamiter.iteration.bounded import iterate_bounded_streams_until_termination
-from streamiter.iteration.config import IterationBodyResult
+from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.learn.item_sets.candidates import CANDIDATES, ChooseFrequent
 from streamiter.learn.item_sets.counting import CountItemSets, added_counts
 from streamiter.learn.item_sets.transactions import as_transaction
@@ -86,7 +86,9 @@ def apriori(
         return IterationBodyResult([frequent.side_output(CANDIDATES)], [frequent])
 
     item_sets: Stream
-    [item_sets] = iterate_bounded_streams_until_termination([candidates], [clean], body)
+    [item_sets] = iterate_bounded_streams_until_termination(
+        [candidates], [clean], body, IterationConfig(name=name)
+    )
     return item_sets
 
 

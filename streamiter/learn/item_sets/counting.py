@@ -73,7 +73,8 @@ class CountItemSets(Operator, IterationListener):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._transactions, self._rows = state["transactions"], state["rows"]
+        self._transactions = state["transactions"]
+        self._rows = {item: list(rows) for item, rows in state["rows"].items()}
         self._bits, self._candidates = state["bits"], state["candidates"]
 
 

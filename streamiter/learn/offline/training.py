@@ -132,7 +132,9 @@ def train_offline(
     start = flow.from_items(starts, name=label("start"), parallelism=1)
     given = replayed(examples) if replay else examples
     if config is None:
-        config = IterationConfig() if synchronous else IterationConfig(max_epochs_ahead=None)
+        config = (
+            IterationConfig(name=name) if synchronous else IterationConfig(max_epochs_ahead=None, name=name)
+        )
     models, losses = iterate_bounded_streams_until_termination([start], [given], body, config)
     return OfflineTraining(models, losses)
 

@@ -88,9 +88,9 @@ def train_online(
     label = step_names(flow, name)
     options = WorkerOptions(model, extract or _no_examples, synchronous)
     owner = SynchronousOwner if synchronous else AsynchronousOwner
-    data = epochs_every(examples, records=mini_batch) if synchronous else examples
+    data = epochs_every(examples, records=mini_batch, name=label("epochs")) if synchronous else examples
     if config is None:
-        config = IterationConfig(max_epochs_ahead=0) if synchronous else IterationConfig()
+        config = IterationConfig(max_epochs_ahead=0 if synchronous else None, name=name)
 
     def make_worker() -> GradientWorker:
         return GradientWorker(options) if labels is None else DelayedGradientWorker(options, labels)
@@ -110,7 +110,7 @@ def train_online(
         )
 
     if initial is None:
-        start = flow.from_items([None], name=None, parallelism=1)
+        start = flow.from_items([None], name=label("start"), parallelism=1)
     else:
         start = initial.process(OneStart, name=label("initial"), parallelism=1)
     models, predictions = iterate_unbounded_streams([start], [data], body, config)

@@ -39,7 +39,7 @@ def grow_tree(rows: Stream, options: TreeOptions) -> dict[str, Stream]:
         grown = everything.process(lambda: TreeOwner(options), name="split", parallelism=1)
         return IterationBodyResult(
             feedback_variable_streams=[grown],
-            output_streams={"tree": last_round(grown), "leaves": grown.map(_count_leaves)},
+            output_streams={"tree": last_round(grown, name="last"), "leaves": grown.map(_count_leaves)},
             termination_criteria=grown.filter(lambda growing: len(growing["nodes"]), name="still growing"),
         )
 

@@ -150,9 +150,10 @@ class TreeOwner(Operator):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._plan, self._feature, self._threshold = state["plan"], state["feature"], state["threshold"]
-        self._cut, self._child, self._depth = state["cut"], state["child"], state["depth"]
-        self._statistics, self._waiting = state["statistics"], state["waiting"]
+        # The lists go on growing: they are not those of the snapshot.
+        self._plan, self._feature, self._threshold = state["plan"], [*state["feature"]], [*state["threshold"]]
+        self._cut, self._child, self._depth = [*state["cut"]], [*state["child"]], [*state["depth"]]
+        self._statistics, self._waiting = [*state["statistics"]], [*state["waiting"]]
 
 
 def _power_of_two_above(number: float) -> float:

@@ -109,7 +109,7 @@ class HistogramWorker(Operator, IterationListener):
     def restore(self, state: dict[str, Any]) -> None:
         self._batches, self._bins = list(state["rows"]), state["bins"]
         self._bins_of_feature = state["bins of feature"]
-        self._targets, self._weights, self._node = state["targets"], state["weights"], state["node"]
+        self._targets, self._weights, self._node = state["targets"], state["weights"], state["node"].copy()
 
 
 def _bins_of(features: Floats, cuts: Sequence[Floats]) -> npt.NDArray[np.unsignedinteger[Any]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, final
 
 from streamiter.checkpoints.plain_data import PlainData
@@ -12,7 +13,7 @@ from streamiter.checkpoints.spill import SpillQueue
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError
 from streamiter.operators.rejection import RecordFailure
-from streamiter.runtime.failure import unless_cancelled
+from streamiter.runtime.failure import call_unless_cancelled
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 from streamiter.runtime.partitioning import Forward
@@ -179,15 +180,15 @@ class TopicFeedback:
     def start(self, group: asyncio.TaskGroup) -> None:
         """Begin to write and read, as tasks of ``group``."""
         where = f"{self._step.name} through {self._topic.name}"
-        self._writing = group.create_task(self._guarded(self._out.run()), name=f"write {where}")
+        self._writing = group.create_task(self._guarded(self._out.run), name=f"write {where}")
         self._reading = [
-            group.create_task(self._guarded(pump.run(reader)), name=f"read {where}[{head}]")
+            group.create_task(self._guarded(partial(pump.run, reader)), name=f"read {where}[{head}]")
             for head, (pump, reader) in enumerate(zip(self._back, self._readers, strict=True))
         ]
 
-    async def _guarded(self, running: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, run: Callable[[], Awaitable[None]]) -> None:
         try:
-            await unless_cancelled(running, self._step.name)
+            await call_unless_cancelled(run, self._step.name)
         except RecordFailure:
             raise
         except Exception as error:

@@ -170,7 +170,9 @@ def _check(
 ) -> None:
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
-        raise ConfigurationError(f"{what}: expected no running event loop, given one; call it from a plain function")
+        raise ConfigurationError(
+            f"{what}: expected no running event loop, given one; call it from a plain function"
+        )
     if not fresh_process:
         Comparison(what, build, process=None, **settings).run()
     elif process is not None:
@@ -207,8 +209,10 @@ def _inputs(records: Any) -> dict[str, Batch]:
             "mapping of them by the names of its inputs"
         )
     inputs = dict(records) if isinstance(records, Mapping) else {SINGLE_INPUT: records}
-    return {name: batch if hasattr(batch, "dtype") or isinstance(batch, Columns) else list(batch)
-            for name, batch in inputs.items()}
+    return {
+        name: batch if hasattr(batch, "dtype") or isinstance(batch, Columns) else list(batch)
+        for name, batch in inputs.items()
+    }
 
 
 def _positive(interval_s: float) -> float:

@@ -61,9 +61,7 @@ class Comparison:
                 for cut in cut_off.cuts:
                     self._check_cut(cut, cut_off, undisturbed)
             return
-        interrupted = asyncio.run(
-            run_in_steps(self._built(), self.options, plan=undisturbed.plan, cuts=True)
-        )
+        interrupted = asyncio.run(run_in_steps(self._built(), self.options, plan=undisturbed.plan, cuts=True))
         self._check_violations(interrupted)
         self._check_unharmed(undisturbed, interrupted)
         undisturbed.last_state = interrupted.last_state
@@ -165,9 +163,7 @@ class Comparison:
             "\n".join([f"{self.what}, cut {cut.place}, restored {where}: {difference}", *reasons])
         )
 
-    def _reasons(
-        self, cut: Cut, before: Run, undisturbed: Run, plan: list[SourceKey] | None
-    ) -> list[str]:
+    def _reasons(self, cut: Cut, before: Run, undisturbed: Run, plan: list[SourceKey] | None) -> list[str]:
         """Why it may be: attributes that were lost, or what only a fresh process shows."""
         reasons: list[str] = []
         if plan is not None:
@@ -188,9 +184,7 @@ class Comparison:
         return reasons
 
     def _lost(self, cut: Cut, undisturbed: Run) -> list[str]:
-        at_cut = asyncio.run(
-            run_in_steps(self._built(), self.options, plan=undisturbed.plan, only=cut.after)
-        )
+        at_cut = asyncio.run(run_in_steps(self._built(), self.options, plan=undisturbed.plan, only=cut.after))
         options = RunOptions(self.options.seed, self.options.interval_s, cut.now_ms)
         after = asyncio.run(run_in_steps(self._built(), options, snapshot=cut.snapshot, plan=[], only=0))
         lost = lost_attributes(at_cut.attributes, after.attributes)

@@ -60,5 +60,7 @@ def lost_attributes(
         for path, value in attributes.items():
             there = restored.get(path, "nothing")
             if there != value:
-                lost.append(f"attribute {path!r} of {who} was {value} at the cut and is {there} after restore()")
+                lost.append(
+                    f"attribute {path!r} of {who} was {value} at the cut and is {there} after restore()"
+                )
     return lost

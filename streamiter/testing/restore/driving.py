@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -68,12 +69,27 @@ class Run:
     """Those of the operators after the last step that was asked for."""
 
 
+class _SteppedClock(VirtualClock):
+    """Lets time pass as ``advance`` does, but waits after each timer until all is handled, not for a number of turns."""
+
+    async def pass_by(self, seconds: float, settle: Callable[[], Awaitable[None]]) -> None:
+        """Fire what becomes due."""
+        until_s = self._now_s + seconds
+        while self._timers and self._timers[0][0] <= until_s:
+            due_s, _, timer = heapq.heappop(self._timers)
+            if not timer.is_cancelled:
+                self._now_s = due_s
+                timer.fire()
+                await settle()
+        self._now_s = until_s
+
+
 class _Driver:
     """A job at work in the running event loop, with its clock."""
 
     def __init__(self, built: BuiltFlow, options: RunOptions) -> None:
         self.built = built
-        self.clock = VirtualClock(start_ms=options.start_ms)
+        self.clock = _SteppedClock(start_ms=options.start_ms)
         self.interval_s = options.interval_s
         self.job: Job
         self._deadline_s = 0.0
@@ -108,8 +124,7 @@ class _Driver:
         """Let time pass until nothing waits for it within a step."""
         self._begin_waiting()
         while True:
-            await self.clock.advance(self.interval_s)
-            await self.settle()
+            await self.clock.pass_by(self.interval_s, self.settle)
             if self.is_over or not any(task.is_handling for task in self._tasks):
                 return
             self._check_patience("a step does not return, however much time passes")
@@ -219,18 +234,18 @@ async def run_in_steps(
         await driver.settle()
         while not driver.is_over:
             done = len(run.plan)
+            waiting = [key for key, gate in sorted(built.gates.items()) if not gate.has_ended]
+            if cuts and waiting:
+                await _cut_twice(driver, run)
             if only is not None and done >= only:
                 run.attributes = built.watch.attributes()
                 return
-            waiting = [key for key, gate in sorted(built.gates.items()) if not gate.has_ended]
             if not waiting:
                 break
+            if not cuts and plan is not None and done == len(plan) - 1:
+                run.last_state = await driver.snapshot()
             planned = plan[done] if plan is not None and done < len(plan) else None
             source = planned if planned in waiting else order.choice(waiting)
-            if cuts:
-                await _cut_twice(driver, run)
-            elif plan is not None and done == len(plan) - 1:
-                run.last_state = await driver.snapshot()
             run.plan.append(source)
             await driver.read_once(source)
         await driver.end()
@@ -242,14 +257,18 @@ async def run_in_steps(
 async def _cut_twice(driver: _Driver, run: Run) -> None:
     """A cut where all is handled; a second snapshot there must be the same."""
     watch, last = driver.built.watch, run.plan[-1:]
-    place = "".join([f"after record {watch.records}", *(f" ({driver.built.gates[key].brought})" for key in last)])
+    place = "".join(
+        [f"after record {watch.records}", *(f" ({driver.built.gates[key].brought})" for key in last)]
+    )
     await _cut(driver, run, place, len(run.plan))
     if run.cuts:
         run.last_state = run.cuts[-1].snapshot
         again = await driver.snapshot()
         if again not in (None, run.last_state) and not watch.violations:
             plain = driver.built.plain_data
-            difference = first_difference(plain.decode(run.last_state), plain.decode(again or b""), "snapshot")
+            difference = first_difference(
+                plain.decode(run.last_state), plain.decode(again or b""), "snapshot"
+            )
             watch.violations.append(f"two snapshots in a row {place} differ: {difference}")
 
 

@@ -179,7 +179,9 @@ def _by_name(outputs: Any) -> dict[str, Any]:
 def _plain_form(record: Any) -> Any:
     """Dataclasses, which may travel within a process, by their fields."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        fields = {field.name: _plain_form(getattr(record, field.name)) for field in dataclasses.fields(record)}
+        fields = {
+            field.name: _plain_form(getattr(record, field.name)) for field in dataclasses.fields(record)
+        }
         return (type(record).__qualname__, fields)
     if type(record) in (list, tuple):
         return type(record)(map(_plain_form, record))

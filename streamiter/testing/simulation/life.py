@@ -78,7 +78,7 @@ class Life:
             clock=TaskClock(self.world.time),
             channel_limits=ChannelLimits(records=settings.channel_records),
             checkpoints=Checkpoints(
-                SimulatedStore(self.world.store, self.connection),
+                SimulatedStore(self.world.store.another(), self.connection),
                 interval_s=settings.interval_s,
                 keep=settings.keep,
                 alignment_timeout_s=settings.alignment_timeout_s,

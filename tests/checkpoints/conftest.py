@@ -1,0 +1,32 @@
+"""Stores in a directory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from checkpoints.store_contract import MakeStore
+
+from streamiter.checkpoints.directory_store import DirectoryStore
+
+
+@pytest.fixture
+async def make_store(tmp_path: Path) -> AsyncIterator[MakeStore]:
+    """Stores in one directory, which is made by the first that claims a flow."""
+    stores: list[DirectoryStore] = []
+
+    def make() -> DirectoryStore:
+        stores.append(DirectoryStore(tmp_path / "made" / "here"))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        await store.close()
+        await store.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the stores of ``make_store`` keep the flow called clicks."""
+    return tmp_path / "made" / "here" / "clicks"

@@ -1,0 +1,89 @@
+"""What a process of its own does with a directory of checkpoints, for tests that kill it or measure it.
+
+``directory_store_child.py <what> <directory> <run>``; it says on stdout what it has done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+from collections.abc import Iterator
+
+from checkpoints.snapshots import Frames, header
+
+from streamiter.checkpoints.directory_store import DirectoryStore
+from streamiter.checkpoints.snapshot import CheckpointId, Part
+from streamiter.deferred import Deferred
+from streamiter.errors import ProducerFenced
+
+MIB = 1 << 20
+LARGE_FRAMES = 300
+
+
+class Large(Deferred):
+    """Frames of a megabyte that are made as they are taken."""
+
+    def frames(self) -> Iterator[bytes]:
+        for number in range(LARGE_FRAMES):
+            yield number.to_bytes(4, "little") * (MIB // 4)
+
+    def release(self) -> None:
+        pass
+
+
+def parts(number: int) -> list[Part]:
+    """More than is written at once, other ones for each number."""
+    frames = [b"%d" % number * 20_000 for _ in range(10)]
+    return [Part("p", b"%d" % number, (Frames(frames * 3),)), Part("q", b"", (Frames(frames),))]
+
+
+async def go_on(directory: str, run: str) -> None:
+    """Takes checkpoints without end, and says each number once it is committed."""
+    store = DirectoryStore(directory)
+    before = await store.claim("clicks", run)
+    number = before.committed.number if before and before.committed else 0
+    print(number, flush=True)
+    while True:
+        number += 1
+        checkpoint = header(number, run)
+        await store.save(checkpoint, parts(number))
+        await store.commit("clicks", checkpoint.id)
+        print(number, flush=True)
+        await store.prune("clicks", keep=2)
+
+
+async def compete(directory: str, run: str) -> None:
+    """Claims on a line of stdin, then takes checkpoints until another run has claimed; says which were committed."""
+    store = DirectoryStore(directory)
+    sys.stdin.readline()
+    committed = 0
+    await store.claim("clicks", run)
+    print("claimed", flush=True)
+    try:
+        for number in range(1, 10**6):
+            checkpoint = CheckpointId(number, run)
+            await store.save(header(number, run), [Part("p", b"")])
+            await store.commit("clicks", checkpoint)
+            committed = number
+    except ProducerFenced as error:
+        print(f"fenced {committed} {error}", flush=True)
+
+
+async def save_large(directory: str, run: str) -> None:
+    """Says by how many bytes its memory was larger than before at most, while it saved."""
+    store = DirectoryStore(directory)
+    await store.claim("clicks", run)
+    await store.save(header(1, run), parts(1))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await store.save(header(2, run), [Part("p", b"", (Large(),))])
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, flush=True)
+    snapshot = await store.open("clicks", CheckpointId(2, run))
+    await snapshot.verify()
+    assert sum(1 for _ in snapshot.frames("p", 0)) == LARGE_FRAMES
+    await snapshot.close()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run({"go_on": go_on, "compete": compete, "save_large": save_large}[sys.argv[1]](*sys.argv[2:]))

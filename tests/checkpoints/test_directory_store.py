@@ -1,0 +1,208 @@
+"""The store in a directory: the contract, the directory itself, and others who use it at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints.snapshots import Frames, header, ids, parts, save, save_and_commit
+from checkpoints.store_contract import MakeStore, StoreContract
+
+from streamiter.checkpoints import file_locks
+from streamiter.checkpoints.directory_store import DirectoryStore
+from streamiter.checkpoints.flow_folder import FlowFolder
+from streamiter.checkpoints.snapshot import CheckpointId, Part
+from streamiter.errors import CheckpointError, ConfigurationError
+
+MIB = 1 << 20
+
+
+class TestDirectoryStore(StoreContract):
+    """What every store must do."""
+
+
+# ---- the directory
+
+
+async def test_looking_makes_nothing(make_store: MakeStore, tmp_path: Path) -> None:
+    """A tool that is given the wrong path must not leave an empty directory there."""
+    store = make_store()
+    assert (await store.list(), await store.pointer("clicks")) == ([], None)
+    with pytest.raises(CheckpointError, match="given none"):
+        await store.open("clicks", CheckpointId(1, "a"))
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
+    """A path with the name of the file at its end."""
+    (tmp_path / "file").write_bytes(b"")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(
+            ConfigurationError, match=rf"flow 'clicks': expected a directory .* given {place}"
+        ):
+            await DirectoryStore(place).claim("clicks", "a")
+    assert await DirectoryStore(tmp_path / "file").list() == []
+
+
+async def test_files_of_others_in_the_directory_are_left_alone(make_store: MakeStore, folder: Path) -> None:
+    """Somebody's notes, a backup, the folder of something else."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    await save_and_commit(store, 1, 2)
+    others = [
+        folder / "notes.txt",
+        folder / "1.partial",
+        folder.parent / "file",
+        folder.parent / "Other" / "file",
+    ]
+    for other in others:
+        other.parent.mkdir(exist_ok=True)
+        other.write_text("mine")
+    (folder.parent / "empty").mkdir()
+    assert await store.prune("clicks", keep=1) == [CheckpointId(1, "a")]
+    assert await ids(store, None) == [CheckpointId(2, "a")]
+    assert all(other.read_text() == "mine" for other in others)
+
+
+async def test_a_name_that_is_no_text_is_refused(make_store: MakeStore) -> None:
+    """It cannot be written in UTF-8."""
+    with pytest.raises(ConfigurationError, match="expected names of text"):
+        await make_store().claim("half \ud800", "a")
+
+
+@pytest.mark.parametrize("run", ["", "x" * 201, "Ä" * 40])
+async def test_the_id_of_a_run_is_part_of_a_file_name(make_store: MakeStore, run: str) -> None:
+    """The file system would refuse it when the first checkpoint is saved."""
+    with pytest.raises(ConfigurationError, match="expected the id of a run of 1 to 200 letters or digits"):
+        await make_store().claim("clicks", run)
+
+
+# ---- beside others
+
+
+@pytest.fixture
+async def saving(make_store: MakeStore) -> AsyncIterator[Any]:
+    """A run that has committed checkpoint 1 and is saving 2; set the event for it to end."""
+    half, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(Frames):
+        def frames(self) -> Iterator[bytes]:
+            while not go_on.is_set():
+                half.set()
+                yield b"frame"
+
+    store = make_store()
+    await store.claim("clicks", "a")
+    await save_and_commit(store, 1)
+    saving = asyncio.ensure_future(store.save(header(2), [Part("p", b"", (Slow(),))]))
+    await half.wait()
+    yield store, saving, go_on
+    go_on.set()
+    await asyncio.gather(saving, return_exceptions=True)
+
+
+async def test_a_file_that_is_being_written_is_left_alone(saving: Any, folder: Path) -> None:
+    """Of a half written file only the death of its writer makes rubbish."""
+    store, task, go_on = saving
+    partial = folder / "0000000002-a.checkpoint.partial"
+    dead = folder / "0000000009-dead.checkpoint.partial"
+    dead.write_bytes(b"half")
+    assert await store.prune("clicks", keep=1) == []
+    assert FlowFolder(folder.parent, "clicks").prune(keep=1, newer=False) == []
+    assert (partial.exists(), dead.exists()) == (True, False)
+    go_on.set()
+    await task
+    assert await ids(store) == [CheckpointId(1, "a"), CheckpointId(2, "a")]
+    assert not partial.exists()
+
+
+async def test_a_tool_removes_what_is_newer_only_while_no_run_goes_on(
+    make_store: MakeStore, folder: Path
+) -> None:
+    """The run may be about to commit it."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    await save_and_commit(store, 1)
+    newer = await save(store, 2)
+    tool = FlowFolder(folder.parent, "clicks")
+    assert tool.prune(keep=1, newer=False) == []
+    with pytest.raises(ConfigurationError, match="given one that is going on"):
+        tool.prune(keep=1, newer=True)
+    await store.commit("clicks", newer)
+    assert tool.prune(keep=1, newer=False) == [CheckpointId(1, "a")]
+    newest = await save(store, 3)
+    await store.close()
+    assert tool.prune(keep=1, newer=True) == [newest]
+
+
+async def test_a_lock_that_is_never_given_back_is_an_error(
+    make_store: MakeStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process was stopped (SIGSTOP, a debugger) in the wrong moment; waiting for ever would say nothing."""
+    monkeypatch.setattr(file_locks, "_TRIES", 3)
+    store = make_store()
+    await store.claim("clicks", "a")
+    with file_locks.alone(folder / "lock"), pytest.raises(CheckpointError, match=r"is it stopped\?"):
+        await store.prune("clicks", keep=1)
+    assert await store.prune("clicks", keep=1) == []
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 10, 30, 60, 100, 150, 200, 300, 400, 600, 1000, 2000])
+async def test_a_save_that_is_cancelled_at_any_point_leaves_nothing(
+    make_store: MakeStore, folder: Path, turns: int
+) -> None:
+    """Also while a thread writes the last bytes, or gives the file its name."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    frames = Frames([bytes(MIB)] * 3)
+    saving = asyncio.ensure_future(store.save(header(1), [Part("p", b"", (frames,))]))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    saving.cancel()
+    done = await asyncio.gather(saving, return_exceptions=True)
+    names = sorted(os.listdir(folder))
+    if isinstance(done[0], asyncio.CancelledError):
+        assert names == ["in-use", "lock", "record.json"]
+    else:
+        assert names == ["0000000001-a.checkpoint", "in-use", "lock", "record.json"]
+
+
+async def test_a_save_that_is_cancelled_as_it_ends_leaves_nothing(
+    make_store: MakeStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file had its name already when the job was aborted: nobody would ever commit or remove it."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    loop = asyncio.get_running_loop()
+    publish = FlowFolder.publish
+    saving: list[asyncio.Future[int]] = []
+
+    def cancelled_behind(self: FlowFolder, *arguments: Any) -> int:
+        size_bytes = publish(self, *arguments)
+        loop.call_soon_threadsafe(saving[0].cancel)
+        return size_bytes
+
+    monkeypatch.setattr(FlowFolder, "publish", cancelled_behind)
+    saving.append(asyncio.ensure_future(store.save(header(1), parts())))
+    with pytest.raises(asyncio.CancelledError):
+        await saving[0]
+    assert sorted(os.listdir(folder)) == ["in-use", "lock", "record.json"]
+
+
+async def test_two_flows_are_saved_at_the_same_time(make_store: MakeStore) -> None:
+    """Jobs in one process share a directory."""
+    store, other = make_store(), make_store()
+    await store.claim("clicks", "a")
+    await other.claim("views", "a")
+    await asyncio.gather(save_and_commit(store, 1, 2), save_and_commit(other, 1, 2, 3, flow="views"))
+    assert [(each.flow, each.id.number) for each in await store.list()] == [
+        ("clicks", 1),
+        ("clicks", 2),
+        ("views", 1),
+        ("views", 2),
+        ("views", 3),
+    ]

@@ -1,0 +1,151 @@
+"""The store in a directory where its files were damaged, renamed or lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from checkpoints.snapshots import ids, save, save_and_commit
+from checkpoints.store_contract import MakeStore
+
+from streamiter.checkpoints.record_file import unpack_record
+from streamiter.checkpoints.snapshot import CheckpointId
+from streamiter.checkpoints.snapshot_format import Damage, OtherFormat
+from streamiter.checkpoints.store import CommitPointer
+from streamiter.errors import CheckpointError
+
+
+async def test_a_damaged_snapshot_is_left_out_of_the_list_and_refused(
+    make_store: MakeStore, folder: Path
+) -> None:
+    """The list is there to choose another one from."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    await save_and_commit(store, 1, 2)
+    damaged = folder / "0000000002-a.checkpoint"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert await ids(store) == [CheckpointId(1, "a")]
+    with pytest.raises(CheckpointError, match=rf"^{damaged}: the checkpoint is damaged: .*it is cut off"):
+        await store.open("clicks", CheckpointId(2, "a"))
+
+
+async def test_content_that_is_damaged_is_found_by_verifying_and_by_reading(
+    make_store: MakeStore, folder: Path
+) -> None:
+    """What the list says is good has only been looked at from outside."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    await save(store, 1)
+    file = folder / "0000000001-a.checkpoint"
+    file.write_bytes(file.read_bytes().replace(b"positions", b"positronS"))
+    snapshot = await store.open("clicks", CheckpointId(1, "a"))
+    for reading in (snapshot.verify(), snapshot.content("read/0")):
+        with pytest.raises(
+            CheckpointError, match="part 'read/0': the checkpoint is damaged: frame 0 does not match"
+        ):
+            await reading
+    await snapshot.close()
+
+
+async def test_a_renamed_or_copied_snapshot_is_refused(make_store: MakeStore, folder: Path) -> None:
+    """The state of one flow in another, or an older one under the name of the newest."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    await store.claim("views", "a")
+    await save(store, 1)
+    (folder / "0000000002-a.checkpoint").write_bytes((folder / "0000000001-a.checkpoint").read_bytes())
+    (folder.parent / "views" / "0000000001-a.checkpoint").write_bytes(
+        (folder / "0000000001-a.checkpoint").read_bytes()
+    )
+    assert await ids(store, None) == [CheckpointId(1, "a")]
+    with pytest.raises(
+        CheckpointError, match="expected checkpoint 2 of run a of flow 'clicks', given checkpoint 1 of run a"
+    ):
+        await store.open("clicks", CheckpointId(2, "a"))
+    with pytest.raises(
+        CheckpointError, match="of flow 'views', given checkpoint 1 of run a of flow 'clicks'"
+    ):
+        await store.open("views", CheckpointId(1, "a"))
+
+
+async def test_every_change_of_the_record_is_found(make_store: MakeStore, folder: Path) -> None:
+    """A flipped bit in a number would go on from another checkpoint, or fence the wrong run."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    await save_and_commit(store, 1)
+    record = folder / "record.json"
+    whole = record.read_bytes()
+    for position in range(len(whole) - 1):
+        for bit in range(8):
+            flipped = whole[:position] + bytes([whole[position] ^ 1 << bit]) + whole[position + 1 :]
+            with pytest.raises((Damage, OtherFormat)):
+                unpack_record(flipped)
+    for length in range(len(whole) - 1):
+        with pytest.raises(Damage):
+            unpack_record(whole[:length])
+    record.write_bytes(whole[:-10])
+    for call in (
+        store.pointer("clicks"),
+        store.commit("clicks", CheckpointId(1, "a")),
+        store.prune("clicks", keep=1),
+    ):
+        with pytest.raises(
+            CheckpointError, match=rf"^{record}: expected what is known of .* given a damaged"
+        ):
+            await call
+
+
+async def test_a_damaged_record_can_be_left_behind(make_store: MakeStore, folder: Path) -> None:
+    """Its message says how: begin anew, or remove it and choose."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    await save_and_commit(store, 1)
+    (folder / "record.json").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"remove it and go on from a checkpoint that you choose"):
+        await make_store().claim("clicks", "b")
+    assert await make_store().claim("clicks", "b", begin_anew=True) is None
+    assert await store.pointer("clicks") == CommitPointer("b", None)
+
+
+async def test_a_record_of_a_newer_version_is_told_from_a_damaged_one(
+    make_store: MakeStore, folder: Path
+) -> None:
+    """After a downgrade."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    record = folder / "record.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"format": 2}))
+    with pytest.raises(
+        CheckpointError, match=r"written by another streamiter \(format 2\), expected format 1"
+    ):
+        await store.pointer("clicks")
+
+
+async def test_a_record_that_was_lost_is_not_taken_for_a_first_run(
+    make_store: MakeStore, folder: Path
+) -> None:
+    """Not in the second try either: that would begin anew without being told to."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    await save_and_commit(store, 1, 2)
+    (folder / "record.json").unlink()
+    for run in ("b", "c"):
+        assert await store.claim("clicks", run) is None
+        assert await store.pointer("clicks") is None
+        assert await store.prune("clicks", keep=1) == []
+    await store.commit("clicks", CheckpointId(1, "a"))  # what was chosen
+    assert await store.pointer("clicks") == CommitPointer("c", CheckpointId(1, "a"))
+    assert await make_store().claim("clicks", "d") == CommitPointer("c", CheckpointId(1, "a"))
+
+
+async def test_pruning_removes_nothing_where_the_committed_one_is_missing(
+    make_store: MakeStore, folder: Path
+) -> None:
+    """The older ones are all that is left of the flow."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    await save_and_commit(store, 1, 2, 3)
+    (folder / "0000000003-a.checkpoint").unlink()
+    assert await store.prune("clicks", keep=1) == []
+    assert await ids(store) == [CheckpointId(1, "a"), CheckpointId(2, "a")]

@@ -1,0 +1,87 @@
+"""The store in a directory of a disk that is full, or cannot be written to."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoints.snapshots import CONTENT, Frames, content_of, header, ids, save, save_and_commit
+
+from streamiter.checkpoints.directory_store import DirectoryStore
+from streamiter.checkpoints.snapshot import CheckpointId, Part
+from streamiter.checkpoints.store import CommitPointer
+from streamiter.errors import ConfigurationError, StorageFull
+
+MIB = 1 << 20
+SmallDisk = tuple[Path, Callable[[], bool]]
+
+
+def make_read_only(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """To the last byte."""
+    with open(disk / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+
+
+async def test_a_directory_that_may_not_be_written_to_is_an_error(small_disk: SmallDisk) -> None:
+    """Of another user, or mounted to be read only."""
+    disk, _ = small_disk
+    make_read_only(disk)
+    with pytest.raises(
+        ConfigurationError,
+        match=r"expected a directory for checkpoints that this process may write to.*Read-only",
+    ):
+        await DirectoryStore(disk).claim("clicks", "a")
+
+
+async def test_a_full_disk_fails_the_save_and_nothing_else(small_disk: SmallDisk) -> None:
+    """Half of a snapshot must not count, nor fill the disk; what is committed stays, and there is a way on."""
+    disk, give_more_room = small_disk
+    store = DirectoryStore(disk)
+    await store.claim("clicks", "a")
+    await save_and_commit(store, 1)
+    large = [Part("p", b"", (Frames([bytes(MIB // 2)] * 10),))]
+    for number in range(2, 5):
+        with pytest.raises(
+            StorageFull,
+            match=rf"^flow 'clicks': expected room for checkpoints in {disk}, given No space left",
+        ):
+            await store.save(header(number), large)
+    assert await ids(store) == [CheckpointId(1, "a")]
+    assert [path.suffix for path in (disk / "clicks").iterdir() if path.stat().st_size > 1000] == []
+    snapshot = await store.open("clicks", CheckpointId(1, "a"))
+    assert await content_of(snapshot) == CONTENT
+    await snapshot.close()
+    give_more_room()
+    await store.save(header(5), large)
+    await store.commit("clicks", CheckpointId(5, "a"))
+    await store.close()
+
+
+async def test_on_a_full_disk_commits_fail_as_a_whole_and_pruning_works(small_disk: SmallDisk) -> None:
+    """A few bytes of the record are too many, too; removing must not need room."""
+    disk, _ = small_disk
+    store = DirectoryStore(disk)
+    await store.claim("clicks", "a")
+    await save_and_commit(store, 1, 2)
+    third = await save(store, 3)
+    fill(disk)
+    for call in (
+        store.commit("clicks", third),
+        DirectoryStore(disk).claim("clicks", "b"),
+        DirectoryStore(disk).claim("other", "b"),
+    ):
+        with pytest.raises(StorageFull):
+            await call
+    assert await store.pointer("clicks") == CommitPointer("a", CheckpointId(2, "a"))
+    assert await store.prune("clicks", keep=1) == [CheckpointId(1, "a"), third]
+    (disk / "filler").unlink()
+    await save_and_commit(store, 4)
+    await store.close()

@@ -1,0 +1,319 @@
+"""Transactions whose answers are lost, whose broker dies or freezes: committed once, or known not to be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.kafka_server import KafkaServer
+from topics.topic_case import (
+    PATIENCE_S,
+    numbered,
+    numbers_of,
+    patiently,
+    read_to_end,
+    values_of,
+    write,
+)
+
+from streamiter.clock import SystemClock
+from streamiter.errors import ProducerFenced, TopicUnavailable, TransactionExpired
+from streamiter.topics import OutgoingBatch, Topic, Transactions, topic
+from streamiter.topics.last_value import last_value
+from streamiter_kafka import cluster
+from streamiter_kafka.trouble import BrokerTrouble
+
+PATIENT = {"give_up_after_s": PATIENCE_S, "request_timeout_s": 2.0}
+QUICK = {"give_up_after_s": 1.0, "request_timeout_s": 0.3}
+
+MakeTopic = Callable[..., Topic]
+
+
+class LossyNetwork:
+    """Loses answers of the broker, or requests on their way to it, by the name of the request."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, int] = {}
+        self.requests: dict[str, int] = {}
+        self.lost: list[str] = []
+        self._send = cluster.send
+
+    def lose_answers(self, request: str, count: int = 1) -> None:
+        self.answers[request] = count
+
+    def lose_requests(self, request: str, count: int = 1) -> None:
+        self.requests[request] = count
+
+    async def send(self, connection: Any, request: object, *others: Any) -> Any:
+        name = type(request).__name__
+        if self._loses(self.requests, name):
+            raise BrokerTrouble(f"{name} lost")
+        answer = await self._send(connection, request, *others)
+        if self._loses(self.answers, name):
+            raise BrokerTrouble(f"answer to {name} lost")
+        return answer
+
+    def _loses(self, counts: dict[str, int], name: str) -> bool:
+        if not counts.get(name):
+            return False
+        counts[name] -= 1
+        self.lost.append(name)
+        return True
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> LossyNetwork:
+    """The way to the broker, which is real; only what comes back over it may be lost."""
+    lossy = LossyNetwork()
+    monkeypatch.setattr(cluster, "send", lossy.send)
+    return lossy
+
+
+async def write_number(transactions: Transactions, to: Topic, number: int) -> None:
+    await patiently(transactions.write(to, OutgoingBatch(numbered([number]), keys=[b"flow"])))
+
+
+# -- lost answers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["answers", "requests"])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "InitProducerIdRequest",
+        "AddPartitionsToTxnRequest",
+        "ProduceRequest",
+        "EndTxnRequest",
+        "RenewProducerRequest",
+    ],
+)
+async def test_a_lost_message_neither_loses_nor_doubles_records(
+    kafka_topic: MakeTopic, network: LossyNetwork, request_: str, lost: str
+) -> None:
+    """Every request is sent again when its answer is missing, whether it had been carried out or not."""
+    made = kafka_topic(**PATIENT)
+    await made.create(partitions=2)
+    lose = network.lose_answers if lost == "answers" else network.lose_requests
+    lose(request_, 2)
+    if request_ == "RenewProducerRequest":
+        network.lose_answers("EndTxnRequest")  # which is what makes it necessary
+    transactions = await made.open_transactions(f"{made.name}-t")
+    for transaction in range(3):
+        if transaction:
+            lose(request_, 1)
+        await patiently(transactions.begin())
+        for number in range(4):
+            batch = OutgoingBatch(numbered([4 * transaction + number]), partition=number % 2)
+            await patiently(transactions.write(made, batch))
+        if transaction == 1:
+            await patiently(transactions.abort())
+        else:
+            await patiently(transactions.commit())
+            assert len(await read_to_end(made)) == (4 if transaction == 0 else 8)
+    await transactions.close()
+    assert request_ in network.lost
+    assert sorted(numbers_of(await read_to_end(made))) == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("lost", ["answers", "requests"])
+async def test_a_commit_without_any_answer_can_be_found_out(
+    kafka_topic: MakeTopic, network: LossyNetwork, lost: str
+) -> None:
+    """Taken for failed, outputs that are visible would be written a second time."""
+    made = kafka_topic(**QUICK)
+    await made.create()
+    transactions = await made.open_transactions(f"{made.name}-t")
+    await patiently(transactions.begin())
+    await write_number(transactions, made, 0)
+    await patiently(transactions.commit())
+    await patiently(transactions.begin())
+    await write_number(transactions, made, 1)
+    (network.lose_answers if lost == "answers" else network.lose_requests)("EndTxnRequest", 10**6)
+    with pytest.raises(TopicUnavailable):
+        await patiently(transactions.commit())
+    network.lose_answers("EndTxnRequest", 0)
+    network.lose_requests("EndTxnRequest", 0)
+    await patiently(transactions.close())
+    again = await patiently(made.open_transactions(f"{made.name}-t"))
+    record = await patiently(last_value(made, b"flow", clock=SystemClock()))
+    assert record is not None
+    assert record.value == (b"1" if lost == "answers" else b"0")
+    await patiently(again.begin())
+    await write_number(again, made, 2)
+    await patiently(again.commit())
+    await again.close()
+    assert numbers_of(await read_to_end(made)) == ([0, 1, 2] if lost == "answers" else [0, 2])
+
+
+async def test_a_request_to_end_that_arrives_late_does_not_end_the_next_transaction(
+    kafka_topic: MakeTopic, network: LossyNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given up and sent again, the first one may still reach the broker: half a checkpoint would be visible."""
+    made = kafka_topic(**PATIENT)
+    await made.create()
+    late: list[tuple[Any, ...]] = []
+
+    async def hold_back(connection: Any, request: object, *others: Any) -> Any:
+        if type(request).__name__ == "EndTxnRequest" and not late:
+            late.append((connection, request, *others))
+            raise BrokerTrouble("no answer")
+        return await network.send(connection, request, *others)
+
+    transactions = await made.open_transactions(f"{made.name}-t")
+    await patiently(transactions.begin())
+    await write_number(transactions, made, 0)
+    monkeypatch.setattr(cluster, "send", hold_back)
+    await patiently(transactions.commit())
+    await patiently(transactions.begin())
+    await write_number(transactions, made, 1)
+    await until_written(made, 3)  # the commit of before has the offset 1
+    await patiently(network.send(*late[0]))
+    assert numbers_of(await read_to_end(made)) == [0]
+    await write_number(transactions, made, 2)
+    await patiently(transactions.commit())
+    await transactions.close()
+    assert numbers_of(await read_to_end(made)) == [0, 1, 2]
+
+
+async def until_written(made: Topic, end: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while (await made.describe()).offsets[0][1] < end:
+            pass  # it is on its way
+
+
+async def test_losing_an_answer_takes_nothing_from_a_newer_owner(
+    kafka_topic: MakeTopic, network: LossyNetwork
+) -> None:
+    """Asking for a new epoch must not be a way of taking the id over again."""
+    made = kafka_topic(**PATIENT)
+    await made.create()
+    older = await made.open_transactions(f"{made.name}-t")
+    await patiently(older.begin())
+    await write_number(older, made, 0)
+    network.lose_answers("EndTxnRequest")
+    await patiently(older.commit())
+    newer = await made.open_transactions(f"{made.name}-t")
+    with pytest.raises(ProducerFenced) as caught:
+        await patiently(older.begin())
+    assert not isinstance(caught.value, TransactionExpired)
+    await patiently(newer.begin())
+    await write_number(newer, made, 1)
+    await patiently(newer.commit())
+    await older.close()
+    await newer.close()
+    assert numbers_of(await read_to_end(made)) == [0, 1]
+
+
+# -- owners --------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_that_slept_past_its_timeout_and_was_replaced_knows_that(kafka_topic: MakeTopic) -> None:
+    """By its clock alone it would take this for a timeout, go on, and end the run that replaced it."""
+    made = kafka_topic()
+    await made.create()
+    older = await made.open_transactions(f"{made.name}-t", timeout_s=0.3)
+    await patiently(older.begin())
+    await write_number(older, made, 0)
+    await write(made, OutgoingBatch([b"behind"]))
+    async with asyncio.timeout(PATIENCE_S):
+        while not await read_to_end(made):
+            pass  # the broker ends the transaction, which lets "behind" be read
+    newer = await made.open_transactions(f"{made.name}-t")
+    with pytest.raises(ProducerFenced) as caught:
+        await patiently(older.commit())
+    assert not isinstance(caught.value, TransactionExpired)
+    await patiently(newer.begin())
+    await patiently(newer.commit())
+    await older.close()
+    await newer.close()
+
+
+# -- the broker ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def handle(breakable_broker: KafkaServer, topic_prefix: str) -> MakeTopic:
+    """Makes a handle of a topic on the broker that is going to break."""
+
+    def make(name: str = "clicks", **options: object) -> Topic:
+        return topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}{name}", **options)
+
+    return make
+
+
+async def test_a_broker_killed_at_the_commit_commits_once(
+    breakable_broker: KafkaServer, handle: MakeTopic
+) -> None:
+    """The answer is lost with the broker, and whether it had decided nobody knows but its log."""
+    made = handle(**PATIENT)
+    await made.create(partitions=2)
+    transactions = await made.open_transactions(f"{made.name}-t", timeout_s=60.0)
+    await patiently(transactions.begin())
+    for number in range(10):
+        await patiently(transactions.write(made, OutgoingBatch(numbered([number]), partition=number % 2)))
+    committing = asyncio.ensure_future(transactions.commit())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(breakable_broker.kill)
+    await asyncio.to_thread(breakable_broker.start)
+    await patiently(committing)
+    await patiently(transactions.begin())
+    await patiently(transactions.write(made, OutgoingBatch(numbered([10]))))
+    await patiently(transactions.commit())
+    await transactions.close()
+    assert sorted(numbers_of(await read_to_end(made))) == list(range(11))
+
+
+@pytest.mark.parametrize("timeout_s", [60.0, 0.5])
+async def test_a_commit_to_a_frozen_broker_is_done_once_or_not_at_all(
+    breakable_broker: KafkaServer, handle: MakeTopic, timeout_s: float
+) -> None:
+    """A long garbage collection at the broker: requests given up long ago are carried out nevertheless."""
+    made = handle(give_up_after_s=PATIENCE_S, request_timeout_s=0.3)
+    await made.create()
+    transactions = await made.open_transactions(f"{made.name}-t", timeout_s=timeout_s)
+    await patiently(transactions.begin())
+    await write_number(transactions, made, 0)
+    await until_written(made, 1)
+    breakable_broker.pause()
+    committing = asyncio.ensure_future(transactions.commit())
+    done, _ = await asyncio.wait({committing}, timeout=1.5)  # several requests give up meanwhile
+    assert not done
+    breakable_broker.resume()
+    try:
+        await patiently(committing)
+        committed = True
+    except TransactionExpired:
+        committed = False
+        await transactions.close()
+        transactions = await patiently(made.open_transactions(f"{made.name}-t"))
+    assert committed or timeout_s < 1
+    assert values_of(await read_to_end(made)) == ([b"0"] if committed else [])
+    await patiently(transactions.begin())
+    await write_number(transactions, made, 1)
+    await patiently(transactions.commit())
+    await transactions.close()
+    assert numbers_of(await read_to_end(made)) == ([0, 1] if committed else [1])
+
+
+async def test_a_topic_deleted_with_records_of_the_transaction_does_not_hold_up_the_others(
+    handle: MakeTopic,
+) -> None:
+    """Its records are gone, by an administrator's own wish; the commit must not wait for it to come back."""
+    gone, kept = handle("gone", **PATIENT), handle("kept", **PATIENT)
+    await gone.create()
+    await kept.create()
+    transactions = await kept.open_transactions(f"{kept.name}-t")
+    await patiently(transactions.begin())
+    await write_number(transactions, gone, 0)
+    await write_number(transactions, kept, 0)
+    await until_written(gone, 1)
+    await until_written(kept, 1)
+    await gone.delete()
+    await patiently(transactions.commit())
+    await patiently(transactions.begin())
+    await write_number(transactions, kept, 1)
+    await patiently(transactions.commit())
+    await transactions.close()
+    assert numbers_of(await read_to_end(kept)) == [0, 1]

@@ -1,0 +1,350 @@
+"""Learners: weights, optimizer slots, versions, counts, and what waits for its label."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from streamiter import Columns, Flow, Operator, Stream, epochs_every
+from streamiter.learn import (
+    FTRL,
+    SGD,
+    Constant,
+    DelayedLabels,
+    Examples,
+    FeatureHasher,
+    GradientDescent,
+    Inverse,
+    InverseSquareRoot,
+    LinearModel,
+    LinearRegression,
+    LogisticRegression,
+    OnlineKMeans,
+    OnlineTraining,
+    ProgressiveValidation,
+    SparseRows,
+    StandardScaler,
+    apriori,
+    k_means,
+    online_k_means,
+    online_standard_scaler,
+    train_offline,
+    train_online,
+)
+from streamiter.learn.clustering.k_means import _SomePoints
+from streamiter.learn.clustering.online_k_means import _Learn
+from streamiter.learn.item_sets.candidates import ChooseFrequent
+from streamiter.learn.item_sets.counting import CountItemSets
+from streamiter.learn.linear.parameter_owner import ParameterOwner
+from streamiter.learn.linear.weights import LinearWeights
+from streamiter.learn.offline.owners import AsynchronousOfflineOwner, SynchronousOfflineOwner
+from streamiter.learn.offline.workers import AsynchronousWorker, ReplayingWorker, _KeepingWorker
+from streamiter.learn.online.delayed_labels import DelayedGradientWorker
+from streamiter.learn.online.gradient_worker import GradientWorker
+from streamiter.learn.online.owners import AsynchronousOwner, SynchronousOwner, _StartedOwner
+from streamiter.learn.online.training import OneStart
+from streamiter.learn.scaling.online_scaler import _Scale
+from streamiter.learn.trees.growing import grow_tree
+from streamiter.learn.trees.owner import TreeOptions, TreeOwner
+from streamiter.learn.trees.worker import HistogramWorker
+from streamiter.learn.validation.auc import ScoreHistogram
+from streamiter.learn.validation.validate import Validate
+from streamiter.operators import Output
+
+from restore.case import Case, fed, turns
+
+TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])
+OPTIMIZERS = {
+    "sgd": SGD(0.1),
+    "sgd_decaying": SGD(InverseSquareRoot(0.3), l1=0.01, l2=0.05),
+    "ftrl": FTRL(0.3, 0.1, l1=0.01, l2=0.1),
+    "gradient_descent": GradientDescent(Inverse(0.2, 3.0)),
+}
+
+
+def table(count: int, seed: int = 0) -> Columns:
+    """Features, labels and weights other than 1."""
+    generator = np.random.default_rng(seed)
+    features = generator.normal(size=(count, 3))
+    labels = (generator.random(count) < 1 / (1 + np.exp(-(features @ TRUE_WEIGHTS)))).astype(float)
+    return Columns({"x": features, "y": labels, "weight": generator.random(count) + 0.5})
+
+
+def extract(rows: Any) -> Examples:
+    return Examples(rows["x"], rows["y"], rows["weight"])
+
+
+def classifier() -> LinearModel:
+    return LogisticRegression(3, optimizer=FTRL(0.3, 0.1, l1=0.01, l2=0.1))
+
+
+def regression() -> LinearModel:
+    return LinearRegression(3, optimizer=SGD(InverseSquareRoot(0.2), l2=0.01))
+
+
+# -- models in operators of one's own --------------------------------------------------------------------------
+
+
+class Learns(Operator):
+    """A model that learns from each batch, and tells its parameters and what it predicts next."""
+
+    def __init__(self, model: LinearModel, *, sparse: bool) -> None:
+        self._model = model
+        self._sparse = sparse
+
+    def process_batch(self, batch: Columns, out: Output) -> None:
+        features = SparseRows.from_dense(batch["x"]) if self._sparse else batch["x"]
+        predicted = self._model.predict(features)
+        self._model.learn(features, batch["y"], batch["weight"])
+        out.emit((self._model.version, self._model.records, predicted, self._model.parameters()))
+
+    def snapshot(self) -> Any:
+        return self._model.state()
+
+    def restore(self, state: Any) -> None:
+        self._model.restore(state)
+
+
+def linear_model(kind: str, optimizer: str, rows: str, flow: Flow) -> Stream:
+    model = LogisticRegression if kind == "logistic" else LinearRegression
+    made = functools.partial(model, 3, optimizer=OPTIMIZERS[optimizer])
+    examples = fed(flow, table(9), batch=2)
+    return examples.process(lambda: Learns(made(), sparse=rows == "sparse"), name="learn")
+
+
+class HashesAndLearns(Operator):
+    """Features by hashing, example by example."""
+
+    def __init__(self) -> None:
+        self._hasher = FeatureHasher(["color", "size"], numeric={"price": 0.01}, bits=6)
+        self._model = LogisticRegression(64, optimizer=FTRL(0.3, 0.1))
+
+    def process(self, record: dict[str, Any], out: Output) -> None:
+        rows = self._hasher.rows([record])
+        predicted = self._model.predict_probability(rows)
+        self._model.learn_each(rows, [record["bought"]], [1.5])
+        out.emit((predicted, self._model.weights.copy()))
+
+    def snapshot(self) -> Any:
+        return self._model.state()
+
+    def restore(self, state: Any) -> None:
+        self._model.restore(state)
+
+
+def hashed_features(flow: Flow) -> Stream:
+    colors, sizes = ["red", "green", None], [3, "3", 4.5, 1]
+    records = [
+        {"color": colors[n % 3], "size": sizes[n % 4], "price": 10.0 * n, "bought": n % 2} for n in range(8)
+    ]
+    return fed(flow, records).process(HashesAndLearns, name="learn")
+
+
+class Scales(Operator):
+    """The scaler by itself."""
+
+    def __init__(self) -> None:
+        self._scaler = StandardScaler()
+
+    def process_batch(self, batch: Any, out: Output) -> None:
+        self._scaler.learn(batch)
+        out.emit(self._scaler.parameters())
+
+    def snapshot(self) -> Any:
+        return self._scaler.state()
+
+    def restore(self, state: Any) -> None:
+        self._scaler.restore(state)
+
+
+def scaler(flow: Flow) -> Stream:
+    return fed(flow, table(9)["x"], batch=2).process(Scales, name="scale")
+
+
+class Clusters(Operator):
+    """The online centroids by themselves."""
+
+    def __init__(self) -> None:
+        self._model = OnlineKMeans(2, decay=0.9, seed=3)
+
+    def process(self, batch: Any, out: Output) -> None:
+        self._model.learn(batch)
+        out.emit(self._model.to_update())
+
+    def snapshot(self) -> Any:
+        return self._model.state()
+
+    def restore(self, state: Any) -> None:
+        self._model.restore(state)
+
+
+def online_centroids(flow: Flow) -> Stream:
+    return fed(flow, table(14)["x"]).batch(4).process(Clusters, name="clusters")
+
+
+def validation(kind: str, flow: Flow) -> Stream:
+    rows = table(12)
+    chance = 1 / (1 + np.exp(-rows["x"][:, 0]))
+    records = [
+        {"predictions": chance[n : n + 2], "targets": rows["y"][n : n + 2], "weights": rows["weight"][n : n + 2]}
+        for n in range(0, 12, 2)
+    ]
+    make = functools.partial(Validate, kind, window=5, report_every=3)  # type: ignore[arg-type]
+    return fed(flow, records).process(make, name="validate")
+
+
+# -- online training -------------------------------------------------------------------------------------------
+
+
+def _outputs(training: OnlineTraining) -> dict[str, Stream]:
+    return {"models": training.models, "validation": training.validation}
+
+
+def online_training(mode: str, flow: Flow) -> dict[str, Stream]:
+    make = classifier if mode == "asynchronous" else regression
+    examples = fed(flow, table(14), batch=2)
+    return _outputs(
+        train_online(
+            examples,
+            make,
+            extract=extract,
+            mini_batch=4,
+            mode=mode,  # type: ignore[arg-type]
+            publish_every=2,
+            window=6,
+            report_every=4,
+            name="ctr",
+        )
+    )
+
+
+def online_training_by_two_workers(flow: Flow) -> dict[str, Stream]:
+    examples = fed(flow, table(16), batch=2, parallelism=2)
+    training = train_online(
+        examples, regression, extract=extract, mini_batch=2, mode="synchronous", report_every=100, name="two"
+    )
+    return {"models": training.models}
+
+
+def online_training_from_a_start(flow: Flow) -> dict[str, Stream]:
+    start = fed(flow, [{"weights": np.array([0.5, 0.0, -0.5]), "intercept": 0.25}], name="start")
+    examples = fed(flow, table(10), batch=2)
+    training = train_online(
+        examples, classifier, extract=extract, mini_batch=3, initial=start, report_every=4, name="warm"
+    )
+    return _outputs(training)
+
+
+def online_training_with_delayed_labels(flow: Flow) -> dict[str, Stream]:
+    rows = table(8)
+    questions = [{"id": f"q{n}", "x": rows["x"][n]} for n in range(8)]
+    answers = [{"id": f"q{n}", "label": rows["y"][n]} for n in range(8)]
+    events = [*questions[:4], *answers[2:4], *questions[4:], *answers[:2], *answers[4:]]
+    labels = DelayedLabels(
+        key_of=lambda event: event["id"],
+        is_answer=lambda event: "label" in event,
+        features=lambda asked: SparseRows.from_dense(np.array([event["x"] for event in asked])),
+        target_of=lambda answer: float(answer["label"]),
+        waiting_max=6,
+    )
+    training = train_online(
+        fed(flow, events, batch=2),
+        classifier,
+        labels=labels,
+        mini_batch=3,
+        report_every=2,
+        on_error="skip",
+        name="late",
+    )
+    return _outputs(training)
+
+
+# -- other learners on streams ---------------------------------------------------------------------------------
+
+
+def scaling(flow: Flow) -> Stream:
+    return online_standard_scaler(fed(flow, table(11)["x"], batch=2), window=4)
+
+
+def clustering(flow: Flow) -> Stream:
+    return online_k_means(fed(flow, table(14)["x"], batch=3), clusters=2, decay=0.8, mini_batch=4, seed=1)
+
+
+def clustering_from_a_start(flow: Flow) -> Stream:
+    start = fed(flow, [{"centroids": np.array([[0.0, 0, 0], [1.0, 1, 1]]), "weights": np.ones(2)}], name="start")
+    return online_k_means(fed(flow, table(9)["x"], batch=2), clusters=2, mini_batch=4, initial=start)
+
+
+# -- bounded ---------------------------------------------------------------------------------------------------
+
+
+def offline_training(mode: str, flow: Flow) -> dict[str, Stream]:
+    replay = mode == "replay"
+    training = train_offline(
+        fed(flow, table(12), batch=3, parallelism=2),
+        classifier if mode == "asynchronous" else regression,
+        extract=extract,
+        rounds=4,
+        mini_batch=None if replay else 6,
+        mode="asynchronous" if mode == "asynchronous" else "synchronous",
+        replay=replay,
+        publish_every=2,
+        # What two asynchronous workers make of it depends on who is faster.
+        workers=1 if mode == "asynchronous" else 2,
+        name="fit",
+    )
+    return {"models": training.models, "losses": training.losses}
+
+
+def offline_k_means(flow: Flow) -> Stream:
+    return k_means(fed(flow, table(20)["x"], batch=4, parallelism=2), clusters=3, rounds=3, seed=2)
+
+
+def item_sets(flow: Flow) -> Stream:
+    baskets = [["bread", "milk"], ["beer", "bread"], ["beer", "bread", "milk"], ["milk"], ["beer", "eggs", "milk"]]
+    return apriori(fed(flow, baskets, parallelism=2), minimum_support=0.2)
+
+
+def decision_tree(flow: Flow) -> dict[str, Stream]:
+    rows = table(24)
+    columns = Columns({"features": rows["x"], "label": rows["y"], "weight": rows["weight"]})
+    options = TreeOptions(classes=2, maximum_depth=3, minimum_rows=2, minimum_gain=0.0, maximum_bins=8)
+    return grow_tree(fed(flow, columns, batch=5, parallelism=2), options)
+
+
+ONLINE = (GradientWorker, ParameterOwner, _StartedOwner, LinearWeights, Validate)
+OFFLINE = (_KeepingWorker, ParameterOwner)
+
+CASES = [
+    *(
+        Case(functools.partial(linear_model, kind, optimizer, rows), (LinearWeights,), {"cuts": 3})
+        for kind in ("logistic", "linear")
+        for optimizer in OPTIMIZERS
+        for rows in (("dense", "sparse") if optimizer != "gradient_descent" else ("dense",))
+    ),
+    Case(hashed_features, (LinearWeights,), {"cuts": 4}),
+    Case(scaler, (StandardScaler,)),
+    Case(online_centroids, (OnlineKMeans,), {"cuts": 6}),
+    Case(functools.partial(validation, "classification"), (Validate, ProgressiveValidation, ScoreHistogram)),
+    Case(functools.partial(validation, "regression"), (Validate, ProgressiveValidation)),
+    Case(functools.partial(online_training, "asynchronous"), (*ONLINE, AsynchronousOwner)),
+    Case(functools.partial(online_training, "synchronous"), (*ONLINE, SynchronousOwner)),
+    Case(functools.partial(online_training, "synchronous"), (*ONLINE, SynchronousOwner), turns(6)),
+    Case(online_training_by_two_workers, (SynchronousOwner,), {"cuts": 5}),
+    Case(online_training_by_two_workers, (SynchronousOwner,), turns(6)),
+    Case(online_training_from_a_start, (*ONLINE, OneStart, AsynchronousOwner), {"cuts": 6}),
+    Case(online_training_with_delayed_labels, (*ONLINE, DelayedGradientWorker)),
+    Case(scaling, (_Scale,)),
+    Case(clustering, (_Learn, OnlineKMeans)),
+    Case(clustering_from_a_start, (_Learn,)),
+    Case(functools.partial(offline_training, "synchronous"), (*OFFLINE, SynchronousOfflineOwner), turns(6)),
+    Case(functools.partial(offline_training, "replay"), (ReplayingWorker, SynchronousOfflineOwner), turns(6)),
+    Case(functools.partial(offline_training, "asynchronous"), (AsynchronousWorker, AsynchronousOfflineOwner), turns(6)),
+    Case(offline_k_means, (_SomePoints,), turns(6)),
+    Case(item_sets, (CountItemSets, ChooseFrequent), turns(6)),
+    Case(item_sets, (CountItemSets, ChooseFrequent), {"cuts": 4, "compare_state": False}),
+    Case(decision_tree, (HistogramWorker, TreeOwner), turns(6)),
+    Case(decision_tree, (HistogramWorker, TreeOwner), {"cuts": 4}),
+]
