@@ -90,7 +90,7 @@ async def send(connection: Connection, request: object, server: Server, timeout_
     except (NotImplementedError, IncompatibleBrokerVersion) as error:
         raise TopicError(
             f"{shown(server)}: this broker and aiokafka have no version of {type(request).__name__} in common "
-            f"({error}); expected Apache Kafka 2.1 or later"
+            f"({error}); expected Apache Kafka 2.5 or later"
         ) from error
     except (OSError, KafkaError) as error:
         raise BrokerTrouble(f"{shown(server)}: {_described(error)}") from None

@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Iterable
 from typing import TypeVar
 
-from streamiter.errors import ConfigurationError, ProducerFenced, StreamiterError, TopicError
+from streamiter.errors import (
+    ConfigurationError,
+    ProducerFenced,
+    StreamiterError,
+    TopicError,
+    TransactionExpired,
+)
 from streamiter.topics.topic import OutgoingBatch, Topic, Transactions
 from streamiter_kafka.cluster import OPEN_TIMEOUT_S, Cluster
 from streamiter_kafka.coordinator import Coordinator
@@ -168,6 +174,8 @@ class KafkaTransactions(Transactions):
 
     async def _explained(self, fence: ProducerFenced) -> ProducerFenced:
         """Whether it was another owner or the transaction's timeout: the broker's error is the same."""
+        if isinstance(fence, TransactionExpired):
+            return fence
         try:
             is_ours = await self._cluster.persist(lambda: self._coordinator.is_still_ours(self._producer))
         except TopicError:  # not known; ending is safe in either case

@@ -29,13 +29,7 @@ __all__ = [
 
 Directory = Annotated[
     Path,
-    typer.Argument(
-        metavar="DIRECTORY",
-        help="Where the flow keeps them.",
-        exists=True,
-        file_okay=False,
-        show_default=False,
-    ),
+    typer.Argument(metavar="DIRECTORY", help="Where the flow keeps them.", show_default=False),
 ]
 FlowName = Annotated[
     str | None, typer.Option("--flow", metavar="NAME", help="Those of this flow.", show_default=False)
@@ -102,6 +96,11 @@ class ListedCheckpoint:
 
 def all_folders(directory: Path, flow: str | None) -> list[FlowFolder]:
     """Those of all flows, or of the one that is named."""
+    if not directory.is_dir():
+        given = "a file" if directory.exists() else "none of that name"
+        raise typer.BadParameter(
+            f"expected a directory, given {directory}: {given}", param_hint="'DIRECTORY'"
+        )
     folders = flows_in(directory)
     if flow is None:
         return folders

@@ -24,7 +24,7 @@ def create(
             "--setting",
             metavar="NAME=VALUE",
             help="A setting of the topic; may be repeated. Kafka: those of Kafka, and replication.factor. "
-            "SQLite: retention_ms, retention_records, retention_bytes, max_record_bytes.",
+            "SQLite: retention_ms, retention_records, retention_bytes, compact, max_record_bytes.",
             show_default=False,
         ),
     ] = None,

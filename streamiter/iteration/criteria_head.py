@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from streamiter.iteration.coordinator import Restored, Terminate
 from streamiter.iteration.received_epochs import ReceivedEpochs
-from streamiter.iteration.receiving_head import ReceivingHead
+from streamiter.iteration.receiving_head import ReceivingHead, end_of_all
 from streamiter.operators.context import Context
 from streamiter.operators.operator import BoundaryOutput
 from streamiter.records import Batch, Control, EpochWatermark
@@ -54,3 +55,11 @@ class CriteriaHead(ReceivingHead):
                 report=self.received.report_again,
             )
         )
+
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """All know of epochs what each of them knew."""
+        received = ReceivedEpochs.redistribute([state["received"] for state in states], parallelism)
+        told = min(state["told complete"] for state in states)
+        ended_in = end_of_all(states)
+        return [{"received": each, "told complete": told, "ended in": ended_in} for each in received]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from streamiter.iteration.coordinator import Admit, Advance, LoopCoordinator, Restored, Terminate
+from streamiter.iteration.receiving_head import end_of_all
 from streamiter.operators.context import Context, JobScope
 from streamiter.operators.operator import Boundary, BoundaryOutput
 from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
@@ -158,6 +159,42 @@ class Entrance(Boundary):
             self.coordinator.entrance_passed(self._index, self._passed)
         if self._data_ended:
             self.coordinator.entrance_ended(self._index)
+
+    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Data that waits for the loop is dealt out; all have passed the epochs that each of them had."""
+        going_on = [state for state in states if not _has_brought_end(state)]
+        brought = min(_brought(state) for state in going_on or states)
+        passed = min(state["passed"] for state in going_on or states)
+        data = sorted(
+            (item for state in states for item in state["waiting"] if item[0] == "data"),
+            key=lambda item: item[2],
+        )
+        last: list[tuple[str, Any, int]] = [("watermark", None, brought)] if brought > passed else []
+        data_ended = all(state["data ended"] for state in states)
+        if not going_on and not data_ended:
+            last += [item for state in states for item in state["waiting"] if item[0] == "ended"][:1]
+        ended_in = end_of_all(states)
+        return [
+            {
+                "last complete": min(state["last complete"] for state in states),
+                "passed": passed,
+                "data ended": data_ended,
+                "ended in": ended_in,
+                "waiting": [*data[subtask::parallelism], *last],
+            }
+            for subtask in range(parallelism)
+        ]
+
+
+def _has_brought_end(state: dict[str, Any]) -> bool:
+    return state["data ended"] or any(kind == "ended" for kind, _, _ in state["waiting"])
+
+
+def _brought(state: dict[str, Any]) -> int:
+    """The last watermark that came to it, whether it could be passed on or not."""
+    came: list[int] = [epoch for kind, _, epoch in state["waiting"] if kind == "watermark"]
+    came.append(state["passed"])
+    return max(came)
 
 
 def _plain(item: DataBatch | Control) -> tuple[str, Any, int]:

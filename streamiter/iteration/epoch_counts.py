@@ -14,6 +14,8 @@ A loop that has run for months has seen more epochs than could be counted one by
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final
 
 __all__ = ["EpochCounts"]
@@ -118,6 +120,25 @@ class EpochCounts:
         self._join_if_alike(len(joined) - 1)
         # Where gaps keep them apart, not to try again before there are half as many more.
         self._runs_max = max(_RUNS_MAX, min(len(self._runs) * 3 // 2, _RUNS_WITH_GAPS_MAX))
+
+    @classmethod
+    def added(cls, many: Iterable[Iterable[tuple[int, int, int]]]) -> list[tuple[int, int, int]]:
+        """The runs of several as one.
+
+        >>> EpochCounts.added([[(1, 4, 2)], [(3, 5, 1)]])
+        [(1, 2, 2), (3, 4, 3), (5, 5, 1)]
+        """
+        changes: dict[int, int] = {}
+        for first, last, count in (run for runs in many for run in runs):
+            changes[first] = changes.get(first, 0) + count
+            changes[last + 1] = changes.get(last + 1, 0) - count
+        runs: list[tuple[int, int, int]] = []
+        total = 0
+        for begin, end in pairwise(sorted(changes)):
+            total += changes[begin]
+            if total:
+                runs.append((begin, end - 1, total))
+        return runs
 
     def snapshot(self) -> list[tuple[int, int, int]]:
         """Plain data."""

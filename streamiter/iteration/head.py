@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from streamiter.iteration.coordinator import Advance, LoopCoordinator, Release, Restored, Terminate
 from streamiter.iteration.received_epochs import ReceivedEpochs
-from streamiter.iteration.receiving_head import ReceivingHead
+from streamiter.iteration.receiving_head import ReceivingHead, end_of_all
 from streamiter.operators.context import Context, JobScope
 from streamiter.operators.operator import BoundaryOutput
+from streamiter.operators.sharing import Sharing
 from streamiter.records import Batch, Control, DataBatch, EpochWatermark
 from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.gate_records import InputEnded
@@ -143,3 +144,21 @@ class Head(ReceivingHead):
                 report=self.received.report_again,
             )
         )
+
+    def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
+        """What is held goes where it would be fed back to now; of epochs, all heads know what each of them knew."""
+        received = ReceivedEpochs.redistribute([state["received"] for state in states], sharing.parallelism)
+        held = sharing.queues(FEEDBACK, [state["held"] for state in states])
+        ended_in = end_of_all(states)
+        return [
+            {
+                "received": received[head],
+                "released": min(state["released"] for state in states),
+                "advanced": min(state["advanced"] for state in states),
+                "initial ended": all(state["initial ended"] for state in states),
+                "feedback ended": all(state["feedback ended"] for state in states),
+                "ended in": ended_in,
+                "held": held[head],
+            }
+            for head in range(sharing.parallelism)
+        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from streamiter.iteration.coordinator import LoopCoordinator
@@ -74,3 +75,25 @@ class ReceivedEpochs:
         self._unacknowledged = dict(state["unacknowledged"])
         self._reported = state["reported"]
         self._has_ended = state["has ended"]
+
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """The first head has received what all had; the others have reported the same epochs, without records."""
+        reported = min(state["reported"] for state in states)
+        epochs = dict.fromkeys(epoch for state in states for epoch, _ in state["unacknowledged"])
+        known = [dict(state["unacknowledged"]) for state in states]
+        sums = {epoch: sum(of_head.get(epoch, 0) for of_head in known) for epoch in sorted(epochs)}
+        again = [(epoch, epoch, count) for epoch, count in sums.items() if epoch > reported and count]
+        runs = EpochCounts.added([again, *(state["counts"] for state in states)])
+        has_ended = all(state["has ended"] for state in states)
+        return [
+            {
+                "counts": [] if head else runs,
+                "unacknowledged": [
+                    (epoch, 0 if head else count) for epoch, count in sums.items() if epoch <= reported
+                ],
+                "reported": reported,
+                "has ended": has_ended,
+            }
+            for head in range(parallelism)
+        ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from streamiter.errors import CheckpointError
 from streamiter.iteration.coordinator import LoopCoordinator, Terminate
 from streamiter.iteration.received_epochs import ReceivedEpochs
 from streamiter.operators.context import Context, JobScope
@@ -14,7 +15,15 @@ from streamiter.records import EndOfInput
 if TYPE_CHECKING:
     from streamiter.runtime.plan import Surroundings
 
-__all__ = ["ReceivingHead"]
+__all__ = ["ReceivingHead", "end_of_all"]
+
+
+def end_of_all(states: Sequence[dict[str, Any]]) -> int | None:
+    """The epoch in which all of them have been told that the iteration ends; None if it goes on."""
+    ended_in = {state["ended in"] for state in states}
+    if len(ended_in) > 1:
+        raise CheckpointError("the iteration was about to end, and only some of them knew")
+    return next(iter(ended_in), None)
 
 
 class ReceivingHead(Boundary):

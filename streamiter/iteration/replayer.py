@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, final
 
+from streamiter.checkpoints.deferred_entries import entries_of
+from streamiter.errors import CheckpointError
 from streamiter.iteration.coordinator import Advance, LoopCoordinator, Terminate
 from streamiter.iteration.entrance import Entrance
 from streamiter.operators.context import Context, JobScope
@@ -122,3 +125,58 @@ class Replayer(Entrance):
         if self._asked_for > self._replayed:
             self.context.post(_GoOn())
         super().restore(state)
+
+    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Batches are dealt out in turn: first those that the replay under way has sent, then the others."""
+        terminates = {state["terminate"] for state in states}
+        replayed = min(state["replayed"] for state in states)
+        if len(terminates) > 1 or any(state["replayed"] > replayed + 1 for state in states):
+            raise CheckpointError("some of them are further in what they send again than others")
+        sent = [state["position"] if state["replayed"] == replayed else None for state in states]
+        caches = [state["cache"] for state in states]
+        [terminate] = terminates
+        asked_for = max(state["asked for"] for state in states)
+        shared = super().redistribute(states, parallelism)
+        return [
+            {
+                **state,
+                "cache": (share := _ReplayShare(caches, sent, subtask, parallelism)),
+                "replayed": replayed,
+                "asked for": asked_for,
+                "position": share.count_sent() if asked_for > replayed else 0,
+                "terminate": terminate,
+            }
+            for subtask, state in enumerate(shared)
+        ]
+
+
+@final
+class _ReplayShare:
+    """The batches of one new subtask, as frames of a cache's snapshot."""
+
+    def __init__(
+        self, caches: Sequence[Iterable[Any]], sent: Sequence[int | None], subtask: int, subtasks: int
+    ) -> None:
+        """``sent`` is how many batches of each cache were sent; None for all."""
+        self._caches = caches
+        self._sent = sent
+        self._subtask = subtask
+        self._subtasks = subtasks
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for entry in chain(self._dealt(are_sent=True), self._dealt(are_sent=False)):
+            yield [entry]
+
+    def count_sent(self) -> int:
+        """How many of its batches come first because they were sent."""
+        return sum(1 for _ in self._dealt(are_sent=True))
+
+    def _dealt(self, *, are_sent: bool) -> Iterator[Any]:
+        return islice(self._batches(are_sent=are_sent), self._subtask, None, self._subtasks)
+
+    def _batches(self, *, are_sent: bool) -> Iterator[Any]:
+        for frames, sent in zip(self._caches, self._sent, strict=True):
+            if are_sent:
+                yield from islice(entries_of(frames), sent)
+            elif sent is not None:
+                yield from islice(entries_of(frames), sent, None)

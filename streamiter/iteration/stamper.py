@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from streamiter.iteration.epoch_groups import Groups
@@ -115,3 +116,12 @@ class Stamper(Boundary):
             self._pace.is_idle(self._index, self._post)
         if self._ended or self._idle:
             self._silence.stop()
+
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """All go on in the epoch of whoever has come least far, whose groups begin anew."""
+        going_on = [state for state in states if not state["ended"]] or states
+        with_input = [state for state in going_on if not state["idle"]] or going_on
+        epoch = min(state["epoch"] for state in with_input)
+        ended = all(state["ended"] for state in states)
+        return [{"epoch": epoch, "count": 0, "idle": False, "ended": ended} for _ in range(parallelism)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from streamiter.iteration.stamping_clock import StampingClock
@@ -74,3 +75,15 @@ class TimedStamper(Boundary):
             self._clock.has_records(self._epoch)
         if self._ended:
             self._clock.leave(self._index)
+
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """All go on in the epoch of whoever has come least far, until the time comes that was to come."""
+        going_on = [state for state in states if not state["ended"]] or states
+        shared = {
+            "epoch": min(state["epoch"] for state in going_on),
+            "has records": any(state["has records"] for state in states),
+            "ended": all(state["ended"] for state in states),
+            "remaining_s": min(state["remaining_s"] for state in states),
+        }
+        return [dict(shared) for _ in range(parallelism)]

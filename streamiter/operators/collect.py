@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from streamiter.operators.context import Context
@@ -70,3 +70,11 @@ class Collect(Operator):
 
     def restore(self, state: list[Any]) -> None:
         self._items[:] = state
+
+    @staticmethod
+    def redistribute(states: Sequence[list[Any]], parallelism: int) -> list[list[Any]]:
+        """The items of old subtask i become those of i modulo ``parallelism``."""
+        return [
+            [item for state in states[subtask::parallelism] for item in state]
+            for subtask in range(parallelism)
+        ]

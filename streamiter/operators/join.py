@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from streamiter.errors import ConfigurationError
@@ -12,6 +12,7 @@ from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.operators.record_loop import apply_to_each
 from streamiter.operators.rejection import shortened
+from streamiter.operators.sharing import Sharing
 from streamiter.records import Batch
 
 __all__ = ["Join"]
@@ -73,6 +74,13 @@ class Join(Operator):
     def restore(self, state: dict[str, list[Batch]]) -> None:
         self._left.restore(state["left"])
         self._right.restore(state["right"])
+
+    def share_out(
+        self, states: Sequence[dict[str, list[Batch]]], sharing: Sharing
+    ) -> list[dict[str, list[Batch]]]:
+        """The records go to the new subtasks as its inputs would."""
+        left, right = (sharing.records(name, [state[name] for state in states]) for name in ("left", "right"))
+        return [{"left": of_left, "right": of_right} for of_left, of_right in zip(left, right, strict=True)]
 
 
 def _hashable(key_of: Callable[[Any], Any]) -> Callable[[Any], Any]:

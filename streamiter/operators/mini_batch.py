@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +12,7 @@ from streamiter.operators.context import Context
 from streamiter.operators.held_input import HeldInput
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import Output
+from streamiter.operators.sharing import Sharing
 from streamiter.records import Batch, Columns, slice_batch
 
 __all__ = ["MiniBatch"]
@@ -103,7 +105,8 @@ class MiniBatch(Operator, IterationListener):
             self._emit_left_over(epoch, out)
 
     def _emit_left_over(self, epoch: Epoch, out: Output) -> None:
-        out.emit(self._left_over.pop(epoch).taken())
+        mini_batches, rest = _cut(HeldInput(), self._left_over.pop(epoch).taken(), self._n)
+        out.emit_batch([*mini_batches, rest] if len(rest) else mini_batches)
 
     def snapshot(self) -> dict[str, Any]:
         return {
@@ -120,12 +123,29 @@ class MiniBatch(Operator, IterationListener):
             if self._timeouts is not None:
                 self._timeouts.begin_if_new(epoch)
 
+    def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
+        """What is left over goes to the new subtasks as its input would; its timeouts begin anew.
+
+        It may be more than n of several old ones: then mini-batches go out with the next record.
+        """
+        epochs = dict.fromkeys(epoch for state in states for epoch, _ in state["left_over"])
+        left_over: list[list[tuple[Epoch, list[Batch]]]] = [[] for _ in range(sharing.parallelism)]
+        for epoch in epochs:
+            kept = [dict(state["left_over"]).get(epoch, []) for state in states]
+            for subtask, batches in enumerate(sharing.records("input", kept)):
+                if batches:
+                    left_over[subtask].append((epoch, batches))
+        return [{"left_over": of_subtask, "remaining_s": []} for of_subtask in left_over]
+
 
 def _cut(held: HeldInput, batch: Batch, n: int) -> tuple[list[Batch], Batch]:
     """The full mini-batches of what is held and a batch that fills it up, and what is left of the batch."""
     mini_batches: list[Batch] = []
     start = 0
-    if held:
+    if len(held) >= n:  # Of a step that had more subtasks, or another n.
+        held.add(batch)
+        batch = held.taken()
+    elif held:
         start = n - len(held)
         held.add(slice_batch(batch, 0, start))
         mini_batches.append(held.taken())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -69,3 +69,11 @@ class ReduceAll(Operator):
     def restore(self, state: list[Any]) -> None:
         for value in state:
             self._value = independent_copy(value)
+
+    def redistribute(self, states: Sequence[list[Any]], parallelism: int) -> list[list[Any]]:
+        """The value of old subtask i becomes that of i modulo ``parallelism``, or part of it."""
+        values = [
+            [value for state in states[subtask::parallelism] for value in state]
+            for subtask in range(parallelism)
+        ]
+        return [[reduce(self._f, of_subtask)] if of_subtask else [] for of_subtask in values]

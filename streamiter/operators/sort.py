@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from streamiter.operators.functions import field_or_function
@@ -10,6 +10,7 @@ from streamiter.operators.held_input import HeldInput
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.operators.record_loop import apply_to_each
+from streamiter.operators.sharing import Sharing
 from streamiter.records import Batch, take
 
 __all__ = ["Sort"]
@@ -60,3 +61,7 @@ class Sort(Operator):
 
     def restore(self, state: list[Batch]) -> None:
         self._held.restore(state)
+
+    def share_out(self, states: Sequence[list[Batch]], sharing: Sharing) -> list[list[Batch]]:
+        """The records go to the new subtasks as its input would."""
+        return sharing.records("input", states)

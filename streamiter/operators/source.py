@@ -34,6 +34,10 @@ class Source:
     anything. ``positions`` of the batches that were passed on are remembered by the engine, merged by
     key, and given to ``open`` when a job goes on from a snapshot.
 
+    ``redistribute(positions, parallelism) -> positions``, if it is there, shares out those of all old subtasks for
+    another number of them, when a job goes on from a checkpoint with another parallelism. It is asked of a new
+    instance, which is not open. Each record must be read by one of the new subtasks, whoever would have read it before.
+
     >>> class Countdown(Source):
     ...     def open(self, context, positions):
     ...         self.left = (positions or {}).get("left", 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from streamiter.channels import Channel
@@ -113,6 +113,11 @@ class Feeder:
         result = self._source.report_positions(group, positions)
         if inspect.isawaitable(result):
             await result
+
+    def redistribute(self, positions: Sequence[Positions], parallelism: int) -> Sequence[Positions] | None:
+        """What another number of subtasks goes on from; None if the source does not say."""
+        redistribute = getattr(self._source, "redistribute", None)
+        return None if redistribute is None else redistribute(positions, parallelism)
 
     def lag(self) -> Mapping[int, int]:
         """What the source says, or said last before it was closed."""

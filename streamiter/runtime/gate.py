@@ -280,6 +280,7 @@ class Gate:
             **self._epochs.snapshot(),
             "held": plain_log((port.index, item) for port in self.ports for item in port.held),
             "ended": [int(port.ended) for port in self.ports],
+            "ports": [None if port.origin is None else tuple(port.origin) for port in self.ports],
         }
 
     def restore(self, state: dict[str, Any], logged: Iterable[tuple[int, Iterable[Any]]] = ()) -> None:

@@ -14,7 +14,7 @@ from streamiter.records import OutputTag
 from streamiter.runtime.partitioning import Forward, Partitioning
 from streamiter.topics.topic import Topic
 
-__all__ = ["SINGLE_INPUT", "Edge", "FeedbackLimits", "KeySelector", "Step"]
+__all__ = ["SINGLE_INPUT", "Edge", "FeedbackLimits", "KeySelector", "Step", "edge_number"]
 
 SINGLE_INPUT = "input"
 """Name of the input of a step that has only one."""
@@ -101,3 +101,13 @@ class Edge:
     """Set on the edge that closes a loop."""
     feedback_topic: Topic | None = None
     """What such an edge goes through, if not through memory."""
+
+
+def edge_number(step: Step, edge: Edge) -> int:
+    """Which of the edges it is that bring the same output to the same input of ``step``; mostly there is one."""
+    alike = [
+        other
+        for other in step.inputs
+        if (other.upstream, other.input_name, other.tag) == (edge.upstream, edge.input_name, edge.tag)
+    ]
+    return alike.index(edge)

@@ -20,10 +20,10 @@ from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step
+from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step, edge_number
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.partitioning import Forward
-from streamiter.runtime.port import Port
+from streamiter.runtime.port import Port, PortOrigin
 from streamiter.runtime.rounds import Rounds
 from streamiter.runtime.task import Acknowledge, Task
 from streamiter.runtime.topic_feedback.topic_feedback import TopicFeedback
@@ -251,7 +251,9 @@ class Planner:
     def _ports(self, step: Step, subtask: int) -> list[Port]:
         ports: list[Port] = []
         for edge in step.inputs:
-            for channels in self._channels.get(edge, ()):
+            number = edge_number(step, edge)
+            tag = None if edge.tag is None else edge.tag.name
+            for source, channels in enumerate(self._channels.get(edge, ())):
                 if (channel := channels[subtask]) is not None:
                     is_feedback = edge.feedback is not None
                     one_at_a_time = self._brings_mini_batches(step, edge)
@@ -262,6 +264,7 @@ class Planner:
                             channel,
                             is_feedback=is_feedback,
                             one_at_a_time=one_at_a_time,
+                            origin=PortOrigin(edge.input_name, edge.upstream.name, tag, number, source),
                         )
                     )
         return ports

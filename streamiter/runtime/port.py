@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
 
 from streamiter.channels import LIMIT_BYTES
 from streamiter.operators.source import SourceBatch
@@ -21,7 +21,7 @@ from streamiter.runtime.watermarks import BEFORE_ALL_EPOCHS
 if TYPE_CHECKING:
     from streamiter.checkpoints.spill import SpillQueue
 
-__all__ = ["Log", "Port", "ReadableChannel"]
+__all__ = ["Log", "Port", "PortOrigin", "ReadableChannel"]
 
 # Small batches that wait in a channel are joined up to this many records, so that work comes in larger
 # pieces the further an operator has fallen behind. As large as a topic reader's largest batch.
@@ -32,6 +32,20 @@ class Log(Protocol):
     """Takes what comes on a feedback port between a snapshot and the return of its barrier."""
 
     def put(self, item: DataBatch | Control) -> None: ...
+
+
+class PortOrigin(NamedTuple):
+    """Where what a port brings comes from; so a snapshot finds the port again when others are beside it."""
+
+    input_name: str
+    upstream: str
+    """The name of the step."""
+    tag: str | None
+    """Of its side output."""
+    edge: int
+    """Which one, if there are several such edges."""
+    subtask: int
+    """Of the upstream step."""
 
 
 class ReadableChannel(Protocol):
@@ -65,6 +79,7 @@ class Port:
         "listed",
         "log",
         "one_at_a_time",
+        "origin",
         "parked",
         "restored",
     )
@@ -77,8 +92,11 @@ class Port:
         *,
         is_feedback: bool,
         one_at_a_time: bool = False,
+        origin: PortOrigin | None = None,
     ) -> None:
         self.index = index
+        self.origin = origin
+        """None for what a source reads."""
         self.one_at_a_time = one_at_a_time
         """Hand over single records (mini-batches in a loop), so that what is fed back is met in between."""
         self.input_name = input_name

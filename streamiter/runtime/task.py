@@ -26,7 +26,7 @@ from streamiter.records import (
     slice_batch,
 )
 from streamiter.runtime.chain import Chain
-from streamiter.runtime.checkpointing.task_parts import encode_log, encode_task
+from streamiter.runtime.checkpointing.task_parts import encode_log, encode_task, release_parts
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate
@@ -203,6 +203,7 @@ class Task:
                 errors.append(error)
         for channel in self._feedback_channels:
             channel.close()
+        self._release_pending()
         self.gate.close()
         return errors
 
@@ -460,10 +461,11 @@ class Task:
         self._abandoned = max(self._abandoned, checkpoint)
         if self._pending_checkpoint is not None and self._pending_checkpoint <= checkpoint:
             self.gate.drop_feedback_log()
-            for part in self._pending_parts:
-                for deferred in part.deferred:
-                    deferred.release()
-            self._pending_parts = []
+            self._release_pending()
+
+    def _release_pending(self) -> None:
+        release_parts(self._pending_parts)
+        self._pending_parts = []
 
     async def parts(self) -> list[Part]:
         """The state of the whole task as parts of a snapshot."""
@@ -475,6 +477,7 @@ class Task:
         lasting = self.instances if self._rounds is None else self.instances[1:]
         return {
             "operators": {instance.step.name: await instance.snapshot() for instance in lasting},
+            "steps": [instance.step.name for instance in self.instances],
             "round": None if self._rounds is None else await self._rounds.snapshot(),
             "watermark": self.progress.watermark,
             "ended": self.ended,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from streamiter.errors import DecodeError
 from streamiter.operators.context import Context
@@ -60,6 +60,22 @@ class TopicSource(Source):
 
     async def report_positions(self, group: str, positions: Positions) -> None:
         await self._topic.report_positions(group, positions)
+
+    @staticmethod
+    def redistribute(positions: Sequence[Positions], parallelism: int) -> list[Positions]:
+        """Partition p belongs to subtask p mod n; it goes on from where whoever read it before has come to."""
+        read: Positions = {}
+        for of_subtask in positions:
+            for partition, offset in of_subtask.items():
+                read[partition] = max(offset, read.get(partition, offset))
+        return [
+            {
+                partition: offset
+                for partition, offset in sorted(read.items())
+                if partition % parallelism == subtask
+            }
+            for subtask in range(parallelism)
+        ]
 
     async def close(self) -> None:
         if self._reader is not None:

@@ -244,8 +244,9 @@ class StoreContract:
         await save_and_commit(old, 1)
         saved = await save(old, 2)
         await new.claim("clicks", "b")
+        deferred = Frames()
         refused: list[tuple[Any, str]] = [
-            (old.save(header(3), parts()), "save checkpoint 3"),
+            (old.save(header(3), [Part("p", b"", [deferred])]), "save checkpoint 3"),
             (old.commit("clicks", saved), "commit checkpoint 2"),
             (old.prune("clicks", keep=1), "remove checkpoints"),
             (old.claim("clicks", "a"), "claim the flow again"),
@@ -256,6 +257,7 @@ class StoreContract:
                 ProducerFenced, match=f"^flow 'clicks': run a cannot {what}: run b has claimed the flow since"
             ):
                 await call
+        assert deferred.taken == 0  # large state is not written in vain
         assert await ids(new) == [CheckpointId(1, "a"), saved]
         assert await new.pointer("clicks") == CommitPointer("b", CheckpointId(1, "a"))
 

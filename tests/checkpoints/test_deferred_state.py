@@ -71,6 +71,14 @@ def test_deferred_pieces_come_back_in_their_places_and_all_else_exactly(state):
     assert not any(piece.released for piece in deferred)
 
 
+def test_a_piece_before_a_lone_surrogate_is_one_piece():
+    """Text that is no UTF-8 has the encoder begin again: pieces it has met before were there twice."""
+    state = {"piece": Values(1, 2), "file": "\ud800"}
+    data, deferred = PLAIN.encode_state(state)
+    assert deferred == [state["piece"]]
+    assert PLAIN.decode_state(data, listed(deferred)) == {"piece": [1, 2], "file": "\ud800"}
+
+
 @given(STATES)
 def test_state_without_deferred_pieces_is_encoded_as_ever_and_other_state_refused(state):
     """A record that refers to state which nobody stores is lost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -206,3 +207,35 @@ async def test_two_flows_are_saved_at_the_same_time(make_store: MakeStore) -> No
         ("views", 2),
         ("views", 3),
     ]
+
+
+async def test_of_claims_at_the_same_time_none_is_forgotten(make_store: MakeStore, folder: Path) -> None:
+    """A run that is not in the record could claim the flow once more, and take it from a newer one."""
+    runs = [f"run{number}" for number in range(20)]
+    await asyncio.gather(*(make_store().claim("clicks", run) for run in runs))
+    record = FlowFolder(folder.parent, "clicks").record()
+    assert record is not None
+    assert sorted(each.run for each in record.runs) == sorted(runs)
+
+
+async def test_whoever_looks_meanwhile_sees_what_was_committed_or_what_is(
+    make_store: MakeStore, folder: Path
+) -> None:
+    """Half a record would be told as damage, to a tool or to the next run."""
+    store = make_store()
+    await store.claim("clicks", "a")
+    committed = await save_and_commit(store, 1)
+    committed.append(await save(store, 2))
+    seen, is_done = set[CheckpointId | None](), threading.Event()
+
+    def look() -> None:
+        while not is_done.is_set():
+            record = FlowFolder(folder.parent, "clicks").record()
+            seen.add(record.committed if record else None)
+
+    looking = asyncio.ensure_future(asyncio.to_thread(look))
+    for number in range(100):
+        await store.commit("clicks", committed[number % 2])
+    is_done.set()
+    await looking
+    assert seen <= set(committed)

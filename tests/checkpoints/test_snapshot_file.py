@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,6 +109,36 @@ def test_any_parts_come_back_as_they_were(tmp_path_factory: pytest.TempPathFacto
         snapshot.close_now()
 
     check()
+
+
+def test_a_reader_made_after_the_documentation_reads_it(file: Path) -> None:
+    """docs/checkpoint-format.md is for those who have nothing else; this reader uses nothing else."""
+    whole = file.read_bytes()
+    assert (whole[:24], whole[24:28]) == (b"\x93streamiter checkpoint\r\n", (1).to_bytes(4, "little"))
+    assert int.from_bytes(whole[28:32], "little") == zlib.crc32(whole[:28])
+    offset, length, manifest_crc32, crc32, end = struct.unpack("<QQII8s", whole[-32:])
+    assert (crc32, end) == (zlib.crc32(whole[-32:-12]), b"ENDS\r\n\n\x93")
+    assert offset + length + 32 == len(whole)
+    assert zlib.crc32(whole[offset : offset + length]) == manifest_crc32
+    manifest = json.loads(whole[offset : offset + length])
+    position, read = 32, {}
+    for part in manifest["parts"]:
+        frames = read[part["name"]] = []
+        for section in (part["content"], *part["deferred"]):
+            assert section["offset"] == position
+            for _ in range(section["frames"]):
+                size, crc32 = struct.unpack_from("<QI", whole, position)
+                content = whole[position + 12 : position + 12 + size]
+                assert crc32 == zlib.crc32(struct.pack("<QQ", position, size) + content)
+                position += 12 + size
+                frames.append(content)
+            assert position == section["offset"] + section["bytes"]
+    assert position == offset
+    assert read == {"read/0": [b"positions"], "größe/0": [b"", *FRAMES]}
+    assert (manifest["flow"], manifest["checkpoint"]) == ("clicks", {"number": 7, "run": "a"})
+    assert manifest["created_at_ms"] == 1_700_000_000_007
+    assert manifest["job_ended"] is False
+    assert manifest["steps"]["read"] == {"parallelism": 2, "operator": "TopicSource", "is_source": True}
 
 
 def test_every_flipped_bit_of_a_file_is_found(file: Path) -> None:

@@ -1,14 +1,18 @@
 """`streamiter checkpoints`: list, show, verify and prune."""
 
+import contextlib
 import json
+import subprocess
 from datetime import datetime
 
 import pytest
 from checkpoints.snapshots import header, parts, save, save_and_commit
 from cli.program import on_terminal, streamiter
+from typer.testing import CliRunner
 
 from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.snapshot import CheckpointId
+from streamiter.cli.app import app
 
 RUN = "4f1a"
 
@@ -27,7 +31,10 @@ async def stored(folder, *, flow="clicks", commits=(1, 2, 3), more=()):
 
 
 def checkpoints(*arguments, cwd):
-    return streamiter("checkpoints", *arguments, cwd=cwd)
+    """The command, in this process: a second sooner than the program, which a few tests below run."""
+    with contextlib.chdir(cwd):
+        ran = CliRunner().invoke(app, ["checkpoints", *arguments], prog_name="streamiter")
+    return subprocess.CompletedProcess(arguments, ran.exit_code, ran.stdout, ran.stderr)
 
 
 async def test_checkpoints_are_a_line_each(tmp_path):
@@ -38,7 +45,7 @@ async def test_checkpoints_are_a_line_each(tmp_path):
     await store.save(header(12, "b", flow="views", job_ended=True), parts())
     await store.commit("views", CheckpointId(12, "b"))
     await store.close()
-    ran = checkpoints("list", "kept", cwd=tmp_path)
+    ran = streamiter("checkpoints", "list", "kept", cwd=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
     rows = [line.split("\t") for line in ran.stdout.splitlines()]
     assert [[*row[:3], row[5]] for row in rows] == [
@@ -130,7 +137,7 @@ async def test_verifying_names_what_is_damaged(tmp_path):
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout == "".join(f"ok\tclicks\t{number}\t{RUN}\n" for number in (1, 2, 3))
     files[2].write_bytes(files[2].read_bytes().replace(b"counts", b"countz"))
-    ran = checkpoints("verify", "kept", cwd=tmp_path)
+    ran = streamiter("checkpoints", "verify", "kept", cwd=tmp_path)
     assert ran.returncode == 1
     assert ran.stdout == f"ok\tclicks\t1\t{RUN}\nok\tclicks\t3\t{RUN}\n"
     assert ran.stderr.startswith(
@@ -194,8 +201,8 @@ async def test_nothing_is_pruned_while_nothing_is_known_to_be_committed(tmp_path
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["list", "nosuch"], "Directory 'nosuch' does not exist."),
-        (["list", "file"], "Directory 'file' is a file."),
+        (["list", "nosuch"], "'DIRECTORY': expected a directory, given nosuch: none of that name"),
+        (["list", "file"], "'DIRECTORY': expected a directory, given file: a file"),
         (["list", "kept", "--flow", "click"], "'--flow': expected one of 'clicks', 'views', given 'click'"),
         (["show", "kept"], "'--flow': expected one of 'clicks', 'views', given none"),
         (["prune", "kept"], "'--flow': expected one of 'clicks', 'views', given none"),

@@ -159,6 +159,14 @@ async def test_transactions_are_refused_with_the_topics_that_have_them(tmp_path:
         await topic_at(tmp_path / "a.jsonl").open_transactions("job")
 
 
+async def test_nothing_is_committed_beside_a_file(tmp_path: Path) -> None:
+    """A flow that asks for its commit topic there must hear why there is none, before it has written anything."""
+    files = topic_at(tmp_path / "a.jsonl")
+    assert not files.has_transactions
+    with pytest.raises(ConfigurationError, match="never committed together"):
+        files.beside("b.jsonl")
+
+
 def test_a_file_topic_says_that_it_is_bounded(tmp_path: Path) -> None:
     """A flow has to know that its input ends without a stop position."""
     topic = topic_at(tmp_path / "a.jsonl")

@@ -16,7 +16,7 @@ from streamiter.runtime.watchdog import blocked_tasks
 
 T = TypeVar("T")
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 """Longer than any of these loops takes, even beside other work; after it a loop counts as deadlocked."""
 
 SMALL = ChannelLimits(records=2)

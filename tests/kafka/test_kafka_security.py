@@ -6,13 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aiokafka.protocol.admin import CreateAclsRequest
 from support.certificates import Authority, key_store, need_openssl
 from support.kafka_fixtures import skip_without_java
 from support.kafka_server import KafkaServer, running_kafka
 from topics.topic_case import patiently, read_to_end, values_of, write
 
+from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError, TopicDenied, TopicUnavailable
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, topic
+from streamiter.topics.commit_topic import COMMIT_TOPIC, ensure_commit_topic
+from streamiter.topics.last_value import last_value
+from streamiter_kafka.address import KafkaAddress
+from streamiter_kafka.cluster import Cluster
+from streamiter_kafka.options import KafkaOptions
 
 PASSWORD = "right-horse"
 QUICK = {"give_up_after_s": 2.0, "request_timeout_s": 1.0}
@@ -34,11 +41,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded_broker(certificates: Path) -> Iterator[KafkaServer]:
-    """A broker with passwords, with certificates, with both; alice may all, bob nothing."""
+    """A broker with passwords, with certificates, with both; alice may all, bob nothing, carol what a test allows."""
     skip_without_java()
     plain = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-    users = f'user_alice="{PASSWORD}" user_bob="{PASSWORD}";'
+    users = f'user_alice="{PASSWORD}" user_bob="{PASSWORD}" user_carol="{PASSWORD}";'
     store = {"keystore": certificates / "broker-store.pem", "truststore": certificates / "authority.pem"}
     settings = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -124,6 +131,52 @@ async def test_a_user_without_rights_is_told_what_is_missing(
             await patiently(call())
     with pytest.raises(TopicDenied, match="AUTHORIZATION_FAILED"):
         await patiently(made.open_transactions("t"))
+
+
+# The numbers of the protocol, and the operations it lets a user do.
+TOPIC, TRANSACTIONAL_ID = 2, 5
+READ, WRITE = 3, 4  # each lets describe, too
+LITERAL, ALLOW = 3, 3
+
+
+async def allow(broker: KafkaServer, user: str, rights: list[tuple[int, str, int]]) -> None:
+    address = KafkaAddress.parse(f"kafka://{broker.bootstrap}/")
+    async with Cluster(address.servers, KafkaOptions(), "rights") as cluster:
+        for kind, name, operation in rights:
+            request = CreateAclsRequest(kind, name, LITERAL, f"User:{user}", "*", operation, ALLOW)
+            response = await cluster.request_any(request)
+            assert [code for code, *_ in response.creation_responses] == [0]
+
+
+async def test_the_commit_topic_needs_no_right_but_to_read_and_write_it(
+    guarded_broker: KafkaServer, topic_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where an administrator creates all topics, exactly once must be possible, and say what is missing."""
+    administered = topic(url(guarded_broker, "PLAINTEXT", topic_prefix + "outputs"))
+    await administered.create()
+    outputs = topic(url(guarded_broker, "PASSWORD", topic_prefix + "outputs"), **as_user("carol"))
+    for step in range(2):
+        if step:
+            rights = [
+                (TOPIC, name, right) for name in (outputs.name, COMMIT_TOPIC) for right in (READ, WRITE)
+            ]
+            await allow(guarded_broker, "carol", [*rights, (TRANSACTIONAL_ID, "streamiter-flow", WRITE)])
+        with pytest.raises(TopicDenied, match=r"1 partition and cleanup\.policy=compact, ") as caught:
+            await patiently(ensure_commit_topic(outputs))
+        assert COMMIT_TOPIC in str(caught.value)
+    await ensure_commit_topic(administered)
+    commits = await patiently(ensure_commit_topic(outputs))
+    transactions = await patiently(commits.open_transactions("streamiter-flow"))
+    await patiently(transactions.begin())
+    await patiently(transactions.write(outputs, OutgoingBatch([b"output"])))
+    await patiently(transactions.write(commits, OutgoingBatch([b"commit"], keys=[b"flow"])))
+    await patiently(transactions.commit())
+    await transactions.close()
+    record = await patiently(last_value(commits, b"flow", clock=SystemClock()))
+    assert record is not None
+    assert record.value == b"commit"
+    assert values_of(await read_to_end(outputs)) == [b"output"]
+    assert [record for record in caplog.records if record.name == "streamiter.topics"] == []
 
 
 async def test_encrypted_connections_work(

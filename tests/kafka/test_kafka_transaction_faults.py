@@ -317,3 +317,33 @@ async def test_a_topic_deleted_with_records_of_the_transaction_does_not_hold_up_
     await patiently(transactions.commit())
     await transactions.close()
     assert numbers_of(await read_to_end(kept)) == [0, 1]
+
+
+async def test_an_id_that_the_broker_has_forgotten_is_no_other_owner(
+    kafka_broker_factory: Callable[..., KafkaServer],
+) -> None:
+    """A flow without anything to do for a week must not end because of "another run"."""
+    settings = {
+        "transactional.id.expiration.ms": "200",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
+    }
+    broker = kafka_broker_factory(settings=settings)
+    made = topic(f"kafka://{broker.bootstrap}/clicks", **PATIENT)
+    await made.create()
+    transactions = await made.open_transactions("t")
+    with pytest.raises(TransactionExpired, match=r"transactional\.id\.expiration\.ms"):
+        await patiently(commit_nothing_on_and_on(transactions))
+    await transactions.close()
+    again = await patiently(made.open_transactions("t"))
+    await patiently(again.begin())
+    await write_number(again, made, 0)
+    await patiently(again.commit())
+    await again.close()
+    assert numbers_of(await read_to_end(made)) == [0]
+
+
+async def commit_nothing_on_and_on(transactions: Transactions) -> None:
+    while True:
+        await transactions.begin()
+        await transactions.commit()
+        await asyncio.sleep(0.02)  # the broker forgets ids in real time

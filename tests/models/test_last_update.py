@@ -132,6 +132,28 @@ async def test_a_long_history_is_not_read() -> None:
     assert watched.open_readers == 0
 
 
+async def test_few_records_in_very_many_offsets_are_found_at_once() -> None:
+    """Compaction leaves gaps: in windows of some thousand offsets a warm start took minutes."""
+    topic = MemoryBroker().topic("models")
+    await topic.create(settings={"compact": "1"})
+    one = encoder()
+    for _ in range(20):  # each leaves nothing of the one before but its offsets
+        await write(topic, OutgoingBatch([b"x"] * 100_000, keys=[b"other"] * 100_000))
+    await write(topic, one.encode([np.zeros(1)]))
+    for _ in range(20):
+        await write(topic, OutgoingBatch([b"x"] * 100_000, keys=[b"other"] * 100_000))
+    watched = WatchedTopic(topic)
+    opened = 0
+
+    async def count() -> None:
+        nonlocal opened
+        opened += 1
+
+    watched.before_open = count
+    assert await last_rank(watched) == (1, 1)  # type: ignore[arg-type]
+    assert opened < 20
+
+
 async def test_a_model_not_published_for_long_is_found_behind_the_others() -> None:
     """A quiet model among busy ones has not vanished."""
     topic = await memory_topic()

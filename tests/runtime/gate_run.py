@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from operators.operator_harness import stored
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.spill import SpillQueue
@@ -123,7 +124,7 @@ class GateRun:
     def _handle(self, event: Control) -> None:
         self.trace.append(event)
         if isinstance(event, CheckpointBarrier):
-            self.snapshots[event.checkpoint] = self.gate.snapshot()
+            self.snapshots[event.checkpoint] = stored(self.gate.snapshot())()
 
     def _process(self, port: Port, batch: DataBatch) -> None:
         for index, record in enumerate(batch.records):

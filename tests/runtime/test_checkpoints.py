@@ -216,7 +216,9 @@ async def test_a_committed_checkpoint_that_the_store_does_not_have_is_an_error(
     """The volume was not mounted, and the service began anew beside its committed results."""
     job = await summing(broker).start(checkpoints=settings(tmp_path / "a"))
     await job.stop("suspend")
-    with pytest.raises(CheckpointError, match=r"expected the committed checkpoint 1 .* in the store, given none"):
+    with pytest.raises(
+        CheckpointError, match=r"expected the committed checkpoint 1 .* in the store, given none"
+    ):
         await summing(broker).start(checkpoints=settings(tmp_path / "b"))
 
 
@@ -268,7 +270,9 @@ async def test_a_sink_that_asks_for_it_writes_at_once(broker: MemoryBroker, tmp_
 async def test_a_stateful_step_without_a_name_is_refused(broker: MemoryBroker, tmp_path: Path) -> None:
     """A map was put in front, and the second sum went on with the state of the first."""
     flow = Flow("unnamed")
-    flow.source(broker.topic("numbers")).key_by(lambda n: n).reduce(lambda a, b: a + b).sink(broker.topic("sums"))
+    flow.source(broker.topic("numbers")).key_by(lambda n: n).reduce(lambda a, b: a + b).sink(
+        broker.topic("sums")
+    )
     with pytest.raises(GraphError, match="step 'reduce': expected a name= for a step that keeps state"):
         await flow.start(checkpoints=settings(tmp_path))
 
@@ -304,7 +308,9 @@ async def test_without_outputs_in_transactions_the_store_says_what_is_committed(
     def counting(stop: Any = None) -> tuple[Flow, Any]:
         flow = Flow("counting")
         numbers = flow.source(broker.topic("numbers"), stop=stop)
-        return flow, numbers.key_by(lambda n: n % 2).reduce(lambda a, b: a + b, name="sum").collect(name="all")
+        return flow, numbers.key_by(lambda n: n % 2).reduce(lambda a, b: a + b, name="sum").collect(
+            name="all"
+        )
 
     await write(broker.topic("numbers"), range(6))
     flow, _ = counting()

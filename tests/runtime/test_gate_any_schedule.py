@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime.gate_run import GateRun, Item, Seen, held_records
 
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.records import CheckpointBarrier, DataBatch, EndOfInput, EpochWatermark
 from streamiter.runtime.gate_records import InputEnded
 
@@ -243,11 +242,10 @@ def test_a_restored_gate_continues_as_if_nothing_had_happened(plan: Plan, moves:
     run = Scheduler(plan, plan.scripts).play()
     if 1 not in run.snapshots:
         return
-    plain = PlainData()
     before = run.trace[: next(i for i, entry in enumerate(run.trace) if _is_barrier(entry, 1))]  # type: ignore[arg-type]
     plan.moves = [min(move, len(plan.inputs)) for move in moves]
     behind = [behind_barrier(script) for script in plan.scripts]
-    again = Scheduler(plan, behind, restored=plain.decode(plain.encode(run.snapshots[1])))
+    again = Scheduler(plan, behind, restored=run.snapshots[1])
     again.run.snapshots[1] = {}
     again.play()
     again.run.trace[:0] = before

@@ -170,12 +170,13 @@ def joined_at_the_end(simulation: Simulation) -> Flow:
 
 
 class SumOfEpoch(Operator, IterationListener):
-    """Adds the model to every record; in the callback of an epoch the sum becomes the model that is fed back."""
+    """Adds up the records of an epoch, times the model; in its callback the sum becomes the model that is fed back."""
 
     epochs_in_order = True
 
     def __init__(self) -> None:
-        self._model, self._sum, self._has_model_of = 0, 0, -1
+        self._model, self._sum, self._records = 0, 0, 0
+        self._turn, self._has_model_of = 0, -1
 
     def open(self, context: Any) -> None:
         self._context = context
@@ -183,24 +184,25 @@ class SumOfEpoch(Operator, IterationListener):
     def wanted_inputs(self) -> tuple[str, ...] | None:
         return None if self._has_model_of >= self._turn else ("model",)
 
-    _turn = 0
-
     def process_model(self, model: int, out: Any) -> None:
         self._model, self._has_model_of = model, self._context.epoch
 
     def process_data(self, record: int, out: Any) -> None:
         self._sum += record * (self._model % 5 + 1)
+        self._records += 1
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
         self._turn = epoch_watermark + 1
-        out.emit(self._sum)
-        out.emit([epoch_watermark, self._sum, self._model], tag=LATE)
+        out.emit([epoch_watermark, self._sum, self._records], tag=LATE)
+        if self._records:
+            out.emit(self._sum)
+        self._records = 0
 
     def snapshot(self) -> Any:
-        return [self._model, self._sum, self._has_model_of, self._turn]
+        return [self._model, self._sum, self._records, self._turn, self._has_model_of]
 
     def restore(self, state: Any) -> None:
-        self._model, self._sum, self._has_model_of, self._turn = state
+        self._model, self._sum, self._records, self._turn, self._has_model_of = state
 
 
 def unbounded_synchronous_loop(simulation: Simulation) -> Flow:
@@ -291,7 +293,7 @@ def bounded_loop_with_replay(simulation: Simulation) -> Flow:
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         step = connect(model=variables[0], data=data[0]).process(Descend, name="descend")
-        return IterationBodyResult([step], [step.side_output(LATE)], terminate_after(step, rounds=6))
+        return IterationBodyResult([step], [step.side_output(LATE)], terminate_after(step, rounds=6, name="six rounds"))
 
     [models] = iterate_bounded_streams_until_termination([start], [replayed(data)], body)
     models.sink(simulation.output("models"))
@@ -322,7 +324,7 @@ def per_round_operators(simulation: Simulation) -> Flow:
 
         [total] = for_each_round([variables[0], data[0]], of_one_round)
         shown = total.process(ShowRound, name="show")
-        return IterationBodyResult([shown], [shown.side_output(LATE)], terminate_after(shown, rounds=4))
+        return IterationBodyResult([shown], [shown.side_output(LATE)], terminate_after(shown, rounds=4, name="four rounds"))
 
     [sums] = iterate_bounded_streams_until_termination([start], [replayed(data)], body)
     sums.sink(simulation.output("sums"))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
+from pathlib import Path
 
 import pytest
 from topics.topic_case import (
@@ -19,6 +22,8 @@ from topics.topic_case import (
 
 from streamiter.errors import ProducerFenced, TopicError, TransactionExpired
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, Transactions
+
+ZOMBIE = Path(__file__).with_name("zombie_child.py")
 
 
 async def write_on_and_on(transactions: Transactions, topic: Topic) -> None:
@@ -167,6 +172,34 @@ class TransactionsContract:
         await write_transaction(again, topic, [b"again"], commit=True)
         await patiently(again.close())
         assert values_of(await read_to_end(topic)) == [b"again"]
+
+    async def test_a_process_that_wakes_up_after_it_was_replaced_leaves_no_trace(
+        self, case: TopicCase
+    ) -> None:
+        """A machine that was suspended, or a container cut off from the one that restarts it."""
+        if not case.url_is_global:
+            pytest.skip("another process sees other topics at the URL of this case")
+        topic = await case.make_topic()
+        command = [sys.executable, str(ZOMBIE), topic.url, case.prefix + "t"]
+        child = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert await patiently(child.stdout.readline()) == b"open\n"
+        child.send_signal(signal.SIGSTOP)
+        newer = await patiently(topic.open_transactions(case.prefix + "t"))
+        await write_transaction(newer, topic, [b"first"], commit=True)
+        child.send_signal(signal.SIGCONT)
+        child.stdin.write(b"\n")
+        child.stdin.close()
+        *early, commit, begin = (await patiently(child.stdout.read())).split()
+        assert await patiently(child.wait()) == 0
+        assert early in ([b"nothing"], [b"ProducerFenced"])  # it may be gathered or on its way
+        assert (commit, begin) == (b"ProducerFenced", b"ProducerFenced")
+        await write_transaction(newer, topic, [b"second"], commit=True)
+        await patiently(newer.close())
+        assert values_of(await read_to_end(topic)) == [b"first", b"second"]
 
     async def test_a_newer_owner_is_never_taken_for_a_timeout(self, case: TopicCase) -> None:
         """Both runs would go on by themselves, and fence each other for ever."""

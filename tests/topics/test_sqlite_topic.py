@@ -510,6 +510,30 @@ async def test_a_transaction_open_for_too_long_is_aborted(tmp_path: Path) -> Non
     assert await read_to_end(clicks) == []
 
 
+async def test_a_transaction_waits_for_the_lock_and_can_be_tried_again(tmp_path: Path) -> None:
+    """A backup that locks the file for long must not cost the outputs since the last checkpoint."""
+    clicks = sqlite_topic(tmp_path, lock_timeout_s=0.05)
+    await clicks.create()
+    transactions = await clicks.open_transactions("t")
+    await transactions.begin()
+    await transactions.write(clicks, OutgoingBatch([b"gathered"]))
+    large = b"staged" + b" " * MiB
+    with opened(tmp_path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(TopicUnavailable, match="locked for longer than lock_timeout_s"):
+            await patiently(transactions.write(clicks, OutgoingBatch([large])))
+        for _ in range(2):
+            with pytest.raises(TopicUnavailable, match="locked for longer than lock_timeout_s"):
+                await patiently(transactions.commit())
+        with pytest.raises(TopicUnavailable, match="locked for longer than lock_timeout_s"):
+            await patiently(clicks.open_transactions("other"))
+        assert await read_to_end(clicks) == []
+        connection.execute("ROLLBACK")
+    await patiently(transactions.commit())
+    await transactions.close()
+    assert values_of(await read_to_end(clicks)) == [b"gathered", large]
+
+
 async def test_a_topic_deleted_under_a_transaction_fails_the_commit_whole(tmp_path: Path) -> None:
     """Half a transaction would be visible otherwise: the part of the other topic."""
     clicks, views = sqlite_topic(tmp_path, "clicks"), sqlite_topic(tmp_path, "views")

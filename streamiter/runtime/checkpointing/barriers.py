@@ -11,10 +11,11 @@ from streamiter.checkpoints.snapshot import Part
 from streamiter.clock import Clock
 from streamiter.errors import CheckpointError
 from streamiter.records import CheckpointBarrier
+from streamiter.runtime.checkpointing.task_parts import release_parts
 from streamiter.runtime.gate_records import BarrierTrigger, CheckpointAbandoned
 from streamiter.runtime.task import Task
 
-__all__ = ["Barriers", "CheckpointTimedOut", "JobIsOver", "TakenParts", "release_all"]
+__all__ = ["Barriers", "CheckpointTimedOut", "JobIsOver", "TakenParts"]
 
 TakenParts = dict[str, list[Part]]
 """What each task has given, by its name."""
@@ -63,12 +64,20 @@ class Barriers:
         self._next = max(self._next, checkpoint + 1)
 
     @property
-    def next_number(self) -> int:
-        """That of the next barrier."""
-        return self._next
+    def last_number(self) -> int:
+        """That of the last barrier."""
+        return self._next - 1
 
-    async def take(self, *, suspend: bool = False, timeout_s: float | None = None) -> TakenParts:
+    async def take(
+        self,
+        *,
+        suspend: bool = False,
+        timeout_s: float | None = None,
+        begins: Callable[[int], None] = lambda checkpoint: None,
+    ) -> TakenParts:
         """Send a barrier through the job; gives what all tasks have given for it, to be released by the caller.
+
+        ``begins`` is told its number as it is sent, when no barrier of before is under way any more.
 
         Of a task which ended before the barrier came it is its state at its end. Raises CheckpointTimedOut
         after ``timeout_s`` seconds; whoever waits no longer has given the checkpoint up.
@@ -79,6 +88,7 @@ class Barriers:
             await self._until_passed(self._pending, due_s)
         barrier = CheckpointBarrier(self._next, suspend=suspend)
         self._next += 1
+        begins(barrier.checkpoint)
         running = [task for task in self._tasks if not task.ended]
         pending = self._pending = _Pending(barrier.checkpoint, {task.name: task for task in running})
         for task in running:
@@ -117,7 +127,7 @@ class Barriers:
     def _abandon(self, pending: _Pending) -> None:
         """Nobody waits for it any more, but it is still under way: let it pass without meaning."""
         pending.is_abandoned = True
-        release_all(pending.parts.values())
+        release_parts(part for parts in pending.parts.values() for part in parts)
         pending.parts.clear()
         if pending.passed.is_set():
             return
@@ -130,7 +140,7 @@ class Barriers:
         """A task has passed a barrier, and gives its state; nothing if the checkpoint was abandoned."""
         pending = self._pending
         if pending is None or pending.checkpoint != checkpoint or pending.is_abandoned:
-            release_all([parts])
+            release_parts(parts)
         else:
             pending.parts[task.name] = parts
         if pending is not None and pending.checkpoint == checkpoint:
@@ -146,14 +156,6 @@ class Barriers:
     def _check(self) -> None:
         if self._pending is not None and not self._pending.waiting_for:
             self._pending.passed.set()
-
-
-def release_all(parts_of_tasks: Iterable[Iterable[Part]]) -> None:
-    """Nobody needs what is deferred in these parts any more."""
-    for parts in parts_of_tasks:
-        for part in parts:
-            for deferred in part.deferred:
-                deferred.release()
 
 
 def _some(names: Iterable[str]) -> str:

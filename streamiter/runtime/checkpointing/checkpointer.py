@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -24,13 +25,13 @@ from streamiter.runtime.checkpointing.barriers import (
     CheckpointTimedOut,
     JobIsOver,
     TakenParts,
-    release_all,
 )
 from streamiter.runtime.checkpointing.choice import Restore, chosen_checkpoint
 from streamiter.runtime.checkpointing.commit_domain import output_to_commit_with
 from streamiter.runtime.checkpointing.restoring import check_steps, states_of_tasks
 from streamiter.runtime.checkpointing.stateful_steps import stateful_steps
 from streamiter.runtime.checkpointing.statistics import CheckpointStatistics
+from streamiter.runtime.checkpointing.task_parts import release_parts
 from streamiter.runtime.checkpointing.transaction import JobTransaction
 from streamiter.runtime.task import Task
 from streamiter.topics.outputs import Outputs
@@ -38,6 +39,9 @@ from streamiter.topics.outputs import Outputs
 __all__ = ["Checkpointer"]
 
 _log = logging.getLogger("streamiter.job")
+
+# No tool needs it more than once a checkpoint, and the next one must not wait for it.
+_LAG_REPORT_S: Final = 2.0
 
 
 @final
@@ -168,6 +172,8 @@ class Checkpointer:
     async def take(self, *, suspend: bool = False, is_last: bool = False) -> int:
         """Take a checkpoint and commit it; gives its number. Raises JobIsOver behind the last one."""
         async with self._barriers.one_at_a_time:
+            if self._failure is not None:  # What sinks held for that checkpoint would be missing in this one.
+                raise self._failure
             if self._is_over:
                 raise JobIsOver(
                     f"flow {self._flow!r}: expected a running job, given one that has ended; its last checkpoint "
@@ -189,12 +195,10 @@ class Checkpointer:
                 raise
 
     async def _take(self, *, suspend: bool, is_last: bool) -> int:
-        checkpoint = CheckpointId(self._barriers.next_number, self._run_id)
         began_s = self._clock.monotonic_s()
-        if self._transaction is not None:
-            self._transaction.checkpoint_begins()
         timeout_s = None if suspend or is_last else self._settings.alignment_timeout_s
-        parts = await self._barriers.take(suspend=suspend, timeout_s=timeout_s)
+        parts = await self._barriers.take(suspend=suspend, timeout_s=timeout_s, begins=self._begins)
+        checkpoint = CheckpointId(self._barriers.last_number, self._run_id)
         aligned_s = self._clock.monotonic_s()
         size_bytes = await self._save(checkpoint, parts)
         positions = [dict(task.positions_at_barrier) for task in self._tasks]
@@ -210,6 +214,10 @@ class Checkpointer:
         await self._report_lag(positions)
         return checkpoint.number
 
+    def _begins(self, checkpoint: int) -> None:
+        if self._transaction is not None:
+            self._transaction.checkpoint_begins()
+
     async def _save(self, checkpoint: CheckpointId, taken: TakenParts) -> int:
         header = SnapshotHeader(
             flow=self._flow,
@@ -219,10 +227,11 @@ class Checkpointer:
             job_ended=all(task.ended and not task.suspended for task in self._tasks),
             notes=self._notes(),
         )
+        parts = [part for of_task in taken.values() for part in of_task]
         try:
-            return await self._opened_store.save(header, [part for parts in taken.values() for part in parts])
+            return await self._opened_store.save(header, parts)
         finally:
-            release_all(taken.values())
+            release_parts(parts)
 
     async def _commit(self, checkpoint: CheckpointId, *, goes_on: bool) -> None:
         if self._transaction is not None:
@@ -242,8 +251,9 @@ class Checkpointer:
             if task.feeder is None or task.ended or not at_barrier:
                 continue
             try:
-                await task.feeder.report_positions(f"streamiter-{self._flow}", dict(at_barrier))
-            except StreamiterError as error:
+                async with asyncio.timeout(_LAG_REPORT_S):
+                    await task.feeder.report_positions(f"streamiter-{self._flow}", dict(at_barrier))
+            except (StreamiterError, TimeoutError) as error:
                 if self._has_reported_lag:
                     _log.warning("flow %r: its lag cannot be reported: %s", self._flow, error)
                 self._has_reported_lag = False
@@ -253,8 +263,10 @@ class Checkpointer:
     async def finish(self, *, suspended: bool) -> None:
         """All tasks have ended: commit what they have written last; after a suspension, wait until that is done."""
         if not suspended:
-            await self.take(is_last=True)
-            return
+            # A suspension that found all tasks at their ends has taken the last one already.
+            with contextlib.suppress(JobIsOver):
+                await self.take(is_last=True)
+                return
         async with self._barriers.one_at_a_time:
             if self._failure is not None:  # Whoever asked for the suspension is told, too.
                 raise self._failure

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotHeader, StepState
 from streamiter.checkpoints.store import StoredSnapshot
 from streamiter.errors import CheckpointError
-from streamiter.runtime.checkpointing.task_parts import TASK, PartName, decode_part, task_state
+from streamiter.runtime.checkpointing.redistribution import OldJob, fits, redistributed
+from streamiter.runtime.checkpointing.task_parts import PartName, task_state
 from streamiter.runtime.task import Task
 
 __all__ = ["check_steps", "states_of_tasks"]
@@ -46,31 +47,38 @@ def _names(steps: Mapping[str, StepState]) -> str:
 async def states_of_tasks(
     stored: StoredSnapshot, tasks: Sequence[Task], plain_data: PlainData, dropped: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """The state of each task by its name. What is deferred in them is read from ``stored`` as they take it over."""
+    """The state of each task by its name. What is deferred in them is read from ``stored`` as they take it over.
+
+    Where the parallelism of steps has changed, or other steps are chained, it is shared out anew.
+    """
     states: dict[str, Any] = {}
     for name in stored.part_names():
         if PartName.of(name).step in dropped:
             continue
         content = await stored.content(name)
-        states[name] = decode_part(content, functools.partial(stored.frames, name), plain_data)
+        states[name] = plain_data.decode_state(content, functools.partial(_Again, stored, name, plain_data))
         await asyncio.sleep(0)
-    _check_parts(stored.header, states, tasks)
+    old = OldJob.of(stored.header, states)
+    if not fits(old, tasks):
+        return await redistributed(old, tasks, plain_data)
     found: dict[str, dict[str, Any]] = {}
     for task in tasks:
         steps = [instance.step.name for instance in task.instances]
         state = task_state(task.head.step.name, task.head.subtask, steps, states)
-        if state is not None:
-            found[task.name] = state
+        assert state is not None
+        found[task.name] = state
     return found
 
 
-def _check_parts(header: SnapshotHeader, states: Mapping[str, Any], tasks: Sequence[Task]) -> None:
-    """Nothing that was on its way between two steps may be lost because other steps head the tasks now."""
-    heads = {(task.head.step.name, task.head.subtask) for task in tasks}
-    for name, state in states.items():
-        part = PartName.of(name)
-        if part.kind == TASK and (part.step, part.subtask) not in heads and state["gate"]["held"]:
-            raise CheckpointError(
-                f"flow {header.flow!r}, checkpoint {header.id.number}: records wait before step {part.step!r}, which "
-                "is now chained to another or gone; restore the flow as it was, and stop it where less waits"
-            )
+@final
+class _Again:
+    """The decoded frames of a deferred piece, read anew whenever one goes through them."""
+
+    def __init__(self, stored: StoredSnapshot, part: str, plain_data: PlainData, number: int) -> None:
+        self._stored = stored
+        self._part = part
+        self._plain_data = plain_data
+        self._number = number
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._plain_data.decode, self._stored.frames(self._part, self._number))

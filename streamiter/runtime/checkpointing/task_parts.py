@@ -7,16 +7,17 @@ back to it between its barrier and the barrier's return.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from streamiter.checkpoints.deferred import release_all
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import Part
 from streamiter.deferred import Deferred
 from streamiter.errors import PlainDataError
 from streamiter.operators.rejection import RecordFailure
 
-__all__ = ["PartName", "decode_part", "encode_log", "encode_task", "held_in_memory", "task_state"]
+__all__ = ["PartName", "encode_log", "encode_task", "held_in_memory", "release_parts", "task_state"]
 
 STEP, TASK, FEEDBACK = "step", "task", "feedback"
 
@@ -52,11 +53,16 @@ def encode_task(head: str, subtask: int, state: Mapping[str, Any], plain_data: P
         for name, piece in (*pieces, (PartName(TASK, head, subtask), of_task)):
             parts.append(_encoded(name, piece, plain_data))
     except BaseException:
-        for part in parts:
-            for deferred in part.deferred:
-                deferred.release()
+        release_all(state)
         raise
     return parts
+
+
+def release_parts(parts: Iterable[Part]) -> None:
+    """Nobody needs what is deferred in these parts any more."""
+    for part in parts:
+        for deferred in part.deferred:
+            deferred.release()
 
 
 def encode_log(head: str, subtask: int, logged: Any, plain_data: PlainData) -> Part:
@@ -70,11 +76,6 @@ def _encoded(name: PartName, state: Any, plain_data: PlainData) -> Part:
     except PlainDataError as error:
         raise RecordFailure(name.step) from error
     return Part(str(name), content, deferred)
-
-
-def decode_part(content: bytes, frames: Callable[[int], Iterable[bytes]], plain_data: PlainData) -> Any:
-    """The state of a part; ``frames(n)`` gives the frames of its n-th deferred piece."""
-    return plain_data.decode_state(content, lambda number: map(plain_data.decode, frames(number)))
 
 
 def held_in_memory(deferred: Deferred) -> list[bytes]:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final, final
+from typing import Final, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.spill import SpillQueue

@@ -63,6 +63,7 @@ class Life:
         self.cluster = Cluster(world.broker, self.connection, world.look)
         self.loop = SimulatedEventLoop(world.time, settings.shuffle, world.trace)
         self.job: Job | None = None
+        self._bounded_sources: frozenset[str] = frozenset()
         self._has_unbounded_source = False
         self.is_stopping = False
         """Whether it was told to end."""
@@ -72,7 +73,8 @@ class Life:
     async def _live(self) -> JobState:
         flow = self._make_flow(Simulation(self.world, self.cluster))
         sources = [step for step in flow.steps if step.source is not None]
-        self._has_unbounded_source = not all(step.bounded for step in sources)
+        self._bounded_sources = frozenset(step.name for step in sources if step.bounded)
+        self._has_unbounded_source = len(self._bounded_sources) < len(sources)
         settings = self._settings
         self.job = await flow.start(
             clock=TaskClock(self.world.time),
@@ -106,6 +108,11 @@ class Life:
             self.job is not None
             and self.world.is_fed
             and not any(any(reader.lag().values()) for reader in self.cluster.readers)
+            and all(
+                task.ended
+                for task in self.job.statistics().tasks
+                if task.steps[0].name in self._bounded_sources
+            )
         )
 
     @property

@@ -1,0 +1,272 @@
+"""What a task goes on from at its gate, where its channels, or those who share them, are others than before.
+
+All ports begin at the watermark the step had heard of. What came by them and was not handled is given again: the
+batches in the order of the watermarks between them, these watermarks, and at last how far the step upstream has
+come, as it will go on from there.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamiter.checkpoints.control_data import control_to_plain
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.operators.operator import Boundary, Operator
+from streamiter.records import EndOfData, EpochWatermark
+from streamiter.runtime.checkpointing.redistribution.dealing import dealt_to
+from streamiter.runtime.checkpointing.redistribution.edge_sharing import all_alike, queue_of
+from streamiter.runtime.checkpointing.redistribution.old_job import OldJob
+from streamiter.runtime.checkpointing.redistribution.old_ports import OldPort, gate_watermark, old_ports
+from streamiter.runtime.checkpointing.redistribution.standing import Standing
+from streamiter.runtime.checkpointing.redistribution.waiting import Frames, Waiting, entry_of
+from streamiter.runtime.graph import Edge, Step, edge_number
+from streamiter.runtime.partitioning import Broadcast, Forward
+from streamiter.runtime.port import Port, PortOrigin
+from streamiter.runtime.watermarks import BEFORE_ALL_EPOCHS
+
+__all__ = ["GateShares"]
+
+Logged = list[tuple[int, Frames]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """What comes behind the batches of a port, and what of it was heard before."""
+
+    said: Standing
+    """How far the step upstream has come, in the epochs of this port."""
+    data_end_heard: bool
+    end_heard: bool
+    end_epoch: int | None
+
+
+class GateShares:
+    """The gates of the new tasks that one step stands at the head of."""
+
+    def __init__(
+        self,
+        old: OldJob,
+        step: Step,
+        operator: Operator,
+        standings: Mapping[str, Sequence[Standing]],
+        plain_data: PlainData,
+        *,
+        in_order: bool,
+    ) -> None:
+        self._old = old
+        self._step = step
+        self._operator = operator
+        self._standings = standings
+        self._plain_data = plain_data
+        self._in_order = in_order
+        self._tasks = old.tasks.get(step.name, [])
+        self._ports = [port for task in self._tasks for port in old_ports(task)]
+        self._is_same = len(self._tasks) == step.parallelism
+        self._edges = {self._key(edge): edge for edge in step.inputs}
+        self._check()
+
+    def _key(self, edge: Edge) -> tuple[Any, ...]:
+        tag = None if edge.tag is None else edge.tag.name
+        return edge.input_name, edge.upstream.name, tag, edge_number(self._step, edge)
+
+    # -- what cannot be ------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        for port in self._ports:
+            if port.origin[:4] not in self._edges and next(port.batches(), None) is not None:
+                raise self._old.refused(
+                    self._step.name,
+                    f"records from {port.origin.upstream!r} wait before it, which it does not read any more; restore "
+                    "the flow as it was, and stop it where less waits",
+                )
+        for edge in self._edges.values():
+            if edge.feedback_topic is not None and not (self._is_same and self._keeps(edge.upstream)):
+                raise self._old.refused(
+                    self._step.name,
+                    f"what is fed back to it lies in topic {edge.feedback_topic.name!r}, dealt out for "
+                    f"{len(self._tasks)} subtasks; keep the parallelism of the loop",
+                )
+        if not self._is_same:
+            self._check_ends()
+            self._check_broadcasts()
+
+    def _check_ends(self) -> None:
+        """What an operator has heard of the end of its inputs, all of them must have."""
+        if isinstance(self._operator, Boundary) or not (
+            hasattr(self._operator, "input_ended") or self._step.per_round
+        ):
+            return
+        for name in self._step.input_names():
+            heard = {self._has_heard_end(name, reader) for reader in range(len(self._tasks))}
+            if len(heard) > 1:
+                raise self._old.not_between(
+                    self._step.name,
+                    self._step.parallelism,
+                    f"some of them have heard that the input {name!r} has ended and others have not",
+                )
+
+    def _check_broadcasts(self) -> None:
+        readers = range(len(self._tasks))
+        for edge in self._edges.values():
+            if len(readers) > 1 and isinstance(edge.partitioning, Broadcast):
+                waiting = (each for port in self._of(edge) for each in port.batches())
+                if not all_alike(waiting, readers):
+                    raise self._old.not_between(
+                        self._step.name,
+                        self._step.parallelism,
+                        f"each of them has handled another part of what all get from {edge.upstream.name!r}",
+                    )
+
+    # -- one gate ------------------------------------------------------------------------------------------
+
+    def of(self, subtask: int, ports: Sequence[Port]) -> tuple[dict[str, Any], Logged]:
+        """The state of the gate of one subtask, and what comes to its feedback ports before all else."""
+        begin = self._begin(subtask)
+        state: dict[str, Any] = {
+            "watermarks": {"watermarks": [begin] * len(ports), "finished": [0] * len(ports)},
+            "aside": [],
+            "data_ended": [0] * len(ports),
+            "data_epochs": [BEFORE_ALL_EPOCHS] * len(ports),
+            "deferred": [None] * len(ports),
+            "held": [],
+            "ended": [0] * len(ports),
+        }
+        logged: Logged = []
+        for port in ports:
+            if port.origin is not None:
+                self._fill(state, logged, port, port.origin, subtask, begin)
+        return state, logged
+
+    def _begin(self, subtask: int) -> int:
+        if not self._tasks:
+            return self._standings[self._step.name][subtask].watermark
+        if self._is_same:
+            return gate_watermark(self._tasks[subtask])
+        return min(map(gate_watermark, self._tasks))
+
+    def _fill(
+        self, state: dict[str, Any], logged: Logged, port: Port, origin: PortOrigin, subtask: int, begin: int
+    ) -> None:
+        edge = self._edges[origin[:4]]
+        tail = self._tail(edge, origin, subtask, begin)
+        index = port.index
+        state["data_ended"][index] = state["watermarks"]["finished"][index] = int(tail.data_end_heard)
+        state["ended"][index] = int(tail.end_heard)
+        batches = functools.partial(self._batches, edge, origin.subtask, subtask)
+        if port.is_feedback:
+            frames = Frames(lambda: self._entries(batches(), begin, tail))
+            if any(True for _ in frames):
+                logged.append((index, frames))
+            return
+        held = batches()
+        if self._in_order:
+            queue = queue_of(index, batches, self._plain_data)
+            state["aside"] += [] if queue is None else [queue]
+            held = iter(())
+        state["held"] += [(index, *item) for item in self._held(held, begin, tail)]
+
+    def _tail(self, edge: Edge, origin: PortOrigin, subtask: int, begin: int) -> _Tail:
+        said = self._said(edge, origin.subtask, begin)
+        known = [
+            port
+            for port in self._of(edge)
+            if (not self._is_same or port.reader == subtask)
+            and (not self._keeps(edge.upstream) or port.origin.subtask == origin.subtask)
+        ]
+        readers = [subtask] if self._is_same else range(len(self._tasks))
+        has_heard = all(self._has_heard_end(edge.input_name, reader) for reader in readers)
+        data_end_heard = said.data_ended and (
+            has_heard or (bool(known) and all(port.data_ended for port in known))
+        )
+        end_heard = (
+            said.ended
+            and data_end_heard
+            and (not self._tasks or (bool(known) and all(port.ended for port in known)))
+        )
+        if not data_end_heard and said.watermark < begin and not said.data_ended:
+            raise self._old.refused(
+                self._step.name,
+                f"it has come to epoch {begin}, but some of the subtasks of {edge.upstream.name!r} only to epoch "
+                f"{said.watermark}; start {edge.upstream.name!r} with the parallelism that it had, and take another "
+                'checkpoint, as stop("suspend") does',
+            )
+        epochs = (port.end_epoch for port in known)
+        return _Tail(
+            said, data_end_heard, end_heard, next((each for each in epochs if each is not None), None)
+        )
+
+    def _said(self, edge: Edge, upstream_subtask: int, begin: int) -> Standing:
+        said = self._standings[edge.upstream.name][upstream_subtask]
+        if edge.feedback is not None:
+            # The first epoch that is fed back is 1, behind the watermark 0 of whoever feeds back.
+            above = said.watermark + 1 if said.watermark > BEFORE_ALL_EPOCHS else BEFORE_ALL_EPOCHS
+            return Standing(above, said.data_ended, ended=False)
+        if isinstance(self._operator, Boundary) and not self._operator.hears_of_epochs:
+            return Standing(begin, said.ended, said.ended)
+        return said
+
+    # -- what waited ---------------------------------------------------------------------------------------
+
+    def _batches(self, edge: Edge, upstream_subtask: int, subtask: int) -> Iterator[Waiting]:
+        """What comes to one of the new subtasks by one of its channels."""
+        ports = [port for port in self._of(edge) if not self._is_same or port.reader == subtask]
+        straight = isinstance(edge.partitioning, Forward) and not self._is_same
+        if self._keeps(edge.upstream) and not straight:
+            ports = [port for port in ports if port.origin.subtask == upstream_subtask]
+        elif not straight and upstream_subtask != 0:
+            return
+        merged = heapq.merge(*(port.batches() for port in ports), key=lambda waiting: waiting.level)
+        if self._is_same:
+            yield from merged
+        else:
+            yield from dealt_to(subtask, merged, edge.partitioning, self._step.parallelism, self._plain_data)
+
+    def _held(self, batches: Iterator[Waiting], begin: int, tail: _Tail) -> Iterator[tuple[str, Any, Any]]:
+        level = begin
+        for each in batches:
+            if level < each.level <= tail.said.watermark:
+                level = each.level
+                yield "watermark", None, level
+            yield "data", each.records(self._plain_data), each.epoch
+        if not tail.data_end_heard:
+            if tail.said.watermark > level:
+                yield "watermark", None, tail.said.watermark
+            if tail.said.data_ended and not tail.said.ended:
+                yield "end of data", None, tail.said.watermark
+        if tail.said.ended and not tail.end_heard:
+            yield "end of input", None, tail.end_epoch
+
+    def _entries(self, batches: Iterator[Waiting], begin: int, tail: _Tail) -> Iterator[tuple[Any, ...]]:
+        """The same for a feedback port, whose steps upstream have not ended for it."""
+        level = begin
+        for each in batches:
+            if level < each.level <= tail.said.watermark:
+                level = each.level
+                yield control_to_plain(EpochWatermark(level))
+            yield entry_of(each, self._plain_data)
+        if tail.data_end_heard:
+            return
+        if tail.said.data_ended:
+            yield control_to_plain(EndOfData(tail.said.watermark))
+        elif tail.said.watermark > level:
+            yield control_to_plain(EpochWatermark(tail.said.watermark))
+
+    # -- looking up ----------------------------------------------------------------------------------------
+
+    def _of(self, edge: Edge) -> list[OldPort]:
+        key = self._key(edge)
+        return [port for port in self._ports if port.origin[:4] == key]
+
+    def _keeps(self, upstream: Step) -> bool:
+        """Whether a step has as many subtasks as it had."""
+        return self._old.parallelism(upstream.name) == upstream.parallelism
+
+    def _has_heard_end(self, input_name: str, reader: int) -> bool:
+        ports = [
+            port for port in self._ports if (port.reader, port.origin.input_name) == (reader, input_name)
+        ]
+        return all(port.data_ended for port in ports) if ports else not self._tasks

@@ -1,0 +1,109 @@
+"""The commit topic on a broker: it stays small; and positions for the tools that show lag."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from topics.topic_case import PATIENCE_S, patiently, read_to_end
+
+from streamiter.clock import SystemClock
+from streamiter.errors import TopicError
+from streamiter.topics import OutgoingBatch, Topic
+from streamiter.topics.commit_topic import ensure_commit_topic
+from streamiter.topics.last_value import last_value
+
+MakeTopic = Callable[..., Topic]
+
+
+class Renamed:
+    """Gives the commit topic another name, so that it is this test's own."""
+
+    def __init__(self, outputs: Topic) -> None:
+        self._outputs = outputs
+        self.url = outputs.url
+
+    def beside(self, name: str) -> Topic:
+        return self._outputs.beside(f"{self._outputs.name}-{name}")
+
+
+async def test_commits_of_long_ago_are_dropped_though_they_are_tiny(kafka_topic: MakeTopic) -> None:
+    """By default a segment is compacted once it has a gigabyte or is a week old: that is years of commits."""
+    commits = await ensure_commit_topic(Renamed(kafka_topic("outputs")))
+    writer = await commits.open_writer()
+    keys = [b"flow-%d" % (number % 3) for number in range(9_999)]
+    async with asyncio.timeout(PATIENCE_S):
+        written = 0
+        while True:
+            await writer.write(
+                OutgoingBatch([b"%d" % number + b" " * 100 for number in range(9_999)], keys=keys)
+            )
+            await writer.flush()
+            written += 9_999
+            if len(await read_to_end(commits)) < written / 2:
+                break
+    await writer.close()
+    for flow in range(3):
+        record = await last_value(commits, b"flow-%d" % flow, clock=SystemClock())
+        assert record is not None
+        assert int(record.value or b"") == 9_996 + flow
+
+
+async def test_a_commit_topic_that_deletes_is_warned_of(
+    kafka_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A flow that was stopped for longer than the retention could not go on, and nobody would know why."""
+    beside = Renamed(kafka_topic("outputs"))
+    await beside.beside("streamiter-commits").create(settings={"cleanup.policy": "compact,delete"})
+    with caplog.at_level(logging.WARNING, "streamiter.topics"):
+        await ensure_commit_topic(beside)
+    [warning] = caplog.records
+    assert "expected cleanup.policy=compact, found compact,delete" in warning.getMessage()
+
+
+# -- positions -----------------------------------------------------------------------------------------------
+
+
+async def group_offsets(broker: str, group: str) -> dict[TopicPartition, int]:
+    """What Kafka's own tools would show."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker)
+    await admin.start()
+    try:
+        found = await admin.list_consumer_group_offsets(group)
+    finally:
+        await admin.close()
+    return {partition: offset.offset for partition, offset in found.items()}
+
+
+async def test_lag_tools_see_the_positions_of_a_group(kafka_broker, kafka_topic: MakeTopic) -> None:
+    """Without them, every dashboard says that a job has stopped."""
+    made = kafka_topic()
+    await made.create(partitions=3)
+    group = f"{made.name}-group"
+    for positions in ({0: 5, 2: 7}, {0: 6, 1: 1}, {}):
+        await patiently(made.report_positions(group, positions))
+    assert await group_offsets(kafka_broker.bootstrap, group) == {
+        TopicPartition(made.name, 0): 6,
+        TopicPartition(made.name, 1): 1,
+        TopicPartition(made.name, 2): 7,
+    }
+
+
+async def test_positions_of_a_group_that_consumers_are_in_are_refused(
+    kafka_broker, kafka_topic: MakeTopic
+) -> None:
+    """They would skip records of somebody else's consumers."""
+    made = kafka_topic()
+    await made.create()
+    group = f"{made.name}-group"
+    consumer = AIOKafkaConsumer(made.name, group_id=group, bootstrap_servers=kafka_broker.bootstrap)
+    await consumer.start()
+    try:
+        with pytest.raises(TopicError, match="consumers are in this group just now"):
+            await patiently(made.report_positions(group, {0: 5}))
+    finally:
+        await consumer.stop()

@@ -1,0 +1,43 @@
+"""Opens a transaction, writes into it, and goes on when told to: what a run does that was thought dead.
+
+Run by `contract_transactions.py` as a process of its own: ``zombie_child.py <url> <transactional id>``. It
+prints ``open`` once the transaction is open, waits for a line, and prints what the next calls raise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from streamiter.errors import TopicError
+from streamiter.topics import OutgoingBatch, topic
+
+# More than a block of a file, and than one request to a server: some of it is stored before the commit.
+LARGE = b"zombie" + b" " * (1 << 19)
+BATCHES = 4
+
+
+async def main(url: str, transactional_id: str) -> None:
+    outputs = topic(url)
+    transactions = await outputs.open_transactions(transactional_id)
+    await transactions.begin()
+    for _ in range(BATCHES):
+        await transactions.write(outputs, OutgoingBatch([LARGE]))
+    print("open", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    for call in (
+        lambda: transactions.write(outputs, OutgoingBatch([LARGE])),
+        transactions.commit,
+        transactions.begin,
+    ):
+        try:
+            await call()
+        except TopicError as error:
+            print(type(error).__name__, flush=True)
+        else:
+            print("nothing", flush=True)
+    await transactions.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
