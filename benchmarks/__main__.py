@@ -21,6 +21,7 @@ from benchmarks.online_learning import online_learning
 from benchmarks.report import write
 from benchmarks.rounds import bounded_rounds
 from benchmarks.session import PROJECT, Session
+from benchmarks.snapshot_pause import snapshot_pause
 
 __all__ = ["BENCHMARKS", "main"]
 
@@ -37,6 +38,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "kafka-map": kafka_map,
         "latency": latency,
         "latency-of-updates": latency_of_updates,
+        "snapshot-pause": snapshot_pause,
         "memory": memory,
         "idle-cpu": idle_cpu,
     }

@@ -3,14 +3,22 @@
     pip install "streamiter[kafka,demo]"
     KAFKA=127.0.0.1:9092 python examples/online_service/trainer.py
 
-It begins with the model published last and the events written since then; the first time with all events there are.
-What a run before had not learned from by then is passed over, and so are arrivals whose departures it had read.
-SIGTERM and Ctrl-C suspend it: nothing more is read, and mini-batches that wait for their turn are let go.
+The first time it begins with all events there are. From then on it goes on exactly where its last checkpoint was
+taken, however the run before has ended: every event is learned from once, versions count on, and questions that
+wait for their answers still wait. Updates become visible with the checkpoint after them.
+
+SIGTERM and Ctrl-C suspend it: nothing more is read, and a last checkpoint is committed.
 
 Environment, besides that of service.py::
 
-    MINI_BATCH    100    events a step
-    REPORT_EVERY  5000   flights between two reports on how good the predictions were
+    MODE                 asynchronous  or synchronous: then the models are the same, bit for bit, in every run
+    MINI_BATCH           100           events a step
+    REPORT_EVERY         5000          flights between two reports on how good the predictions were
+    CHECKPOINTS          checkpoints   folder of the checkpoints, to be kept as long as the topics
+    CHECKPOINT_INTERVAL  1             seconds between two of them, by which consumers see updates later
+    STOP                 never         latest: end with the newest event that there is as it begins
+    FLOW                 late-flights  the flow's name (that of the model unless given): commits are kept under it,
+                                       and of two trainers with one name the newer takes over
 """
 
 from __future__ import annotations
@@ -18,40 +26,44 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from datetime import UTC, datetime
+from typing import Any, cast
 
 import msgspec
 from service import MODEL, Arrival, Departure, created_topics, topics, until_terminated
 
-from streamiter import Flow
+from streamiter import Checkpoints, Flow
 from streamiter.learn import train_online
 from streamiter.learn.flights.events import delayed_labels, event_features, event_model, learning_rate
-from streamiter.models import initial_model, last_update
-from streamiter.topics import StartPosition, Typed
+from streamiter.topics import Typed
 
+MODE = cast(Any, os.environ.get("MODE", "asynchronous"))
 MINI_BATCH = int(os.environ.get("MINI_BATCH", "100"))
 REPORT_EVERY = int(os.environ.get("REPORT_EVERY", "5000"))
+CHECKPOINTS = os.environ.get("CHECKPOINTS", "checkpoints")
+CHECKPOINT_INTERVAL = float(os.environ.get("CHECKPOINT_INTERVAL", "1"))
+STOP = "latest" if os.environ.get("STOP") == "latest" else None
+FLOW = os.environ.get("FLOW", MODEL)
 
 log = logging.getLogger("trainer")
 
 
-def training_flow(start: StartPosition = "earliest") -> Flow:
+def training_flow() -> Flow:
     """From the topic of events to that of model updates."""
     events, updates, dead_letters = topics()
-    flow = Flow("late flights")
+    flow = Flow(FLOW)
     flights = flow.source(
-        events, decode=Typed(Departure | Arrival), start=start, name="flights", dead_letter=dead_letters
+        events, decode=Typed(Departure | Arrival), stop=STOP, name="flights", dead_letter=dead_letters
     )
     rate = learning_rate(MINI_BATCH, "delayed")
     training = train_online(
         flights.map(msgspec.to_builtins),
         lambda: event_model(rate),
         labels=delayed_labels(event_features()),
+        mode=MODE,
         mini_batch=MINI_BATCH,
-        initial=flow.from_source(initial_model(updates, model=MODEL, default=None), parallelism=1),
         report_every=REPORT_EVERY,
         window=REPORT_EVERY,
-        on_error="skip",  # After a restart the first arrivals answer departures that the run before has read.
+        on_error="skip",  # The topic keeps a day: its first arrivals answer departures that are gone.
     )
     training.models.publish_model(updates, model=MODEL)
     training.validation.map(report)
@@ -64,24 +76,16 @@ def report(metrics: dict[str, float]) -> None:
     log.info("the last %d flights: %s", REPORT_EVERY, quality)
 
 
-async def prepare(starts: list[StartPosition]) -> None:
-    """Create the topics, and find out where to begin."""
-    update = await last_update((await created_topics()).updates, MODEL)
-    if update is None:
-        log.info("no model yet: learning from all events")
-        starts.append("earliest")
-    else:
-        published = datetime.fromtimestamp(update.created_at_ms / 1000, UTC)
-        log.info("going on from model %d.%d of %s", update.generation, update.version, published)
-        starts.append(published)
+async def prepare() -> None:
+    """Create the topics."""
+    await created_topics()
 
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stdout)
-    starts: list[StartPosition] = []
-    if until_terminated(prepare(starts)):
+    if until_terminated(prepare()):
         return
-    statistics = training_flow(starts[0]).run()
+    statistics = training_flow().run(checkpoints=Checkpoints(CHECKPOINTS, interval_s=CHECKPOINT_INTERVAL))
     read, skipped = statistics.step("flights"), statistics.step("train")
     log.info(
         "%s after %d events, %d undecodable, %d skipped",

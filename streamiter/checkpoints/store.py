@@ -58,8 +58,9 @@ class CheckpointStore(abc.ABC):
     async def claim(self, flow: str, run: str, *, begin_anew: bool = False) -> CommitPointer | None:
         """Make ``run`` the owner of the flow, so that ``save`` and ``commit`` of older runs are refused from now on.
 
-        Gives what the pointer was before; None if the flow was never here. ``begin_anew`` clears what
-        was committed.
+        Gives what the pointer was before; None if the flow was never here, or has snapshots and nobody knows which
+        of them is committed (until one is). ``begin_anew`` clears what was committed. ``commit`` and ``prune``
+        are those of the run that this object claimed the flow for; what an earlier run saved may be committed too.
         """
 
     @abc.abstractmethod

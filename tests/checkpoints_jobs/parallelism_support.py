@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import orjson
-from iteration.iteration_support import SMALL, run_shuffled
+from iteration.iteration_support import SMALL, ended, run_shuffled
 
 from streamiter import Checkpoints, Flow, Operator
 from streamiter.checkpoints.memory_store import MemoryStore
@@ -101,8 +101,7 @@ class Stops:
             if await self.stop(job, crash=self.random.random() < 0.5):
                 return
         job = await self.start(make_flow(parallelisms[-1]))
-        async with asyncio.timeout(PATIENCE_S):
-            await job.wait()
+        await ended(job)
 
 
 def in_any_order(main: Any, seed: int) -> None:

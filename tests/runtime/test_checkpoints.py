@@ -296,7 +296,7 @@ async def test_a_transaction_shorter_than_its_checkpoint_is_refused(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
     """Every commit failed, because the broker had taken the transaction back before."""
-    with pytest.raises(ConfigurationError, match="expected interval_s [+] alignment_timeout_s below"):
+    with pytest.raises(ConfigurationError, match=r"expected interval_s [+] alignment_timeout_s below"):
         await summing(broker).start(checkpoints=settings(tmp_path, interval_s=250.0))
 
 

@@ -98,7 +98,7 @@ class Checkpointer:
             )
             self._scope.put(Outputs, self._transaction)
             record = await self._transaction.open()
-        pointer = await store.claim(self._flow, self._run_id)
+        pointer = await store.claim(self._flow, self._run_id, begin_anew=self._restore is None)
         stored = await store.list(self._flow)
         chosen = chosen_checkpoint(
             self._flow,
@@ -116,12 +116,13 @@ class Checkpointer:
         if self._transaction is not None:
             is_said = record is not None and record.checkpoint == chosen
             await self._transaction.begin(chosen, is_said=is_said)
-        if chosen is None:
+        if chosen is None and self._restore is not None:
             await store.claim(self._flow, self._run_id, begin_anew=True)
-        elif pointer is None or pointer.committed != chosen:
+        elif chosen is not None and (pointer is None or pointer.committed != chosen):
             await store.commit(self._flow, chosen)
         number = None if chosen is None else chosen.number
         self._statistics = replace(self._statistics, restored=number, committed=number)
+        _log.info("flow %r: %s", self._flow, "begins anew" if number is None else f"goes on from checkpoint {number}")
         return states
 
     async def _load(self, store: CheckpointStore, chosen: CheckpointId) -> dict[str, dict[str, Any]]:

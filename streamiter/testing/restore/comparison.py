@@ -77,7 +77,8 @@ class Comparison:
         run = run_freely if self.free else run_in_steps
         return asyncio.run(run(self._built(), self.options))
 
-    def _restored(self, cut: Cut, plan: list[SourceKey] | None) -> Run:
+    def restored(self, cut: Cut, plan: list[SourceKey] | None) -> Run:
+        """Go on from a cut, by the rest of the plan: elsewhere, or here."""
         options = RunOptions(self.options.seed, self.options.interval_s, cut.now_ms)
         if self.process is None:
             return restored_run(self.build, self.structs, options, cut.snapshot, plan)
@@ -129,7 +130,7 @@ class Comparison:
 
     def _check_cut(self, cut: Cut, before: Run, undisturbed: Run) -> None:
         plan = None if self.free else undisturbed.plan[cut.after :]
-        restored = self._restored(cut, plan)
+        restored = self.restored(cut, plan)
         if restored.violations:
             raise self._mismatch(cut, restored.violations[0])
         difference = self._full_difference(undisturbed, _joined(before, cut, restored))

@@ -69,6 +69,18 @@ class Run:
     """Those of the operators after the last step that was asked for."""
 
 
+class _Patience:
+    """Real time, which is not endless."""
+
+    def __init__(self) -> None:
+        self._until_s = time.monotonic() + PATIENCE_S
+
+    def check(self, what: str) -> None:
+        """Raise ConfigurationError when it is over."""
+        if time.monotonic() > self._until_s:
+            raise ConfigurationError(f"check_restore: {what} (waited for {PATIENCE_S:.0f} s)")
+
+
 class _SteppedClock(VirtualClock):
     """Lets time pass as ``advance`` does, but waits after each timer until all is handled, not for a number of turns."""
 
@@ -92,7 +104,6 @@ class _Driver:
         self.clock = _SteppedClock(start_ms=options.start_ms)
         self.interval_s = options.interval_s
         self.job: Job
-        self._deadline_s = 0.0
 
     async def start(self, snapshot: bytes | None) -> None:
         given = None if snapshot is None else self.built.plain_data.decode(snapshot)
@@ -122,16 +133,17 @@ class _Driver:
 
     async def pass_time(self) -> None:
         """Let time pass until nothing waits for it within a step."""
-        self._begin_waiting()
+        patience = _Patience()
         while True:
             await self.clock.pass_by(self.interval_s, self.settle)
             if self.is_over or not any(task.is_handling for task in self._tasks):
                 return
-            self._check_patience("a step does not return, however much time passes")
+            await self.settle()
+            patience.check("a step does not return, however much time passes")
 
     async def settle(self) -> None:
         """Wait until all that was read has been handled, as far as it can be without time passing."""
-        self._begin_waiting()
+        patience = _Patience()
         other_work_until_s = time.monotonic() + _OTHER_WORK_S
         while True:
             await self._quiet()
@@ -142,15 +154,17 @@ class _Driver:
                 handling = any(task.is_handling for task in self._tasks)
                 if not handling or time.monotonic() > other_work_until_s:
                     return
-            self._check_patience(waits_for or "")
+            patience.check(waits_for)
             await asyncio.sleep(_POLL_S)
 
     async def end(self) -> None:
         """Wait until the job has ended by itself."""
-        self._begin_waiting()
+        patience = _Patience()
+        await self.settle()
         while not self.is_over:
             await self.pass_time()
-            self._check_patience("the job does not end, though its inputs have")
+            await asyncio.sleep(_POLL_S)  # Threads end, files are closed.
+            patience.check("the job does not end, though its inputs have")
         await self.job.wait()
 
     @property
@@ -186,13 +200,6 @@ class _Driver:
             ),
             "",
         )
-
-    def _begin_waiting(self) -> None:
-        self._deadline_s = time.monotonic() + PATIENCE_S
-
-    def _check_patience(self, what: str) -> None:
-        if time.monotonic() > self._deadline_s:
-            raise ConfigurationError(f"check_restore: {what} (waited for {PATIENCE_S:.0f} s)")
 
 
 async def _driven(
@@ -285,7 +292,7 @@ async def run_freely(
     """All sources read as they can; with ``cut_after`` a snapshot after so many turns, and no further."""
 
     async def drive(driver: _Driver, run: Run) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
+        patience = _Patience()
         while not driver.is_over and (cut_after is None or run.turns < cut_after):
             await asyncio.sleep(0)
             run.turns += 1
@@ -293,8 +300,7 @@ async def run_freely(
                 # Whoever waits for time, or for a thread, gets it.
                 await asyncio.sleep(_POLL_S)
                 await driver.clock.advance(options.interval_s)
-            if time.monotonic() > deadline_s:
-                raise ConfigurationError(f"check_restore: the flow does not end within {PATIENCE_S:.0f} s")
+            patience.check("the flow does not end")
         if cut_after is not None:
             await _cut(driver, run, f"after {run.turns} turns of the event loop", run.turns)
             return

@@ -111,7 +111,7 @@ class Life:
             and all(
                 task.ended
                 for task in self.job.statistics().tasks
-                if task.steps[0].name in self._bounded_sources
+                if task.steps[0].step in self._bounded_sources
             )
         )
 

@@ -31,6 +31,8 @@ _64_BITS: Final = (1 << 64) - 1
 CALLBACKS: Final = 0
 """The number under which the callbacks take turns that belong to no task; tasks are counted from 1."""
 
+FIRST_TURN: Final = 1
+
 
 def mixed(number: int) -> int:
     """Sixty-four bits that look random and follow from the number.
@@ -68,7 +70,9 @@ class Shuffle:
 
     def delay(self, task: int, turn: int) -> float:
         """Turns that this turn of the task is put off by, from 0."""
-        if not self.window:
+        # A task begins before all that was asked for after it, as it does in asyncio: there is code that creates
+        # a task, sleeps for 0 seconds, and takes it that the task has begun.
+        if not self.window or turn == FIRST_TURN:
             return 0.0
         # Follows from the task and the turn, not from what was drawn before: asyncio itself goes through sets of
         # tasks, whose order differs from process to process.
@@ -98,7 +102,7 @@ class ReadyHandles:
             return
         self._callbacks.append(handle)
         if len(self._callbacks) == 1:
-            self._push(handle, CALLBACKS, self._added)
+            self._push(handle, CALLBACKS, FIRST_TURN + 1 + self._added)
 
     def take(self) -> tuple[asyncio.Handle, int]:
         """The next one, with the number of its task."""
@@ -107,7 +111,7 @@ class ReadyHandles:
         if number == CALLBACKS:
             self._callbacks.popleft()
             if self._callbacks:
-                self._push(self._callbacks[0], CALLBACKS, self._added)
+                self._push(self._callbacks[0], CALLBACKS, FIRST_TURN + 1 + self._added)
         return handle, number
 
     def clear(self) -> None:

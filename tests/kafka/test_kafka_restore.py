@@ -1,0 +1,24 @@
+"""A topic on a real broker is read on where a snapshot stands."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any
+
+import pytest
+from restore.counted_calls import count_calls
+from restore.topic_cases import numbered, stored_source, written
+
+from streamiter.testing import check_flow_restore
+from streamiter.topics import topic
+from streamiter_kafka.reader import KafkaReader
+
+
+def test_a_kafka_topic_is_read_on(kafka_broker: Any, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions are those behind what was handled, not behind what was fetched ahead."""
+    url = f"kafka://{kafka_broker.bootstrap}/{topic_prefix}clicks"
+    asyncio.run(written(topic(url), numbered(partitions=4)))
+    calls = count_calls(KafkaReader, monkeypatch)
+    check_flow_restore(functools.partial(stored_source, url), cuts=3, ordered=False)
+    assert calls

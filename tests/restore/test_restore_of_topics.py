@@ -1,0 +1,103 @@
+"""Topics that outlive a process: read on where the snapshot stands, write on with the next version."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from restore.counted_calls import count_calls
+from restore.topic_cases import numbered, stored_models, stored_sink, stored_source, stored_values, written
+
+from streamiter import topic
+from streamiter.testing import RestoreProcess, check_flow_restore
+from streamiter.testing.restore.comparison import Comparison
+from streamiter.testing.restore.driving import RunOptions, run_in_steps
+from streamiter.testing.restore.trial import Build, BuiltFlow
+from streamiter.topics import ReadRequest
+from streamiter_files.reader import FilesReader
+from streamiter_sqlite.reader import SqliteReader
+
+COVERED = (SqliteReader, FilesReader)
+
+
+def test_an_sqlite_topic_is_read_on(
+    tmp_path: Path, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions that were those of what is read ahead lost records."""
+    url = f"sqlite:///{tmp_path}/topics.db?topic=clicks"
+    asyncio.run(written(topic(url), numbered()))
+    calls = count_calls(SqliteReader, monkeypatch)
+    check_flow_restore(functools.partial(stored_source, url), process=restore_process)
+    assert calls
+
+
+FILES: dict[str, tuple[str, Callable[[int], str]]] = {
+    "csv": ("a,b\n", lambda n: f"{n},{n / 7}\n"),
+    "jsonl": ("", lambda n: f'{{"n": {n}}}\n'),
+    "libsvm": ("", lambda n: f"{n % 2} 1:{n / 3} 4:2\n"),
+    "dummy": ("", lambda n: f"{n % 2} {n},{n + 3}\n"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_files_are_read_on(
+    kind: str, tmp_path: Path, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several files, one of them longer than a batch: a position within a file, and behind some."""
+    header, line = FILES[kind]
+    for number, length in enumerate((3, 9_000, 2)):
+        (tmp_path / f"part-{number}.{kind}").write_text(header + "".join(map(line, range(length))))
+    calls = count_calls(FilesReader, monkeypatch)
+    build = functools.partial(stored_values if kind == "jsonl" else stored_source, f"file:{tmp_path}/*.{kind}")
+    check_flow_restore(build, cuts=3, process=restore_process)
+    assert calls
+
+
+def crash_and_go_on(build: Build, after: int, process: RestoreProcess) -> None:
+    """Run some steps, take a snapshot, stop dead; go on from it in a fresh process to the end."""
+    options = RunOptions()
+    undisturbed = asyncio.run(run_in_steps(BuiltFlow(build, (), gated=True), options, only=after, cuts=True))
+    cut = undisturbed.cuts[-1]
+    assert cut.after == after
+    comparison = Comparison("crash", build, options, None, (), process)
+    assert comparison.restored(cut, []).violations == []
+
+
+async def values_in(url: str) -> list[Any]:
+    reader = await topic(url).open_reader(ReadRequest(stop="latest"))
+    try:
+        values: list[Any] = []
+        while (batch := await reader.read()) is not None:
+            values += batch.values
+        return values
+    finally:
+        await reader.close()
+
+
+@pytest.mark.parametrize("after", range(7))
+def test_a_sink_goes_on_behind_what_it_has_written(
+    after: int, tmp_path: Path, restore_process: RestoreProcess
+) -> None:
+    """What was written before the barrier is in the topic, and is not written again."""
+    url = f"sqlite:///{tmp_path}/topics.db?topic=out"
+    asyncio.run(written(topic(url), [[]]))
+    crash_and_go_on(functools.partial(stored_sink, url), after, restore_process)
+    assert [orjson.loads(value) for value in asyncio.run(values_in(url))] == [{"n": n} for n in range(6)]
+
+
+@pytest.mark.parametrize("after", range(5))
+def test_published_versions_go_on_without_a_gap_in_the_same_generation(
+    after: int, tmp_path: Path, restore_process: RestoreProcess
+) -> None:
+    """A publisher that began a new generation after each restart made readers start anew."""
+    url = f"sqlite:///{tmp_path}/topics.db?topic=models"
+    asyncio.run(written(topic(url), [[]]))
+    crash_and_go_on(functools.partial(stored_models, url), after, restore_process)
+    updates = [orjson.loads(value) for value in asyncio.run(values_in(url))]
+    assert [(update["generation"], update["version"]) for update in updates] == [(1, 1), (1, 2), (1, 3), (1, 4)]
+    assert [update["parameters"]["weights"][0] for update in updates] == [n / 7 for n in range(4)]

@@ -1,0 +1,122 @@
+"""Sources and sinks: positions, and the generation and versions of published models."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from streamiter import Columns, Flow, Json, Stream, topic
+from streamiter.models import ModelSnapshot, initial_model
+from streamiter.models.encoder import ModelUpdateEncoder
+from streamiter.models.publisher import ModelPublisher
+from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
+from streamiter.topics.formats import Raw
+from streamiter.topics.memory.reader import MemoryReader
+from streamiter.topics.topic_sink import TopicSink
+from streamiter.topics.topic_source import TopicSource
+
+from restore.case import Case, fed
+
+PARTITIONS = 5
+
+
+def memory_topic(values: list[list[bytes]]) -> Topic:
+    """A topic with these values, a list for each partition."""
+    made = MemoryBroker().topic("clicks")
+    asyncio.run(written(made, values))
+    return made
+
+
+async def written(made: Topic, values: list[list[bytes]], **options: Any) -> None:
+    """Create a topic, and write values to its partitions."""
+    await made.create(partitions=len(values), **options)
+    writer = await made.open_writer()
+    for partition, some in enumerate(values):
+        if some:
+            await writer.write(OutgoingBatch(some, partition=partition))
+    await writer.close()
+
+
+def numbered(partitions: int = PARTITIONS, records: int = 3) -> list[list[bytes]]:
+    """JSON texts, some for each partition but the last, which is empty."""
+    full = [[b'{"n":%d}' % (100 * number + n) for n in range(records)] for number in range(partitions - 1)]
+    return [*full, []]
+
+
+def given_items(flow: Flow) -> dict[str, Stream]:
+    items = flow.from_items(np.arange(20_000.0), name="items").batch(3_000)
+    listed = flow.from_items(list(range(9)), name="dealt out", parallelism=2)
+    rows = flow.from_items(Columns({"x": np.arange(5)}), name="rows")
+    return {"batches": items, "listed": listed, "rows": rows}
+
+
+def memory_source(flow: Flow) -> Stream:
+    return flow.source(memory_topic(numbered()), stop="latest", parallelism=2)
+
+
+def memory_source_from_offsets(flow: Flow) -> Stream:
+    return flow.source(memory_topic(numbered()), start={0: 2, 1: 1, 2: 0, 3: 3, 4: 0}, stop={0: 3, 1: 2, 3: 3})
+
+
+def sunk(flow: Flow) -> dict[str, Any]:
+    records = fed(flow, [{"n": n} for n in range(6)])
+    records.sink(memory_topic([[], []]), key=lambda record: str(record["n"]), name="sink")
+    return {"records": records}
+
+
+def models(flow: Flow) -> Stream:
+    """Models that differ, and a large one that is written in chunks."""
+    made = [{"weights": np.full(3, n / 7), "intercept": 0.5} for n in range(4)]
+    return fed(flow, [*made[:2], ModelSnapshot(made[2], records=7, metrics={"loss": 0.1}), made[3]], name="models")
+
+
+def published(flow: Flow) -> dict[str, Stream]:
+    given = models(flow)
+    given.publish_model(memory_topic([[]]), model="ctr")
+    return {"models": given}
+
+
+def warm_start(flow: Flow) -> Stream:
+    made = MemoryBroker().topic("models")
+    asyncio.run(written(made, [[]]))
+    source = initial_model(made, model="ctr", default=np.array([0.5, 1.0]))
+    return flow.from_source(source, name="initial", parallelism=2)
+
+
+CASES = [
+    Case(given_items, (), {"cuts": 6}),
+    Case(memory_source, (TopicSource, MemoryReader)),
+    Case(memory_source_from_offsets, (TopicSource, MemoryReader)),
+    Case(sunk, (TopicSink,)),
+    Case(published, (TopicSink, ModelPublisher, ModelUpdateEncoder)),
+    Case(warm_start, ()),
+]
+
+
+# -- topics that outlive a process: the tests make them ---------------------------------------------------------
+
+
+def stored_source(url: str, flow: Flow) -> Stream:
+    """What is in a topic now, as it is decoded."""
+    return flow.source(topic(url), stop="latest", parallelism=2, name="source")
+
+
+def stored_values(url: str, flow: Flow) -> Stream:
+    """The same, undecoded."""
+    return flow.source(topic(url), decode=Raw(), stop="latest", name="source")
+
+
+def stored_sink(url: str, flow: Flow) -> Stream:
+    """Numbers into a topic."""
+    records = fed(flow, [{"n": n} for n in range(6)])
+    records.sink(topic(url), encode=Json(), name="sink")
+    return records
+
+
+def stored_models(url: str, flow: Flow) -> Stream:
+    """Models into a topic."""
+    given = models(flow)
+    given.publish_model(topic(url), model="ctr")
+    return given
