@@ -19,6 +19,8 @@ from streamiter.records import Batch
 __all__ = ["snapshot_pause"]
 
 PAUSE = "ms longest pause"
+WORK = "CPU-ms longest pause"
+"""What the event loop's thread did itself in the longest pause: to look at where others take part of the machine."""
 RECORDS = "records/s"
 SNAPSHOTS = "snapshots"
 
@@ -43,6 +45,8 @@ def snapshot_pause(session: Session) -> Iterator[Figure]:
     yield series.figure(
         "with checkpoints", PAUSE, beside="no checkpoints", target=Target("figure", below=250)
     )
+    yield series.figure("no checkpoints", WORK)
+    yield series.figure("with checkpoints", WORK, beside="no checkpoints")
     yield series.figure("no checkpoints", RECORDS)
     yield series.figure("with checkpoints", RECORDS, beside="no checkpoints")
     yield series.figure("with checkpoints", SNAPSHOTS)
@@ -53,15 +57,16 @@ class _Pauses(Operator):
 
     def __init__(self, not_timed: int) -> None:
         self._not_timed = not_timed
-        self._last_s: float | None = None
+        self._last_s = self._last_cpu_s = 0.0
         self.records = self.sum = 0
-        self.longest_s = 0.0
+        self.longest_s = self.longest_cpu_s = 0.0
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        now_s = time.perf_counter()
-        if self.records >= self._not_timed and self._last_s is not None:
+        now_s, now_cpu_s = time.perf_counter(), time.thread_time()
+        if self.records > self._not_timed:
             self.longest_s = max(self.longest_s, now_s - self._last_s)
-        self._last_s = now_s
+            self.longest_cpu_s = max(self.longest_cpu_s, now_cpu_s - self._last_cpu_s)
+        self._last_s, self._last_cpu_s = now_s, now_cpu_s
         self.records += len(batch)
         self.sum += sum(batch)
 
@@ -73,12 +78,15 @@ def _measured(keys: int, interval_s: float | None) -> Contender:
         records = np.concatenate([random.permutation(keys) for _ in range(_ROUNDS)]).tolist()
         pauses = _Pauses(not_timed=keys)
         flow = Flow("snapshots")
-        counted = flow.from_items(records, name="keys").key_by(_itself).stateful_map(_count, _NEW, name="counts")
+        counted = (
+            flow.from_items(records, name="keys").key_by(_itself).stateful_map(_count, _NEW, name="counts")
+        )
         counted.process(lambda: pauses, name="pauses")
         watch = Stopwatch()
         with tempfile.TemporaryDirectory() as directory, watch:
             statistics = flow.run(checkpoints=_checkpoints(directory, interval_s))
-        figures = {PAUSE: pauses.longest_s * 1e3, **watch.rates(len(records), "records")}
+        pause = {PAUSE: pauses.longest_s * 1e3, WORK: pauses.longest_cpu_s * 1e3}
+        figures = {**pause, **watch.rates(len(records), "records")}
         if statistics.checkpoints is not None:
             # The last one is that of the end.
             figures[SNAPSHOTS] = statistics.checkpoints.taken - 1

@@ -9,6 +9,7 @@ import pytest
 
 NAMES = {
     "streamiter": [
+        "Checkpoints",
         "Columns",
         "FeedbackLimits",
         "Flow",
@@ -143,11 +144,15 @@ NAMES = {
     ],
     "streamiter.testing": [
         "Faults",
+        "RestoreMismatch",
+        "RestoreProcess",
         "Simulation",
         "SimulationFailed",
         "SimulationResult",
         "Undisturbed",
         "VirtualClock",
+        "check_flow_restore",
+        "check_restore",
         "simulate",
     ],
     "streamiter.topics": [

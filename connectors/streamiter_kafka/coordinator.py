@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
@@ -139,7 +140,7 @@ class Coordinator:
         request = EndTxnRequest(self._id, producer.number, producer.epoch, commit)
         try:
             code = (await self._request(request)).error_code
-        except BrokerTrouble:
+        except (BrokerTrouble, asyncio.CancelledError):
             self.has_lost_end = True
             raise
         if code == Code.INVALID_TXN_STATE:

@@ -251,10 +251,13 @@ class Flow:
         return name in self._numbered
 
     def register_struct_of(self, codec: Any) -> None:
-        """For the engine: a decoder's ``msgspec.Struct`` becomes plain data of this flow."""
-        struct = getattr(codec, "struct_type", None)
-        if isinstance(struct, type) and issubclass(struct, msgspec.Struct):
-            self.register(struct)
+        """For the engine: what a decoder makes becomes plain data of this flow, if it is made of ``msgspec.Struct`` s.
+
+        Of two classes of one name the first; the other one is refused where it comes to be stored.
+        """
+        for struct in getattr(codec, "struct_types", ()):
+            with contextlib.suppress(ConfigurationError):
+                self.register(struct)
 
     def register(self, struct: type[msgspec.Struct]) -> None:
         """Let a ``msgspec.Struct`` count as plain data, under its class name, so that it can be stored."""
@@ -303,12 +306,14 @@ class Flow:
         snapshot: JobSnapshot | None = None,
         worker: tuple[int, int] | None = None,
         run_id: str | None = None,
+        new_id: Callable[[], str] | None = None,
     ) -> Job:
         """Start the job in the running event loop; returns when every step is open.
 
-        ``clock`` is where it takes its time from. Input without progress for ``stall_after_s`` seconds (60
-        unless given) is logged with the blocked step. ``snapshot`` is what ``await job.snapshot()`` of this
-        flow gave: the job goes on from there, whatever the job of that snapshot did afterwards.
+        ``clock`` is where it takes its time from, ``new_id`` the names of its runs (at random unless given). Input
+        without progress for ``stall_after_s`` seconds (60 unless given) is logged with the blocked step.
+        ``snapshot`` is what ``await job.snapshot()`` of this flow gave: the job goes on from there, whatever the
+        job of that snapshot did afterwards.
 
         With ``checkpoints`` the job survives crashes: it begins where the last committed checkpoint of this flow was
         taken, and what it writes to outputs with transactions becomes visible with the next one, exactly once. Steps
@@ -341,6 +346,7 @@ class Flow:
             "checkpoints": checkpoints,
             "changed_steps": frozenset(changed_steps),
             "worker": worker_of(worker, run_id, snapshot),
+            "new_id": new_id,
         }
         options = JobOptions(**{name: option for name, option in given.items() if option is not None})
         options = replace(options, restore=restore)

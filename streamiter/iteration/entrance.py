@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -40,12 +39,17 @@ class Entrance(Boundary):
         self._stamped = stamped
         self._max_epochs_ahead = max_epochs_ahead
         self.last_complete = -1
+        self._brought = -1
+        """The last watermark that has come; it is passed on as far as no data of its epochs waits."""
         self._passed = -1
+        self._end_brought = False
         self._data_ended = False
         self._ended_in: int | None = None
         self._throttled = False
-        self._waiting: deque[DataBatch | Control] = deque()
-        """Stamped data too far ahead, and what came behind it: at most one batch and its watermark."""
+        self._waiting: list[DataBatch] = []
+        """Stamped data too far ahead: at most one batch, unless it was that of several entrances."""
+        self._is_ahead = False
+        """Whether what came last is among it, so that what comes next will be too far ahead as well."""
 
     def open(self, context: Context) -> None:
         self.context = context
@@ -59,18 +63,19 @@ class Entrance(Boundary):
         self.context.post(control)
 
     def wanted_inputs(self) -> Iterable[str] | None:
-        return () if self._throttled or self._waiting else None
+        return () if self._throttled or self._is_ahead else None
 
     def held_for(self) -> str | None:
-        if not self._waiting:
+        if not self._is_ahead:
             return None
         return f"its data is ahead of epoch {self.last_complete + 1}, which waits for {self.coordinator.awaited()}"
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         if not self._stamped:
             epoch = 0
-        if self._waiting or self._is_too_far_ahead(epoch):
+        if self._is_too_far_ahead(epoch):
             self._waiting.append(DataBatch(records, epoch))
+            self._is_ahead = True
             return
         out.emit_batch(records, epoch)
         if self.coordinator.is_overloaded:
@@ -88,30 +93,31 @@ class Entrance(Boundary):
             self._ended_in = control.epoch
             await out.control(EndOfInput(control.epoch))
         elif isinstance(control, (EpochWatermark, InputEnded)):
-            if self._waiting:
-                self._waiting.append(control)
+            if isinstance(control, EpochWatermark):
+                self._brought = control.epoch
             else:
-                await self._pass(control, out)
+                self._end_brought = True
+            await self._pass(out)
 
     async def _let_in(self, out: BoundaryOutput) -> None:
-        while self._waiting:
-            item = self._waiting[0]
-            if isinstance(item, DataBatch):
-                if self._is_too_far_ahead(item.epoch):
-                    return
-                self._waiting.popleft()
-                out.emit_batch(item.records, item.epoch)
+        waiting, self._waiting = self._waiting, []
+        for batch in waiting:
+            if self._is_too_far_ahead(batch.epoch):
+                self._waiting.append(batch)
             else:
-                self._waiting.popleft()
-                await self._pass(item, out)
+                out.emit_batch(batch.records, batch.epoch)
+        self._is_ahead = self._is_ahead and bool(self._waiting)
+        if waiting:
+            await self._pass(out)
 
-    async def _pass(self, control: Control, out: BoundaryOutput) -> None:
-        if isinstance(control, EpochWatermark):
-            if self._stamped:
-                self._passed = control.epoch
-                await out.control(control)
-                self.coordinator.entrance_passed(self._index, control.epoch)
-        else:
+    async def _pass(self, out: BoundaryOutput) -> None:
+        """Pass on what has come of watermarks, and the end, as far as no data waits before it."""
+        covered = min([self._brought, *(batch.epoch - 1 for batch in self._waiting)])
+        if self._stamped and covered > self._passed:
+            self._passed = covered
+            await out.control(EpochWatermark(covered))
+            self.coordinator.entrance_passed(self._index, covered)
+        if self._end_brought and not self._waiting and not self._data_ended:
             self._data_ended = True
             await self.data_has_ended(out)
             self.coordinator.entrance_ended(self._index)
@@ -133,18 +139,24 @@ class Entrance(Boundary):
     def snapshot(self) -> dict[str, Any]:
         return {
             "last complete": self.last_complete,
+            "brought": self._brought,
             "passed": self._passed,
+            "end brought": self._end_brought,
             "data ended": self._data_ended,
             "ended in": self._ended_in,
-            "waiting": [_plain(item) for item in self._waiting],
+            "waiting": [(batch.records, batch.epoch) for batch in self._waiting],
+            "is ahead": self._is_ahead,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.last_complete = state["last complete"]
+        self._brought = state["brought"]
         self._passed = state["passed"]
+        self._end_brought = state["end brought"]
         self._data_ended = state["data ended"]
         self._ended_in = state["ended in"]
-        self._waiting.extend(_item(*entry) for entry in state["waiting"])
+        self._waiting = [DataBatch(records, epoch) for records, epoch in state["waiting"]]
+        self._is_ahead = state["is ahead"]
         self.coordinator.restore(
             Restored(
                 post=self.context.post,
@@ -162,51 +174,15 @@ class Entrance(Boundary):
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Data that waits for the loop is dealt out; all have passed the epochs that each of them had."""
-        going_on = [state for state in states if not _has_brought_end(state)]
-        brought = min(_brought(state) for state in going_on or states)
-        passed = min(state["passed"] for state in going_on or states)
-        data = sorted(
-            (item for state in states for item in state["waiting"] if item[0] == "data"),
-            key=lambda item: item[2],
-        )
-        last: list[tuple[str, Any, int]] = [("watermark", None, brought)] if brought > passed else []
-        data_ended = all(state["data ended"] for state in states)
-        if not going_on and not data_ended:
-            last += [item for state in states for item in state["waiting"] if item[0] == "ended"][:1]
-        ended_in = end_of_all(states)
-        return [
-            {
-                "last complete": min(state["last complete"] for state in states),
-                "passed": passed,
-                "data ended": data_ended,
-                "ended in": ended_in,
-                "waiting": [*data[subtask::parallelism], *last],
-            }
-            for subtask in range(parallelism)
-        ]
-
-
-def _has_brought_end(state: dict[str, Any]) -> bool:
-    return state["data ended"] or any(kind == "ended" for kind, _, _ in state["waiting"])
-
-
-def _brought(state: dict[str, Any]) -> int:
-    """The last watermark that came to it, whether it could be passed on or not."""
-    came: list[int] = [epoch for kind, _, epoch in state["waiting"] if kind == "watermark"]
-    came.append(state["passed"])
-    return max(came)
-
-
-def _plain(item: DataBatch | Control) -> tuple[str, Any, int]:
-    if isinstance(item, DataBatch):
-        return "data", item.records, item.epoch
-    if isinstance(item, EpochWatermark):
-        return "watermark", None, item.epoch
-    assert isinstance(item, InputEnded)
-    return "ended", item.input_name, 0
-
-
-def _item(kind: str, payload: Any, epoch: int) -> DataBatch | Control:
-    if kind == "data":
-        return DataBatch(payload, epoch)
-    return EpochWatermark(epoch) if kind == "watermark" else InputEnded(payload)
+        going_on = [state for state in states if not state["end brought"]]
+        waiting = [item for state in states for item in state["waiting"]]
+        shared = {
+            "last complete": min(state["last complete"] for state in states),
+            "brought": min(state["brought"] for state in going_on or states),
+            "passed": min(state["passed"] for state in going_on or states),
+            "end brought": not going_on,
+            "data ended": all(state["data ended"] for state in states),
+            "ended in": end_of_all(states),
+            "is ahead": False,
+        }
+        return [{**shared, "waiting": waiting[subtask::parallelism]} for subtask in range(parallelism)]

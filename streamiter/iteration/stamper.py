@@ -24,6 +24,8 @@ class Stamper(Boundary):
     others have come, and when its input ends, nothing that was posted is still to come.
     """
 
+    gives_epochs = True
+
     def __init__(self, groups: Groups, idle_timeout_s: float | None) -> None:
         self._groups = groups
         self._idle_timeout_s = idle_timeout_s
@@ -119,9 +121,7 @@ class Stamper(Boundary):
 
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """All go on in the epoch of whoever has come least far, whose groups begin anew."""
-        going_on = [state for state in states if not state["ended"]] or states
-        with_input = [state for state in going_on if not state["idle"]] or going_on
-        epoch = min(state["epoch"] for state in with_input)
+        """All go on in the epoch of whoever has come furthest: nothing comes late, and groups begin anew."""
+        epoch = max(state["epoch"] for state in states)
         ended = all(state["ended"] for state in states)
         return [{"epoch": epoch, "count": 0, "idle": False, "ended": ended} for _ in range(parallelism)]

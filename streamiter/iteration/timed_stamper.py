@@ -18,6 +18,8 @@ __all__ = ["TimedStamper"]
 class TimedStamper(Boundary):
     """Passes records on in the epoch under way, until the clock of its step ends that."""
 
+    gives_epochs = True
+
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._epoch = 0
@@ -78,11 +80,11 @@ class TimedStamper(Boundary):
 
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """All go on in the epoch of whoever has come least far, until the time comes that was to come."""
-        going_on = [state for state in states if not state["ended"]] or states
+        """All go on in the epoch of whoever has come furthest, until the time comes that was to come."""
+        epoch = max(state["epoch"] for state in states)
         shared = {
-            "epoch": min(state["epoch"] for state in going_on),
-            "has records": any(state["has records"] for state in states),
+            "epoch": epoch,
+            "has records": any(state["has records"] and state["epoch"] == epoch for state in states),
             "ended": all(state["ended"] for state in states),
             "remaining_s": min(state["remaining_s"] for state in states),
         }

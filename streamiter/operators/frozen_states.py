@@ -33,6 +33,9 @@ _BYTES_AIMED_AT: Final = 128 << 10
 # So few that they may be large: how large the states are is seen from the frame before.
 _KEYS_FIRST: Final = 16
 
+# Some milliseconds to free.
+_COPIES_AT_ONCE: Final = 20_000
+
 # To remember that a key is encoded takes some 40 bytes and 0.1 µs, to copy its state once more than
 # needed not much more than that, unless states are as large as this.
 _BYTES_WORTH_REMEMBERING: Final = 1024
@@ -51,7 +54,7 @@ class FrozenStates(Deferred):
 
     def __init__(
         self,
-        states: Mapping[Any, Any],
+        states: dict[Any, Any],
         *,
         name: str,
         encode: Encode,
@@ -70,7 +73,8 @@ class FrozenStates(Deferred):
         self._states = states
         self._used_at_s = used_at_s
         self._now_s = now_s
-        self._keys = list(states)
+        self._keys = list(reversed(states))
+        """Those that no frame has yet, the next one last: so they are given back bit by bit."""
         self._kept: dict[Any, Any] = {}
         """States of keys that have changed since, as they were; ``_NOT_NEEDED`` for those that no frame needs."""
         self._kept_used_at_s: dict[Any, float] = {}
@@ -111,18 +115,30 @@ class FrozenStates(Deferred):
             )
 
     def frames(self) -> Iterator[bytes]:
-        start, stop, count = 0, len(self._keys), _KEYS_FIRST
-        while start < stop:
+        left, count = len(self._keys), _KEYS_FIRST
+        while left > 0:
             with self._lock:
                 if self._is_over:
                     raise InternalError(
                         f"the state of step {self.name!r} was released before all of it was read"
                     )
-                frame = self._frame(self._keys[start : start + count])
+                keys = self._keys[: -count - 1 : -1]
+                del self._keys[-count:]
+                frame = self._frame(keys)
             yield frame
-            start += count
+            left -= len(keys)
             count = max(1, min(_KEYS_MAX, 8 * count, count * _BYTES_AIMED_AT // len(frame)))
+        yield from self._give_back()
         self.release()
+
+    def _give_back(self) -> Iterator[bytes]:
+        """Frees copies that were made for nothing, in slices of their own: frames without keys."""
+        with self._lock:
+            self._leave()
+        while len(self._kept) > _COPIES_AT_ONCE:
+            for _ in range(_COPIES_AT_ONCE):
+                self._kept.popitem()
+            yield self._encode([[], []])
 
     def _frame(self, keys: list[Any]) -> bytes:
         states, kept = self._states, self._kept
@@ -161,8 +177,11 @@ class FrozenStates(Deferred):
         with self._lock:
             self._is_over = True
             self._keys, self._states, self._kept, self._kept_used_at_s = [], {}, {}, {}
-            if self in self._unfinished:
-                self._unfinished.remove(self)
+            self._leave()
+
+    def _leave(self) -> None:
+        if self in self._unfinished:
+            self._unfinished.remove(self)
 
 
 class _NotCopied:

@@ -123,6 +123,9 @@ class Boundary(Operator):
     hears_of_epochs: bool = True
     """Whether it is told of epoch watermarks and the ends of data; not to be told saves a turn in each epoch."""
 
+    gives_epochs: bool = False
+    """Whether epochs begin with it: its subtasks may have come to different ones, and leave out what lies between."""
+
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         """Handle records of one epoch."""
         raise NotImplementedError

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from streamiter.checkpoints.spill import SpillQueue
 from streamiter.records import Control, DataBatch
+
+if TYPE_CHECKING:
+    from streamiter.runtime.topic_feedback.ranges import TopicRange
 
 __all__ = ["FeedbackChannel", "FeedbackStatistics", "Supply"]
 
@@ -23,7 +26,16 @@ class Supply(Protocol):
         """Records fed back that have not come yet, where so many have come; 0 if that cannot be known."""
 
     def taken(self) -> None:
-        """Something was taken from the channel."""
+        """The first batch or control record was taken from the channel."""
+
+    def mark(self) -> Any:
+        """Where in the topic that lies which is taken next."""
+
+    def since(self, mark: Any) -> list[bytes]:
+        """From where to where that lies which was taken since, but for the last: frames of ``TopicRange`` entries."""
+
+    def restore(self, ranges: Sequence[TopicRange]) -> None:
+        """Bring what lies there into the channel before all else."""
 
     def closed(self) -> None:
         """The channel takes nothing more."""
@@ -124,8 +136,8 @@ class FeedbackChannel:
         item = self.queue.take()
         if isinstance(item, DataBatch):
             self.records -= len(item.records)
-            if self.supply is not None:
-                self.supply.taken()
+        if self.supply is not None:
+            self.supply.taken()
         return item
 
     def clear(self) -> None:

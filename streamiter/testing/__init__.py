@@ -1,6 +1,12 @@
 """What users need to test their flows."""
 
 from streamiter.testing.clock import VirtualClock
+from streamiter.testing.restore import (
+    RestoreMismatch,
+    RestoreProcess,
+    check_flow_restore,
+    check_restore,
+)
 from streamiter.testing.simulation import (
     Faults,
     Simulation,
@@ -12,10 +18,14 @@ from streamiter.testing.simulation import (
 
 __all__ = [
     "Faults",
+    "RestoreMismatch",
+    "RestoreProcess",
     "Simulation",
     "SimulationFailed",
     "SimulationResult",
     "Undisturbed",
     "VirtualClock",
+    "check_flow_restore",
+    "check_restore",
     "simulate",
 ]

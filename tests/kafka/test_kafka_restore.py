@@ -15,7 +15,9 @@ from streamiter.topics import topic
 from streamiter_kafka.reader import KafkaReader
 
 
-def test_a_kafka_topic_is_read_on(kafka_broker: Any, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kafka_topic_is_read_on(
+    kafka_broker: Any, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Positions are those behind what was handled, not behind what was fetched ahead."""
     url = f"kafka://{kafka_broker.bootstrap}/{topic_prefix}clicks"
     asyncio.run(written(topic(url), numbered(partitions=4)))

@@ -206,6 +206,29 @@ async def test_losing_an_answer_takes_nothing_from_a_newer_owner(
     assert numbers_of(await read_to_end(made)) == [0, 1]
 
 
+async def test_a_cancelled_commit_is_done_or_not_but_never_twice(kafka_topic: MakeTopic) -> None:
+    """The way of the contract: open anew, then read, and only then write again what is not there."""
+    made = kafka_topic(**PATIENT)
+    await made.create()
+    transactions = await made.open_transactions(f"{made.name}-t")
+    for number in range(10):
+        await patiently(transactions.begin())
+        await write_number(transactions, made, number)
+        committing = asyncio.ensure_future(transactions.commit())
+        await asyncio.wait({committing}, timeout=0.002 * number)
+        committing.cancel()
+        await asyncio.gather(committing, return_exceptions=True)
+        await transactions.close()
+        transactions = await made.open_transactions(f"{made.name}-t")
+        committed = numbers_of(await read_to_end(made))
+        if number not in committed:
+            await patiently(transactions.begin())
+            await write_number(transactions, made, number)
+            await patiently(transactions.commit())
+    await transactions.close()
+    assert numbers_of(await read_to_end(made)) == list(range(10))
+
+
 # -- owners --------------------------------------------------------------------------------------------------
 
 

@@ -114,7 +114,7 @@ def test_a_snapshot_is_the_state_at_its_barrier_whatever_happens_meanwhile(
     small_slices(monkeypatch, remember=remember)
     machine = type("Machine", (AnyInterleaving,), {"time_to_live_s": time_to_live_s})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=30, stateful_step_count=40, deadline=None)
+        machine, settings=settings(max_examples=80, stateful_step_count=40, deadline=None)
     )
 
 
@@ -283,6 +283,26 @@ def test_large_states_that_are_encoded_are_not_copied_any_more() -> None:
         tracemalloc.stop()
     assert copied_bytes < 1 << 20
     assert {float(entry["weights"].sum()) for _, entry in items_of(frames)} == {0.0}
+
+
+def test_copies_are_given_back_once_they_are_encoded() -> None:
+    """All states twice in memory until the last slice, and then a long time to free them all at once."""
+    state = keyed_state(ManualClock())
+    for key in range(20_000):
+        state.set(key, [0] * 20)
+    frames = state.snapshot().frames()
+    tracemalloc.start()
+    try:
+        for key in range(20_000):
+            state.get(key)
+        copied_bytes, _ = tracemalloc.get_traced_memory()
+        for _ in islice(frames, 7):
+            pass
+        left_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0 < len(items_of(frames)) < 5_000
+    assert left_bytes < copied_bytes / 2
 
 
 @pytest.mark.parametrize("value", [1, "x" * 100, "x" * 5000, {"a": [(1, 2)] * 50}])

@@ -6,12 +6,12 @@ import functools
 from typing import Any
 
 import numpy as np
+from restore.case import Case, fed, turns
 
-from streamiter import Columns, Flow, Operator, Stream, epochs_every
+from streamiter import Columns, Flow, Operator, Stream
 from streamiter.learn import (
     FTRL,
     SGD,
-    Constant,
     DelayedLabels,
     Examples,
     FeatureHasher,
@@ -52,8 +52,6 @@ from streamiter.learn.trees.worker import HistogramWorker
 from streamiter.learn.validation.auc import ScoreHistogram
 from streamiter.learn.validation.validate import Validate
 from streamiter.operators import Output
-
-from restore.case import Case, fed, turns
 
 TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])
 OPTIMIZERS = {
@@ -188,7 +186,11 @@ def validation(kind: str, flow: Flow) -> Stream:
     rows = table(12)
     chance = 1 / (1 + np.exp(-rows["x"][:, 0]))
     records = [
-        {"predictions": chance[n : n + 2], "targets": rows["y"][n : n + 2], "weights": rows["weight"][n : n + 2]}
+        {
+            "predictions": chance[n : n + 2],
+            "targets": rows["y"][n : n + 2],
+            "weights": rows["weight"][n : n + 2],
+        }
         for n in range(0, 12, 2)
     ]
     make = functools.partial(Validate, kind, window=5, report_every=3)  # type: ignore[arg-type]
@@ -273,7 +275,9 @@ def clustering(flow: Flow) -> Stream:
 
 
 def clustering_from_a_start(flow: Flow) -> Stream:
-    start = fed(flow, [{"centroids": np.array([[0.0, 0, 0], [1.0, 1, 1]]), "weights": np.ones(2)}], name="start")
+    start = fed(
+        flow, [{"centroids": np.array([[0.0, 0, 0], [1.0, 1, 1]]), "weights": np.ones(2)}], name="start"
+    )
     return online_k_means(fed(flow, table(9)["x"], batch=2), clusters=2, mini_batch=4, initial=start)
 
 
@@ -303,7 +307,13 @@ def offline_k_means(flow: Flow) -> Stream:
 
 
 def item_sets(flow: Flow) -> Stream:
-    baskets = [["bread", "milk"], ["beer", "bread"], ["beer", "bread", "milk"], ["milk"], ["beer", "eggs", "milk"]]
+    baskets = [
+        ["bread", "milk"],
+        ["beer", "bread"],
+        ["beer", "bread", "milk"],
+        ["milk"],
+        ["beer", "eggs", "milk"],
+    ]
     return apriori(fed(flow, baskets, parallelism=2), minimum_support=0.2)
 
 
@@ -341,7 +351,11 @@ CASES = [
     Case(clustering_from_a_start, (_Learn,)),
     Case(functools.partial(offline_training, "synchronous"), (*OFFLINE, SynchronousOfflineOwner), turns(6)),
     Case(functools.partial(offline_training, "replay"), (ReplayingWorker, SynchronousOfflineOwner), turns(6)),
-    Case(functools.partial(offline_training, "asynchronous"), (AsynchronousWorker, AsynchronousOfflineOwner), turns(6)),
+    Case(
+        functools.partial(offline_training, "asynchronous"),
+        (AsynchronousWorker, AsynchronousOfflineOwner),
+        turns(6),
+    ),
     Case(offline_k_means, (_SomePoints,), turns(6)),
     Case(item_sets, (CountItemSets, ChooseFrequent), turns(6)),
     Case(item_sets, (CountItemSets, ChooseFrequent), {"cuts": 4, "compare_state": False}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from restore.case import Case, fed
 
 from streamiter import Columns, Flow, Operator, Stream, connect, epochs_every
 from streamiter.operators import Context, Output
@@ -21,8 +22,6 @@ from streamiter.runtime.gate_epochs import GateEpochs
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.task import Task
 from streamiter.runtime.watermarks import WatermarkTracker
-
-from restore.case import Case, fed
 
 # Keys whose order in a set differs from process to process, values with all that is easily lost.
 WORDS = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question", "or", "to"]
@@ -192,7 +191,11 @@ def at_the_end(flow: Flow) -> dict[str, Stream]:
         "reduced": numbers.reduce_all(lambda a, b: a + b, name="sum"),
         "sorted": words.sort(length, name="sorted"),
         "joined": words.map(lambda word: {"n": len(word), "word": word}).join(
-            fed(flow, [{"n": 2, "name": "two"}, {"n": 3, "name": "three"}, {"n": 2, "name": "too"}], name="names"),
+            fed(
+                flow,
+                [{"n": 2, "name": "two"}, {"n": 3, "name": "three"}, {"n": 2, "name": "too"}],
+                name="names",
+            ),
             on="n",
             name="joined",
         ),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from streamiter import IterationListener, Operator
 from streamiter.operators import Context, Output
@@ -43,8 +45,6 @@ class RoundsItsState(Momentum):
     """Stores float32: near, but not the same."""
 
     def snapshot(self) -> Any:
-        import numpy as np
-
         return {"weight": float(np.float32(self.weight)), "momentum": self.momentum}
 
 
@@ -184,7 +184,7 @@ class KeepsASet(GoesThroughASet):
 class CountsInItsClass(Operator):
     """Counts in its class, which a new process begins anew."""
 
-    counts: dict[int, int] = {}
+    counts: ClassVar[dict[int, int]] = {}
 
     def __init__(self) -> None:
         self.own = 0

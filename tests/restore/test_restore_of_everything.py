@@ -8,19 +8,22 @@ import pkgutil
 from typing import Any
 
 import pytest
-import streamiter_files
-import streamiter_kafka
-import streamiter_sqlite
 from restore import iteration_cases, learner_cases, operator_cases, topic_cases
 from restore.case import Case
 from restore.counted_calls import asked_of, count_calls
 
 import streamiter
+import streamiter_files
+import streamiter_kafka
+import streamiter_sqlite
 from streamiter.testing import RestoreProcess, check_flow_restore
 
 CASES: list[Case] = [*operator_cases.CASES, *iteration_cases.CASES, *learner_cases.CASES, *topic_cases.CASES]
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.options.get('cut_at', 'records')}")
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case.name}-{case.options.get('cut_at', 'records')}"
+)
 def test_a_restored_run_is_the_run_that_went_on(
     case: Case, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

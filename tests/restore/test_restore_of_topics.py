@@ -11,18 +11,17 @@ from typing import Any
 import orjson
 import pytest
 from restore.counted_calls import count_calls
-from restore.topic_cases import numbered, stored_models, stored_sink, stored_source, stored_values, written
+from restore.topic_cases import numbered, stored_models, stored_sink, stored_source, written
 
 from streamiter import topic
 from streamiter.testing import RestoreProcess, check_flow_restore
 from streamiter.testing.restore.comparison import Comparison
-from streamiter.testing.restore.driving import RunOptions, run_in_steps
+from streamiter.testing.restore.driver import RunOptions
+from streamiter.testing.restore.driving import run_in_steps
 from streamiter.testing.restore.trial import Build, BuiltFlow
 from streamiter.topics import ReadRequest
 from streamiter_files.reader import FilesReader
 from streamiter_sqlite.reader import SqliteReader
-
-COVERED = (SqliteReader, FilesReader)
 
 
 def test_an_sqlite_topic_is_read_on(
@@ -53,7 +52,7 @@ def test_files_are_read_on(
     for number, length in enumerate((3, 9_000, 2)):
         (tmp_path / f"part-{number}.{kind}").write_text(header + "".join(map(line, range(length))))
     calls = count_calls(FilesReader, monkeypatch)
-    build = functools.partial(stored_values if kind == "jsonl" else stored_source, f"file:{tmp_path}/*.{kind}")
+    build = functools.partial(stored_source, f"file:{tmp_path}/*.{kind}")
     check_flow_restore(build, cuts=3, process=restore_process)
     assert calls
 
@@ -99,5 +98,10 @@ def test_published_versions_go_on_without_a_gap_in_the_same_generation(
     asyncio.run(written(topic(url), [[]]))
     crash_and_go_on(functools.partial(stored_models, url), after, restore_process)
     updates = [orjson.loads(value) for value in asyncio.run(values_in(url))]
-    assert [(update["generation"], update["version"]) for update in updates] == [(1, 1), (1, 2), (1, 3), (1, 4)]
+    assert [(update["generation"], update["version"]) for update in updates] == [
+        (1, 1),
+        (1, 2),
+        (1, 3),
+        (1, 4),
+    ]
     assert [update["parameters"]["weights"][0] for update in updates] == [n / 7 for n in range(4)]

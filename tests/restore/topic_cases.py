@@ -6,18 +6,16 @@ import asyncio
 from typing import Any
 
 import numpy as np
+from restore.case import Case, fed
 
 from streamiter import Columns, Flow, Json, Stream, topic
 from streamiter.models import ModelSnapshot, initial_model
 from streamiter.models.encoder import ModelUpdateEncoder
 from streamiter.models.publisher import ModelPublisher
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
-from streamiter.topics.formats import Raw
 from streamiter.topics.memory.reader import MemoryReader
 from streamiter.topics.topic_sink import TopicSink
 from streamiter.topics.topic_source import TopicSource
-
-from restore.case import Case, fed
 
 PARTITIONS = 5
 
@@ -57,7 +55,9 @@ def memory_source(flow: Flow) -> Stream:
 
 
 def memory_source_from_offsets(flow: Flow) -> Stream:
-    return flow.source(memory_topic(numbered()), start={0: 2, 1: 1, 2: 0, 3: 3, 4: 0}, stop={0: 3, 1: 2, 3: 3})
+    return flow.source(
+        memory_topic(numbered()), start={0: 2, 1: 1, 2: 0, 3: 3, 4: 0}, stop={0: 3, 1: 2, 3: 3}
+    )
 
 
 def sunk(flow: Flow) -> dict[str, Any]:
@@ -69,7 +69,9 @@ def sunk(flow: Flow) -> dict[str, Any]:
 def models(flow: Flow) -> Stream:
     """Models that differ, and a large one that is written in chunks."""
     made = [{"weights": np.full(3, n / 7), "intercept": 0.5} for n in range(4)]
-    return fed(flow, [*made[:2], ModelSnapshot(made[2], records=7, metrics={"loss": 0.1}), made[3]], name="models")
+    return fed(
+        flow, [*made[:2], ModelSnapshot(made[2], records=7, metrics={"loss": 0.1}), made[3]], name="models"
+    )
 
 
 def published(flow: Flow) -> dict[str, Stream]:
@@ -101,11 +103,6 @@ CASES = [
 def stored_source(url: str, flow: Flow) -> Stream:
     """What is in a topic now, as it is decoded."""
     return flow.source(topic(url), stop="latest", parallelism=2, name="source")
-
-
-def stored_values(url: str, flow: Flow) -> Stream:
-    """The same, undecoded."""
-    return flow.source(topic(url), decode=Raw(), stop="latest", name="source")
 
 
 def stored_sink(url: str, flow: Flow) -> Stream:

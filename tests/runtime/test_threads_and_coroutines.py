@@ -14,6 +14,7 @@ from streamiter import Flow, Operator, OutputTag, connect
 from streamiter.errors import RejectRecords
 from streamiter.operators import Output
 from streamiter.operators.context import Context
+from streamiter.runtime.job import Job, JobOptions
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.testing import VirtualClock
 
@@ -164,6 +165,26 @@ async def test_keys_rejections_and_snapshots_work_in_a_thread_too() -> None:
     [[keys, states]] = snapshot["c[0]"]["operators"]["c"]["keyed"]
     assert sorted(zip(keys, states, strict=True)) == [(0, 2), (1, 4)]
     await job.stop("drain")
+
+
+def test_the_keyed_state_of_a_step_in_a_thread_is_snapshot_under_a_lock() -> None:
+    """The event loop writes it while the thread goes on; without the lock half a change is in it now and then."""
+
+    class InLoop(Operator):
+        def process(self, record: Any, out: Output) -> None:
+            out.emit(record)
+
+    class InThread(InLoop):
+        runs_in_thread = True
+
+    flow = Flow("f")
+    keyed = flow.from_items([1]).key_by(int)
+    keyed.process(InLoop, name="in loop")
+    keyed.process(InThread, name="in thread")
+    job = Job(flow.name, flow.steps, flow.plain_data, JobOptions())
+    instances = {instance.step.name: instance for task in job._tasks for instance in task.instances}
+    locks = [instances[name].keyed.snapshot()._lock for name in ("in loop", "in thread")]
+    assert [hasattr(lock, "acquire") for lock in locks] == [False, True]
 
 
 async def test_an_abort_waits_for_the_thread_before_it_closes_its_operator() -> None:

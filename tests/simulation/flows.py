@@ -157,7 +157,9 @@ def joined_at_the_end(simulation: Simulation) -> Flow:
     orders = flow.source(
         simulation.input("orders", [{"id": n % 7, "n": n} for n in range(20)]), stop="latest"
     )
-    names = flow.source(simulation.input("names", [{"id": n, "name": f"n{n}"} for n in range(5)]), stop="latest")
+    names = flow.source(
+        simulation.input("names", [{"id": n, "name": f"n{n}"} for n in range(5)]), stop="latest"
+    )
     joined = orders.join(names, on="id", name="join").map(lambda pair: [pair[0]["n"], pair[1]["name"]])
     joined.sink(simulation.output("joined", order="any"))
     orders.map(lambda order: order["n"]).sink(
@@ -238,7 +240,9 @@ def feedback_in_a_topic(simulation: Simulation) -> Flow:
     """The same, with the feedback in a topic."""
     flow = Flow("through a topic", parallelism=2)
     loop = simulation.topic("loop", partitions=2)
-    data = flow.source(simulation.input("records", [[number, number % 4] for number in range(16)], over_s=0.5))
+    data = flow.source(
+        simulation.input("records", [[number, number % 4] for number in range(16)], over_s=0.5)
+    )
     start = flow.from_items([[100, 3]], name="start")
     [passed] = iterate_unbounded_streams([start], [data], _going_round(loop))
     passed.sink(simulation.output("passed", order="any"))
@@ -293,7 +297,9 @@ def bounded_loop_with_replay(simulation: Simulation) -> Flow:
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         step = connect(model=variables[0], data=data[0]).process(Descend, name="descend")
-        return IterationBodyResult([step], [step.side_output(LATE)], terminate_after(step, rounds=6, name="six rounds"))
+        return IterationBodyResult(
+            [step], [step.side_output(LATE)], terminate_after(step, rounds=6, name="six rounds")
+        )
 
     [models] = iterate_bounded_streams_until_termination([start], [replayed(data)], body)
     models.sink(simulation.output("models"))
@@ -324,7 +330,9 @@ def per_round_operators(simulation: Simulation) -> Flow:
 
         [total] = for_each_round([variables[0], data[0]], of_one_round)
         shown = total.process(ShowRound, name="show")
-        return IterationBodyResult([shown], [shown.side_output(LATE)], terminate_after(shown, rounds=4, name="four rounds"))
+        return IterationBodyResult(
+            [shown], [shown.side_output(LATE)], terminate_after(shown, rounds=4, name="four rounds")
+        )
 
     [sums] = iterate_bounded_streams_until_termination([start], [replayed(data)], body)
     sums.sink(simulation.output("sums"))

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import platform
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, Final, final
+from typing import Any, final
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from streamiter.checkpoints.settings import Checkpoints
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
 from streamiter.checkpoints.store import CheckpointStore, StoredSnapshot
 from streamiter.clock import Clock
-from streamiter.errors import StorageFull, StreamiterError
+from streamiter.errors import StorageFull
 from streamiter.operators.context import JobScope
 from streamiter.runtime.checkpointing.barriers import (
     Barriers,
@@ -28,6 +28,7 @@ from streamiter.runtime.checkpointing.barriers import (
 )
 from streamiter.runtime.checkpointing.choice import Restore, chosen_checkpoint
 from streamiter.runtime.checkpointing.commit_domain import output_to_commit_with
+from streamiter.runtime.checkpointing.lag_reports import LagReports
 from streamiter.runtime.checkpointing.restoring import check_steps, states_of_tasks
 from streamiter.runtime.checkpointing.stateful_steps import stateful_steps
 from streamiter.runtime.checkpointing.statistics import CheckpointStatistics
@@ -39,9 +40,6 @@ from streamiter.topics.outputs import Outputs
 __all__ = ["Checkpointer"]
 
 _log = logging.getLogger("streamiter.job")
-
-# No tool needs it more than once a checkpoint, and the next one must not wait for it.
-_LAG_REPORT_S: Final = 2.0
 
 
 @final
@@ -76,7 +74,7 @@ class Checkpointer:
         self._store: CheckpointStore | None = None
         self._stored: StoredSnapshot | None = None
         self._transaction: JobTransaction | None = None
-        self._has_reported_lag = True
+        self._lag = LagReports(flow, tasks)
         self._is_over = False
         self._failure: Exception | None = None
         """Of a checkpoint without which the job must not go on, or end as if all were well."""
@@ -122,7 +120,11 @@ class Checkpointer:
             await store.commit(self._flow, chosen)
         number = None if chosen is None else chosen.number
         self._statistics = replace(self._statistics, restored=number, committed=number)
-        _log.info("flow %r: %s", self._flow, "begins anew" if number is None else f"goes on from checkpoint {number}")
+        _log.info(
+            "flow %r: %s",
+            self._flow,
+            "begins anew" if number is None else f"goes on from checkpoint {number}",
+        )
         return states
 
     async def _load(self, store: CheckpointStore, chosen: CheckpointId) -> dict[str, dict[str, Any]]:
@@ -150,6 +152,7 @@ class Checkpointer:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._take_every_interval(), name=f"interval of {self._flow}")
             group.create_task(self._raise_failure(), name=f"failure of {self._flow}")
+            group.create_task(self._lag.run(), name=f"lag of {self._flow}")
 
     async def _raise_failure(self) -> None:
         await self._has_failed.wait()
@@ -202,7 +205,7 @@ class Checkpointer:
         checkpoint = CheckpointId(self._barriers.last_number, self._run_id)
         aligned_s = self._clock.monotonic_s()
         size_bytes = await self._save(checkpoint, parts)
-        positions = [dict(task.positions_at_barrier) for task in self._tasks]
+        positions = self._lag.positions()
         await self._commit(checkpoint, goes_on=not (suspend or is_last))
         self._statistics = replace(
             self._statistics,
@@ -212,7 +215,7 @@ class Checkpointer:
             last_alignment_s=aligned_s - began_s,
             last_size_bytes=size_bytes,
         )
-        await self._report_lag(positions)
+        self._lag.committed(positions)
         return checkpoint.number
 
     def _begins(self, checkpoint: int) -> None:
@@ -245,19 +248,6 @@ class Checkpointer:
                 raise
             # The commit record is the truth; the store's own pointer follows with the next checkpoint.
             _log.warning("flow %r: %s", self._flow, error)
-
-    async def _report_lag(self, positions: Sequence[Mapping[Any, Any]]) -> None:
-        """Tell tools that show lag; nothing depends on it."""
-        for task, at_barrier in zip(self._tasks, positions, strict=True):
-            if task.feeder is None or task.ended or not at_barrier:
-                continue
-            try:
-                async with asyncio.timeout(_LAG_REPORT_S):
-                    await task.feeder.report_positions(f"streamiter-{self._flow}", dict(at_barrier))
-            except (StreamiterError, TimeoutError) as error:
-                if self._has_reported_lag:
-                    _log.warning("flow %r: its lag cannot be reported: %s", self._flow, error)
-                self._has_reported_lag = False
 
     # -- end -------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from streamiter.operators.source import Source
 from streamiter.records import Batch, Columns, OutputTag
 from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.testing.restore.comparison import Comparison
-from streamiter.testing.restore.driving import RunOptions
+from streamiter.testing.restore.driver import RunOptions
 from streamiter.testing.restore.operator_flow import operator_flow, source_flow
 from streamiter.testing.restore.process import RestoreProcess
 from streamiter.testing.restore.trial import Build
@@ -90,14 +90,14 @@ def check_restore(
     ...
     streamiter.testing.restore.diagnosis.RestoreMismatch: check_restore(Forgetful), cut after record 1 ([1]), ...
     """
-    factory = _named(factory)
-    made = factory()
+    make: Any = _named(factory)
+    made = make()
     if isinstance(made, Source):
-        build: Build = functools.partial(source_flow, factory=factory)
+        build: Build = functools.partial(source_flow, factory=make)
     else:
         build = functools.partial(
             operator_flow,
-            factory=factory,
+            factory=make,
             name=type(made).__name__,
             inputs=_inputs(records),
             key=key,
@@ -145,10 +145,10 @@ def check_flow_restore(
     ...     return flow.from_items([3, 1, 4]).key_by(lambda x: 0).reduce(max)
     >>> check_flow_restore(running_maximum, cut_at="turns", cuts=2, fresh_process=False)
     """
-    build = _named(build)
+    given: Build = _named(build)
     _check(
-        f"check_flow_restore({_name_of(build)})",
-        build,
+        f"check_flow_restore({_name_of(given)})",
+        given,
         options=RunOptions(seed, _positive(interval_s)),
         cuts=cuts,
         free=cut_at == "turns",

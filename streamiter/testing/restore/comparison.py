@@ -19,7 +19,8 @@ from streamiter.testing.restore.diagnosis import (
     state_difference,
     stream_difference,
 )
-from streamiter.testing.restore.driving import Cut, Run, RunOptions, run_freely, run_in_steps
+from streamiter.testing.restore.driver import RunOptions
+from streamiter.testing.restore.driving import Cut, Run, run_freely, run_in_steps
 from streamiter.testing.restore.process import RestoreProcess
 from streamiter.testing.restore.references import describe
 from streamiter.testing.restore.trial import Build, BuiltFlow, SourceKey

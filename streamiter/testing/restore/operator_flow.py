@@ -68,7 +68,9 @@ def operator_flow(
     if epochs is None:
         return outputs(streams)
 
-    def body(variables: Sequence[Stream], data: Sequence[Stream]) -> IterationBodyResult:
+    def body(
+        variables: Sequence[Stream], data: Sequence[Stream]
+    ) -> IterationBodyResult[Mapping[str, Stream]]:
         within = outputs(dict(zip(streams, data, strict=True)))
         return IterationBodyResult([variables[0].filter(_nothing)], within)
 
@@ -76,8 +78,7 @@ def operator_flow(
         epochs_every(stream, records=epochs, name=f"epochs of {label}") for label, stream in streams.items()
     ]
     variable = flow.from_items([], name="no variable", parallelism=1)
-    result: dict[str, Stream] = iterate_unbounded_streams([variable], stamped, body)  # type: ignore[assignment]
-    return result
+    return iterate_unbounded_streams([variable], stamped, body)
 
 
 def _handled(

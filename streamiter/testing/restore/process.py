@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -82,10 +83,8 @@ class RestoreProcess:
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        try:
+        with contextlib.suppress(OSError):  # It has ended already.
             process.stdin.close()
-        except OSError:
-            pass  # It has ended already.
         try:
             process.wait(_CLOSING_S)
         except subprocess.TimeoutExpired:

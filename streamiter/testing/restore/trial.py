@@ -127,7 +127,8 @@ class BuiltFlow:
 
     def __init__(self, build: Build, structs: Iterable[type[msgspec.Struct]], *, gated: bool) -> None:
         self.flow = Flow("check_restore")
-        for struct in (ModelSnapshot, *structs):
+        self.flow.register(ModelSnapshot)
+        for struct in structs:
             self.flow.register(struct)
         self.plain_data = self.flow.plain_data
         self.watch = Watch(self.plain_data)

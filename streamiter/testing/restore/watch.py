@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ __all__ = ["Watch"]
 class _Note:
     """A state as it was when it was given or taken."""
 
+    kind: type[Operator]
     who: str
     state: Any
     content: bytes
@@ -45,6 +47,8 @@ class Watch:
         self._plain = plain_data
         self._taken: list[_Note] = []
         self._given: list[_Note] = []
+        self._deferring: set[type[Operator]] = set()
+        """Those whose state is deferred: they may keep what they are given, which is decoded anew each time."""
         self._asked: dict[Operator, bytes] = {}
         """What an operator gave since the last record."""
 
@@ -67,7 +71,7 @@ class Watch:
                     f"{changed}; give copies of what the operator goes on changing"
                 )
         for note in self._given:
-            if changed := self._change_of(note):
+            if note.kind not in self._deferring and (changed := self._change_of(note)):
                 self.violations.append(
                     f"the state that restore() of {note.who} was given changed afterwards: {changed}; the operator "
                     "keeps a reference to it and changes it: take copies"
@@ -76,14 +80,16 @@ class Watch:
         self._given.clear()
 
     async def final_states(self) -> dict[str, bytes]:
-        """What the operators give when all is over, by step and subtask; without those that refer to deferred state."""
+        """What the operators give when all is over, by step and subtask."""
         states: dict[str, bytes] = {}
         for (step, subtask), operator in sorted(self.operators.items()):
             state = type(operator).snapshot(operator)
             state = (await state) if inspect.isawaitable(state) else state
-            content = self._encoded(state, f"{step}[{subtask}]")
-            if content is not None:
-                states[f"{step}[{subtask}]"] = content
+            if _has_deferred(state):
+                self._deferring.add(type(operator))
+            content, deferred = self._plain.encode_state(state, name=f"state of step {step!r}")
+            frames = [frame for piece in deferred for frame in _frames_of(piece)]
+            states[f"{step}[{subtask}]"] = self._plain.encode((content, frames))
         return states
 
     def attributes(self) -> dict[str, dict[str, str]]:
@@ -113,8 +119,11 @@ class Watch:
             return state
 
         def restore_noted(state: Any) -> Any:
-            if (content := self._encoded(state, who)) is not None:
-                self._given.append(_Note(who, state, content, self.records))
+            with contextlib.suppress(
+                PlainDataError
+            ):  # What stands for deferred state can be gone through once.
+                content = self._plain.encode(state)
+                self._given.append(_Note(type(operator), who, state, content, self.records))
             return restore(state)
 
         # In the instance, whatever its class forbids: the engine looks there first.
@@ -125,6 +134,7 @@ class Watch:
     def _note_taken(self, who: str, operator: Operator, state: Any) -> None:
         content = self._encoded(state, who)
         if content is None:
+            self._deferring.add(type(operator))
             return
         before = self._asked.setdefault(operator, content)
         if before != content:
@@ -133,7 +143,7 @@ class Watch:
                 f"snapshot() of {who}, called twice in a row after record {self.records}, gave different states: "
                 f"{difference}; it must only look, and its result depend on nothing but the records"
             )
-        self._taken.append(_Note(who, state, content, self.records))
+        self._taken.append(_Note(type(operator), who, state, content, self.records))
 
     def _encoded(self, state: Any, who: str) -> bytes | None:
         try:
@@ -159,10 +169,16 @@ async def _then(awaited: Any, note: Callable[[Any], None]) -> Any:
     return state
 
 
+def _frames_of(deferred: Deferred) -> list[bytes]:
+    try:
+        return list(deferred.frames())
+    finally:
+        deferred.release()
+
+
 def _has_deferred(state: Any) -> bool:
     if isinstance(state, dict):
         return any(map(_has_deferred, state.values()))
     if isinstance(state, (list, tuple)):
         return any(map(_has_deferred, state))
-    # What takes its place when it is restored is an iterator.
-    return isinstance(state, Deferred) or hasattr(state, "__next__")
+    return isinstance(state, Deferred)

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from contextvars import Context
 from typing import Any, Final, TypeVar, TypeVarTuple, final
 
-from streamiter.testing.simulation.ready import ReadyHandles, Shuffle, SimulatedTask
+from streamiter.testing.simulation.ready import ReadyHandles, Shuffle, SimulatedFuture, SimulatedTask
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 from streamiter.testing.simulation.trace import Trace
 
@@ -60,6 +60,7 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers_made = 0
         self._tasks_made = 0
+        self._futures_made = 0
         self._tasks: list[SimulatedTask] = []
         self._tasks_looked_through_at = _FEW_TASKS
         self.errors: list[dict[str, Any]] = []
@@ -136,6 +137,11 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         """Seconds since the simulation began."""
         return self._simulated_time.now_s
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future with a number."""
+        self._futures_made += 1
+        return SimulatedFuture(self._futures_made, loop=self)
 
     def create_task(
         self, coro: Any, *, name: object = None, context: Context | None = None

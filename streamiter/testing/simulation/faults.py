@@ -72,9 +72,12 @@ class Levels:
     fenced: float = 0.0
     """For each turn of the job in which it could be."""
     storage_full: float = 0.0
+    cuts_batches: bool = True
+    """Whether what is read comes in pieces of random size."""
 
 
 CALM: Final = Levels()
+UNDISTURBED: Final = Levels(cuts_batches=False)
 
 
 def drawn_levels(faults: Faults, chosen: random.Random) -> Levels:

@@ -78,6 +78,7 @@ class Life:
         settings = self._settings
         self.job = await flow.start(
             clock=TaskClock(self.world.time),
+            new_id=self.world.new_id,
             channel_limits=ChannelLimits(records=settings.channel_records),
             checkpoints=Checkpoints(
                 SimulatedStore(self.world.store.another(), self.connection),

@@ -38,7 +38,8 @@ class SimulatedReader(TopicReader):
         batch = self._rest
         if batch is None:
             return None
-        size = self._connection.network.random.randint(1, len(batch))
+        network = self._connection.network
+        size = network.random.randint(1, len(batch)) if network.levels.cuts_batches else len(batch)
         self._rest = batch[size:] if size < len(batch) else None
         return batch[:size]
 

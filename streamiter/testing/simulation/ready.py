@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["ReadyHandles", "Shuffle", "SimulatedTask", "mixed"]
+__all__ = ["ReadyHandles", "Shuffle", "SimulatedFuture", "SimulatedTask", "mixed"]
 
 _64_BITS: Final = (1 << 64) - 1
 
@@ -55,6 +54,21 @@ class SimulatedTask(asyncio.Task[Any]):
         self.number = number
         self.turns = 0
         super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        """Follows from the seed; asyncio keeps tasks in sets, and cancels them in the order of their hashes."""
+        return self.number
+
+
+class SimulatedFuture(asyncio.Future[Any]):
+    """A future that has a number, too."""
+
+    def __init__(self, number: int, *, loop: asyncio.AbstractEventLoop) -> None:
+        self.number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,38 +102,31 @@ class ReadyHandles:
         self._shuffle = shuffle
         self._taken = 0
         self._added = 0
+        self._last_callback_due = 0.0
         self._heap: list[tuple[float, int, int, asyncio.Handle]] = []
-        self._callbacks: deque[asyncio.Handle] = deque()
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, handle: asyncio.Handle, task: SimulatedTask | None = None) -> None:
         """One more; ``task`` is the one whose turn it is."""
-        if task is not None:
+        self._added += 1
+        if task is None:
+            number = CALLBACKS
+            due = self._taken + self._shuffle.delay(CALLBACKS, FIRST_TURN + self._added)
+            due = self._last_callback_due = max(self._last_callback_due, due)
+        else:
+            number = task.number
             task.turns += 1
-            self._push(handle, task.number, task.turns)
-            return
-        self._callbacks.append(handle)
-        if len(self._callbacks) == 1:
-            self._push(handle, CALLBACKS, FIRST_TURN + 1 + self._added)
+            due = self._taken + self._shuffle.delay(number, task.turns)
+        heapq.heappush(self._heap, (due, self._added, number, handle))
 
     def take(self) -> tuple[asyncio.Handle, int]:
         """The next one, with the number of its task."""
-        _, number, _, handle = heapq.heappop(self._heap)
+        _, _, number, handle = heapq.heappop(self._heap)
         self._taken += 1
-        if number == CALLBACKS:
-            self._callbacks.popleft()
-            if self._callbacks:
-                self._push(self._callbacks[0], CALLBACKS, FIRST_TURN + 1 + self._added)
         return handle, number
 
     def clear(self) -> None:
         """Forget all."""
         self._heap.clear()
-        self._callbacks.clear()
-
-    def _push(self, handle: asyncio.Handle, task: int, turn: int) -> None:
-        self._added += 1
-        due = self._taken + self._shuffle.delay(task, turn)
-        heapq.heappush(self._heap, (due, task, self._added, handle))

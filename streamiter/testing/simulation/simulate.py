@@ -8,7 +8,7 @@ from typing import Final
 from streamiter.numbers import positive, whole_number
 from streamiter.testing.simulation.disturbed import Disturbed
 from streamiter.testing.simulation.driver import Bounds, Driver
-from streamiter.testing.simulation.faults import CALM, Faults, drawn_levels
+from streamiter.testing.simulation.faults import CALM, UNDISTURBED, Faults, drawn_levels
 from streamiter.testing.simulation.life import LifeSettings, MakeFlow
 from streamiter.testing.simulation.ready import Shuffle
 from streamiter.testing.simulation.world import Check, Outputs, World
@@ -125,7 +125,7 @@ def simulate(
 def _undisturbed(
     flow: MakeFlow, name: str, seed: int, check: Check | None, *, within_s: float, settle_s: float
 ) -> Undisturbed:
-    world = World(seed, CALM, expected=None, check=check)
+    world = World(seed, UNDISTURBED, expected=None, check=check)
     driver = Driver(world, f"{name}, undisturbed", flow, settle_s=settle_s)
     try:
         life = driver.begin(_CALMLY)

@@ -9,7 +9,7 @@ from streamiter.testing.simulation.reader import SimulatedReader
 from streamiter.testing.simulation.server import Connection
 from streamiter.testing.simulation.transactions import SimulatedTransactions
 from streamiter.testing.simulation.writer import SimulatedWriter
-from streamiter.topics.memory import MemoryBroker
+from streamiter.topics.memory import MemoryBroker, MemoryTopic
 from streamiter.topics.topic import (
     Decoder,
     ReadRequest,
@@ -42,6 +42,9 @@ class Cluster:
 class SimulatedTopic(Topic):
     """Does what a :class:`~streamiter.topics.MemoryTopic` does, but late, twice, not at all or with an error."""
 
+    compaction_settings = MemoryTopic.compaction_settings
+    eager_compaction_settings = MemoryTopic.eager_compaction_settings
+
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
         self._connection = cluster.connection
@@ -66,8 +69,10 @@ class SimulatedTopic(Topic):
         return None
 
     async def open_reader(self, request: ReadRequest) -> TopicReader:
-        limit = self._connection.network.random.randint(1, _READ_RECORDS_MAX)
-        request = replace(request, max_records=min(request.max_records, limit))
+        network = self._connection.network
+        if network.levels.cuts_batches:
+            limit = network.random.randint(1, _READ_RECORDS_MAX)
+            request = replace(request, max_records=min(request.max_records, limit))
         stored = await self._connection.call(
             f"open a reader of {self.name}", lambda: self._stored.open_reader(request)
         )

@@ -36,6 +36,7 @@ class World:
         self.trace = Trace()
         self.random = generator(seed, "world")
         self.network = Network(self.time, self.trace, generator(seed, "network"), levels)
+        self._ids = generator(seed, "ids")
         self.broker = MemoryBroker(clock=self.time)
         self.store = MemoryStore()
         self.inputs: dict[str, Input] = {}
@@ -50,6 +51,10 @@ class World:
     def is_fed(self) -> bool:
         """Whether all records of all inputs are in their topics."""
         return all(given.is_fed for given in self.inputs.values())
+
+    def new_id(self) -> str:
+        """A name for a run, each time another one."""
+        return f"{self._ids.getrandbits(128):032x}"
 
     def feed(self, given: Input) -> None:
         """Let the records of an input come in."""

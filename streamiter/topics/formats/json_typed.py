@@ -38,6 +38,11 @@ class Typed:
         self._decode = msgspec.json.Decoder(struct_type).decode
         self._encode = msgspec.json.Encoder().encode
 
+    @property
+    def struct_types(self) -> tuple[type[msgspec.Struct], ...]:
+        """The class, or those of the union, with all that their fields are made of."""
+        return tuple(_structs_in(self._type))
+
     def decode(self, batch: TopicBatch) -> Batch:
         """Raises ``DecodeError`` for values that do not fit the class, and for tombstones."""
         try:
@@ -65,3 +70,21 @@ class Typed:
 
 def _name(struct_type: Any) -> str:
     return getattr(struct_type, "__name__", str(struct_type))
+
+
+def _structs_in(struct_type: Any) -> dict[type[msgspec.Struct], None]:
+    import msgspec.inspect  # for flows only, when they are built
+
+    found: dict[type[msgspec.Struct], None] = {}
+    open_types: list[Any] = [msgspec.inspect.type_info(struct_type)]
+    while open_types:
+        each = open_types.pop()
+        if isinstance(each, msgspec.inspect.StructType):
+            if each.cls in found:
+                continue
+            found[each.cls] = None
+        if isinstance(each, tuple):
+            open_types += each
+        elif isinstance(each, (msgspec.inspect.Type, msgspec.inspect.Field)):
+            open_types += [getattr(each, name) for name in each.__struct_fields__]
+    return found

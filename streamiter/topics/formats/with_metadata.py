@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
 from streamiter.records import Batch
 from streamiter.topics.topic import Decoder, TopicBatch
@@ -22,6 +22,11 @@ class WithMetadata:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
+
+    @property
+    def struct_types(self) -> tuple[type[Any], ...]:
+        """Those of the inner decoder."""
+        return getattr(self.decoder, "struct_types", ())
 
     def decode(self, batch: TopicBatch) -> Batch:
         """Raises the ``DecodeError`` of the inner decoder."""

@@ -91,6 +91,9 @@ class _Shares:
             return [behind_all(upstream)] * step.parallelism
         if len(before) == step.parallelism:
             return before
+        if isinstance(operator, Boundary) and operator.gives_epochs:
+            furthest = max(standing.watermark for standing in before)
+            return [joined(before)._replace(watermark=furthest)] * step.parallelism
         hears_epochs = not isinstance(operator, Boundary) and (
             self._steps[step.name].is_listener or _is_per_round(step, operator)
         )
@@ -112,6 +115,8 @@ class _Shares:
                 step.parallelism,
                 "some of them have heard that their input has ended and others have not",
             )
+        if step.name not in self.heads:  # All operators of a task stand where it does.
+            return self._standings[step.inputs[0].upstream.name]
         return [joined(before)] * step.parallelism
 
     # -- the tasks of one step -----------------------------------------------------------------------------

@@ -1,0 +1,153 @@
+"""The programs that are killed, and the events that they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import msgspec
+import orjson
+from crash.places import KAFKA_COMMIT, SQLITE_COMMIT, Place
+from crash.programs import Program
+from crash.training import Options
+
+from streamiter.checkpoints.flow_folder import FlowFolder
+from streamiter.topics import OutgoingBatch, Topic, topic
+
+__all__ = [
+    "MINI_BATCH",
+    "Case",
+    "Pieces",
+    "example_trainer",
+    "flight_pieces",
+    "kafka_case",
+    "sqlite_case",
+    "trainer",
+    "training_pieces",
+]
+
+Pieces = Sequence[OutgoingBatch]
+
+_EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "online_service" / "trainer.py"
+_INTERVAL_S: Final = 0.1
+MINI_BATCH: Final = 20
+_PIECE_EVENTS: Final = 5
+# An arrival comes so many departures after its own.
+_FLIGHTS_UNDER_WAY: Final = 30
+
+
+@dataclass(frozen=True)
+class Case:
+    """Where the topics of a test are, how commits can be hit there, and where checkpoints go."""
+
+    prefix: str
+    """Of the URL of a topic."""
+    flow: str
+    """Flows of other tests may have the same broker."""
+    folder: Path
+    commit: Sequence[Place]
+
+    def topic(self, name: str) -> Topic:
+        """A topic of this test."""
+        return topic(self.prefix + name)
+
+
+def sqlite_case(folder: Path) -> Case:
+    """All topics in one file."""
+    return Case(f"sqlite:///{folder}/log.db?topic=", "flow", folder / "checkpoints", SQLITE_COMMIT)
+
+
+def kafka_case(bootstrap: str, prefix: str, folder: Path) -> Case:
+    """Topics of a broker that other tests use as well."""
+    return Case(f"kafka://{bootstrap}/{prefix}", prefix, folder / "checkpoints", KAFKA_COMMIT)
+
+
+# ---- training of our own
+
+
+def trainer(case: Case, run: str, **options: Any) -> Program:
+    """`training.py` on the topics "events", "updates RUN" and "read RUN"."""
+    given = Options(
+        flow=f"{case.flow}{run}",
+        events=f"{case.prefix}events",
+        updates=f"{case.prefix}updates-{run}",
+        read=f"{case.prefix}read-{run}",
+        folder=str(case.folder),
+        interval_s=_INTERVAL_S,
+        mini_batch=MINI_BATCH,
+        **options,
+    )
+    folder = FlowFolder(case.folder, given.flow).path
+    script = Path(__file__).with_name("training.py")
+    return Program(script, folder, (msgspec.json.encode(given).decode(),))
+
+
+def training_pieces(events: int, partitions: int) -> Pieces:
+    """What `training.py` reads, dealt out to the partitions."""
+    random = Random(1)
+    rows = [
+        {"n": n, "x": [random.random() for _ in range(3)], "y": random.randint(0, 1)} for n in range(events)
+    ]
+    return [
+        OutgoingBatch([orjson.dumps(row) for row in piece], partition=number % partitions)
+        for number, piece in enumerate(_cut(rows))
+    ]
+
+
+# ---- the example
+
+
+def example_trainer(case: Case, run: str, **environment: str) -> Program:
+    """The example's trainer on the same topics; they must be on Kafka."""
+    bootstrap, _, prefix = case.prefix.removeprefix("kafka://").partition("/")
+    flow = f"{case.flow}{run}"
+    given = {
+        "KAFKA": bootstrap,
+        "EVENTS_TOPIC": f"{prefix}events",
+        "UPDATES_TOPIC": f"{prefix}updates-{run}",
+        "DEAD_LETTERS_TOPIC": f"{prefix}dead-letters",
+        "FLOW": flow,
+        "CHECKPOINTS": str(case.folder),
+        "CHECKPOINT_INTERVAL": str(_INTERVAL_S),
+        "MINI_BATCH": str(MINI_BATCH),
+    }
+    return Program(_EXAMPLE, FlowFolder(case.folder, flow).path, environment=given | environment)
+
+
+def flight_pieces(flights: int) -> Pieces:
+    """What the example reads: every flight leaves and arrives, under its name as key."""
+    random = Random(1)
+    events: list[dict[str, Any]] = []
+    for number in range(flights + _FLIGHTS_UNDER_WAY):
+        if number < flights:
+            events.append(_departure(number, random))
+        if number >= _FLIGHTS_UNDER_WAY:
+            name = f"UA{number - _FLIGHTS_UNDER_WAY}"
+            events.append({"event": "arrival", "flight": name, "delay": random.randint(-30, 60)})
+    return [
+        OutgoingBatch(
+            [orjson.dumps(event) for event in piece], keys=[event["flight"].encode() for event in piece]
+        )
+        for piece in _cut(events)
+    ]
+
+
+def _departure(number: int, random: Random) -> dict[str, object]:
+    return {
+        "event": "departure",
+        "flight": f"UA{number}",
+        "carrier": random.choice(["UA", "B6", "DL"]),
+        "origin": random.choice(["EWR", "JFK", "LGA"]),
+        "dest": random.choice(["IAH", "MIA", "BQN", "ATL"]),
+        "hour": random.randint(5, 23),
+        "weekday": random.randint(0, 6),
+        "month": random.randint(1, 12),
+        "distance": random.randint(100, 2500),
+    }
+
+
+def _cut(events: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
+    return (events[start : start + _PIECE_EVENTS] for start in range(0, len(events), _PIECE_EVENTS))

@@ -1,0 +1,124 @@
+"""How a process dies: at a place in the engine, or at a moment."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Protocol
+
+from crash.places import CHECKPOINT, RESTORE, SHUTDOWN, Place
+from crash.programs import Process
+
+__all__ = ["AtPlace", "Death", "Running", "deaths"]
+
+# Most of a life is its start; then there is a checkpoint every tenth of a second.
+_RUNNING_S: Final = 0.5
+_STOPPING_S: Final = 0.1
+# The checkpoint of a life at which it ends; later ones are no different.
+_CHECKPOINTS: Final = 4
+
+
+class Death(Protocol):
+    """One way to die."""
+
+    @property
+    def place(self) -> Place | None:
+        """Where the process kills itself."""
+
+    @property
+    def number(self) -> int:
+        """At which call."""
+
+    async def come(self, process: Process, start_s: float) -> None:
+        """Kill it in time, or tell it what leads it to its place; a process starts in about ``start_s`` seconds."""
+
+
+@dataclass(frozen=True)
+class AtPlace:
+    """By its own hand, when it gets there."""
+
+    place: Place
+    number: int
+    is_terminated: bool = False
+
+    @property
+    def needs_commit(self) -> bool:
+        """Whether only a run that goes on from a checkpoint comes there."""
+        return self.place.function.endswith("._load")
+
+    async def come(self, process: Process, start_s: float) -> None:
+        if self.is_terminated and await process.until(process.has_committed):
+            process.send(signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """When its time has come: at a ``moment`` from 0 to 1."""
+
+    moment: float
+    place: None = None
+    number: int = 1
+
+
+class Starting(_Timed):
+    """Somewhere between its start and the first records."""
+
+    async def come(self, process: Process, start_s: float) -> None:
+        await process.lives_for(1.2 * start_s * self.moment)
+        process.send(signal.SIGKILL)
+
+
+class Running(_Timed):
+    """While it works."""
+
+    async def come(self, process: Process, start_s: float) -> None:
+        await process.until(process.has_taken_over)
+        await process.lives_for(_RUNNING_S * self.moment)
+        process.send(signal.SIGKILL)
+
+
+class Writing(_Timed):
+    """When a snapshot is seen half written in the folder, if one is."""
+
+    async def come(self, process: Process, start_s: float) -> None:
+        await process.until(process.has_taken_over)
+        await process.until(process.program.is_writing, limit_s=2 * _RUNNING_S)
+        process.send(signal.SIGKILL)
+
+
+class Stopping(_Timed):
+    """On its way out."""
+
+    async def come(self, process: Process, start_s: float) -> None:
+        await process.until(process.has_committed)
+        process.send(signal.SIGTERM)
+        await process.lives_for(_STOPPING_S * self.moment)
+        process.send(signal.SIGKILL)
+
+
+def deaths(count: int, random: Random, commit: Sequence[Place]) -> list[Death]:
+    """So many deaths in random order, of every kind in turn; ``commit`` are the places of a commit.
+
+    Of ten, six are at places: in a restore, a checkpoint, a commit, the end.
+    """
+    restore, checkpoint, committing, shutdown = (
+        random.sample(places, len(places)) for places in (RESTORE, CHECKPOINT, commit, SHUTDOWN)
+    )
+    found: list[Death] = []
+    for turn in range(0, count, 10):
+        ten: list[Death] = [
+            AtPlace(restore[turn // 10 % len(restore)], 1),
+            *(
+                AtPlace(places[(turn // 10 + shift) % len(places)], random.randint(1, _CHECKPOINTS))
+                for places, shift in ((checkpoint, 0), (checkpoint, 10), (committing, 0), (committing, 3))
+            ),
+            AtPlace(shutdown[turn // 10 % len(shutdown)], 1, is_terminated=True),
+            Starting(random.random()),
+            Running(random.random()),
+            Writing(random.random()),
+            Stopping(random.random()),
+        ]
+        found += random.sample(ten, len(ten))
+    return found[:count]

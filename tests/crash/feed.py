@@ -1,0 +1,39 @@
+"""Events that come in little by little."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from streamiter.topics import OutgoingBatch, Topic
+
+__all__ = ["Feed"]
+
+_PIECE_S: Final = 0.01
+
+
+class Feed:
+    """Writes pieces to a topic, in order, while there are lives to live."""
+
+    def __init__(self, topic: Topic, pieces: Sequence[OutgoingBatch]) -> None:
+        self._topic = topic
+        self._pieces = list(reversed(pieces))
+
+    async def during(self, is_over: Callable[[], bool], lives_left: int) -> None:
+        """A fair share of what is left, piece by piece, as long as this life lasts."""
+        writer = await self._topic.open_writer()
+        for _ in range(len(self._pieces) // (lives_left + 1)):
+            if is_over():
+                break
+            await writer.write(self._pieces.pop())
+            await writer.flush()
+            await asyncio.sleep(_PIECE_S)
+        await writer.close()
+
+    async def rest(self) -> None:
+        """All that is left."""
+        writer = await self._topic.open_writer()
+        while self._pieces:
+            await writer.write(self._pieces.pop())
+        await writer.close()

@@ -1,0 +1,69 @@
+"""A program that is killed again and again, while events come in, and started again each time."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from crash.deaths import AtPlace, Death, Running, deaths
+from crash.feed import Feed
+from crash.places import Place
+from crash.programs import Program, running
+
+__all__ = ["Story"]
+
+
+@dataclass(frozen=True)
+class Story:
+    """One program and what happens to it; ``seed`` says how it dies, ``commit`` where its commits can be hit.
+
+    ``last`` is the program with what makes it end when it has read all there is.
+    """
+
+    program: Program
+    last: Program
+    feed: Feed
+    seed: int
+    commit: Sequence[Place]
+
+    async def tell(self, kills: int) -> None:
+        """Let it die so many times, then let it come to its end. An error tells the story so far."""
+        told = [f"seed {self.seed}, {kills} kills"]
+        try:
+            start_s = 1.0
+            for number, planned in enumerate(deaths(kills, Random(self.seed), self.commit)):
+                death = self._possible(planned)
+                told.append(f"{number}: {death}")
+                start_s = await self._life(death, kills - number - 1, start_s)
+            await self.feed.rest()
+            async with running(self.last) as process:
+                code, printed = await process.ends()
+            assert code == 0, printed
+        except BaseException as error:
+            error.add_note("\n".join(told))
+            raise
+
+    def _possible(self, death: Death) -> Death:
+        is_too_early = (
+            isinstance(death, AtPlace) and death.needs_commit and not self.program.record().committed_run
+        )
+        return Running(1.0) if is_too_early else death
+
+    async def _life(self, death: Death, lives_left: int, start_s: float) -> float:
+        """One life; gives how long a start took, as far as it is known."""
+        began_s = time.monotonic()
+        async with running(self.program, death.place, death.number) as process:
+            feeding = asyncio.ensure_future(self.feed.during(lambda: process.is_over, lives_left))
+            starting = asyncio.ensure_future(process.until(process.has_taken_over))
+            starting.add_done_callback(lambda _: took.append(time.monotonic() - began_s))
+            took: list[float] = []
+            await death.come(process, start_s)
+            code, printed = await process.ends()
+            await feeding
+            has_started = await starting
+        assert code == -signal.SIGKILL, printed
+        return took[0] if has_started else start_s

@@ -1,0 +1,73 @@
+"""Runs a program that sends itself a signal when it comes to a place in the engine.
+
+``python mortal.py before|after FUNCTION NUMBER SIGNAL PROGRAM …``: at its NUMBER-th call (from 1) of FUNCTION, as
+`places.py` has them. What runs up to there, and what the disk and the broker have by then, is real.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import itertools
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    when, function, number, signal_number, program, *arguments = sys.argv[1:]
+    strike_at(when, function, int(number), int(signal_number))
+    # As if it had been started alone, with its own folder to import from.
+    sys.argv = [program, *arguments]
+    sys.path[0] = str(Path(program).parent)
+    runpy.run_path(program, run_name="__main__")
+
+
+def strike_at(when: str, function: str, number: int, signal_number: int) -> None:
+    """Have this process send itself a signal at its ``number``-th call (from 1) of ``function``."""
+    module, _, path = function.partition(":")
+    *owners, name = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for each in owners:
+        owner = getattr(owner, each)
+    calls = itertools.count(1)
+
+    def strike() -> None:
+        if next(calls) == number:
+            os.kill(os.getpid(), signal_number)
+
+    setattr(owner, name, _wrapped(getattr(owner, name), when, strike))
+
+
+def _wrapped(function: Callable[..., Any], when: str, strike: Callable[[], None]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def asynchronous(*arguments: Any, **options: Any) -> Any:
+            if when == "before":
+                strike()
+            result = await function(*arguments, **options)
+            if when == "after":
+                strike()
+            return result
+
+        return asynchronous
+
+    @functools.wraps(function)
+    def synchronous(*arguments: Any, **options: Any) -> Any:
+        if when == "before":
+            strike()
+        result = function(*arguments, **options)
+        if when == "after":
+            strike()
+        return result
+
+    return synchronous
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What readers of committed records see in the end."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from streamiter.models import model_updates
+from streamiter.topics import ReadRequest, Topic, TopicRecord
+
+__all__ = ["Update", "check_counted_once", "committed", "updates_in"]
+
+# The only ones of an update that tell when it was made.
+_TIMES = ("created_at",)
+
+
+class Update(NamedTuple):
+    """All of a record but what tells the time."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+
+
+async def committed(topic: Topic) -> list[TopicRecord]:
+    """All records, partition by partition."""
+    reader = await topic.open_reader(ReadRequest(stop="latest"))
+    records: list[TopicRecord] = []
+    while (batch := await reader.read()) is not None:
+        records += batch.records()
+    await reader.close()
+    return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+async def updates_in(topic: Topic) -> list[Update]:
+    """All records of a topic of updates."""
+    return [
+        Update(record.key, record.value, tuple(each for each in record.headers if each[0] not in _TIMES))
+        for record in await committed(topic)
+    ]
+
+
+async def check_counted_once(topic: Topic, model: str, events: int) -> None:
+    """The versions are those of one run that was never killed, and the last one has learned from each event once."""
+    updates = [update async for update in model_updates(topic, model, follow=False)]
+    assert [update.rank for update in updates] == [(1, version) for version in range(1, len(updates) + 1)]
+    assert updates[-1].records == events
+    counts = [update.records or 0 for update in updates]
+    assert counts == sorted(set(counts))

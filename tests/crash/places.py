@@ -1,0 +1,92 @@
+"""Places in the engine where a process can be made to die, or to stand still, as it gets there.
+
+A timer hits such a moment once in a thousand kills; `mortal.py`, which wraps the function that is there, each time.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+__all__ = ["CHECKPOINT", "KAFKA_COMMIT", "RESTORE", "SHUTDOWN", "SQLITE_COMMIT", "Place"]
+
+When = Literal["before", "after"]
+
+_CHECKPOINTER: Final = "streamiter.runtime.checkpointing.checkpointer:Checkpointer"
+_TRANSACTION: Final = "streamiter.runtime.checkpointing.transaction:JobTransaction"
+_WRITER: Final = "streamiter.runtime.checkpointing.transactional_writer:TransactionalWriter"
+_FOLDER: Final = "streamiter.checkpoints.flow_folder:FlowFolder"
+_SNAPSHOT: Final = "streamiter.checkpoints.snapshot_writer:SnapshotWriter"
+_KAFKA: Final = "streamiter_kafka.transactions:KafkaTransactions"
+_SQLITE: Final = "streamiter_sqlite.transactions:SqliteTransactions"
+
+
+class Place(NamedTuple):
+    """Before or after the call of a function."""
+
+    when: When
+    function: str
+    """``module:name`` or ``module:Class.name``."""
+
+    def __str__(self) -> str:
+        return f"{self.when} {self.function}"
+
+
+def _both(function: str) -> list[Place]:
+    return [Place("before", function), Place("after", function)]
+
+
+# In the order in which a run comes to them.
+RESTORE: Final = [
+    *_both(f"{_TRANSACTION}.open"),
+    *_both(f"{_FOLDER}.claim"),
+    *_both(f"{_CHECKPOINTER}._load"),
+    *_both(f"{_TRANSACTION}.begin"),
+    Place("after", f"{_CHECKPOINTER}.open"),
+    *_both("streamiter.runtime.task:Task.open"),
+    Place("after", f"{_CHECKPOINTER}.restored"),
+]
+"""Once in each run, but for the opening of tasks; what is loaded is there from the second run on."""
+
+CHECKPOINT: Final = [
+    Place("after", f"{_CHECKPOINTER}._begins"),
+    Place("before", "streamiter.runtime.checkpointing.barriers:Barriers.acknowledge"),
+    Place("before", f"{_CHECKPOINTER}._save"),
+    Place("after", f"{_SNAPSHOT}.open"),
+    Place("before", f"{_SNAPSHOT}.finish"),
+    *_both(f"{_SNAPSHOT}.rename"),
+    Place("after", f"{_CHECKPOINTER}._save"),
+    Place("before", f"{_TRANSACTION}.commit"),
+    Place("after", f"{_TRANSACTION}._commit"),
+    Place("before", f"{_TRANSACTION}.checkpoint_over"),
+    Place("before", f"{_WRITER}.unseal"),
+    Place("after", f"{_WRITER}.unseal"),
+    *_both(f"{_FOLDER}.commit"),
+    Place("before", f"{_FOLDER}._write_record"),
+    *_both(f"{_FOLDER}.prune"),
+]
+"""Once in each checkpoint or more often."""
+
+KAFKA_COMMIT: Final = [
+    *_both(f"{_KAFKA}.commit"),
+    Place("before", f"{_KAFKA}._end"),
+    # The broker has decided, and the answer is there, but nothing is visible yet.
+    Place("before", "streamiter_kafka.coordinator:Coordinator.wait_until_visible"),
+    *_both(f"{_KAFKA}.begin"),
+]
+
+SQLITE_COMMIT: Final = [
+    *_both(f"{_SQLITE}.commit"),
+    # In the middle of the file's own transaction, and right after it.
+    Place("before", "streamiter_sqlite.staging:append"),
+    Place("before", "streamiter_sqlite.staging:_set_deadline"),
+    Place("after", "streamiter_sqlite.transactions:commit"),
+    *_both(f"{_SQLITE}.begin"),
+]
+
+SHUTDOWN: Final = [
+    *_both(f"{_CHECKPOINTER}.finish"),
+    *_both(f"{_TRANSACTION}.close"),
+    Place("before", "streamiter.runtime.job:Job._close"),
+    Place("after", f"{_CHECKPOINTER}.close"),
+]
+"""Once, when a run is told to end."""

@@ -1,0 +1,141 @@
+"""Programs of a test's own that run as processes, and what the folder of their checkpoints tells of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from crash.places import Place
+
+from streamiter.checkpoints.record_file import unpack_record
+
+__all__ = ["PATIENCE_S", "Process", "Program", "Record", "running"]
+
+# A process needs a second to start; on a machine with other work a multiple.
+PATIENCE_S: Final = 60.0
+_POLL_S: Final = 0.001
+_MORTAL: Final = Path(__file__).with_name("mortal.py")
+
+
+class Record(NamedTuple):
+    """What the store says of a flow."""
+
+    run: str | None
+    """The run that owns it."""
+    committed_run: str | None
+    """The one that has committed last."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is started, and the folder in which its flow keeps its checkpoints."""
+
+    script: Path
+    folder: Path
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def given(self, *arguments: str, **environment: str) -> Program:
+        """The same with other arguments, or with more in its environment."""
+        more = {**self.environment, **environment}
+        return replace(self, arguments=arguments or self.arguments, environment=more)
+
+    def record(self) -> Record:
+        """What its store says now."""
+        try:
+            record = unpack_record((self.folder / "record.json").read_bytes())
+        except FileNotFoundError:
+            return Record(None, None)
+        return Record(record.runs[-1].run, None if record.committed is None else record.committed.run)
+
+    def is_writing(self) -> bool:
+        """Whether a snapshot is half written."""
+        names = os.listdir(self.folder) if self.folder.is_dir() else []
+        return any(name.endswith(".checkpoint.partial") for name in names)
+
+
+class Process:
+    """A program that runs."""
+
+    def __init__(self, program: Program, process: asyncio.subprocess.Process, before: Record) -> None:
+        self.program = program
+        self._process = process
+        self._before = before
+        self._printed = asyncio.ensure_future(process.communicate())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self._printed.done()
+
+    def has_taken_over(self) -> bool:
+        """Whether its run owns the store."""
+        return self.program.record().run not in (None, self._before.run)
+
+    def has_committed(self) -> bool:
+        """Whether its run has committed a checkpoint of its own."""
+        record = self.program.record()
+        return self.has_taken_over() and record.committed_run == record.run
+
+    def is_stopped(self) -> bool:
+        """Whether SIGSTOP has stopped it."""
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8")
+        return stat.rpartition(")")[2].split()[0] == "T"
+
+    async def until(self, condition: Callable[[], bool], limit_s: float = PATIENCE_S) -> bool:
+        """Wait until it holds; False if the process has ended, or the time was up, before."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while not self.is_over:
+                    if condition():
+                        return True
+                    await asyncio.sleep(_POLL_S)
+        return False
+
+    async def lives_for(self, duration_s: float) -> None:
+        """Let it run for so long, or until it ends."""
+        await asyncio.wait([self._printed], timeout=duration_s)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def ends(self) -> tuple[int | None, str]:
+        """Its exit code, and what it has printed; the code is None where it does not end."""
+        await asyncio.wait([self._printed], timeout=PATIENCE_S)
+        code = self._process.returncode if self.is_over else None
+        self.send(signal.SIGKILL)
+        printed, _ = await self._printed
+        return code, printed.decode()
+
+
+@contextlib.asynccontextmanager
+async def running(
+    program: Program, place: Place | None = None, number: int = 1, strike: signal.Signals = signal.SIGKILL
+) -> AsyncIterator[Process]:
+    """A process of the program; at a place it sends itself a signal. Killed in any case."""
+    command = [str(program.script), *program.arguments]
+    if place is not None:
+        command = [str(_MORTAL), place.when, place.function, str(number), str(int(strike)), *command]
+    before = program.record()
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        env={"PATH": os.environ["PATH"], **program.environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    process = Process(program, child, before)
+    try:
+        yield process
+    finally:
+        process.send(signal.SIGKILL)
+        await process.ends()

@@ -1,0 +1,196 @@
+"""Training that is killed at random moments ends as if it never had been.
+
+``STREAMITER_SOAK_SEED`` says at which moments, ``STREAMITER_CRASH_KILLS`` how often in a soak.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from crash.cases import (
+    MINI_BATCH,
+    Case,
+    example_trainer,
+    flight_pieces,
+    kafka_case,
+    sqlite_case,
+    trainer,
+    training_pieces,
+)
+from crash.feed import Feed
+from crash.lives import Story
+from crash.outcome import check_counted_once, committed, updates_in
+from crash.programs import Program, running
+
+KILLS: Final = 10
+FEWER_KILLS: Final = 5
+# A life is half a second of work, if it comes to that, with a piece of five events each hundredth of a second.
+EVENTS_PER_LIFE: Final = 200
+PARTITIONS: Final = 3
+
+
+Check = Callable[[Case, int], Awaitable[None]]
+
+
+def seed() -> int:
+    return int(os.environ.get("STREAMITER_SOAK_SEED", "0"))
+
+
+def soak_kills() -> int:
+    return int(os.environ.get("STREAMITER_CRASH_KILLS", "100"))
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Case:
+    """Topics in a file."""
+    return sqlite_case(tmp_path)
+
+
+@pytest.fixture
+def kafka(kafka_broker: Any, topic_prefix: str, tmp_path: Path) -> Case:
+    """Topics on a broker."""
+    return kafka_case(kafka_broker.bootstrap, topic_prefix, tmp_path)
+
+
+async def ended(program: Program) -> None:
+    async with running(program) as process:
+        code, printed = await process.ends()
+    assert code == 0, printed
+
+
+async def create(case: Case, *names: str, partitions: int = 1) -> None:
+    for name in names:
+        await case.topic(name).create(partitions=partitions)
+
+
+# ---- the example
+
+
+async def check_synchronous_example(case: Case, kills: int) -> None:
+    """As above, for the program of the example and nothing but that."""
+    await create(case, "events", "dead-letters", "updates-killed", "updates-whole")
+    flights = EVENTS_PER_LIFE * kills // 2
+    story = Story(
+        example_trainer(case, "killed", MODE="synchronous"),
+        example_trainer(case, "killed", MODE="synchronous", STOP="latest"),
+        Feed(case.topic("events"), flight_pieces(flights)),
+        seed(),
+        case.commit,
+    )
+    await story.tell(kills)
+    await ended(example_trainer(case, "whole", MODE="synchronous", STOP="latest"))
+    expected = await updates_in(case.topic("updates-whole"))
+    assert len(expected) > flights // MINI_BATCH
+    assert await updates_in(case.topic("updates-killed")) == expected
+
+
+async def check_asynchronous_example(case: Case, kills: int) -> None:
+    """Every answer is counted once, in whatever partition it was."""
+    await create(case, "events", partitions=PARTITIONS)
+    await create(case, "dead-letters", "updates-killed")
+    flights = EVENTS_PER_LIFE * kills // 2
+    story = Story(
+        example_trainer(case, "killed", MODE="asynchronous"),
+        example_trainer(case, "killed", MODE="asynchronous", STOP="latest"),
+        Feed(case.topic("events"), flight_pieces(flights)),
+        seed(),
+        case.commit,
+    )
+    await story.tell(kills)
+    await check_counted_once(case.topic("updates-killed"), "late-flights", flights)
+
+
+# ---- training of our own, in a flow with two outputs
+
+
+async def check_synchronous(case: Case, kills: int) -> None:
+    """The updates of a single partition are those of a run that was never killed, byte for byte."""
+    await create(
+        case, "events", *(f"{name}-{run}" for name in ("updates", "read") for run in ("killed", "whole"))
+    )
+    events = EVENTS_PER_LIFE * kills
+    options = {"mode": "synchronous", "parallelism": 1}
+    story = Story(
+        trainer(case, "killed", **options),
+        trainer(case, "killed", **options, stop="latest"),
+        Feed(case.topic("events"), training_pieces(events, partitions=1)),
+        seed(),
+        case.commit,
+    )
+    await story.tell(kills)
+    await ended(trainer(case, "whole", **options, stop="latest"))
+    expected = await updates_in(case.topic("updates-whole"))
+    assert len(expected) == events // MINI_BATCH
+    assert await updates_in(case.topic("updates-killed")) == expected
+    read = [record.value for record in await committed(case.topic("read-killed"))]
+    assert read == [str(number).encode() for number in range(events)]
+
+
+async def check_asynchronous(case: Case, kills: int) -> None:
+    """Of several partitions, read side by side, every event is counted once."""
+    await create(case, "events", partitions=PARTITIONS)
+    await create(case, "updates-killed", "read-killed")
+    events = EVENTS_PER_LIFE * kills
+    options = {"mode": "asynchronous", "parallelism": 2}
+    story = Story(
+        trainer(case, "killed", **options),
+        trainer(case, "killed", **options, stop="latest"),
+        Feed(case.topic("events"), training_pieces(events, PARTITIONS)),
+        seed(),
+        case.commit,
+    )
+    await story.tell(kills)
+    await check_counted_once(case.topic("updates-killed"), "model", events)
+    read = sorted(int(record.value or b"") for record in await committed(case.topic("read-killed")))
+    assert read == list(range(events))
+
+
+# ---- the tests
+
+
+async def test_the_synchronous_example_on_kafka_survives_kill_9(kafka: Case) -> None:
+    """The model of a service that was restarted now and then was another one than that of its twin."""
+    await check_synchronous_example(kafka, KILLS)
+
+
+async def test_the_asynchronous_example_on_kafka_survives_kill_9(kafka: Case) -> None:
+    """Each restart lost some of the events that were on their way, or learned from them twice."""
+    await check_asynchronous_example(kafka, FEWER_KILLS)
+
+
+async def test_parallel_training_on_kafka_survives_kill_9(kafka: Case) -> None:
+    """Partitions that were ahead of others at a crash were read again, or passed over."""
+    await check_asynchronous(kafka, FEWER_KILLS)
+
+
+async def test_synchronous_training_on_sqlite_survives_kill_9(sqlite: Case) -> None:
+    """A file that was being written to when the power failed had half of a commit."""
+    await check_synchronous(sqlite, KILLS)
+
+
+async def test_parallel_training_on_sqlite_survives_kill_9(sqlite: Case) -> None:
+    """Two outputs of one flow told of different numbers of events."""
+    await check_asynchronous(sqlite, FEWER_KILLS)
+
+
+# ---- for as long as one likes
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("check", [check_synchronous, check_asynchronous])
+async def test_training_on_sqlite_survives_any_number_of_kills(sqlite: Case, check: Check) -> None:
+    """What goes wrong at one moment of a thousand."""
+    await check(sqlite, soak_kills())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "check", [check_synchronous_example, check_asynchronous_example, check_synchronous, check_asynchronous]
+)
+async def test_training_on_kafka_survives_any_number_of_kills(kafka: Case, check: Check) -> None:
+    """What goes wrong at one moment of a thousand."""
+    await check(kafka, soak_kills())

@@ -1,0 +1,80 @@
+"""Online training from topic to topic, as a program that can be killed: ``training.py OPTIONS`` (JSON, see Options).
+
+Beside the model's updates it writes the number of each event that it reads into a topic of its own, so that there
+are two outputs to keep together.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from streamiter import Checkpoints, Flow, topic
+from streamiter.learn import Examples, LogisticRegression, train_online
+from streamiter.topics import Typed
+
+MODEL = "model"
+WIDTH = 3
+
+
+class Example(msgspec.Struct):
+    """An event."""
+
+    n: int
+    x: list[float]
+    y: int
+
+
+class Options(msgspec.Struct):
+    """What the program is told."""
+
+    flow: str
+    events: str
+    updates: str
+    read: str
+    folder: str
+    interval_s: float
+    mode: Literal["asynchronous", "synchronous"]
+    parallelism: int
+    mini_batch: int
+    stop: Literal["latest"] | None = None
+    delivery: Literal["at_least_once"] | None = None
+
+
+def extracted(mini_batch: Sequence[Example]) -> Examples:
+    """Features and targets."""
+    return Examples(
+        np.array([each.x for each in mini_batch]), np.array([each.y for each in mini_batch], float)
+    )
+
+
+def training_flow(options: Options) -> Flow:
+    """From the topic of events to that of updates, and to that of what was read."""
+    flow = Flow(options.flow, parallelism=options.parallelism)
+    events = flow.source(topic(options.events), decode=Typed(Example), stop=options.stop, name="events")
+    training = train_online(
+        events,
+        lambda: LogisticRegression(WIDTH),
+        extract=extracted,
+        mode=options.mode,
+        mini_batch=options.mini_batch,
+    )
+    training.models.publish_model(topic(options.updates), model=MODEL, delivery=options.delivery)
+    events.map(lambda event: event.n).sink(topic(options.read), delivery=options.delivery)
+    return flow
+
+
+def main() -> None:
+    options = msgspec.json.decode(sys.argv[1], type=Options)
+    statistics = training_flow(options).run(
+        checkpoints=Checkpoints(options.folder, interval_s=options.interval_s)
+    )
+    print(statistics.state, statistics.checkpoints)
+
+
+if __name__ == "__main__":
+    main()

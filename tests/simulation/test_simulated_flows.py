@@ -1,0 +1,26 @@
+"""Flows of every kind under faults, crashes and restarts: what they commit is what they commit undisturbed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from simulation.flows import FLOWS
+from simulation.simulation_runs import run_in_turn
+
+SEEDS = 1_000
+SEEDS_OF_A_TEST = 50
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_OF_A_TEST))
+def test_what_is_committed_under_faults_is_what_is_committed_without(first: int) -> None:
+    """Records lost in a restart, counted twice after a failed commit, or a loop that never ends again."""
+    run_in_turn(range(first, first + SEEDS_OF_A_TEST))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_what_is_committed_under_faults_is_what_is_committed_without_for_as_long_as_it_takes() -> None:
+    """The same with seeds that no run of the tests has had: STREAMITER_SOAK_RUNS from STREAMITER_SOAK_SEED on."""
+    first = int(os.environ.get("STREAMITER_SOAK_SEED", SEEDS)) * len(FLOWS)
+    run_in_turn(range(first, first + int(os.environ.get("STREAMITER_SOAK_RUNS", SEEDS))))

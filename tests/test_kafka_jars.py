@@ -1,0 +1,41 @@
+"""Kafka is fetched once, however many test runs find it missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+
+# Takes its time, as Maven does, so that the others come while it works.
+MAVEN = """\
+#!/bin/sh
+echo fetched >> "$FETCHES"
+mkdir jars
+sleep 0.3
+echo jar > jars/kafka.jar
+"""
+
+
+def test_processes_that_start_side_by_side_fetch_it_once(tmp_path: Path) -> None:
+    """Two Mavens filled the same repository, and one of them read what the other had half written."""
+    maven = tmp_path / "bin" / "mvn"
+    maven.parent.mkdir()
+    maven.write_text(MAVEN)
+    maven.chmod(0o755)
+    fetches = tmp_path / "fetches"
+    environment = os.environ | {
+        "PATH": f"{maven.parent}:{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "FETCHES": str(fetches),
+        "PYTHONPATH": str(TESTS),
+    }
+    program = "from support.kafka_jars import kafka_jars; print([jar.name for jar in kafka_jars().iterdir()])"
+    started = [
+        subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    assert [each.communicate(timeout=60)[0] for each in started] == ["['kafka.jar']\n"] * 3
+    assert fetches.read_text() == "fetched\n"
