@@ -106,7 +106,8 @@ class Entrance(Boundary):
                 self._waiting.append(batch)
             else:
                 out.emit_batch(batch.records, batch.epoch)
-        self._is_ahead = self._is_ahead and bool(self._waiting)
+        last_still_waits = bool(self._waiting) and self._waiting[-1] is waiting[-1]
+        self._is_ahead = self._is_ahead and last_still_waits
         if waiting:
             await self._pass(out)
 

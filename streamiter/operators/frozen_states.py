@@ -25,9 +25,9 @@ StateFrame = list[list[Any]]
 
 Lists side by side take half the time of pairs to encode and to decode."""
 
-# 1.5 to 5 ms of work for small states: below what a batch of records may take, and enough to make what a
+# 1 to 5 ms of work for small states: below what a batch of records may take, and enough to make what a
 # frame costs by itself small.
-_KEYS_MAX: Final = 4096
+_KEYS_MAX: Final = 2048
 # Of structures within structures some 20 MB are encoded in a second.
 _BYTES_AIMED_AT: Final = 128 << 10
 # So few that they may be large: how large the states are is seen from the frame before.

@@ -146,6 +146,7 @@ class Job:
                     state = None if states is None else states.get(task.name)
                     opening = call_unless_cancelled(partial(task.open, state), task.head.step.name)
                     group.create_task(opening, name=f"open {task.name}")
+            async with asyncio.TaskGroup() as group:  # The heads know by now what they go on with from topics.
                 for feedback in self._topic_feedback:
                     group.create_task(feedback.open(), name=f"open feedback of {self.flow}")
             if self._checkpointer is not None:
@@ -388,7 +389,8 @@ class Job:
         if isinstance(failure, RecordFailure):
             return job_failed(self.flow, failure, self._lines)
         if isinstance(failure, StreamiterError):  # Of a checkpoint, which no step is to blame for.
-            failed = JobFailed(f"flow {self.flow!r}: {failure}", step="checkpoint")
+            subject = f"flow {self.flow!r}: "
+            failed = JobFailed(f"{subject}{str(failure).removeprefix(subject)}", step="checkpoint")
             failed.__cause__ = failure
             return failed
         error = InternalError(f"flow {self.flow!r}: {type(failure).__name__}: {failure}; please report this")

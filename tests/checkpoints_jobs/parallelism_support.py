@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import orjson
-from iteration.iteration_support import SMALL, ended, run_shuffled
+from iteration.iteration_support import PATIENCE_S, SMALL, ended, run_shuffled
 
-from streamiter import Checkpoints, Flow, Operator
+from streamiter import Checkpoints, Flow, Stream
 from streamiter.checkpoints.memory_store import MemoryStore
-from streamiter.operators import Output
-from streamiter.operators.context import Context
-from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.errors import CheckpointError
 from streamiter.runtime.job import Job
+from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 from streamiter.topics.memory.reader import MemoryReader
 from streamiter.topics.memory.topic import MemoryTopic
-from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 
-PATIENCE_S = 30.0
 RARELY_S = 100.0
 PAIRS = [(before, after) for before in (1, 2, 3, 4) for after in (1, 2, 3, 4)]
 """Numbers of subtasks before and after."""
 
-MakeFlow = Callable[[int], Flow]
+NUMBERS = 100
+"""Records in each topic, in order from 0."""
+PARTITIONS = 3
+
+MakeFlow = Callable[[MemoryBroker, int], Flow]
 
 
 async def written(topic: Topic) -> list[Any]:
@@ -40,10 +42,11 @@ async def written(topic: Topic) -> list[Any]:
 
 
 async def write(topic: Topic, values: Sequence[Any], *, partitions: int = 1) -> None:
-    """One value after the other into the partitions in turn."""
+    """One value after the other, into the partitions in turn."""
     writer = await topic.open_writer()
-    for number, value in enumerate(values):
-        await writer.write(OutgoingBatch([orjson.dumps(value)], partition=number % partitions))
+    for partition in range(partitions):
+        share = [orjson.dumps(value) for value in values[partition::partitions]]
+        await writer.write(OutgoingBatch(share, partition=partition))
     await writer.close()
 
 
@@ -57,53 +60,62 @@ class SmallBatches(MemoryTopic):
         return await super().open_reader(replace(request, max_records=2))
 
 
+def numbers(flow: Flow, broker: MemoryBroker, name: str = "in", *, parallelism: int | None = None) -> Stream:
+    """The numbers of a topic, a few at a time."""
+    return flow.source(SmallBatches(broker, name), stop="latest", name=name, parallelism=parallelism)
+
+
+async def new_broker() -> MemoryBroker:
+    """With topics ``in`` and ``in2`` of numbers, and an empty one ``out``."""
+    broker = MemoryBroker()
+    for name in ("in", "in2"):
+        await broker.topic(name).create(partitions=PARTITIONS)
+        await write(broker.topic(name), range(NUMBERS), partitions=PARTITIONS)
+    await broker.topic("out").create()
+    return broker
+
+
 class Stops:
-    """Runs a flow with one parallelism after the other, stopped after so many turns of the event loop."""
+    """Runs a flow with one parallelism after the other; each goes on where the one before was stopped."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.store = MemoryStore()
-        self.stopped = 0
-        """How often a job was stopped before its end."""
-
-    def checkpoints(self) -> Checkpoints:
-        """For the next job."""
-        self.store = self.store.another()
-        return Checkpoints(self.store, interval_s=RARELY_S)
+        self._store = MemoryStore()
 
     async def start(self, flow: Flow, **options: Any) -> Job:
         """Start a job where the last one has left off."""
-        return await flow.start(checkpoints=self.checkpoints(), channel_limits=SMALL, **options)
+        self._store = self._store.another()
+        checkpoints = Checkpoints(self._store, interval_s=RARELY_S)
+        return await flow.start(checkpoints=checkpoints, channel_limits=SMALL, **options)
 
-    async def stop(self, job: Job, *, crash: bool) -> bool:
-        """Stop it with its state; says whether it had ended before."""
-        async with asyncio.timeout(PATIENCE_S):
-            if not crash:
-                state = (await job.stop("suspend")).state
-            else:
-                try:
-                    await job.checkpoint()
-                except Exception:
-                    await job.wait()
-                    return True
-                for _ in range(self.random.randrange(30)):
-                    await asyncio.sleep(0)
-                state = (await job.stop("abort")).state
-        self.stopped += state != "finished"
-        return state == "finished"
+    async def suspend(self, job: Job) -> None:
+        """Stop it with its state."""
+        await asyncio.wait_for(job.stop("suspend"), PATIENCE_S)
 
-    async def run(self, make_flow: MakeFlow, parallelisms: Sequence[int], *, turns: int) -> None:
-        """Stop in all but the last of them."""
+    async def crash(self, job: Job) -> None:
+        """Let it go on a little after a checkpoint, and then stop at once."""
+        with contextlib.suppress(CheckpointError):  # It has ended.
+            await asyncio.wait_for(job.checkpoint(), PATIENCE_S)
+            for _ in range(self.random.randrange(30)):
+                await asyncio.sleep(0)
+        await asyncio.wait_for(job.stop("abort"), PATIENCE_S)
+
+    async def run(self, make_flow: Callable[[int], Flow], parallelisms: Sequence[int], *, turns: int) -> None:
+        """Stop all but the last of them after up to so many turns of the event loop."""
         for parallelism in parallelisms[:-1]:
             job = await self.start(make_flow(parallelism))
             for _ in range(self.random.randrange(turns)):
                 await asyncio.sleep(0)
-            if await self.stop(job, crash=self.random.random() < 0.5):
-                return
-        job = await self.start(make_flow(parallelisms[-1]))
-        await ended(job)
+            await self.random.choice((self.suspend, self.crash))(job)
+        await ended(await self.start(make_flow(parallelisms[-1])))
 
 
-def in_any_order(main: Any, seed: int) -> None:
-    """Run it in an event loop whose order a seed decides."""
-    run_shuffled(main, seed)
+def outputs(make_flow: MakeFlow, parallelisms: Sequence[int], *, turns: int, seed: int) -> list[Any]:
+    """What is committed in the end, run in an event loop whose order the seed decides."""
+
+    async def main() -> list[Any]:
+        broker = await new_broker()
+        await Stops(seed).run(lambda parallelism: make_flow(broker, parallelism), parallelisms, turns=turns)
+        return await written(broker.topic("out"))
+
+    return run_shuffled(main(), seed)

@@ -10,9 +10,10 @@ import functools
 import importlib
 import inspect
 import itertools
-import os
 import runpy
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def strike_at(when: str, function: str, number: int, signal_number: int) -> None
 
     def strike() -> None:
         if next(calls) == number:
-            os.kill(os.getpid(), signal_number)
+            # To this thread: it does not go a step further, whichever other threads there are.
+            signal.pthread_kill(threading.get_ident(), signal_number)
 
     setattr(owner, name, _wrapped(getattr(owner, name), when, strike))
 

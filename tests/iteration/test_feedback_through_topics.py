@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from iteration.iteration_support import (
     until,
 )
 from iteration.known_cases_support import OUTPUT, SUM, feedback_path, nothing, sequence
+from iteration.topic_loops_support import MakeTopic
 
 from streamiter import (
     FeedbackLimits,
@@ -51,30 +52,7 @@ CRITERIA = OutputTag("criteria")
 # A loop over a broker on a busy machine goes round some hundred times a second.
 BROKER_PATIENCE_S = 60.0
 
-MakeTopic = Callable[..., Awaitable[Topic]]
 Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
-
-
-@pytest.fixture(params=["memory", "sqlite", "kafka"])
-def make_topic(request: pytest.FixtureRequest, tmp_path: Path) -> MakeTopic:
-    """Call it and await it for a topic that is there."""
-    broker = MemoryBroker()
-    if request.param == "kafka":
-        address = request.getfixturevalue("kafka_broker").bootstrap
-        prefix = request.getfixturevalue("topic_prefix")
-
-    async def make(partitions: int = 1, name: str = "loop", **settings: str) -> Topic:
-        made: Topic
-        if request.param == "memory":
-            made = broker.topic(name)
-        elif request.param == "sqlite":
-            made = topic(f"sqlite:///{tmp_path}/topics.db?topic={name}", poll_interval_s=0.001)
-        else:
-            made = topic(f"kafka://{address}/{prefix}{name}")
-        await made.create(partitions=partitions, settings=settings)
-        return made
-
-    return make
 
 
 async def ended(job: Job) -> JobStatistics:

@@ -19,9 +19,10 @@ PLAIN = PlainData()
 
 
 def small_slices(monkeypatch: pytest.MonkeyPatch, *, remember: bool = False) -> None:
-    """Frames of 3 keys; ``remember``: as for large states, note which keys are encoded."""
+    """Frames of 3 keys, copies freed one by one; ``remember``: as for large states, note which keys are encoded."""
     monkeypatch.setattr(frozen_states, "_KEYS_FIRST", 3)
     monkeypatch.setattr(frozen_states, "_KEYS_MAX", 3)
+    monkeypatch.setattr(frozen_states, "_COPIES_AT_ONCE", 1)
     if remember:
         monkeypatch.setattr(frozen_states, "_BYTES_WORTH_REMEMBERING", 0)
 

@@ -23,11 +23,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
-from streamiter.errors import InternalError
+from streamiter.errors import InternalError, TopicError
+from streamiter.operators.rejection import Origin
 from streamiter.records import CheckpointBarrier, Control, EndOfData, EpochWatermark
-from streamiter.topics.topic import Headers
+from streamiter.topics.topic import Headers, Topic
 
-__all__ = ["DATA", "HEADER_BYTES_MAX", "RUN_HEADER", "START", "Kind", "Message", "control_of", "message_of"]
+__all__ = [
+    "DATA",
+    "HEADER_BYTES_MAX",
+    "RUN_HEADER",
+    "START",
+    "Kind",
+    "Message",
+    "control_of",
+    "message_of",
+    "not_fed_back",
+]
 
 Kind = Literal["data", "watermark", "end of data", "barrier", "suspend", "start"]
 
@@ -116,3 +127,11 @@ def control_of(kind: Kind, number: int) -> Control:
     if kind == "end of data":
         return EndOfData(number)
     return CheckpointBarrier(number, suspend=kind == "suspend")
+
+
+def not_fed_back(topic: Topic, partition: int, offset: int, error: ValueError) -> TopicError:
+    """The error for a record whose headers are not those of feedback."""
+    return TopicError(
+        f"{Origin(topic.url, partition, offset)}: expected only what the loop feeds back, given another "
+        f"record ({error}); give the loop a topic of its own"
+    )

@@ -78,30 +78,36 @@ class TopicRange:
                 int() as stop_sequence,
             ] if kind == _KIND:
                 return cls(
-                    topic, run, producer, partition, Point(offset, sequence), Point(stop_offset, stop_sequence)
+                    topic,
+                    run,
+                    producer,
+                    partition,
+                    Point(offset, sequence),
+                    Point(stop_offset, stop_sequence),
                 )
         return None
 
 
-def check_is_there(lying: TopicRange, topic: Topic, description: TopicDescription) -> None:
-    """Raise CheckpointError unless the topic has the offsets of a range."""
+def check_is_there(lying: TopicRange, topic: Topic, description: TopicDescription | None) -> None:
+    """Raise CheckpointError unless the topic, None if it is not there at all, has the offsets of a range."""
     if lying.topic != topic.name:
         raise CheckpointError(
             f"expected the topic {lying.topic!r}, in which feedback lies that the checkpoint goes on with, given "
             f"{topic.url}; feed back through the same topic again, or begin anew (restore=None)"
         )
     start, stop = lying.start.offset, lying.stop.offset
-    earliest, end = description.offsets.get(lying.partition, (0, 0))
+    ends = None if description is None else description.offsets.get(lying.partition)
     # The barrier at its stop is in the topic, too.
-    if not (earliest <= start and stop < end):
+    if ends is None or not (ends[0] <= start and stop < ends[1]):
+        given = "none of them" if ends is None or ends[0] == ends[1] else f"{ends[0]} to {ends[1] - 1}"
         raise CheckpointError(
             f"{topic.url}, partition {lying.partition}: expected the offsets {start} to {stop}, where feedback lies "
-            f"that the checkpoint goes on with, given {earliest} to {end - 1 if end else 'none'}; {_CHOICES}"
+            f"that the checkpoint goes on with, given {given}; {_CHOICES}"
         )
 
 
 def missing_records(lying: TopicRange, topic: Topic, following: int) -> CheckpointError:
-    """The error for a range that has not all of its records; ``following`` is the number of the first that is missing."""
+    """The error for a range that is not complete; ``following`` is the number of the first record that is missing."""
     return CheckpointError(
         f"{Origin(topic.url, lying.partition, lying.stop.offset)}: expected the records {lying.start.sequence} to "
         f"{lying.stop.sequence - 1} of producer {lying.producer} in run {lying.run!r} before it (from offset "

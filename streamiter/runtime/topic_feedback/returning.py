@@ -4,61 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import final
+from contextlib import aclosing
+from itertools import count
+from typing import Final, final
 
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.clock import Clock
 from streamiter.errors import PlainDataError, TopicError
 from streamiter.operators.rejection import Origin
-from streamiter.records import Batch, CheckpointBarrier, Control, DataBatch
+from streamiter.records import Batch, DataBatch
 from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.topic_feedback.message import DATA, RUN_HEADER, START, Message, control_of
+from streamiter.runtime.topic_feedback.inlet import Inlet
+from streamiter.runtime.topic_feedback.message import (
+    DATA,
+    RUN_HEADER,
+    START,
+    Message,
+    control_of,
+    not_fed_back,
+)
+from streamiter.runtime.topic_feedback.ranges import Point
+from streamiter.runtime.topic_feedback.restored import restored_records
+from streamiter.runtime.topic_feedback.track import Restored
 from streamiter.topics.topic import Headers, Topic, TopicBatch, TopicReader
 
-__all__ = ["Inlet", "ReturningPump", "Supply"]
+__all__ = ["RECORDS_PER_READ", "ReturningPump"]
 
-
-@final
-class Inlet:
-    """Where what one producer feeds back to one head comes out: a channel of the head's gate."""
-
-    def __init__(self, channel: FeedbackChannel, *, takes_barriers: bool, takes_epochs: bool) -> None:
-        """``takes_barriers``: not those of another worker. ``takes_epochs``: whether watermarks count."""
-        self.channel = channel
-        self._takes_barriers = takes_barriers
-        self._takes_epochs = takes_epochs
-
-    def put_control(self, control: Control) -> None:
-        """Bring a control record to the head, if it concerns it."""
-        is_barrier = isinstance(control, CheckpointBarrier)
-        if self._takes_barriers if is_barrier else self._takes_epochs:
-            self.channel.put_control(control)
-
-
-@final
-class Supply:
-    """What a channel of a head is told of the topic behind it, and tells it."""
-
-    def __init__(self, pump: ReturningPump, outgoing: FeedbackChannel, *, is_shared: bool) -> None:
-        """``outgoing`` is where this process feeds into the topic what comes back in the channel; where the
-        channel ``is_shared``, what comes from other processes does, too.
-        """
-        self._pump = pump
-        self._outgoing = outgoing
-        self._is_shared = is_shared
-
-    @property
-    def is_behind(self) -> bool:
-        return self._pump.is_paused or self._outgoing.is_spilling
-
-    def under_way(self, came: int) -> int:
-        return 0 if self._is_shared else self._outgoing.total_records - came
-
-    def taken(self) -> None:
-        self._pump.look_for_room()
-
-    def closed(self) -> None:
-        self._pump.look_for_room()
-        self._outgoing.close()
+# Records of one read: each may be a batch of up to a megabyte, and all of them wait beside what the head holds.
+RECORDS_PER_READ: Final = 256
 
 
 @final
@@ -75,6 +48,7 @@ class ReturningPump:
         inlets: Mapping[int, Inlet],
         memory_bytes: int,
         plain_data: PlainData,
+        clock: Clock,
     ) -> None:
         """``inlets`` by the number of the producer."""
         self._run_id = run_id.encode()
@@ -82,6 +56,7 @@ class ReturningPump:
         self._inlets = inlets
         self._memory_bytes = memory_bytes
         self._plain_data = plain_data
+        self._clock = clock
         self._following: dict[tuple[int, int], int] = {}
         """The next sequence number, by producer and partition."""
         self._starts: dict[tuple[int, int], str] = {}
@@ -94,7 +69,8 @@ class ReturningPump:
         return self._full is not None
 
     async def run(self, reader: TopicReader) -> None:
-        """Read for ever."""
+        """Bring first what a checkpoint goes on with from earlier runs, then what comes in this one, for ever."""
+        await self._bring_restored()
         while (batch := await reader.read()) is not None:
             await self._take_in(batch)
             await asyncio.sleep(0)  # A reader that always has something must leave others their turn.
@@ -107,19 +83,48 @@ class ReturningPump:
     def _is_full(self, channel: FeedbackChannel) -> bool:
         return len(channel.queue) > 0 and channel.queue.bytes_in_memory >= self._memory_bytes
 
+    async def _bring_restored(self) -> None:
+        """One range of each channel after the other: where there are several, they are of several runs."""
+        inlets = self._inlets.values()
+        for number in count():
+            of_channels = {
+                inlet.track.restored[number]: inlet for inlet in inlets if number < len(inlet.track.restored)
+            }
+            if not of_channels:
+                return
+            records = restored_records(
+                self._topic, list(of_channels), max_records=RECORDS_PER_READ, clock=self._clock
+            )
+            async with aclosing(records):
+                async for restored, message, at, partition, value in records:
+                    await self._bring(of_channels[restored], message, at, partition, value, restored)
+
     async def _take_in(self, batch: TopicBatch) -> None:
         columns = zip(batch.offsets, batch.headers, batch.values, strict=True)
         for offset, headers, value in columns:
             message = self._message(batch.partition, offset, headers)
             if message is None or not self._is_next(message, batch.partition, offset):
                 continue
-            inlet = self._inlets[message.producer]
-            if message.kind == DATA:
-                records = self._decoded(value or b"", batch.partition, offset)
-                inlet.channel.put(DataBatch(records, message.number))
-                await self._make_room(inlet.channel)
-            elif message.kind != START and message.home == batch.partition:
-                inlet.put_control(control_of(message.kind, message.number))
+            if message.home == batch.partition:
+                inlet, at = self._inlets[message.producer], Point(offset, message.sequence)
+                inlet.track.passed(at)
+                await self._bring(inlet, message, at, batch.partition, value or b"")
+
+    async def _bring(
+        self,
+        inlet: Inlet,
+        message: Message,
+        at: Point,
+        partition: int,
+        value: bytes,
+        restored: Restored | None = None,
+    ) -> None:
+        if message.kind == DATA:
+            records = self._decoded(value, partition, at.offset)
+            inlet.put(DataBatch(records, message.number), at, restored)
+            await self._make_room(inlet.channel)
+        elif message.kind != START:
+            inlet.put_control(control_of(message.kind, message.number), at, restored)
 
     def _message(self, partition: int, offset: int, headers: Headers) -> Message | None:
         """What a record says; None if it is of another run."""
@@ -129,10 +134,7 @@ class ReturningPump:
         try:
             message = Message.of(headers)
         except ValueError as error:
-            raise TopicError(
-                f"{self._place(partition, offset)}: expected only what the loop feeds back, given another "
-                f"record ({error}); give the loop a topic of its own"
-            ) from None
+            raise not_fed_back(self._topic, partition, offset, error) from None
         if message.producer not in self._inlets:
             raise TopicError(
                 f"{self._place(partition, offset)}: expected a producer of this flow, given number "

@@ -11,15 +11,18 @@ from typing import Final, final
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.spill import SpillQueue
 from streamiter.clock import Clock
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.operators.rejection import RecordFailure
 from streamiter.runtime.failure import call_unless_cancelled
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 from streamiter.runtime.partitioning import Forward
+from streamiter.runtime.topic_feedback.inlet import Inlet, Supply
 from streamiter.runtime.topic_feedback.message import HEADER_BYTES_MAX
 from streamiter.runtime.topic_feedback.outgoing import OutgoingPump, Outlet
-from streamiter.runtime.topic_feedback.returning import Inlet, ReturningPump, Supply
+from streamiter.runtime.topic_feedback.ranges import check_is_there
+from streamiter.runtime.topic_feedback.returning import RECORDS_PER_READ, ReturningPump
+from streamiter.runtime.topic_feedback.track import Track
 from streamiter.runtime.topic_feedback.worker import Worker
 from streamiter.topics.record_limit import record_limit
 from streamiter.topics.topic import ReadRequest, Topic, TopicDescription, TopicReader, TopicWriter
@@ -27,9 +30,6 @@ from streamiter.topics.topic import ReadRequest, Topic, TopicDescription, TopicR
 __all__ = ["MakeQueue", "TopicFeedback"]
 
 MakeQueue = Callable[[str, FeedbackLimits], SpillQueue]
-
-# Records of one read: each may be a batch of up to a megabyte, and all of them wait beside what the head holds.
-_RECORDS_PER_READ: Final = 256
 
 # A topic that takes less could hold hardly more than the headers.
 _LEAST_LIMIT_BYTES: Final = 2 * HEADER_BYTES_MAX
@@ -63,7 +63,9 @@ class TopicFeedback:
         self._topic: Topic = topic
         self._worker = worker
         self._heads = step.parallelism * worker.count
+        self._run_id = run_id
         self._make_queue = make_queue
+        self._plain_data = plain_data
         self._clock = clock
         self._limits = self._edges[0].feedback or FeedbackLimits()
         self.outgoing: dict[Edge, list[list[FeedbackChannel]]] = {}
@@ -74,7 +76,7 @@ class TopicFeedback:
         self._inlets: list[dict[int, Inlet]] = [{} for _ in range(step.parallelism)]
         self._out = OutgoingPump(run_id, start, self._outlets, plain_data)
         self._back = [
-            ReturningPump(run_id, topic, inlets, self._limits.memory_bytes, plain_data)
+            ReturningPump(run_id, topic, inlets, self._limits.memory_bytes, plain_data, clock)
             for inlets in self._inlets
         ]
         first = 0
@@ -126,38 +128,80 @@ class TopicFeedback:
         # It never spills: when it holds as much as its limit, the topic keeps the rest.
         limits = FeedbackLimits(memory_bytes=sys.maxsize, directory=self._limits.directory)
         channel = FeedbackChannel(name, self._make_queue(name, limits))
-        channel.supply = Supply(self._back[head], queues[number], is_shared=self._worker.shares)
+        supply = Supply(
+            self._back[head],
+            queues[number],
+            Track(self._topic.name, self._run_id, first + subtask),
+            self._plain_data,
+            is_shared=self._worker.shares,
+        )
+        channel.supply = supply
         parallelism = edge.upstream.parallelism
         for index in range(self._worker.count):
             producer = first + Worker(index, self._worker.count).number(subtask, parallelism)
             self._inlets[head][producer] = Inlet(
-                channel, takes_barriers=index == self._worker.index, takes_epochs=not self._worker.shares
+                channel,
+                supply,
+                takes_barriers=index == self._worker.index,
+                takes_epochs=not self._worker.shares,
             )
         return channel
 
     # -- life ------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Begin to read at the end of the topic, or, with other workers, where it begins; then say who writes."""
+        """Begin to read at the end of the topic, or, with other workers, where it begins; then say who writes.
+
+        What belongs to the checkpoint from which the job goes on must be known: it is looked whether it is there.
+        """
         try:
-            description = await self._topic.describe()
+            description = await self._described()
             limit_bytes = self._checked(description)
             for head in range(self._step.parallelism):
-                request = ReadRequest(
-                    subtask=self._worker.number(head, self._step.parallelism),
-                    subtasks=self._heads,
-                    # What another worker has fed back before this one was started lies there already.
-                    start="earliest" if self._worker.shares else "latest",
-                    max_records=_RECORDS_PER_READ,
-                    clock=self._clock,
-                )
-                self._readers.append(await self._topic.open_reader(request))
+                self._readers.append(await self._open_reader(head))
             self._writer = await self._topic.open_writer()
             for outlet in self._outlets:
                 outlet.assign(range(outlet.head, description.partitions, self._heads))
+            if not self._worker.shares:
+                self._begin_tracks()
             await self._out.open(self._writer, limit_bytes - HEADER_BYTES_MAX)
         except Exception as error:
             raise RecordFailure(self._step.name) from error
+
+    async def _open_reader(self, head: int) -> TopicReader:
+        request = ReadRequest(
+            subtask=self._worker.number(head, self._step.parallelism),
+            subtasks=self._heads,
+            # What another worker has fed back before this one was started lies there already.
+            start="earliest" if self._worker.shares else "latest",
+            max_records=RECORDS_PER_READ,
+            clock=self._clock,
+        )
+        return await self._topic.open_reader(request)
+
+    def _begin_tracks(self) -> None:
+        for outlet in self._outlets:
+            offset = self._readers[outlet.head].positions()[outlet.home]
+            self._inlets[outlet.head][outlet.producer].track.begin(outlet.home, offset)
+
+    async def _described(self) -> TopicDescription:
+        """The topic as it is; raises CheckpointError if it has not what is to be gone on with."""
+        restored = [
+            each.range
+            for inlets in self._inlets
+            for inlet in inlets.values()
+            for each in inlet.track.restored
+        ]
+        description = None
+        try:
+            description = await self._topic.describe()
+        except TopicNotFound:
+            if not restored:
+                raise
+        for lying in restored:
+            check_is_there(lying, self._topic, description)
+        assert description is not None
+        return description
 
     def _checked(self, description: TopicDescription) -> int:
         """The largest record to write; raises ConfigurationError for a topic that does not fit."""

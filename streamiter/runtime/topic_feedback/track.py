@@ -58,7 +58,7 @@ class Track:
             self.restored.append(Restored(self, len(self.restored), lying))
 
     def begin(self, partition: int, offset: int) -> None:
-        """This run's own records will lie in that partition, from that offset on."""
+        """What is fed back in this run will lie in that partition, from that offset on."""
         self._partition = partition
         self._began = self._following = Point(offset, 0)
 
@@ -109,9 +109,7 @@ class Track:
                 TopicRange(before.topic, before.run, before.producer, before.partition, start, before.stop)
             )
         start = mark.at if mark.part == self._own_part else self._began
-        ranges.append(
-            TopicRange(self._topic, self._run, self._producer, self._partition, start, last.at)
-        )
+        ranges.append(TopicRange(self._topic, self._run, self._producer, self._partition, start, last.at))
         return [lying for lying in ranges if not lying.is_empty]
 
     @property

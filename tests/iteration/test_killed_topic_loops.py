@@ -1,0 +1,94 @@
+"""Loops through topics whose process is killed while feedback is under way: nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from iteration.topic_loop_program import Options
+from iteration.topic_loops_support import (
+    KINDS,
+    Kind,
+    MakeTopic,
+    check_undisturbed,
+    end_of,
+    logged_in_last,
+    values_in,
+)
+
+from streamiter.checkpoints.directory_store import DirectoryStore
+from streamiter.runtime.topic_feedback.ranges import TopicRange
+from streamiter.topics import Topic
+
+PROGRAM = Path(__file__).with_name("topic_loop_program.py")
+KILLS = 4
+TOKENS, MOST = 40, 150
+# Far above what anything here takes on a busy machine.
+DEADLINE_S = 120.0
+
+
+@asynccontextmanager
+async def running(options: Options) -> AsyncIterator[asyncio.subprocess.Process]:
+    tests, root = PROGRAM.parents[1], PROGRAM.parents[2]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(PROGRAM),
+        msgspec.json.encode(options).decode(),
+        env=os.environ | {"PYTHONPATH": f"{tests}{os.pathsep}{root}"},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def grown_by(loop: Topic, records: int, process: asyncio.subprocess.Process) -> None:
+    """Until so many more records are in the topic, or the process has ended."""
+    until = await end_of(loop) + records
+    async with asyncio.timeout(DEADLINE_S):
+        while process.returncode is None and await end_of(loop) < until:
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("make_topic", ["sqlite", "kafka"], indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_loop_that_is_killed_ends_as_if_nothing_had_been(
+    make_topic: MakeTopic, kind: Kind, tmp_path: Path
+) -> None:
+    """What lay in the topic when the process died came back never, or twice."""
+    chance = random.Random(KINDS.index(kind))
+    loop, out = await make_topic(partitions=3), await make_topic(name="out")
+    options = Options(
+        flow=f"tokens {uuid.uuid4().hex}",
+        loop=loop.url,
+        out=out.url,
+        folder=str(tmp_path / "checkpoints"),
+        interval_s=0.05,
+        tokens=TOKENS,
+        most=MOST,
+        kind=kind,
+    )
+    went_on_with: list[object] = []
+    for _ in range(KILLS):
+        async with running(options) as process:
+            await grown_by(loop, chance.randrange(20, 500), process)
+            if process.returncode is None:
+                os.kill(process.pid, signal.SIGKILL)
+            assert await process.wait() in (0, -signal.SIGKILL)
+        went_on_with += await logged_in_last(DirectoryStore(options.folder), options.flow)
+    async with running(options) as process:
+        assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 0
+    check_undisturbed(await values_in(out), tokens=TOKENS, most=MOST)
+    assert went_on_with
+    assert all(isinstance(each, TopicRange) for each in went_on_with)

@@ -1,0 +1,156 @@
+"""Loops through topics that are stopped and go on: a flow, what comes out of it, and what its checkpoints hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+import orjson
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    IterationListener,
+    Operator,
+    Stream,
+    feedback_through,
+    iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
+)
+from streamiter.checkpoints.deferred_entries import entries_of
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.store import CheckpointStore
+from streamiter.runtime.checkpointing.task_parts import FEEDBACK, PartName
+from streamiter.runtime.topic_feedback.ranges import TopicRange
+from streamiter.topics import ReadRequest, Topic
+
+MakeTopic = Callable[..., Awaitable[Topic]]
+
+Kind = Literal["synchronous", "one ahead", "asynchronous", "unbounded"]
+KINDS: list[Kind] = ["synchronous", "one ahead", "asynchronous", "unbounded"]
+
+FLOW = "tokens"
+"""On a broker that others share, the flow needs a name of its own: commit records go by it."""
+
+
+class PerEpoch(Operator, IterationListener):
+    """Emits, at the end of each epoch, how many records it had: ``["epoch", epoch, records]``."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process(self, record: Any, out: Any) -> None:
+        epoch = self._context.epoch
+        self._counts[epoch] = self._counts.get(epoch, 0) + 1
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        out.emit(["epoch", epoch_watermark, self._counts.pop(epoch_watermark, 0)])
+
+    def snapshot(self) -> Any:
+        return dict(self._counts)
+
+    def restore(self, state: Any) -> None:
+        self._counts = dict(state)
+
+
+def laps(token: int, most: int) -> int:
+    """How often a token goes round."""
+    return 1 + token * 7 % most
+
+
+def token_flow(
+    through: Topic | None,
+    out: Topic,
+    *,
+    tokens: int,
+    most: int,
+    kind: Kind,
+    name: str = FLOW,
+    parallelism: int = 2,
+    padding: int = 0,
+) -> Flow:
+    """Tokens go round, each so often; each visit is counted by token and by epoch, and goes to ``out``.
+
+    What is fed back goes through a topic, or stays in memory where that is None.
+    """
+    flow = Flow(name, parallelism=parallelism)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        counted = (
+            variables[0]
+            .key_by(lambda at: at[0])
+            .stateful_map(lambda visits, at: (visits + 1, (at[0], at[1], visits, at[2])), 0, name="visits")
+        )
+        seen = counted.map(lambda at: ["visit", at[0], at[1], at[2]])
+        epochs = counted.process(PerEpoch, name="per epoch", parallelism=1)
+        left = counted.filter(lambda at: at[1] > 1).map(lambda at: (at[0], at[1] - 1, at[3]))
+        back = left.rebalance()
+        feedback = back if through is None else feedback_through(back, through)
+        return IterationBodyResult([feedback], [seen, epochs])
+
+    items = [(token, laps(token, most), bytes(padding)) for token in range(tokens)]
+    initial = flow.from_items(items, name="initial")
+    if kind == "unbounded":
+        seen, epochs = iterate_unbounded_streams([initial], [], body)
+    else:
+        ahead = {"synchronous": 0, "one ahead": 1, "asynchronous": None}[kind]
+        config = IterationConfig(max_epochs_ahead=ahead)
+        seen, epochs = iterate_bounded_streams_until_termination([initial], [], body, config)
+    seen.sink(out, name="seen")
+    epochs.sink(out, name="epochs")
+    return flow
+
+
+def check_undisturbed(written: list[Any], *, tokens: int, most: int) -> None:
+    """Whether ``written`` is what the flow gives that nothing disturbs: nothing lost, nothing doubled."""
+    expected: Counter[tuple[Any, ...]] = Counter()
+    for token in range(tokens):
+        rounds = laps(token, most)
+        expected.update(("visit", token, rounds - visit, visit) for visit in range(rounds))
+    for epoch in range(max(laps(token, most) for token in range(tokens))):
+        expected["epoch", epoch, sum(laps(token, most) > epoch for token in range(tokens))] += 1
+    given = Counter(map(tuple, written))
+    assert given == expected, f"lost: {list(expected - given)[:5]}, too many: {list(given - expected)[:5]}"
+
+
+async def values_in(topic: Topic) -> list[Any]:
+    """What a reader of committed records sees now."""
+    reader = await topic.open_reader(ReadRequest(stop="latest"))
+    values: list[Any] = []
+    try:
+        while (batch := await reader.read()) is not None:
+            values += [orjson.loads(value) for value in batch.values if value is not None]
+    finally:
+        await reader.close()
+    return values
+
+
+async def end_of(topic: Topic) -> int:
+    """The sum of the ends of its partitions: it grows with each record that is written."""
+    return sum(end for _, end in (await topic.describe()).offsets.values())
+
+
+async def logged_in_last(store: CheckpointStore, flow: str = FLOW) -> list[Any]:
+    """What the last checkpoint says of feedback that was under way: ranges of topics, and entries of queues."""
+    pointer = await store.pointer(flow)
+    if pointer is None or pointer.committed is None:
+        return []
+    plain_data = PlainData()
+    stored = await store.open(flow, pointer.committed)
+    try:
+        entries: list[Any] = []
+        for name in stored.part_names():
+            if PartName.of(name).kind == FEEDBACK:
+                logged = plain_data.decode_state(
+                    await stored.content(name),
+                    lambda number, name=name: list(map(plain_data.decode, stored.frames(name, number))),
+                )
+                entries += [entry for _, frames in logged for entry in entries_of(frames)]
+        return [TopicRange.of(entry) or entry for entry in entries]
+    finally:
+        await stored.close()

@@ -1,0 +1,128 @@
+"""A flow that runs as ``flow.run`` runs it, restarts included, beside the test that does harm to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from topics.topic_case import PATIENCE_S, patiently
+
+from streamiter import Checkpoints, Flow
+from streamiter.errors import StreamiterError
+from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.running import run_jobs
+from streamiter.runtime.statistics import JobStatistics
+
+__all__ = ["Service", "checkpoints_in", "nothing_unheard", "one_line", "until"]
+
+# Soon enough that every fault meets checkpoints; a busy machine takes a multiple for one.
+INTERVAL_S = 0.1
+
+
+def checkpoints_in(folder: Path, **options: Any) -> Checkpoints:
+    """Checkpoints at every turn."""
+    return Checkpoints(folder, **{"interval_s": INTERVAL_S, **options})
+
+
+class Service:
+    """One call of ``flow.run``, as a task of the loop of the test."""
+
+    def __init__(self, flow: Flow, checkpoints: Checkpoints, **options: Any) -> None:
+        self.jobs: list[Job] = []
+        """Those that it has started, one after the other."""
+        self._running = asyncio.create_task(
+            run_jobs(flow.start, {"checkpoints": checkpoints, **options}, while_running=self._watch)
+        )
+
+    @contextlib.asynccontextmanager
+    async def _watch(self, job: Job, stops: Sequence[StopMode]) -> AsyncIterator[None]:
+        self.jobs.append(job)
+        yield
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._running.done()
+
+    @property
+    def taken(self) -> int:
+        """Checkpoints that its job has committed."""
+        return self._statistics("taken")
+
+    @property
+    def given_up(self) -> int:
+        """Those that it has not."""
+        return self._statistics("given_up")
+
+    def _statistics(self, name: str) -> int:
+        checkpoints = self.jobs[-1].statistics().checkpoints if self.jobs else None
+        return 0 if checkpoints is None else getattr(checkpoints, name)
+
+    def records_in(self, step: str) -> int:
+        """What has come to a step of its job."""
+        return self.jobs[-1].statistics().step(step).records_in
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for it while the service runs; raises what ends the service meanwhile."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                if self._running.done():
+                    self._running.result()
+                    raise AssertionError("the service has ended")
+                await asyncio.sleep(0.005)
+
+    async def works(self) -> None:
+        """Wait for two more checkpoints: the first may have begun before now."""
+        jobs, taken = len(self.jobs), self.taken
+        await self.until(lambda: self.taken >= 2 if len(self.jobs) > jobs else self.taken >= taken + 2)
+
+    async def suspended(self) -> JobStatistics:
+        """Stop it as SIGTERM does."""
+        await patiently(self.jobs[-1].stop("suspend"))
+        return await patiently(self._running)
+
+    async def failed(self) -> StreamiterError:
+        """The error with which it ends, which is one of ours."""
+        with pytest.raises(StreamiterError) as caught:
+            await patiently(self._running)
+        print(f"{type(caught.value).__name__}: {caught.value}", *getattr(caught.value, "__notes__", ()), sep="\n  note: ")
+        return caught.value
+
+    async def close(self) -> None:
+        """As good as a crash, where it still runs."""
+        for job in self.jobs:
+            with contextlib.suppress(StreamiterError):
+                await job.stop("abort")
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@contextlib.contextmanager
+def nothing_unheard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No failure of a task that nobody waited for, and no traceback in the log."""
+    with caplog.at_level(logging.INFO):
+        yield
+    gc.collect()  # which is when asyncio tells of them
+    spam = [record for record in caplog.records if record.name == "asyncio" or record.exc_info]
+    assert not spam, [record.getMessage() for record in spam]
+
+
+def one_line(error: BaseException) -> str:
+    """Its message, which is to be one that can be read in a log."""
+    message = str(error)
+    assert "\n" not in message
+    assert "Traceback" not in message
+    return message

@@ -1,0 +1,135 @@
+"""A flow whose every output is known beforehand, what it reads, and a look at what it has committed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+import orjson
+from topics.topic_case import PATIENCE_S, patiently, read_to_end
+
+from streamiter import Flow
+from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader
+
+__all__ = ["Feed", "Topics", "check_committed", "expected", "feeding", "sums_flow", "until_committed", "write"]
+
+KEYS: Final = 3
+# Some hundred records in each test, little enough for two busy cores.
+_NUMBERS_PER_TURN: Final = 5
+_TURN_S: Final = 0.02
+
+
+@dataclass(frozen=True)
+class Topics:
+    """What the flow reads and writes: handles of its own, and those of whoever watches it, which are more patient."""
+
+    numbers: Topic
+    sums: Topic
+    watched_numbers: Topic
+    watched_sums: Topic
+
+    @classmethod
+    def same(cls, numbers: Topic, sums: Topic) -> Topics:
+        """Where one handle does for all."""
+        return cls(numbers, sums, numbers, sums)
+
+    async def create(self) -> None:
+        """One partition each, so that there is one order."""
+        await self.watched_numbers.create()
+        await self.watched_sums.create()
+
+
+def sums_flow(name: str, topics: Topics, *, stop: Any = None, padding: int = 0) -> Flow:
+    """Each number with the sum of all of its key so far; ``padding`` makes outputs larger by twice so many bytes."""
+    flow = Flow(name)
+    numbers = flow.source(topics.numbers, stop=stop, name="numbers")
+
+    def add(total: int, number: int) -> tuple[int, list[Any]]:
+        total += number
+        # At random, which no compression makes small.
+        return total, [number, total, Random(number).randbytes(padding).hex()]
+
+    sums = numbers.key_by(lambda number: number % KEYS).stateful_map(add, 0, name="sum")
+    sums.sink(topics.sums, name="sums")
+    return flow
+
+
+def expected(count: int) -> list[list[int]]:
+    """What the flow makes of the numbers below ``count``."""
+    totals = [0] * KEYS
+    outputs = []
+    for number in range(count):
+        totals[number % KEYS] += number
+        outputs.append([number, totals[number % KEYS]])
+    return outputs
+
+
+class Feed:
+    """Writes the numbers 0, 1, 2, … until it is ended."""
+
+    def __init__(self, numbers: Topic) -> None:
+        self._numbers = numbers
+        self._is_over = False
+        self.count = 0
+
+    async def run(self) -> None:
+        """Through whatever happens to the topic."""
+        writer = await patiently(self._numbers.open_writer())
+        while not self._is_over:
+            await writer.write(_batch(range(self.count, self.count + _NUMBERS_PER_TURN)))
+            self.count += _NUMBERS_PER_TURN
+            await asyncio.sleep(_TURN_S)  # it is a stream, not all of it at once
+        await writer.close()
+
+    def end(self) -> None:
+        """Write no more."""
+        self._is_over = True
+
+
+@contextlib.asynccontextmanager
+async def feeding(numbers: Topic) -> AsyncIterator[Feed]:
+    """Numbers come in; at the end of the block all of them are there."""
+    feed = Feed(numbers)
+    running = asyncio.create_task(feed.run())
+    try:
+        yield feed
+        feed.end()
+        await patiently(running)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def write(numbers: Topic, start: int, stop: int) -> None:
+    """The numbers from ``start`` to ``stop``, at once."""
+    writer = await patiently(numbers.open_writer())
+    await patiently(writer.write(_batch(range(start, stop))))
+    await patiently(writer.close())
+
+
+def _batch(numbers: range) -> OutgoingBatch:
+    return OutgoingBatch([orjson.dumps(number) for number in numbers])
+
+
+async def until_committed(sums: Topic, count: int) -> None:
+    """Wait until readers of committed records see so many outputs."""
+    reader: TopicReader = await patiently(sums.open_reader(ReadRequest()))
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            seen = 0
+            while seen < count:
+                batch = await reader.read()
+                assert batch is not None
+                seen += len(batch)
+    finally:
+        await reader.close()
+
+
+async def check_committed(sums: Topic, count: int) -> None:
+    """Committed is what the numbers below ``count`` make, each counted once, in order."""
+    records = [orjson.loads(record.value or b"null")[:2] for record in await read_to_end(sums)]
+    assert records == expected(count)

@@ -1,0 +1,182 @@
+"""Jobs whose disk is full, that of their checkpoints or that of their outputs: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import orjson
+import pytest
+from job_faults.service import Service, checkpoints_in, nothing_unheard, one_line
+from job_faults.sums import Topics, check_committed, feeding, sums_flow, until_committed, write
+
+from streamiter import Checkpoints
+from streamiter.checkpoints.directory_store import DirectoryStore
+from streamiter.checkpoints.snapshot import Part, SnapshotHeader
+from streamiter.clock import SystemClock
+from streamiter.errors import JobFailed, StorageFull
+from streamiter.topics import topic
+from streamiter.topics.commit_topic import COMMIT_TOPIC
+from streamiter.topics.last_value import last_value
+
+SmallDisk = tuple[Path, Callable[[], bool]]
+
+
+def topics_in(file: Path, **options: object) -> Topics:
+    """Topics of one file."""
+    numbers, sums = (topic(f"sqlite:///{file}?topic={name}", **options) for name in ("numbers", "sums"))
+    return Topics.same(numbers, sums)
+
+
+def fill(folder: Path) -> Path:
+    """A file that takes all the room that is left."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(b"x" * 4096)
+    return filler
+
+
+async def test_outputs_wait_for_room_for_the_checkpoints(
+    small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log file filled the volume at night; in the morning the outputs of the night were missing, or there twice."""
+    disk, _ = small_disk
+    topics = topics_in(tmp_path / "topics.db")
+    await topics.create()
+    with nothing_unheard(caplog):
+        service = Service(sums_flow("sums", topics), checkpoints_in(disk / "kept"))
+        async with feeding(topics.numbers) as feed:
+            await service.works()
+            filler = fill(disk)
+            await service.until(lambda: service.given_up >= 3)
+            filler.unlink()
+            await service.works()
+        await until_committed(topics.sums, feed.count)
+        statistics = await service.suspended()
+    await check_committed(topics.sums, feed.count)
+    assert len(service.jobs) == 1
+    assert statistics.state == "suspended"
+    assert "expected room for checkpoints in" in caplog.text
+    assert "it is tried again in 0.1 s" in caplog.text
+
+
+async def test_a_transaction_that_waited_too_long_for_room_is_gone_on_from_the_checkpoint(
+    small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody made room for hours: the job must say so, and neither go on without a transaction nor lose what it read."""
+    disk, _ = small_disk
+    topics = topics_in(tmp_path / "topics.db")
+    await topics.create()
+    kept = checkpoints_in(disk / "kept", transaction_timeout_s=1.0, alignment_timeout_s=0.5)
+    with nothing_unheard(caplog):
+        service = Service(sums_flow("sums", topics), kept)
+        async with feeding(topics.numbers) as feed:
+            await service.works()
+            filler = fill(disk)
+            error = await service.failed()
+            filler.unlink()
+        again = Service(sums_flow("sums", topics), kept)
+        await until_committed(topics.sums, feed.count)
+        await again.suspended()
+    await check_committed(topics.sums, feed.count)
+    one_line(error)
+
+
+def topics_on(disk: Path, elsewhere: Path, **options: object) -> Topics:
+    """The outputs on the disk that will be full, the inputs elsewhere."""
+    numbers = topic(f"sqlite:///{elsewhere}/numbers.db?topic=numbers", **options)
+    sums = topic(f"sqlite:///{disk}/sums.db?topic=sums", **options)
+    return Topics.same(numbers, sums)
+
+
+async def test_a_commit_without_room_is_tried_again(
+    small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The commit record was in the transaction already; what came behind the barrier was written a second time."""
+    disk, _ = small_disk
+    topics = topics_on(disk, tmp_path)
+    await topics.create()
+    with nothing_unheard(caplog):
+        service = Service(sums_flow("sums", topics), checkpoints_in(tmp_path / "kept"))
+        async with feeding(topics.numbers) as feed:
+            await service.works()
+            filler = fill(disk)
+            await service.until(lambda: service.given_up >= 3)
+            filler.unlink()
+            await service.works()
+        await until_committed(topics.sums, feed.count)
+        statistics = await service.suspended()
+    await check_committed(topics.sums, feed.count)
+    assert len(service.jobs) == 1
+    assert "no room left to write" in caplog.text
+    assert statistics.checkpoints is not None
+    # Of the commit records that one transaction brings where commits were tried in vain, the last one counts.
+    record = await last_value(topics.sums.beside(COMMIT_TOPIC), b"sums", clock=SystemClock())
+    assert record is not None
+    assert orjson.loads(record.value or b"")["checkpoint"] == statistics.checkpoints.committed
+
+
+async def test_a_write_without_room_ends_the_job_and_the_next_one_writes_it_once(
+    small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever cannot be stored would have to be held in memory, more and more of it."""
+    disk, _ = small_disk
+    topics = topics_on(disk, tmp_path)
+    await topics.create()
+    with nothing_unheard(caplog):
+        service = Service(sums_flow("sums", topics, padding=20_000), checkpoints_in(tmp_path / "kept"))
+        await write(topics.numbers, 0, 10)
+        await service.works()
+        filler = fill(disk)
+        await write(topics.numbers, 10, 150)
+        error = await service.failed()
+        filler.unlink()
+        again = Service(sums_flow("sums", topics), checkpoints_in(tmp_path / "kept"))
+        await until_committed(topics.sums, 150)
+        await again.suspended()
+    await check_committed(topics.sums, 150)
+    assert isinstance(error, JobFailed)
+    assert isinstance(error.__cause__, StorageFull)
+    assert "step 'sums'" in one_line(error)
+
+
+class HeldStore(DirectoryStore):
+    """Saves a snapshot when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.saves = asyncio.Event()
+        self.may_save = asyncio.Event()
+
+    async def save(self, header: SnapshotHeader, parts: Iterable[Part]) -> int:
+        self.saves.set()
+        await self.may_save.wait()
+        return await super().save(header, parts)
+
+
+async def test_what_a_sink_held_behind_a_barrier_is_not_written_twice_for_want_of_room(
+    small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was part of the transaction, though there was no room for it, and was written again with the next checkpoint."""
+    disk, _ = small_disk
+    topics = topics_on(disk, tmp_path)
+    await topics.create()
+    store = HeldStore(tmp_path / "kept")
+    with nothing_unheard(caplog):
+        service = Service(sums_flow("sums", topics, padding=20_000), Checkpoints(store, interval_s=0.5))
+        await write(topics.numbers, 0, 10)
+        await service.until(store.saves.is_set)
+        await write(topics.numbers, 10, 40)  # More than a transaction keeps in memory.
+        await service.until(lambda: service.records_in("sums") == 40)
+        filler = fill(disk)
+        store.may_save.set()
+        error = await service.failed()
+        filler.unlink()
+        again = Service(sums_flow("sums", topics), checkpoints_in(tmp_path / "kept"))
+        await until_committed(topics.sums, 40)
+        await again.suspended()
+    await check_committed(topics.sums, 40)
+    assert isinstance(error.__cause__, StorageFull)
+    assert "step 'sums'" in one_line(error)

@@ -1,0 +1,253 @@
+"""What `simulate` finds, how it says so, and that its seed brings it back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulation.flows import FLOWS, MakeFlow, running_totals
+from simulation.simulation_runs import run, settle_s
+
+from streamiter import Flow, Operator
+from streamiter.errors import ConfigurationError
+from streamiter.testing import Faults, Simulation, SimulationFailed, simulate
+from streamiter.testing.simulation.trace import Trace
+
+SEEDS = range(40)
+
+
+def failure(flow: MakeFlow, seeds: range = SEEDS, **options: Any) -> SimulationFailed:
+    """What the first seed finds that finds something."""
+    for seed in seeds:
+        try:
+            simulate(flow, seed, **options)
+        except SimulationFailed as found:
+            return found
+    raise AssertionError("nothing was found")
+
+
+def flow_of(make: Callable[[], Operator], **output: Any) -> MakeFlow:
+    """Twenty numbers through one step."""
+
+    def numbers(simulation: Simulation) -> Flow:
+        flow = Flow("numbers")
+        source = flow.source(simulation.input("in", range(20), over_s=2.0))
+        source.process(make, name="step").sink(simulation.output("out", **output))
+        return flow
+
+    return numbers
+
+
+class Forgetful(Operator):
+    """Counts, and forgets in a restart how far it was."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def process(self, record: int, out: Any) -> None:
+        self.count += 1
+        out.emit(self.count)
+
+
+class Remembering(Forgetful):
+    def snapshot(self) -> int:
+        return self.count
+
+    def restore(self, state: int) -> None:
+        self.count = state
+
+
+class Hanging(Remembering):
+    """Waits for ever where it has been restored."""
+
+    restored = False
+
+    def restore(self, state: int) -> None:
+        super().restore(state)
+        self.restored = state > 0
+
+    async def process(self, record: int, out: Any) -> None:
+        if self.restored:
+            await asyncio.get_running_loop().create_future()
+        super().process(record, out)
+
+
+class Failing(Remembering):
+    """Cannot be restored."""
+
+    def restore(self, state: int) -> None:
+        raise ValueError("a state I do not know")
+
+
+class Leaking(Remembering):
+    """Leaves a task behind."""
+
+    def open(self, context: Any) -> None:
+        self.task = asyncio.create_task(asyncio.sleep(1e9))
+
+
+def test_state_that_a_restart_forgets_is_found_and_the_message_says_how_to_see_it_again() -> None:
+    """A failure without its seed is a failure that nobody can look into."""
+    found = failure(flow_of(Forgetful))
+    text = str(found)
+    assert f"flow 'numbers', seed {found.seed}: output 'out', partition 0: expected record " in text
+    assert (
+        f"run simulate(…, seed={found.seed}) again to see exactly the same (trace {found.trace_hash})" in text
+    )
+    assert "run 2 begins" in text
+    assert "committed" in text
+    again = failure(flow_of(Forgetful), range(found.seed, found.seed + 1))
+    assert str(again) == text
+    for seed in SEEDS:
+        simulate(flow_of(Remembering), seed)
+
+
+def test_a_flow_that_hangs_after_a_restart_is_found_and_the_place_is_told() -> None:
+    """Never a silent stall: a job that goes on without a word and commits nothing looks healthy."""
+    found = failure(flow_of(Hanging))
+    assert "has not ended 600 s after the last fault" in found.what
+    assert "Hanging.process (test_simulate.py:" in found.what
+
+
+def test_a_failure_that_no_fault_has_led_to_is_found() -> None:
+    """Restarting hides what fails after every other restart."""
+    found = failure(flow_of(Failing))
+    assert "fails, and no fault has led to that" in found.what
+    assert "ValueError: a state I do not know" in found.what
+
+
+def test_a_task_that_outlives_its_job_is_found() -> None:
+    """One more of them with each restart."""
+    found = failure(flow_of(Leaking))
+    assert "flow 'numbers, undisturbed'" in str(found)
+    assert "run 1 has ended and leaves tasks behind" in found.what
+
+
+def test_a_check_of_ones_own_is_asked_after_every_commit() -> None:
+    """What must hold at any time, and not only at the end, has no expected output to be compared with."""
+    lengths = []
+
+    def check(outputs: Any) -> None:
+        lengths.append(len(outputs["out"]))
+        assert len(outputs["out"]) < 15, "fifteen of them"
+
+    found = failure(flow_of(Remembering), check=check)
+    assert "the check of committed outputs fails: fifteen of them" in found.what
+    lengths.clear()
+    for seed in range(10):
+        simulate(flow_of(Remembering), seed, check=lambda outputs: lengths.append(len(outputs["out"])))
+    assert max(lengths) == 20
+    assert len(set(lengths)) > 10
+
+
+def test_outputs_that_are_written_at_once_may_come_twice_but_must_come() -> None:
+    """At least once is a promise as well."""
+
+    def at_once(simulation: Simulation, **output: Any) -> Flow:
+        flow = Flow("at once")
+        numbers = flow.source(simulation.input("in", range(20), over_s=0.3))
+        numbers.sink(simulation.output("out", **output), delivery="at_least_once")
+        return flow
+
+    for seed in SEEDS:
+        result = simulate(lambda simulation: at_once(simulation, delivery="at_least_once"), seed)
+        assert {record.value for record in result.outputs["out"]} == {b"%d" % n for n in range(20)}
+    found = failure(at_once)
+    assert "expected record" in found.what
+
+
+def test_equal_seeds_are_equal_runs_in_every_process() -> None:
+    """Texts have other hashes in each process, objects other addresses: what goes through a set differs."""
+    seed, flows = 6, FLOWS[::3]
+    program = (
+        "from simulation.flows import FLOWS\n"
+        "from simulation.simulation_runs import run\n"
+        f"print([run(flow, {seed}).trace_hash for flow in FLOWS[::3]])\n"
+    )
+    hashes = set()
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        told = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=Path(__file__).parents[1],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        hashes.add(told.stdout)
+    assert hashes == {f"{[run(flow, seed).trace_hash for flow in flows]}\n"}
+    assert len({run(flow, seed).trace_hash for flow in flows}) == len(flows)
+
+
+def test_over_the_seeds_everything_happens_that_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault that is never injected finds nothing, and nobody notices."""
+    happened: list[str] = []
+    event = Trace.event
+
+    def noted(self: Trace, now_s: float, what: str) -> None:
+        happened.append(what)
+        event(self, now_s, what)
+
+    monkeypatch.setattr(Trace, "event", noted)
+    for seed in range(60):
+        run(running_totals, seed)
+    for expected in (
+        "crashes",
+        "is paused",
+        "goes on after a pause",
+        "is to stop: suspend",
+        "is to stop: abort",
+        "is to stop: drain",
+        "is suspended",
+        "is aborted",
+        "is finished",
+        "stuck for",
+        "before it took effect",
+        "after it took effect",
+        "fails: commit, after it took effect",
+        "another owner opens the transactions",
+        "no room for snapshot",
+        "took over",
+        "no faults from now on",
+    ):
+        assert any(expected in what for what in happened), expected
+
+
+def test_without_faults_a_flow_is_run_once_or_as_often_as_it_has_finished() -> None:
+    """Faults that come although they were switched off make a test of something else of it."""
+    for seed in range(10):
+        result = run(running_totals, seed, Faults.none())
+        assert result.runs <= 2
+    result = simulate(running_totals, 1, faults=Faults.none(), settle_s=settle_s(running_totals))
+    values, expected = (
+        sorted(record.value or b"" for record in outputs["totals"])
+        for outputs in (result.outputs, result.undisturbed.outputs)
+    )
+    assert values == expected
+
+
+def test_a_name_is_taken_once() -> None:
+    """Two inputs of one name would be one, with the records of the first."""
+
+    def twice(simulation: Simulation) -> Flow:
+        simulation.input("in", [1])
+        simulation.output("in")
+        return Flow("twice")
+
+    with pytest.raises(SimulationFailed, match="expected a name of its own for each topic, given 'in' twice"):
+        simulate(twice, 0)
+
+
+def test_options_are_checked() -> None:
+    """A seed that is None would be another one in each run."""
+    with pytest.raises(ConfigurationError, match="simulate: seed"):
+        simulate(running_totals, None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="Faults: crashes"):
+        Faults(crashes=-1)
