@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from benchmarks.checkpoints import checkpoint_cost, recovery
 from benchmarks.feedback import feedback_latency, feedback_throughput
 from benchmarks.footprint import idle_cpu, import_time, memory
 from benchmarks.in_memory import in_memory
@@ -38,7 +39,9 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "kafka-map": kafka_map,
         "latency": latency,
         "latency-of-updates": latency_of_updates,
+        "checkpoint-cost": checkpoint_cost,
         "snapshot-pause": snapshot_pause,
+        "recovery": recovery,
         "memory": memory,
         "idle-cpu": idle_cpu,
     }

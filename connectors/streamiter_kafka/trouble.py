@@ -31,6 +31,8 @@ log = logging.getLogger("streamiter.kafka")
 _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 1.0
 _LOG_EVERY_S: Final = 10.0
+# Of the patience, whatever it has taken.
+_ONE_ATTEMPT_MAX: Final = 0.5
 # A leader that moves, or a topic that is just being created, is nothing to tell a user about.
 _LOG_AFTER_S: Final = 0.5
 # A new topic takes some milliseconds to become known to every broker; a deleted one stays unknown.
@@ -131,7 +133,10 @@ class Patience:
         self._last = trouble
         now_s = self._clock.monotonic_s()
         if self._since_s is None:
-            self._since_s = begun_s if begun_s is not None else now_s
+            # One attempt alone is never all of the patience: one that took so long tells rather of this process
+            # (paused, its machine asleep), and of a broker that the next attempt finds where it was.
+            earliest_s = now_s - _ONE_ATTEMPT_MAX * self.limit_s
+            self._since_s = max(begun_s, earliest_s) if begun_s is not None else now_s
         left_s = self._left_s(trouble, self._since_s, now_s)
         if left_s <= 0:
             raise self.given_up() from None

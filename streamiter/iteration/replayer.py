@@ -10,6 +10,7 @@ from streamiter.checkpoints.deferred_entries import entries_of
 from streamiter.errors import CheckpointError
 from streamiter.iteration.coordinator import Advance, LoopCoordinator, Terminate
 from streamiter.iteration.entrance import Entrance
+from streamiter.iteration.receiving_head import end_of_all
 from streamiter.operators.context import Context, JobScope
 from streamiter.operators.operator import BoundaryOutput
 from streamiter.records import Batch, Control, EpochWatermark
@@ -128,13 +129,16 @@ class Replayer(Entrance):
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Batches are dealt out in turn: first those that the replay under way has sent, then the others."""
+        with_data = [state for state in states if any(True for _ in state["cache"])] or states
+        replayed = min(state["replayed"] for state in with_data)
         terminates = {state["terminate"] for state in states}
-        replayed = min(state["replayed"] for state in states)
-        if len(terminates) > 1 or any(state["replayed"] > replayed + 1 for state in states):
+        is_over = end_of_all(states) is not None
+        if not is_over and (
+            len(terminates) > 1 or any(state["replayed"] > replayed + 1 for state in with_data)
+        ):
             raise CheckpointError("some of them are further in what they send again than others")
         sent = [state["position"] if state["replayed"] == replayed else None for state in states]
         caches = [state["cache"] for state in states]
-        [terminate] = terminates
         asked_for = max(state["asked for"] for state in states)
         shared = super().redistribute(states, parallelism)
         return [
@@ -144,7 +148,7 @@ class Replayer(Entrance):
                 "replayed": replayed,
                 "asked for": asked_for,
                 "position": share.count_sent() if asked_for > replayed else 0,
-                "terminate": terminate,
+                "terminate": states[0]["terminate"],
             }
             for subtask, state in enumerate(shared)
         ]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from streamiter.errors import JobFailed, StreamiterError
+from streamiter.errors import JobFailed, OffsetOutOfRange, StreamiterError
 from streamiter.operators.rejection import RecordFailure, shortened
 
 __all__ = ["call_unless_cancelled", "first_failure", "job_failed", "unless_cancelled"]
@@ -39,13 +39,20 @@ def first_failure(error: BaseException) -> BaseException:
     return error
 
 
-def job_failed(flow: str, failure: RecordFailure, lines: Mapping[str, str]) -> JobFailed:
+def job_failed(
+    flow: str, failure: RecordFailure, lines: Mapping[str, str], *, has_checkpoints: bool = False
+) -> JobFailed:
     """One error for a failed job, naming the step, the user's line, the record or the offsets."""
     cause = failure.__cause__ or failure
     step = failure.step
     where = f" ({lines[step]})" if step in lines else ""
     what = str(cause) if isinstance(cause, StreamiterError) else f"{type(cause).__name__}: {cause}"
     message = f"flow {flow!r}, step {step!r}{where}{_place(failure)}: {what}"
+    if has_checkpoints and isinstance(cause, OffsetOutOfRange):
+        message += (
+            f"; changed_steps=[{step!r}] lets this source begin where its start= says, and keeps the state of all "
+            "other steps; restore=None begins the whole flow anew; restore=<number> goes on from another checkpoint"
+        )
     error = JobFailed(message, step=step)
     error.__cause__ = cause
     return error

@@ -19,7 +19,7 @@ from streamiter.errors import CheckpointError, ConfigurationError, InternalError
 from streamiter.operators.context import JobScope
 from streamiter.operators.copies import independent_copy
 from streamiter.operators.rejection import RecordFailure
-from streamiter.runtime.checkpointing.barriers import Barriers, JobIsOver
+from streamiter.runtime.checkpointing.barriers import Barriers
 from streamiter.runtime.checkpointing.choice import Restore
 from streamiter.runtime.checkpointing.in_memory import JobSnapshot, in_memory
 from streamiter.runtime.failure import (
@@ -233,7 +233,7 @@ class Job:
                 loop.drain(self._scope, again=self._is_draining)
             self._is_draining = True
         elif self._checkpointer is not None:
-            with contextlib.suppress(JobIsOver):
+            with contextlib.suppress(StreamiterError):  # wait() raises what the job ends with for want of it.
                 await self._while_running(self._checkpointer.take(suspend=True))
         else:
             await self._while_running(self._take(suspend=True))
@@ -387,7 +387,8 @@ class Job:
 
     def _told(self, failure: BaseException) -> BaseException:
         if isinstance(failure, RecordFailure):
-            return job_failed(self.flow, failure, self._lines)
+            has_checkpoints = self._checkpointer is not None
+            return job_failed(self.flow, failure, self._lines, has_checkpoints=has_checkpoints)
         if isinstance(failure, StreamiterError):  # Of a checkpoint, which no step is to blame for.
             subject = f"flow {self.flow!r}: "
             failed = JobFailed(f"{subject}{str(failure).removeprefix(subject)}", step="checkpoint")

@@ -165,15 +165,14 @@ class Task:
                 await self._rounds.restore(state["round"])
                 self._bind()
             self.progress.watermark = state["watermark"]
-            self.positions = dict(state["positions"])
+            self.positions = dict(state["positions"] or {})
             restore_turns(self.writers, state["turns"])
             self.gate.restore(state["gate"], state.get("logged", ()))
             self.ended = state["ended"]
             self.chain.interior_input_ended = state["interior input ended"]
         if self.feeder is not None and not self.ended:
-            begins_at = await self.feeder.open(
-                self.head.context, self.positions if state is not None else None
-            )
+            goes_on = state is not None and state["positions"] is not None
+            begins_at = await self.feeder.open(self.head.context, self.positions if goes_on else None)
             self.positions = {**begins_at, **self.positions}
 
     async def run(self) -> None:

@@ -45,11 +45,15 @@ async def ensure_commit_topic(beside: Topic) -> Topic:
 
 
 async def _described_or_created(commits: Topic, settings: Mapping[str, str]) -> TopicDescription:
+    # Created first: it changes nothing where the topic is, and a missing one is waited for when it is asked about.
     try:
-        return await commits.describe()
-    except TopicNotFound:
         await commits.create(partitions=1, settings=settings)
-        return await commits.describe()
+    except TopicDenied as denied:
+        try:
+            return await commits.describe()
+        except TopicNotFound:
+            raise denied from None
+    return await commits.describe()
 
 
 def _warn_of_deletion(commits: Topic, description: TopicDescription) -> None:

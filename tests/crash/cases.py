@@ -19,6 +19,7 @@ from streamiter.topics import OutgoingBatch, Topic, topic
 
 __all__ = [
     "MINI_BATCH",
+    "PIECE_EVENTS",
     "Case",
     "Pieces",
     "example_trainer",
@@ -34,7 +35,7 @@ Pieces = Sequence[OutgoingBatch]
 _EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "online_service" / "trainer.py"
 _INTERVAL_S: Final = 0.1
 MINI_BATCH: Final = 20
-_PIECE_EVENTS: Final = 5
+PIECE_EVENTS: Final = 20
 # An arrival comes so many departures after its own.
 _FLIGHTS_UNDER_WAY: Final = 30
 
@@ -150,4 +151,4 @@ def _departure(number: int, random: Random) -> dict[str, object]:
 
 
 def _cut(events: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
-    return (events[start : start + _PIECE_EVENTS] for start in range(0, len(events), _PIECE_EVENTS))
+    return (events[start : start + PIECE_EVENTS] for start in range(0, len(events), PIECE_EVENTS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,26 +100,23 @@ class Stopping(_Timed):
 
 
 def deaths(count: int, random: Random, commit: Sequence[Place]) -> list[Death]:
-    """So many deaths in random order, of every kind in turn; ``commit`` are the places of a commit.
+    """So many deaths in random order; of ten, six are at places.
 
-    Of ten, six are at places: in a restore, a checkpoint, a commit, the end.
+    Right before a commit and right after it are always among the ten: whatever is done in the wrong order shows
+    there. All other places come in turn. ``commit`` are the places of a commit, those two first.
     """
     restore, checkpoint, committing, shutdown = (
-        random.sample(places, len(places)) for places in (RESTORE, CHECKPOINT, commit, SHUTDOWN)
+        itertools.cycle(random.sample(places, len(places)))
+        for places in (RESTORE, CHECKPOINT, commit[2:], SHUTDOWN)
     )
     found: list[Death] = []
-    for turn in range(0, count, 10):
+    while len(found) < count:
+        at_checkpoint = [*commit[:2], next(committing), next(checkpoint)]
         ten: list[Death] = [
-            AtPlace(restore[turn // 10 % len(restore)], 1),
-            *(
-                AtPlace(places[(turn // 10 + shift) % len(places)], random.randint(1, _CHECKPOINTS))
-                for places, shift in ((checkpoint, 0), (checkpoint, 10), (committing, 0), (committing, 3))
-            ),
-            AtPlace(shutdown[turn // 10 % len(shutdown)], 1, is_terminated=True),
-            Starting(random.random()),
-            Running(random.random()),
-            Writing(random.random()),
-            Stopping(random.random()),
+            *(AtPlace(place, random.randint(1, _CHECKPOINTS)) for place in at_checkpoint),
+            AtPlace(next(restore), 1),
+            AtPlace(next(shutdown), 1, is_terminated=True),
+            *(timed(random.random()) for timed in (Starting, Running, Writing, Stopping)),
         ]
         found += random.sample(ten, len(ten))
     return found[:count]

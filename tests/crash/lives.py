@@ -42,7 +42,7 @@ class Story:
             await self.feed.rest()
             async with running(self.last) as process:
                 code, printed = await process.ends()
-            assert code == 0, printed
+            assert code == 0, f"ended with {code}: {printed}"
         except BaseException as error:
             error.add_note("\n".join(told))
             raise
@@ -54,16 +54,15 @@ class Story:
         return Running(1.0) if is_too_early else death
 
     async def _life(self, death: Death, lives_left: int, start_s: float) -> float:
-        """One life; gives how long a start took, as far as it is known."""
+        """One life; gives how long a start takes, as far as it is known."""
         began_s = time.monotonic()
         async with running(self.program, death.place, death.number) as process:
-            feeding = asyncio.ensure_future(self.feed.during(lambda: process.is_over, lives_left))
-            starting = asyncio.ensure_future(process.until(process.has_taken_over))
-            starting.add_done_callback(lambda _: took.append(time.monotonic() - began_s))
-            took: list[float] = []
-            await death.come(process, start_s)
+            dying = asyncio.ensure_future(death.come(process, start_s))
+            if await process.until(process.has_taken_over):
+                start_s = time.monotonic() - began_s
+                # Only now, or all of it would be there before the first checkpoint, and nothing behind it.
+                await self.feed.during(lambda: process.is_over, lives_left)
+            await dying
             code, printed = await process.ends()
-            await feeding
-            has_started = await starting
-        assert code == -signal.SIGKILL, printed
-        return took[0] if has_started else start_s
+        assert code == -signal.SIGKILL, f"ended with {code}: {printed}"
+        return start_s

@@ -28,8 +28,8 @@ from crash.programs import Program, running
 
 KILLS: Final = 10
 FEWER_KILLS: Final = 5
-# A life is half a second of work, if it comes to that, with a piece of five events each hundredth of a second.
-EVENTS_PER_LIFE: Final = 200
+# A life is half a second of work, if it comes to that, with a piece of twenty events each hundredth of a second.
+EVENTS_PER_LIFE: Final = 800
 PARTITIONS: Final = 3
 
 

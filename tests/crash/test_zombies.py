@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from crash.cases import MINI_BATCH, Case, kafka_case, sqlite_case, trainer, training_pieces
+from crash.cases import MINI_BATCH, PIECE_EVENTS, Case, kafka_case, sqlite_case, trainer, training_pieces
 from crash.outcome import committed
 from crash.places import Place
 from crash.programs import PATIENCE_S, Process, running
@@ -38,7 +38,7 @@ async def case(request: pytest.FixtureRequest, topic_prefix: str, tmp_path: Path
 
 async def write(case: Case, start: int, stop: int) -> None:
     writer = await case.topic("events").open_writer()
-    for piece in training_pieces(EVENTS, partitions=1)[start // 5 : stop // 5]:
+    for piece in training_pieces(EVENTS, partitions=1)[start // PIECE_EVENTS : stop // PIECE_EVENTS]:
         await writer.write(piece)
     await writer.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
@@ -58,6 +59,18 @@ class PerEpoch(Operator, IterationListener):
         self._counts = dict(state)
 
 
+class Door(Operator):
+    """Passes records on while it is open."""
+
+    def __init__(self, door: asyncio.Event | None) -> None:
+        self._door = door
+
+    async def process_batch(self, batch: Any, out: Any) -> None:
+        if self._door is not None:
+            await self._door.wait()
+        out.emit_batch(batch)
+
+
 def laps(token: int, most: int) -> int:
     """How often a token goes round."""
     return 1 + token * 7 % most
@@ -72,11 +85,12 @@ def token_flow(
     kind: Kind,
     name: str = FLOW,
     parallelism: int = 2,
-    padding: int = 0,
+    door: asyncio.Event | None = None,
 ) -> Flow:
     """Tokens go round, each so often; each visit is counted by token and by epoch, and goes to ``out``.
 
-    What is fed back goes through a topic, or stays in memory where that is None.
+    What is fed back goes through a topic, or stays in memory where that is None. While ``door`` is closed, nothing
+    goes round.
     """
     flow = Flow(name, parallelism=parallelism)
 
@@ -84,16 +98,16 @@ def token_flow(
         counted = (
             variables[0]
             .key_by(lambda at: at[0])
-            .stateful_map(lambda visits, at: (visits + 1, (at[0], at[1], visits, at[2])), 0, name="visits")
+            .stateful_map(lambda visits, at: (visits + 1, (at[0], at[1], visits)), 0, name="visits")
         )
-        seen = counted.map(lambda at: ["visit", at[0], at[1], at[2]])
+        seen = counted.map(lambda at: ["visit", *at])
         epochs = counted.process(PerEpoch, name="per epoch", parallelism=1)
-        left = counted.filter(lambda at: at[1] > 1).map(lambda at: (at[0], at[1] - 1, at[3]))
-        back = left.rebalance()
+        left = counted.filter(lambda at: at[1] > 1).map(lambda at: (at[0], at[1] - 1))
+        back = left.process(lambda: Door(door), name="door").rebalance()
         feedback = back if through is None else feedback_through(back, through)
         return IterationBodyResult([feedback], [seen, epochs])
 
-    items = [(token, laps(token, most), bytes(padding)) for token in range(tokens)]
+    items = [(token, laps(token, most)) for token in range(tokens)]
     initial = flow.from_items(items, name="initial")
     if kind == "unbounded":
         seen, epochs = iterate_unbounded_streams([initial], [], body)

@@ -15,7 +15,7 @@ from topics.topic_case import PATIENCE_S, patiently, read_to_end
 from streamiter import Flow
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader
 
-__all__ = ["Feed", "Topics", "check_committed", "expected", "feeding", "sums_flow", "until_committed", "write"]
+__all__ = ["KEYS", "Feed", "Topics", "check_committed", "expected", "feeding", "sums_flow", "until_committed", "write"]
 
 KEYS: Final = 3
 # Some hundred records in each test, little enough for two busy cores.
@@ -115,16 +115,16 @@ def _batch(numbers: range) -> OutgoingBatch:
     return OutgoingBatch([orjson.dumps(number) for number in numbers])
 
 
-async def until_committed(sums: Topic, count: int) -> None:
-    """Wait until readers of committed records see so many outputs."""
+async def until_committed(sums: Topic, count: int | None = None, *, last: int | None = None) -> None:
+    """Wait until readers of committed records see so many outputs, or that of the number ``last``."""
     reader: TopicReader = await patiently(sums.open_reader(ReadRequest()))
     try:
         async with asyncio.timeout(PATIENCE_S):
-            seen = 0
-            while seen < count:
+            seen: list[int] = []
+            while len(seen) < count if count is not None else last not in seen[-1:]:
                 batch = await reader.read()
                 assert batch is not None
-                seen += len(batch)
+                seen += [orjson.loads(value or b"")[0] for value in batch.values]
     finally:
         await reader.close()
 

@@ -180,3 +180,28 @@ async def test_what_a_sink_held_behind_a_barrier_is_not_written_twice_for_want_o
     await check_committed(topics.sums, 40)
     assert isinstance(error.__cause__, StorageFull)
     assert "step 'sums'" in one_line(error)
+
+
+async def test_a_last_checkpoint_without_room_is_a_failure(
+    small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A deploy reported that the job had been suspended, though its last checkpoint was not there."""
+    disk, _ = small_disk
+    topics = topics_in(tmp_path / "topics.db")
+    await topics.create()
+    kept = checkpoints_in(disk / "kept")
+    with nothing_unheard(caplog):
+        service = Service(sums_flow("sums", topics), kept)
+        async with feeding(topics.numbers) as feed:
+            await service.works()
+            filler = fill(disk)
+            with pytest.raises(JobFailed) as told:
+                await service.suspended()
+            error = await service.failed()
+            filler.unlink()
+        again = Service(sums_flow("sums", topics), kept)
+        await until_committed(topics.sums, feed.count)
+        await again.suspended()
+    await check_committed(topics.sums, feed.count)
+    assert isinstance(error.__cause__, StorageFull)
+    assert one_line(told.value) == one_line(error)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from support.kafka_retention import delete_records
 from topics.topic_case import (
     PATIENCE_S,
     by_partition,
@@ -249,15 +249,6 @@ async def test_a_compacted_topic_refuses_records_without_keys_with_the_reason(ka
     with pytest.raises(TopicError, match="compacted"):
         await patiently(writer.write(OutgoingBatch([b"b"], keys=[b"k"])))
     await writer.close()
-
-
-async def delete_records(bootstrap: str, topic: Topic, before: int) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        await admin.delete_records({TopicPartition(topic.name, 0): RecordsToDelete(before)})
-    finally:
-        await admin.close()
 
 
 async def test_a_position_that_fell_out_of_retention_is_an_error_with_the_numbers(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from restore.case import Case, fed, turns
 
-from streamiter import Columns, Flow, Operator, Stream
+from streamiter import Columns, Flow, Operator, Stream, connect
 from streamiter.learn import (
     FTRL,
     SGD,
@@ -42,7 +42,7 @@ from streamiter.learn.linear.weights import LinearWeights
 from streamiter.learn.offline.owners import AsynchronousOfflineOwner, SynchronousOfflineOwner
 from streamiter.learn.offline.workers import AsynchronousWorker, ReplayingWorker, _KeepingWorker
 from streamiter.learn.online.delayed_labels import DelayedGradientWorker
-from streamiter.learn.online.gradient_worker import GradientWorker
+from streamiter.learn.online.gradient_worker import GradientWorker, WorkerOptions
 from streamiter.learn.online.owners import AsynchronousOwner, SynchronousOwner, _StartedOwner
 from streamiter.learn.online.training import OneStart
 from streamiter.learn.scaling.online_scaler import _Scale
@@ -263,6 +263,14 @@ def online_training_with_delayed_labels(flow: Flow) -> dict[str, Stream]:
     return _outputs(training)
 
 
+def worker_without_answers(flow: Flow) -> Stream:
+    """A worker goes on with the model it has for eight mini-batches, and no further."""
+    model = fed(flow, [None, None], name="model")
+    examples = fed(flow, table(24), batch=2, name="examples").batch(2)
+    options = WorkerOptions(classifier, extract, synchronous=False)
+    return connect(model=model, examples=examples).process(lambda: GradientWorker(options), name="train")
+
+
 # -- other learners on streams ---------------------------------------------------------------------------------
 
 
@@ -291,7 +299,7 @@ def offline_training(mode: str, flow: Flow) -> dict[str, Stream]:
         classifier if mode == "asynchronous" else regression,
         extract=extract,
         rounds=4,
-        mini_batch=None if replay else 6,
+        mini_batch=6,
         mode="asynchronous" if mode == "asynchronous" else "synchronous",
         replay=replay,
         publish_every=2,
@@ -346,11 +354,15 @@ CASES = [
     Case(online_training_by_two_workers, (SynchronousOwner,), turns(6)),
     Case(online_training_from_a_start, (*ONLINE, OneStart, AsynchronousOwner), {"cuts": 6}),
     Case(online_training_with_delayed_labels, (*ONLINE, DelayedGradientWorker)),
+    # With this seed ten mini-batches come between two models.
+    Case(worker_without_answers, (GradientWorker,), {"seed": 1555, "compare_state": False}),
     Case(scaling, (_Scale,)),
     Case(clustering, (_Learn, OnlineKMeans)),
     Case(clustering_from_a_start, (_Learn,)),
-    Case(functools.partial(offline_training, "synchronous"), (*OFFLINE, SynchronousOfflineOwner), turns(6)),
-    Case(functools.partial(offline_training, "replay"), (ReplayingWorker, SynchronousOfflineOwner), turns(6)),
+    Case(functools.partial(offline_training, "synchronous"), (*OFFLINE, SynchronousOfflineOwner), turns(10)),
+    Case(
+        functools.partial(offline_training, "replay"), (ReplayingWorker, SynchronousOfflineOwner), turns(10)
+    ),
     Case(
         functools.partial(offline_training, "asynchronous"),
         (AsynchronousWorker, AsynchronousOfflineOwner),

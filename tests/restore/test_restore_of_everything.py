@@ -39,6 +39,7 @@ ELSEWHERE = {
     "streamiter_files.reader.FilesReader": "test_restore_of_topics",
     "streamiter_sqlite.reader.SqliteReader": "test_restore_of_topics",
     "streamiter_kafka.reader.KafkaReader": "tests/kafka/test_kafka_restore.py",
+    "streamiter.runtime.feedback_log._Ranges": "test_restore_of_topics",
 }
 """Classes whose case needs a file or a server, and the test that has it."""
 
@@ -47,6 +48,7 @@ NO_STATE = {
     "streamiter.operators.source.Source": "the base of sources",
     "streamiter.topics.topic.TopicReader": "the base of readers",
     "streamiter.runtime.job.Job": "gathers the states of all",
+    "streamiter.runtime.checkpointing.lag_reports.LagReports": "tells tools how far others have come",
 }
 """Classes that keep nothing themselves, though they have the method, and why."""
 

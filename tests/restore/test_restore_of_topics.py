@@ -11,9 +11,17 @@ from typing import Any
 import orjson
 import pytest
 from restore.counted_calls import count_calls
-from restore.topic_cases import numbered, stored_models, stored_sink, stored_source, written
+from restore.topic_cases import (
+    loop_through_a_topic,
+    numbered,
+    stored_models,
+    stored_sink,
+    stored_source,
+    written,
+)
 
 from streamiter import topic
+from streamiter.runtime.feedback_log import _Ranges
 from streamiter.testing import RestoreProcess, check_flow_restore
 from streamiter.testing.restore.comparison import Comparison
 from streamiter.testing.restore.driver import RunOptions
@@ -54,6 +62,24 @@ def test_files_are_read_on(
     calls = count_calls(FilesReader, monkeypatch)
     build = functools.partial(stored_source, f"file:{tmp_path}/*.{kind}")
     check_flow_restore(build, cuts=3, process=restore_process)
+    assert calls
+
+
+def test_what_goes_round_by_way_of_a_topic_is_read_again(
+    tmp_path: Path, restore_process: RestoreProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was on its way at the barrier lies in the topic, between what others have left there."""
+    url = f"sqlite:///{tmp_path}/topics.db?topic=loop"
+    asyncio.run(written(topic(url), [[]]))
+    calls = count_calls(_Ranges, monkeypatch)
+    check_flow_restore(
+        functools.partial(loop_through_a_topic, url),
+        cut_at="turns",
+        cuts=3,
+        ordered=False,
+        compare_state=False,
+        process=restore_process,
+    )
     assert calls
 
 

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 from restore.case import Case, fed
 
-from streamiter import Columns, Flow, Json, Stream, topic
+from streamiter import (
+    Columns,
+    Flow,
+    IterationBodyResult,
+    Json,
+    Stream,
+    epochs_every,
+    feedback_through,
+    iterate_unbounded_streams,
+    topic,
+)
 from streamiter.models import ModelSnapshot, initial_model
 from streamiter.models.encoder import ModelUpdateEncoder
 from streamiter.models.publisher import ModelPublisher
@@ -117,3 +127,17 @@ def stored_models(url: str, flow: Flow) -> Stream:
     given = models(flow)
     given.publish_model(topic(url), model="ctr")
     return given
+
+
+def loop_through_a_topic(url: str, flow: Flow) -> Stream:
+    """Records go round several times, by way of a topic."""
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[list[Stream]]:
+        seen = variables[0].union(data[0]).map(lambda x: x)
+        back = seen.filter(lambda x: x[1] > 0).map(lambda x: (x[0], x[1] - 1))
+        return IterationBodyResult([feedback_through(back, topic(url))], [seen])
+
+    initial = fed(flow, [(100 + number, number % 3) for number in range(4)], name="initial")
+    data = epochs_every(fed(flow, [(number, number % 4) for number in range(9)], name="data"), records=2)
+    [seen] = iterate_unbounded_streams([initial], [data], body)
+    return seen

@@ -185,18 +185,27 @@ class Checkpointer:
                 )
             self._is_over = is_last or suspend
             try:
-                return await self._take(suspend=suspend, is_last=is_last)
-            except (CheckpointTimedOut, StorageFull) as error:
-                self._statistics = replace(self._statistics, given_up=self._statistics.given_up + 1)
-                if self._is_over:
-                    self._failure = error
-                elif self._transaction is not None:
-                    await self._transaction.checkpoint_over()
-                raise
+                taken = await self._take_or_give_up(suspend=suspend, is_last=is_last)
             except Exception as error:
                 self._failure = error
                 self._has_failed.set()
                 raise
+            if isinstance(taken, int):
+                return taken
+            raise taken
+
+    async def _take_or_give_up(
+        self, *, suspend: bool, is_last: bool
+    ) -> int | CheckpointTimedOut | StorageFull:
+        try:
+            return await self._take(suspend=suspend, is_last=is_last)
+        except (CheckpointTimedOut, StorageFull) as error:
+            self._statistics = replace(self._statistics, given_up=self._statistics.given_up + 1)
+            if self._is_over:
+                self._failure = error
+            elif self._transaction is not None:
+                await self._transaction.checkpoint_over()
+            return error
 
     async def _take(self, *, suspend: bool, is_last: bool) -> int:
         began_s = self._clock.monotonic_s()

@@ -7,6 +7,7 @@ from typing import final
 
 from streamiter.checkpoints.snapshot import CheckpointId
 from streamiter.clock import Clock
+from streamiter.errors import StorageFull, TopicError
 from streamiter.runtime.checkpointing.commit_record import CommitRecord
 from streamiter.runtime.checkpointing.transactional_writer import TransactionalWriter
 from streamiter.topics.commit_topic import ensure_commit_topic
@@ -43,7 +44,7 @@ class JobTransaction(Outputs):
         if at_least_once or topic.commit_domain != self.commit_domain:
             return await topic.open_writer()
         await topic.describe()  # One that is not there is to be found out now, not with the first record.
-        writer = TransactionalWriter(topic, self._write)
+        writer = TransactionalWriter(topic, self._write, step=step)
         self._writers.append(writer)
         return writer
 
@@ -84,7 +85,11 @@ class JobTransaction(Outputs):
         self._seals = True
 
     async def commit(self, checkpoint: CheckpointId, *, goes_on: bool) -> None:
-        """Make visible what was written before the barriers; if the job ``goes_on``, so does what was held."""
+        """Make visible what was written before the barriers; if the job ``goes_on``, what was held comes next.
+
+        After StorageFull nothing is committed. The transaction stays open, with this commit record in it: that of the
+        checkpoint that is committed at last comes behind it, and is the one that counts.
+        """
         await self._commit(checkpoint, goes_on=goes_on)
         if goes_on:
             await self.checkpoint_over()
@@ -95,7 +100,13 @@ class JobTransaction(Outputs):
             await self._opened.write(self._commits, CommitRecord(self._flow, checkpoint).outgoing())
             await self._opened.commit()
             if goes_on:
-                await self._opened.begin()
+                await self._begin_next()
+
+    async def _begin_next(self) -> None:
+        try:
+            await self._opened.begin()
+        except StorageFull as error:  # Of a commit it says that nothing is committed yet.
+            raise TopicError(f"the next transaction cannot begin: {error}") from error
 
     async def checkpoint_over(self) -> None:
         """Committed or given up: what was held goes into the open transaction."""

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, final
 
+from streamiter.errors import StreamiterError
+from streamiter.operators.rejection import RecordFailure
 from streamiter.topics.outgoing import batch_bytes
 from streamiter.topics.topic import OutgoingBatch, Topic, TopicWriter
 
@@ -26,8 +28,9 @@ class TransactionalWriter(TopicWriter):
     before a sink whose barrier has passed has passed that barrier, too.
     """
 
-    def __init__(self, topic: Topic, write: Write) -> None:
+    def __init__(self, topic: Topic, write: Write, *, step: str) -> None:
         self._topic = topic
+        self._step = step
         self._write = write
         self._held: deque[OutgoingBatch] = deque()
         self._held_bytes = 0
@@ -55,10 +58,17 @@ class TransactionalWriter(TopicWriter):
         self._is_sealed = True
 
     async def unseal(self) -> None:
-        """A transaction is open that what is held belongs to: write it there, in order, and go on."""
+        """A transaction is open that what is held belongs to: write it there, in order, and go on.
+
+        What cannot be written is a failure of the sink, as it would have been without a barrier: it may be part of the
+        transaction nevertheless, so that nobody may write it again.
+        """
         while self._held:
             batch = self._held[0]
-            await self._write(self._topic, batch)
+            try:
+                await self._write(self._topic, batch)
+            except StreamiterError as error:
+                raise RecordFailure(self._step) from error
             self._held.popleft()
             self._held_bytes -= batch_bytes(batch)
             self._changed.set()

@@ -23,6 +23,7 @@ PATIENCE_S: Final = 30.0
 _QUIET_TURNS: Final = 24
 # What waits for a server or the disk gets this long before it counts as waiting for time to pass.
 _OTHER_WORK_S: Final = 0.02
+_SNAPSHOT_S: Final = 0.1
 _POLL_S: Final = 0.0005
 
 
@@ -81,12 +82,20 @@ class Driver:
 
     async def snapshot(self) -> bytes | None:
         """The state of the whole job, as it would be stored; None where the job has ended."""
+        patience = Patience()
+        taking = asyncio.create_task(self.job.snapshot(), name="snapshot")
         try:
-            taken = await asyncio.wait_for(self.job.snapshot(), PATIENCE_S)
+            # Most take a few turns; a loop through a topic also waits for time to pass, to look there again.
+            while not (await asyncio.wait({taking}, timeout=_SNAPSHOT_S))[0]:
+                await self.clock.pass_by(self.interval_s, self._quiet)
+                patience.check("a snapshot is not complete, however much time passes")
+            taken = await taking
         except ConfigurationError:
             if self.is_over:
                 return None
             raise
+        finally:
+            taking.cancel()
         return self.built.plain_data.encode(taken, name="snapshot")
 
     async def read_once(self, source: SourceKey) -> None:

@@ -17,7 +17,7 @@ from streamiter.testing.restore.trial import BuiltFlow, SourceKey
 __all__ = ["Cut", "Run", "run_freely", "run_in_steps"]
 
 # Turns between two looks at whether somebody waits for time, or for a thread.
-_TURNS_IN_A_ROW: Final = 1024
+_TURNS_IN_A_ROW: Final = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Deterministic simulation: a flow under faults, crashes and restarts, all of which follow from one seed.
 
 `event_loop` takes the turns, in simulated time; `topic`, `transactions` and `store` stand between a job and what
-survives it (`world`), with the faults of `server` on the way; a `life` is one run of the job, `driver` and
+survives it (`world`), with the faults of `network` on the way; a `life` is one run of the job, `driver` and
 `disturbed` decide what becomes of it, `outputs` says whether what is committed is right.
 """
 

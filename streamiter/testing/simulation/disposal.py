@@ -9,7 +9,7 @@ from types import CoroutineType
 from typing import Any, Final
 
 from streamiter.testing.simulation.event_loop import SimulatedEventLoop
-from streamiter.testing.simulation.server import Crashed
+from streamiter.testing.simulation.network import Crashed
 
 __all__ = ["drop_all"]
 

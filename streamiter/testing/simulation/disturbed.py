@@ -18,6 +18,9 @@ _RESTART_S_MAX: Final = 5.0
 # Jobs are restarted at most so often while there are faults: with a fault in every other call they get nowhere.
 _LIVES_MAX: Final = 12
 
+# How often a job that has finished is started once more.
+_BEGINS_AGAIN: Final = 0.25
+
 # Turns that a run which was paused takes after another one has begun.
 _TURNS_OF_A_PAUSED_RUN: Final = 400
 
@@ -45,7 +48,7 @@ class Disturbed:
             self._come_to_the_end()
         self._world.look(is_complete=True)
         self._driver.check()
-        if self._random.random() < 0.5:
+        if self._random.random() < _BEGINS_AGAIN:
             self._begin_what_has_finished()
 
     # -- with faults -----------------------------------------------------------------------------------
@@ -82,6 +85,7 @@ class Disturbed:
         how = self._random.choice(["crash", "crash", "pause", "suspend", "abort"])
         if how == "pause" and self._paused is None:
             self._world.network.event(f"run {life.number} is paused")
+            life.was_paused = True
             self._paused, self._life = life, None
         elif how in ("suspend", "abort") and life.job is not None and not life.is_stopping:
             life.stop("suspend" if how == "suspend" else "abort")

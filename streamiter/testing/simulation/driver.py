@@ -56,7 +56,7 @@ class Driver:
 
     def drawn_settings(self, chosen: random.Random) -> LifeSettings:
         """Settings that must make no difference."""
-        interval_s = chosen.choice([0.03, 0.1, 0.3, 1.0])
+        interval_s = chosen.choice([0.01, 0.03, 0.1, 0.3, 1.0])
         alignment_timeout_s = chosen.choice([0.3, 5.0, 60.0])
         return LifeSettings(
             shuffle=Shuffle(chosen.getrandbits(64), chosen.choice([0, 2, 8, 32])),

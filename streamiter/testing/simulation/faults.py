@@ -30,11 +30,11 @@ class SimulatedStorageFull(StorageFull):
 class Faults:
     """What may go wrong in the first phase of a simulation; each seed chooses out of it.
 
-    >>> Faults(fenced=False, crashes=5).crashes
-    5
+    >>> Faults(fenced=False, crashes=1).crashes
+    1
     """
 
-    crashes: int = 3
+    crashes: int = 5
     """At most so many times the job ends early: by a crash, a stop or a pause after which another run has begun."""
     slow: bool = True
     """Calls of topics and of the store take up to seconds."""

@@ -53,8 +53,8 @@ class Input:
         """Whether all records are in the topic."""
         return not self._waiting
 
-    def start(self, broker: MemoryBroker, time: SimulatedTime, chosen: random.Random) -> None:
-        """Put the records in: at once, or at random times within ``over_s`` seconds."""
+    def start(self, broker: MemoryBroker, time: SimulatedTime, chosen: random.Random | None) -> None:
+        """Put the records in: at once, or within ``over_s`` seconds at random times; evenly without ``chosen``."""
         topic = broker.topic(self.name)
         at_once(topic.create(partitions=self.partitions))
         writer = at_once(topic.open_writer())
@@ -68,5 +68,8 @@ class Input:
             else:
                 feed()
 
-    def _arrivals_s(self, chosen: random.Random) -> Sequence[float]:
-        return sorted(self._over_s * chosen.random() for _ in self._waiting)
+    def _arrivals_s(self, chosen: random.Random | None) -> Sequence[float]:
+        count = len(self._waiting)
+        if chosen is None:
+            return [self._over_s * (index + 1) / count for index in range(count)]
+        return sorted(self._over_s * chosen.random() for _ in range(count))

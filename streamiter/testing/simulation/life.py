@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from streamiter.checkpoints.settings import Checkpoints
-from streamiter.errors import JobFailed, ProducerFenced
+from streamiter.errors import CheckpointError, JobFailed, ProducerFenced
 from streamiter.flow.flow import Flow
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.plan import ChannelLimits
@@ -16,8 +16,8 @@ from streamiter.testing.simulation.at_once import at_once
 from streamiter.testing.simulation.disposal import drop_all
 from streamiter.testing.simulation.event_loop import SimulatedEventLoop
 from streamiter.testing.simulation.faults import SimulatedStorageFull, SimulatedUnavailable
+from streamiter.testing.simulation.network import Connection
 from streamiter.testing.simulation.ready import Shuffle
-from streamiter.testing.simulation.server import Connection
 from streamiter.testing.simulation.simulated_time import TaskClock
 from streamiter.testing.simulation.simulation import Simulation
 from streamiter.testing.simulation.store import SimulatedStore
@@ -31,6 +31,9 @@ MakeFlow = Callable[[Simulation], Flow]
 Ending = JobState | Literal["failed by a fault"]
 
 _FAULTS = (SimulatedUnavailable, SimulatedStorageFull, ProducerFenced)
+
+# A run that was paused while it started may know of a checkpoint that others have removed meanwhile.
+_FAULTS_OF_THE_PAUSED = (*_FAULTS, CheckpointError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class Life:
         self._has_unbounded_source = False
         self.is_stopping = False
         """Whether it was told to end."""
+        self.was_paused = False
+        """Whether others have begun while it lived."""
         world.network.event(f"run {number} begins: {settings}")
         self._main = self.loop.create_task(self._live(), name=f"run {number}")
 
@@ -153,7 +158,8 @@ class Life:
             self.world.network.event(f"run {self.number} is {state}")
             return state
         self.world.network.event(f"run {self.number} fails: {_first_line(error)}")
-        if isinstance(error, Exception) and _comes_from_a_fault(error):
+        faults = _FAULTS_OF_THE_PAUSED if self.was_paused else _FAULTS
+        if isinstance(error, Exception) and _comes_from(error, faults):
             return "failed by a fault"
         raise error
 
@@ -168,13 +174,13 @@ class Life:
         drop_all(self.loop)
 
 
-def _comes_from_a_fault(error: BaseException | None) -> bool:
+def _comes_from(error: BaseException | None, faults: tuple[type[Exception], ...]) -> bool:
     if error is None:
         return False
-    if isinstance(error, _FAULTS):
+    if isinstance(error, faults):
         return True
     parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    return any(map(_comes_from_a_fault, (*parts, error.__cause__, error.__context__)))
+    return any(_comes_from(part, faults) for part in (*parts, error.__cause__, error.__context__))
 
 
 def _first_line(error: BaseException) -> str:

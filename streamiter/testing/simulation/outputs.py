@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from streamiter.testing.simulation.at_once import at_once
 from streamiter.topics.memory import MemoryBroker
@@ -105,8 +105,3 @@ class Committed:
             records.extend(batch.records())
         self._positions[name] = reader.positions()
         return records
-
-
-def as_text(records: Sequence[TopicRecord]) -> list[Any]:
-    """Partition, offset, key and value of each, to be read by people."""
-    return [(record.partition, record.offset, record.key, record.value) for record in records]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from streamiter.testing.simulation.server import Connection
+from streamiter.testing.simulation.network import Connection
 from streamiter.topics.topic import TopicBatch, TopicReader
 
 __all__ = ["SimulatedReader"]

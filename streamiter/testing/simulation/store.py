@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from streamiter.checkpoints.snapshot import CheckpointId, Part, SnapshotHeader
 from streamiter.checkpoints.store import CheckpointStore, CommitPointer, StoredSnapshot
 from streamiter.testing.simulation.faults import SimulatedStorageFull
-from streamiter.testing.simulation.server import Connection
+from streamiter.testing.simulation.network import Connection
 
 __all__ = ["SimulatedStore"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from streamiter.testing.simulation.network import Connection
 from streamiter.testing.simulation.reader import SimulatedReader
-from streamiter.testing.simulation.server import Connection
 from streamiter.testing.simulation.transactions import SimulatedTransactions
 from streamiter.testing.simulation.writer import SimulatedWriter
 from streamiter.topics.memory import MemoryBroker, MemoryTopic

@@ -15,7 +15,6 @@ _64_BITS: Final = (1 << 64) - 1
 
 # Enough to see what led to a failure, and still to be read.
 _EVENTS_KEPT: Final = 60
-_TURNS_KEPT: Final = 20
 
 
 class Trace:
@@ -35,7 +34,6 @@ class Trace:
         self.turns = 0
         """Turns of tasks so far."""
         self._events: deque[str] = deque(maxlen=_EVENTS_KEPT)
-        self._last_turns: deque[int] = deque(maxlen=_TURNS_KEPT)
 
     @property
     def hash(self) -> str:
@@ -47,16 +45,10 @@ class Trace:
         """The last ones, in order."""
         return list(self._events)
 
-    @property
-    def last_turns(self) -> list[int]:
-        """The numbers of the tasks that had the last turns; 0 for callbacks."""
-        return list(self._last_turns)
-
     def turn(self, task: int) -> None:
         """A task has its turn."""
         self.turns += 1
         self._hash = ((self._hash ^ task) * _FNV_PRIME) & _64_BITS
-        self._last_turns.append(task)
 
     def event(self, now_s: float, what: str) -> None:
         """Something else that follows from the seed: a fault, a crash, a commit."""

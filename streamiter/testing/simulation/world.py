@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.testing.simulation.faults import Levels
 from streamiter.testing.simulation.inputs import Input
+from streamiter.testing.simulation.network import Network
 from streamiter.testing.simulation.outputs import Committed, OutputRules
 from streamiter.testing.simulation.seeds import generator
-from streamiter.testing.simulation.server import Network
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 from streamiter.testing.simulation.trace import Trace
 from streamiter.topics.memory import MemoryBroker
@@ -59,7 +59,10 @@ class World:
     def feed(self, given: Input) -> None:
         """Let the records of an input come in."""
         self.inputs[given.name] = given
-        given.start(self.broker, self.time, generator(self.seed, given.name))
+        # Undisturbed it is the same under every seed, so that one such run can serve many.
+        is_undisturbed = self._expected is None
+        chosen = None if is_undisturbed else generator(self.seed, f"arrivals of {given.name}")
+        given.start(self.broker, self.time, chosen)
 
     def look(self, *, is_complete: bool = False) -> None:
         """Compare what is committed with what is expected; ``is_complete`` says that nothing more is to come."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamiter.testing.simulation.server import Connection
+from streamiter.testing.simulation.network import Connection
 from streamiter.topics.topic import OutgoingBatch, TopicWriter
 
 __all__ = ["SimulatedWriter"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from streamiter.runtime.watermarks import BEFORE_ALL_EPOCHS
 
 __all__ = ["GateShares"]
 
-Logged = list[tuple[int, Frames]]
+Logged = list[tuple[int, Iterable[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,16 @@ class GateShares:
                     f"records from {port.origin.upstream!r} wait before it, which it does not read any more; restore "
                     "the flow as it was, and stop it where less waits",
                 )
-        for edge in self._edges.values():
-            if edge.feedback_topic is not None and not (self._is_same and self._keeps(edge.upstream)):
+        for port in self._ports:
+            edge = self._edges.get(port.origin[:4])
+            keeps = edge is not None and self._is_same and self._keeps(edge.upstream)
+            if (lying := port.in_topic) is not None and not (
+                keeps and edge is not None and edge.feedback_topic is not None
+            ):
                 raise self._old.refused(
                     self._step.name,
-                    f"what is fed back to it lies in topic {edge.feedback_topic.name!r}, dealt out for "
-                    f"{len(self._tasks)} subtasks; keep the parallelism of the loop",
+                    f"what is fed back to it lies in topic {lying!r}, dealt out for {len(self._tasks)} subtasks; keep "
+                    "the parallelism of the loop, and its topic",
                 )
         if not self._is_same:
             self._check_ends()
@@ -152,6 +156,10 @@ class GateShares:
         self, state: dict[str, Any], logged: Logged, port: Port, origin: PortOrigin, subtask: int, begin: int
     ) -> None:
         edge = self._edges[origin[:4]]
+        known = [before for before in self._of(edge) if (before.reader, before.origin) == (subtask, origin)]
+        if known and known[0].in_topic is not None:
+            self._fill_from_topic(state, logged, port, known[0])
+            return
         tail = self._tail(edge, origin, subtask, begin)
         index = port.index
         state["data_ended"][index] = state["watermarks"]["finished"][index] = int(tail.data_end_heard)
@@ -168,6 +176,14 @@ class GateShares:
             state["aside"] += [] if queue is None else [queue]
             held = iter(())
         state["held"] += [(index, *item) for item in self._held(held, begin, tail)]
+
+    def _fill_from_topic(self, state: dict[str, Any], logged: Logged, port: Port, before: OldPort) -> None:
+        """What comes back through a topic goes on where it was, to the same subtasks."""
+        index = port.index
+        state["watermarks"]["watermarks"][index] = before.watermark
+        state["data_ended"][index] = state["watermarks"]["finished"][index] = int(before.data_ended)
+        state["data_epochs"][index] = before.data_epoch
+        logged.append((index, before.logged))
 
     def _tail(self, edge: Edge, origin: PortOrigin, subtask: int, begin: int) -> _Tail:
         said = self._said(edge, origin.subtask, begin)

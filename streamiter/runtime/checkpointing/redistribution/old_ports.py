@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from streamiter.checkpoints.deferred_entries import entries_of
 from streamiter.runtime.checkpointing.redistribution.old_job import OldTask
 from streamiter.runtime.checkpointing.redistribution.waiting import (
     Waiting,
@@ -13,6 +14,7 @@ from streamiter.runtime.checkpointing.redistribution.waiting import (
     batches_queued,
 )
 from streamiter.runtime.port import PortOrigin
+from streamiter.runtime.topic_feedback.ranges import TopicRange
 from streamiter.runtime.watermarks import WatermarkTracker
 
 __all__ = ["OldPort", "gate_watermark", "old_ports", "origins"]
@@ -46,6 +48,14 @@ class OldPort:
             level = epoch if kind == "watermark" else level
         yield from batches_queued(self.aside, level, self.reader)
         yield from batches_queued(self.logged, level, self.reader)
+
+    @property
+    def in_topic(self) -> str | None:
+        """The name of the topic in which what came back lies; None where it is here."""
+        for entry in entries_of(self.logged):
+            if (lying := TopicRange.of(entry)) is not None:
+                return lying.topic
+        return None
 
     @property
     def end_epoch(self) -> int | None:

@@ -126,8 +126,6 @@ class _Shares:
         tasks = self.heads[head]
         first = tasks[0].head
         step, before = first.step, self._old.tasks.get(head, [])
-        if step.source is not None and not before:
-            return {}
         per_round = _is_per_round(step, first.operator)
         chain = tasks[0].instances[1:] if per_round else tasks[0].instances
         operators = {
@@ -135,9 +133,13 @@ class _Shares:
             for instance in chain
             if (shared := self._of_instances(instance.step, instance.operator)) is not None
         }
+        is_new_source = step.source is not None and not before
+        if is_new_source and not operators:
+            return {}
         rounds = self._rounds(step, first.operator) if per_round else [None] * len(tasks)
-        positions: Sequence[Any] = [{}] * len(tasks)
-        if (feeder := tasks[0].feeder) is not None:
+        # Those of a new source are where it begins, whatever the steps behind it in its tasks go on from.
+        positions: Sequence[Any] = [None if is_new_source else {}] * len(tasks)
+        if not is_new_source and (feeder := tasks[0].feeder) is not None:
             positions = positions_for(self._old, step, feeder, [task.state["positions"] for task in before])
         gates = GateShares(
             self._old,
@@ -157,7 +159,7 @@ class _Shares:
                 "watermark": standing.watermark,
                 "ended": standing.ended,
                 "interior input ended": standing.data_ended,
-                "positions": dict(positions[subtask]),
+                "positions": None if positions[subtask] is None else dict(positions[subtask]),
                 "turns": [None] * len(task.writers),
                 "gate": gate,
                 "logged": logged,

@@ -1,0 +1,219 @@
+"""A loop that goes on with another parallelism ends as one that was never stopped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from checkpoints_jobs.parallelism_support import NUMBERS, PAIRS, Stops, new_broker, numbers, outputs, written
+from iteration.iteration_support import Dawdle, ended, until
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    Operator,
+    Stream,
+    epochs_every,
+    feedback_through,
+    for_each_round,
+    iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
+    replayed,
+)
+from streamiter.operators import Output
+from streamiter.operators.context import Context
+from streamiter.topics import MemoryBroker
+
+everywhere = pytest.mark.parametrize(("before", "after"), PAIRS)
+
+
+class Seen(Operator):
+    """Tells how often each record has gone by."""
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def process(self, record: Any, out: Output) -> None:
+        times = self._context.state.get("times", 0) + 1
+        self._context.state["times"] = times
+        out.emit([*record, times])
+
+
+def going_round(ahead: int | None, *, stamped: bool, feedback: str) -> Any:
+    """Each record is a number and how often it still goes round; it tells how often it has."""
+
+    def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
+        flow = Flow("going round", parallelism=parallelism)
+        initial = numbers(flow, broker, "in2").map(lambda n: [1000 + n, n % 3])
+        data = numbers(flow, broker).map(lambda n: [n, n % 4])
+        if stamped:
+            data = epochs_every(data, records=2, name="stamp")
+
+        def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
+            every = variables[0].rebalance().union(entered[0].rebalance())
+            slow = every.rebalance().process(lambda: Dawdle(1), name="slow")
+            seen = slow.key_by(lambda x: x[0]).process(Seen, name="seen")
+            back: Any = seen.filter(lambda x: x[1] > 0).map(lambda x: [x[0], x[1] - 1])
+            if feedback == "rebalance":
+                back = back.rebalance()
+            elif feedback == "key":
+                back = back.partition_by(lambda x: x[0])
+            return IterationBodyResult([back], [seen])
+
+        config = IterationConfig(max_epochs_ahead=ahead)
+        [passed] = iterate_unbounded_streams([initial], [data], body, config)
+        passed.sink(broker.topic("out"))
+        return flow
+
+    return make_flow
+
+
+@pytest.mark.parametrize(
+    ("ahead", "stamped", "feedback"),
+    [(None, False, "rebalance"), (None, True, "forward"), (0, True, "key"), (1, True, "rebalance")],
+)
+@everywhere
+def test_what_goes_round_goes_on_where_it_was(
+    ahead: int | None, stamped: bool, feedback: str, before: int, after: int
+) -> None:
+    """Feedback that a head held, or that came back while the barrier did, was lost with its head; or nothing ended."""
+    make_flow = going_round(ahead, stamped=stamped, feedback=feedback)
+    got = outputs(make_flow, [before, after, before], turns=150, seed=before * 10 + after)
+    expected: Counter[tuple[int, ...]] = Counter()
+    for first, rounds in ((0, 4), (1000, 3)):
+        for number in range(NUMBERS):
+            left = number % rounds
+            expected.update((first + number, left - back, back + 1) for back in range(left + 1))
+    assert Counter(map(tuple, got)) == expected
+
+
+class WithEpoch(Operator):
+    """Tells the epoch of each record."""
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def process(self, record: Any, out: Output) -> None:
+        out.emit([self._context.epoch, record])
+
+
+class Total(Operator):
+    """Tells the sum of the records it got, at the end, and for each key how many there were so far."""
+
+    def __init__(self) -> None:
+        self._total = 0
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def process(self, record: Any, out: Output) -> None:
+        self._total += record
+        seen = self._context.state.get("seen", 0) + 1
+        self._context.state["seen"] = seen
+        out.emit([self._context.epoch, "seen", self._context.key, seen])
+
+    def finish(self, out: Output) -> None:
+        out.emit([self._context.epoch, "total", self._total])
+
+    def snapshot(self) -> int:
+        return self._total
+
+    def restore(self, state: int) -> None:
+        self._total = state
+
+    @staticmethod
+    def redistribute(states: list[int], parallelism: int) -> list[int]:
+        return [sum(states[subtask::parallelism]) for subtask in range(parallelism)]
+
+
+ROUNDS = 4
+
+
+def in_rounds(*, per_round: bool) -> Any:
+    """All data in every epoch, or what a step that begins anew in each tells of it."""
+
+    def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
+        flow = Flow("rounds", parallelism=parallelism)
+        initial = numbers(flow, broker, "in2").map(lambda n: [n, 0])
+
+        def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
+            data = entered[0].process(lambda: Dawdle(2), name="slow")
+            if per_round:
+                [told] = for_each_round(
+                    [data], lambda streams: [streams[0].key_by(lambda x: x % 7).process(Total, name="total")]
+                )
+            else:
+                told = data.process(WithEpoch, name="told")
+            back = variables[0].map(lambda x: [x[0], x[1] + 1]).filter(lambda x: x[1] < ROUNDS)
+            return IterationBodyResult([back.rebalance()], [told])
+
+        data = replayed(numbers(flow, broker))
+        [passed] = iterate_bounded_streams_until_termination([initial], [data], body)
+        passed.sink(broker.topic("out"))
+        return flow
+
+    return make_flow
+
+
+@pytest.fixture
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is replayed is many batches, so that a job can be stopped in the middle of them."""
+    monkeypatch.setattr("streamiter.checkpoints.pieces._JOINED_RECORDS_MAX", 4)
+
+
+@pytest.mark.usefixtures("_small_pieces")
+@everywhere
+def test_replayed_data_comes_once_in_every_round(before: int, after: int) -> None:
+    """In the round under way, and in all later ones, the data of a replayer was missing or came twice."""
+    got = outputs(in_rounds(per_round=False), [before, after], turns=500, seed=before * 10 + after)
+    assert Counter(map(tuple, got)) == Counter(
+        (epoch, number) for epoch in range(ROUNDS) for number in range(NUMBERS)
+    )
+
+
+@pytest.mark.usefixtures("_small_pieces")
+@everywhere
+def test_a_step_that_begins_anew_in_each_round_goes_on_in_the_one_under_way(before: int, after: int) -> None:
+    """The operators of the round under way were forgotten, and those of the next began with what they had kept."""
+    got = outputs(in_rounds(per_round=True), [before, after], turns=500, seed=before * 10 + after)
+    totals: Counter[int] = Counter()
+    for epoch, kind, total, *_ in got:
+        totals[epoch] += total if kind == "total" else 0
+    assert totals == dict.fromkeys(range(ROUNDS), sum(range(NUMBERS)))
+    assert Counter(tuple(each) for each in got if each[1] == "seen") == Counter(
+        (epoch, "seen", number % 7, number // 7 + 1) for epoch in range(ROUNDS) for number in range(NUMBERS)
+    )
+
+
+async def test_around_a_loop_through_a_topic_parallelism_may_change() -> None:
+    """The heads' gates were made anew, and what lay in the topic for them was forgotten."""
+    broker, stops = await new_broker(), Stops(0)
+    await broker.topic("loop").create(partitions=2)
+    tokens, rounds = 6, 60
+
+    def make_flow(parallelism: int) -> Flow:
+        flow = Flow("tokens")
+
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            gone = variables[0].map(lambda at: [at[0], at[1] + 1])
+            back = gone.filter(lambda at: at[1] < rounds).rebalance()
+            return IterationBodyResult([feedback_through(back, broker.topic("loop"))], [gone])
+
+        items = flow.from_items(
+            [[token, 0] for token in range(tokens)], name="items", parallelism=parallelism
+        )
+        initial = items.map(lambda at: at, parallelism=2)
+        [passed] = iterate_unbounded_streams([initial], [], body)
+        passed.map(lambda at: at, parallelism=parallelism).sink(broker.topic("out"))
+        return flow
+
+    for parallelism in (1, 3, 4):
+        job = await stops.start(make_flow(parallelism))
+        await until(lambda job=job: job.statistics().step("sink out").records_in > 60)  # type: ignore[misc]
+        await stops.suspend(job)
+    await ended(await stops.start(make_flow(1)))
+    assert Counter(map(tuple, await written(broker.topic("out")))) == Counter(
+        (token, at) for token in range(tokens) for at in range(1, rounds + 1)
+    )

@@ -1,0 +1,364 @@
+"""What cannot go on with another parallelism says why, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from checkpoints_jobs.parallelism_support import NUMBERS, Stops, new_broker, numbers
+from checkpoints_jobs.test_other_parallelism import LeftFirst
+from checkpoints_jobs.test_other_parallelism_of_loops import in_rounds
+from iteration.iteration_support import Dawdle, until
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationListener,
+    Operator,
+    Stream,
+    connect,
+    epochs_every,
+    feedback_through,
+    iterate_unbounded_streams,
+)
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader
+from streamiter.errors import CheckpointError
+from streamiter.operators import Output
+from streamiter.operators.context import Context
+from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.runtime.checkpointing.in_memory import JobSnapshot
+from streamiter.runtime.checkpointing.redistribution import OldJob, redistributed
+from streamiter.runtime.job import Job, JobOptions
+from streamiter.topics import MemoryBroker
+
+MakeFlow = Callable[[MemoryBroker, int], Flow]
+
+
+async def refused(make_flow: MakeFlow, before: int, after: int, *, records_in: tuple[str, int]) -> str:
+    """Stop with one parallelism once a step has handled so many records; what starting with another says."""
+    broker, stops = await new_broker(), Stops(0)
+    job = await stops.start(make_flow(broker, before))
+    step, count = records_in
+    await until(lambda: job.statistics().step(step).records_in >= count)
+    await stops.suspend(job)
+    with pytest.raises(CheckpointError) as raised:
+        await stops.start(make_flow(broker, after))
+    return str(raised.value)
+
+
+class Kept(Operator):
+    """Keeps what nobody has said how to share out."""
+
+    def __init__(self, shared: Any = None) -> None:
+        if shared is not None:
+            self.redistribute = lambda states, parallelism: shared
+        self._seen = 0
+
+    def process(self, record: Any, out: Output) -> None:
+        self._seen += 1
+
+    def snapshot(self) -> int:
+        return self._seen
+
+    def restore(self, state: int) -> None:
+        self._seen = state
+
+
+def keeping(shared: Any = None) -> MakeFlow:
+    def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
+        flow = Flow("kept", parallelism=parallelism)
+        flow.source(broker.topic("in"), name="in").process(lambda: Kept(shared), name="keep")
+        return flow
+
+    return make_flow
+
+
+async def test_state_that_nobody_can_share_out() -> None:
+    """A counter began anew at some subtasks, and went on at others."""
+    message = await refused(keeping(), 3, 2, records_in=("keep", NUMBERS))
+    assert message == (
+        "flow 'kept', checkpoint 1, step 'keep': expected the parallelism 3 that it had, given 2; its state cannot be "
+        "shared out anew: keep parallelism=3, or define redistribute(states, parallelism) in Kept"
+    )
+
+
+@pytest.mark.parametrize(("shared", "given"), [([1], "1 of them"), (7, "int"), ("ab", "str")])
+async def test_a_wrong_number_of_states(shared: Any, given: str) -> None:
+    """The states of some subtasks went nowhere."""
+    message = await refused(keeping(shared), 3, 2, records_in=("keep", NUMBERS))
+    assert message == (
+        "flow 'kept', checkpoint 1, step 'keep': Kept.redistribute: expected a list of 2 states, one for each subtask, "
+        f"given {given}"
+    )
+
+
+class Ones(Source):
+    """Reads ones from where it was."""
+
+    bounded = False
+
+    def __init__(self, shared: Any = None) -> None:
+        if shared is not None:
+            self.redistribute = lambda positions, parallelism: shared
+        self._read = 0
+
+    def open(self, context: Context, positions: Positions | None) -> None:
+        self._read = (positions or {}).get("read", 0)
+
+    async def read(self) -> SourceBatch:
+        await asyncio.sleep(0)
+        self._read += 1
+        return SourceBatch([1], {"read": self._read})
+
+
+def reading(shared: Any = None) -> MakeFlow:
+    def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
+        flow = Flow("ones", parallelism=parallelism)
+        flow.from_source(lambda: Ones(shared), name="ones").sink(broker.topic("out"))
+        return flow
+
+    make_flow.bounded = False  # type: ignore[attr-defined]
+    return make_flow
+
+
+async def test_positions_that_nobody_can_share_out() -> None:
+    """A source of a user read everything again from its beginning."""
+    message = await refused(reading(), 1, 2, records_in=("sink out", 5))
+    assert message == (
+        "flow 'ones', checkpoint 1, step 'ones': expected the parallelism 1 that it had, given 2; its positions cannot "
+        "be shared out anew: keep parallelism=1, or define redistribute(positions, parallelism) in its Source"
+    )
+
+
+@pytest.mark.parametrize(("shared", "given"), [([{}], "1 of them"), (7, "int")])
+async def test_a_wrong_number_of_positions(shared: Any, given: str) -> None:
+    """A subtask read nothing."""
+    message = await refused(reading(shared), 1, 2, records_in=("sink out", 5))
+    assert message == (
+        "flow 'ones', checkpoint 1, step 'ones': redistribute of its Source: expected a list of 2 positions, one for "
+        f"each subtask, given {given}"
+    )
+
+
+class Listener(Operator, IterationListener):
+    """Hears of epochs."""
+
+    def process(self, record: Any, out: Output) -> None:
+        out.emit(record)
+
+
+def listening(*, at_listener: bool) -> MakeFlow:
+    """Of 100 numbers, the first subtask gets 67 in two partitions and completes as many epochs, the other 33."""
+
+    def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
+        flow = Flow("listening", parallelism=2)
+        stamped = epochs_every(flow.source(broker.topic("in"), name="in"), records=1, name="stamp")
+        passed = stamped.process(
+            lambda: Dawdle(0), name="pass", parallelism=2 if at_listener else parallelism
+        )
+        heard = passed.process(Listener, name="listen", parallelism=parallelism if at_listener else 2)
+        heard.map(lambda x: x, name="last", parallelism=1).sink(broker.topic("out"), parallelism=1)
+        return flow
+
+    return make_flow
+
+
+async def test_listeners_that_have_heard_of_different_epochs() -> None:
+    """A listener heard of the same epoch twice, or of some epochs never."""
+    message = await refused(listening(at_listener=True), 2, 3, records_in=("last", NUMBERS))
+    assert message == (
+        "flow 'listening', checkpoint 1, step 'listen': its 2 subtasks cannot become 3 here: they have heard of "
+        "different epochs as the last (66, 32); start it with parallelism=2 as it was, and take another checkpoint, as "
+        'stop("suspend") does'
+    )
+
+
+async def test_a_step_ahead_of_what_comes_to_it_now() -> None:
+    """Records of an epoch that a listener had heard the end of came to it afterwards."""
+    message = await refused(listening(at_listener=False), 2, 3, records_in=("last", NUMBERS))
+    assert message == (
+        "flow 'listening', checkpoint 1, step 'listen': it has come to epoch 66, but some of the subtasks of 'pass' "
+        "only to epoch 32; start 'pass' with the parallelism that it had, and take another checkpoint, as "
+        'stop("suspend") does'
+    )
+
+
+def held_back(between: str | None) -> MakeFlow:
+    """Records of the right input wait, and their step is called ``between``; None: there is none."""
+
+    def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
+        flow = Flow("held back")
+        left = flow.source(broker.topic("in"), name="in")
+        right = numbers(flow, broker, "in2")
+        name = "first" if parallelism == 1 else between
+        if name is None:
+            left.union(right).sink(broker.topic("out"))
+        else:
+            mapped = right.map(lambda x: x, name=name)
+            connect(left=left, right=mapped).process(LeftFirst, name="left first").sink(broker.topic("out"))
+        return flow
+
+    return make_flow
+
+
+async def test_records_that_wait_before_a_step_that_reads_from_elsewhere() -> None:
+    """They were given to an input of that number, whatever came there."""
+    message = await refused(held_back("second"), 1, 2, records_in=("left first", NUMBERS))
+    assert message == (
+        "flow 'held back', checkpoint 1, step 'left first': records from 'first' wait before it, which it does not "
+        "read any more; restore the flow as it was, and stop it where less waits"
+    )
+
+
+async def test_records_that_wait_before_a_step_that_is_gone() -> None:
+    """They were gone with it."""
+    message = await refused(held_back(None), 1, 2, records_in=("left first", NUMBERS))
+    assert message == (
+        "flow 'held back', checkpoint 1, step 'left first': records wait before it, which is now chained to another or "
+        "gone; restore the flow as it was, and stop it where less waits"
+    )
+
+
+async def test_feedback_in_a_topic() -> None:
+    """What lay in the partition of a head that was not there any more was never read."""
+    broker, stops = await new_broker(), Stops(0)
+    await broker.topic("loop").create(partitions=4)
+
+    def make_flow(parallelism: int) -> Flow:
+        flow = Flow("tokens")
+
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            more = variables[0].map(lambda n: n + 1, parallelism=parallelism).rebalance()
+            return IterationBodyResult([feedback_through(more, broker.topic("loop"))], [more])
+
+        initial = flow.from_items([0, 100, 200], name="initial", parallelism=parallelism)
+        [passed] = iterate_unbounded_streams([initial], [], body)
+        passed.sink(broker.topic("out"))
+        return flow
+
+    job = await stops.start(make_flow(3))
+    await until(lambda: job.statistics().step("sink out").records_in > 100)
+    await stops.suspend(job)
+    with pytest.raises(CheckpointError) as raised:
+        await stops.start(make_flow(2))
+    assert str(raised.value) == (
+        "flow 'tokens', checkpoint 1, step 'variable 0': what is fed back to it lies in topic 'loop', dealt out for 3 "
+        "subtasks; keep the parallelism of the loop, and its topic"
+    )
+
+
+# -- moments that are hard to stop at --------------------------------------------------------------------
+
+
+async def taken(make_flow: MakeFlow, parallelism: int) -> JobSnapshot:
+    """A snapshot of a running job of this flow."""
+    job = await make_flow(await new_broker(), parallelism).start()
+    await asyncio.sleep(0)
+    snapshot = await job.snapshot()
+    await job.stop("abort")
+    return snapshot
+
+
+async def share_out(make_flow: MakeFlow, snapshot: JobSnapshot, parallelism: int) -> str:
+    """What going on from there with this parallelism says."""
+    states: dict[str, Any] = {}
+    for task, state in snapshot.items():
+        states[f"task {task}"] = state
+        subtask = task[task.rindex("[") :]
+        states.update({f"step {step}{subtask}": of_step for step, of_step in state["operators"].items()})
+    flow = make_flow(await new_broker(), parallelism)
+    old = OldJob.of(SnapshotHeader(flow.name, CheckpointId(1, "run"), created_at_ms=0, steps={}), states)
+    job = Job(flow.name, flow.steps, flow.plain_data, JobOptions())
+    with pytest.raises(CheckpointError) as raised:
+        await redistributed(old, job._tasks, flow.plain_data)
+    return str(raised.value)
+
+
+async def test_an_iteration_that_is_about_to_end() -> None:
+    """Some of the subtasks never ended, since their heads had."""
+    make_flow = in_rounds(per_round=False)
+    snapshot = await taken(make_flow, 3)
+    snapshot["variable 0[1]"]["ended"] = True
+    assert await share_out(make_flow, snapshot, 2) == (
+        "flow 'rounds', checkpoint 1, step 'variable 0': its 3 subtasks cannot become 2 here: some of them have ended "
+        "with their iteration and others have not; start it with parallelism=3 as it was, and take another checkpoint, "
+        'as stop("suspend") does'
+    )
+
+
+async def test_heads_of_which_one_knows_of_the_end() -> None:
+    """The end of the iteration was decided a second time, in another epoch."""
+    make_flow = in_rounds(per_round=False)
+    snapshot = await taken(make_flow, 3)
+    snapshot["variable 0[1]"]["operators"]["variable 0"]["operator"]["ended in"] = 4
+    assert await share_out(make_flow, snapshot, 2) == (
+        "flow 'rounds', checkpoint 1, step 'variable 0': its 3 subtasks cannot become 2: the iteration was about to "
+        "end, and only some of them knew; keep parallelism=3, or take another checkpoint with it"
+    )
+
+
+async def test_replayers_that_are_further_than_others() -> None:
+    """Of two epochs that were sent again at once, one was sent twice or never."""
+    make_flow = in_rounds(per_round=False)
+    snapshot = await taken(make_flow, 3)
+    for subtask, replayed in ((0, 1), (1, 3), (2, 2)):
+        state = snapshot[f"data 0[{subtask}]"]["operators"]["data 0"]["operator"]
+        state["replayed"], state["cache"] = replayed, [[(1, 128, b"")]]
+    assert await share_out(make_flow, snapshot, 2) == (
+        "flow 'rounds', checkpoint 1, step 'data 0': its 3 subtasks cannot become 2: some of them are further in what "
+        "they send again than others; keep parallelism=3, or take another checkpoint with it"
+    )
+
+
+async def test_rounds_that_are_further_than_others() -> None:
+    """The state of one round became that of another."""
+    make_flow = in_rounds(per_round=True)
+    snapshot = await taken(make_flow, 3)
+    for subtask in range(3):
+        snapshot[f"total[{subtask}]"]["round"] = {"epoch": subtask, "told": [], "instance": {}}
+    assert await share_out(make_flow, snapshot, 2) == (
+        "flow 'rounds', checkpoint 1, step 'total': its 3 subtasks cannot become 2 here: some of them are further in "
+        "their rounds than others; start it with parallelism=3 as it was, and take another checkpoint, as "
+        'stop("suspend") does'
+    )
+
+
+class HearsEnds(LeftFirst):
+    """Hears of the ends of its inputs."""
+
+    def input_ended(self, name: str, out: Output) -> None:
+        out.emit(name)
+
+
+def hearing_ends(broker: MemoryBroker, parallelism: int) -> Flow:
+    flow = Flow("ends", parallelism=parallelism)
+    left, right = numbers(flow, broker), numbers(flow, broker, "in2")
+    connect(left=left, right=right.broadcast()).process(HearsEnds, name="hear").sink(broker.topic("out"))
+    return flow
+
+
+async def test_inputs_of_which_some_subtasks_have_heard_the_end() -> None:
+    """A step heard twice that an input has ended, and flushed what was not complete."""
+    snapshot = await taken(hearing_ends, 3)
+    gate = snapshot["hear[1]"]["gate"]
+    gate["data_ended"] = [int(origin[0] == "left") for origin in gate["ports"]]
+    assert await share_out(hearing_ends, snapshot, 2) == (
+        "flow 'ends', checkpoint 1, step 'hear': its 3 subtasks cannot become 2 here: some of them have heard that the "
+        "input 'left' has ended and others have not; start it with parallelism=3 as it was, and take another "
+        'checkpoint, as stop("suspend") does'
+    )
+
+
+async def test_what_all_get_and_not_all_have_handled() -> None:
+    """A subtask got the same model twice, or never."""
+    snapshot = await taken(hearing_ends, 3)
+    gate = snapshot["hear[1]"]["gate"]
+    port = next(index for index, origin in enumerate(gate["ports"]) if origin[0] == "right")
+    gate["held"] = [*gate["held"], (port, "data", [0], 0)]
+    assert await share_out(hearing_ends, snapshot, 2) == (
+        "flow 'ends', checkpoint 1, step 'hear': its 3 subtasks cannot become 2 here: each of them has handled another "
+        "part of what all get from 'in2'; start it with parallelism=3 as it was, and take another checkpoint, as "
+        'stop("suspend") does'
+    )

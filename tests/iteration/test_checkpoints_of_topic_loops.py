@@ -1,0 +1,502 @@
+"""Checkpoints of loops through topics: they say where in the topic feedback lies, and go on with exactly that."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from iteration.iteration_support import PATIENCE_S, SMALL, ended, run_shuffled, until
+from iteration.topic_loops_support import (
+    KINDS,
+    Door,
+    Kind,
+    MakeTopic,
+    check_undisturbed,
+    end_of,
+    logged_in_last,
+    token_flow,
+    values_in,
+)
+
+from streamiter import (
+    Checkpoints,
+    FeedbackLimits,
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    Stream,
+    feedback_through,
+    iterate_bounded_streams_until_termination,
+)
+from streamiter.checkpoints.directory_store import DirectoryStore
+from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.errors import CheckpointError, JobFailed
+from streamiter.runtime.job import Job
+from streamiter.runtime.topic_feedback.message import Message
+from streamiter.runtime.topic_feedback.ranges import TopicRange
+from streamiter.testing import VirtualClock
+from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
+from streamiter.topics.memory.topic import MemoryTopic
+from streamiter.topics.topic import TopicWriter
+
+TOKENS, MOST = 12, 30
+RARELY_S = 100.0
+
+IN_A_FILE_AND_ON_A_BROKER = pytest.mark.parametrize("make_topic", ["sqlite", "kafka"], indirect=True)
+
+
+def flow_of(loop: Topic | None, out: Topic, kind: Kind = "asynchronous", **options: Any) -> Flow:
+    return token_flow(loop, out, tokens=TOKENS, most=MOST, kind=kind, **options)
+
+
+async def is_undisturbed(out: Topic) -> None:
+    check_undisturbed(await values_in(out), tokens=TOKENS, most=MOST)
+
+
+async def visits(job: Job, count: int) -> None:
+    """Until so many visits were counted, or the loop has ended."""
+    async with asyncio.timeout(PATIENCE_S):
+        while job.statistics().step("visits").records_in < count and not job.statistics().loops[0].ended_in:
+            await asyncio.sleep(0)
+
+
+async def crashed_after_a_checkpoint(job: Job, *, more_turns: int = 0) -> bool:
+    """Says whether the job had ended before."""
+    try:
+        await asyncio.wait_for(job.checkpoint(), PATIENCE_S)
+    except CheckpointError:
+        await ended(job)
+        return True
+    for _ in range(more_turns):
+        await asyncio.sleep(0)
+    await job.stop("abort")
+    return False
+
+
+def ranges_of(logged: list[Any]) -> list[TopicRange]:
+    assert all(isinstance(each, TopicRange) for each in logged), logged
+    return logged
+
+
+# -- going on -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_after_crashes_a_loop_gives_what_it_gives_undisturbed(
+    make_topic: MakeTopic, kind: Kind, tmp_path: Path
+) -> None:
+    """What was written after the last checkpoint came back to the next run, or what was before it did not."""
+    loop, out = await make_topic(partitions=3), await make_topic(name="out")
+    name, found = f"tokens {uuid.uuid4().hex}", list[Any]()
+    for run in range(3):
+        flow = flow_of(loop, out, kind, name=name)
+        job = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=RARELY_S), channel_limits=SMALL)
+        await visits(job, 20 * run)
+        if await crashed_after_a_checkpoint(job, more_turns=50):
+            break
+        found += await logged_in_last(DirectoryStore(tmp_path), name)
+    job = await flow_of(loop, out, kind, name=name).start(
+        checkpoints=Checkpoints(tmp_path, interval_s=RARELY_S)
+    )
+    await ended(job)
+    await is_undisturbed(out)
+    assert ranges_of(found)
+
+
+async def crashing(seed: int, kind: Kind) -> list[Any]:
+    """Several crashes, some of them before anything of what the last run left has been read."""
+    broker, store, chance = MemoryBroker(), MemoryStore(), random.Random(seed)
+    loop, out = broker.topic("loop"), broker.topic("out")
+    await loop.create(partitions=2 + seed % 3)
+    await out.create()
+    found: list[Any] = []
+    for _ in range(6):
+        store = store.another()
+        job = await flow_of(loop, out, kind).start(
+            checkpoints=Checkpoints(store, interval_s=RARELY_S), channel_limits=SMALL
+        )
+        for _ in range(chance.choice([0, 0, 5, 40, 150])):
+            await asyncio.sleep(0)
+        if await crashed_after_a_checkpoint(job, more_turns=chance.randrange(60)):
+            break
+        found += await logged_in_last(store)
+        if chance.random() < 0.3:  # Home partitions of producers may be others then.
+            await loop.create(partitions=5)
+    else:
+        job = await flow_of(loop, out, kind).start(
+            checkpoints=Checkpoints(store.another(), interval_s=RARELY_S)
+        )
+        await ended(job)
+    await is_undisturbed(out)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_crash_may_follow_on_the_other(kind: Kind) -> None:
+    """What the last run but one had left was forgotten when the last one crashed before it had read it."""
+    found = [each for seed in range(12) for each in ranges_of(run_shuffled(crashing(seed, kind), seed))]
+    by_port = {(lying.producer, lying.run) for lying in found}
+    assert len(by_port) > 20
+
+
+async def test_ranges_of_several_runs_wait_in_one_checkpoint() -> None:
+    """The range of a run that read nothing of what the one before had left."""
+    broker, store = MemoryBroker(), MemoryStore()
+    loop, out = broker.topic("loop"), broker.topic("out")
+    await loop.create(partitions=2)
+    await out.create()
+    job = await flow_of(loop, out).start(
+        checkpoints=Checkpoints(store, interval_s=RARELY_S), channel_limits=SMALL
+    )
+    await visits(job, 40)
+    await crashed_after_a_checkpoint(job)
+    first = ranges_of(await logged_in_last(store))
+    runs = {lying.run for lying in first}
+    assert len(runs) == 1
+    store = store.another()
+    job = await flow_of(loop, out).start(
+        checkpoints=Checkpoints(store, interval_s=RARELY_S), channel_limits=SMALL
+    )
+    await crashed_after_a_checkpoint(job)
+    assert runs < {lying.run for lying in ranges_of(await logged_in_last(store))} | {"another"}
+    job = await flow_of(loop, out).start(checkpoints=Checkpoints(store.another(), interval_s=RARELY_S))
+    await ended(job)
+    await is_undisturbed(out)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_suspended_loop_goes_on(make_topic: MakeTopic, kind: Kind, tmp_path: Path) -> None:
+    """The pumps were stopped before what lay before the last barrier was in the topic."""
+    loop, out = await make_topic(partitions=2), await make_topic(name="out")
+    name = f"tokens {uuid.uuid4().hex}"
+    for run in range(3):
+        job = await flow_of(loop, out, kind, name=name).start(
+            checkpoints=Checkpoints(tmp_path, interval_s=RARELY_S), channel_limits=SMALL
+        )
+        await visits(job, 7 * run)
+        await asyncio.wait_for(job.stop("suspend"), PATIENCE_S)
+    job = await flow_of(loop, out, kind, name=name).start(
+        checkpoints=Checkpoints(tmp_path, interval_s=RARELY_S)
+    )
+    await ended(job)
+    await is_undisturbed(out)
+
+
+# -- who else writes there ----------------------------------------------------------------------------------
+
+
+async def test_what_a_zombie_writes_on_is_not_read(make_topic: MakeTopic, tmp_path: Path) -> None:
+    """Two pods for a minute: the old one went on feeding back into the topic, and the new one took it for its own."""
+    loop, out = await make_topic(partitions=3), await make_topic(name="out")
+    name = f"tokens {uuid.uuid4().hex}"
+    checkpoints = Checkpoints(tmp_path, interval_s=RARELY_S)
+    door = asyncio.Event()
+    door.set()
+    zombie = await flow_of(loop, out, name=name, door=door).start(
+        checkpoints=checkpoints, channel_limits=SMALL
+    )
+    await visits(zombie, 20)
+    door.clear()
+    taking = asyncio.create_task(zombie.checkpoint())
+    await asyncio.sleep(0)
+    door.set()
+    await taking
+    door.clear()
+    left = ranges_of(await logged_in_last(DirectoryStore(tmp_path), name))
+    job = await flow_of(loop, out, name=name).start(checkpoints=checkpoints, channel_limits=SMALL)
+    await visits(job, 5)
+    door.set()
+    await writes_on(loop, left[0])
+    await ended(job)
+    with pytest.raises(JobFailed, match=r"newer writer|has claimed the flow since"):
+        await ended(zombie)
+    runs = await runs_in(loop, left[0].partition)
+    old, new = left[0].run, next(run for run in runs if run != left[0].run)
+    assert set(runs) == {old, new}
+    assert old in runs[runs.index(new) :]
+    await is_undisturbed(out)
+
+
+async def writes_on(loop: Topic, lying: TopicRange) -> None:
+    """As the run that left this goes on behind its last barrier, also where it is fenced before it has come to that."""
+    writer = await loop.open_writer()
+    for sequence in range(lying.stop.sequence + 1, lying.stop.sequence + 4):
+        message = Message(lying.run, lying.producer, "data", 1, sequence, lying.partition)
+        records = PlainData().encode_batch([(0, 3)])
+        await writer.write(OutgoingBatch([records], headers=[message.headers()], partition=lying.partition))
+    await writer.close()
+
+
+async def runs_in(loop: Topic, partition: int) -> list[str]:
+    """The run that each record of a partition is of."""
+    reader = await loop.open_reader(ReadRequest(stop="latest"))
+    runs: list[str] = []
+    while (batch := await reader.read()) is not None:
+        if batch.partition == partition:
+            runs += [Message.of(headers).run for headers in batch.headers]
+    await reader.close()
+    return runs
+
+
+class Twice(MemoryTopic):
+    """A topic to which each batch is written twice."""
+
+    def __init__(self, broker: MemoryBroker, name: str) -> None:
+        super().__init__(broker.topic(name)._store, name)
+
+    async def open_writer(self) -> TopicWriter:  # type: ignore[override]
+        return TwiceWriter(await super().open_writer())
+
+
+class TwiceWriter(TopicWriter):
+    def __init__(self, writer: TopicWriter) -> None:
+        self._writer = writer
+
+    async def write(self, batch: OutgoingBatch) -> None:
+        await self._writer.write(batch)
+        await self._writer.write(batch)
+
+    async def flush(self) -> None:
+        await self._writer.flush()
+
+    async def close(self) -> None:
+        await self._writer.close()
+
+
+async def test_a_record_that_is_stored_twice_counts_once() -> None:
+    """A writer that sends again what was stored already, as its answer was lost."""
+    broker, store = MemoryBroker(), MemoryStore()
+    loop, out = broker.topic("loop"), broker.topic("out")
+    await loop.create(partitions=2)
+    await out.create()
+    twice = Twice(broker, "loop")
+    job = await flow_of(twice, out).start(
+        checkpoints=Checkpoints(store, interval_s=RARELY_S), channel_limits=SMALL
+    )
+    await visits(job, 30)
+    await crashed_after_a_checkpoint(job)
+    assert ranges_of(await logged_in_last(store))
+    job = await flow_of(twice, out).start(checkpoints=Checkpoints(store.another(), interval_s=RARELY_S))
+    await ended(job)
+    await is_undisturbed(out)
+
+
+# -- what is not there any more ------------------------------------------------------------------------------
+
+
+async def crashed(loop: Topic | None, out: Topic, store: MemoryStore, **options: Any) -> list[Any]:
+    """Crash with feedback under way; gives what the checkpoint says of it."""
+    settings = Checkpoints(store, interval_s=RARELY_S)
+    job = await flow_of(loop, out, **options).start(checkpoints=settings, channel_limits=SMALL)
+    await visits(job, 30)
+    await crashed_after_a_checkpoint(job)
+    return await logged_in_last(store)
+
+
+async def fails_to_go_on(loop: Topic | None, out: Topic, store: MemoryStore) -> str:
+    """The error that says so, of the start or as the job reads what it goes on with."""
+    with pytest.raises(JobFailed) as failed:
+        await ended(
+            await flow_of(loop, out).start(checkpoints=Checkpoints(store.another(), interval_s=RARELY_S))
+        )
+    return str(failed.value)
+
+
+async def foreign_records(loop: Topic, count: int) -> None:
+    """Records of another run in each partition, which readers skip."""
+    partitions = (await loop.describe()).partitions
+    headers = Message("another run", 0, "data", 1, 0, 0).headers()
+    writer = await loop.open_writer()
+    for partition in range(partitions):
+        await writer.write(OutgoingBatch([b""] * count, headers=[headers] * count, partition=partition))
+    await writer.close()
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    return MemoryBroker()
+
+
+async def made(broker: MemoryBroker, **settings: str) -> tuple[Topic, Topic, MemoryStore]:
+    loop, out = broker.topic("loop"), broker.topic("out")
+    await loop.create(partitions=2, settings=settings)
+    await out.create()
+    return loop, out, MemoryStore()
+
+
+async def test_a_range_that_fell_out_of_retention_is_an_error_with_the_numbers(broker: MemoryBroker) -> None:
+    """A job that had stood still for a month began with a part of what was under way, and nobody was told."""
+    loop, out, store = await made(broker, retention_records="500")
+    ranges = ranges_of(await crashed(loop, out, store))
+    await foreign_records(loop, 600)
+    earliest, end = (await loop.describe()).offsets[0]
+    message = await fails_to_go_on(loop, out, store)
+    assert "step 'variable 0'" in message
+    assert any(
+        f"memory://loop, partition 0: expected the offsets {lying.start.offset} to {lying.stop.offset}, where"
+        in message
+        for lying in ranges
+        if lying.partition == 0
+    )
+    assert f"given {earliest} to {end - 1}; the topic's retention has taken it" in message
+    assert "Begin anew (restore=None), or go on from a checkpoint whose feedback is still there" in message
+    begun = await flow_of(loop, out).start(checkpoints=Checkpoints(store.another()), restore=None)
+    await ended(begun)
+
+
+@pytest.mark.parametrize("made_anew", ["not", "empty", "full"])
+async def test_a_topic_that_was_deleted_is_an_error(broker: MemoryBroker, made_anew: str) -> None:
+    """The loop began without what had been under way, as if the topic had always been empty."""
+    loop, out, store = await made(broker)
+    ranges = ranges_of(await crashed(loop, out, store))
+    await loop.delete()
+    if made_anew != "not":
+        await loop.create(partitions=2)
+    if made_anew == "full":
+        await foreign_records(loop, 2_000)
+    message = await fails_to_go_on(loop, out, store)
+    assert "Begin anew (restore=None)" in message
+    if made_anew == "full":
+        assert any(
+            f"partition {lying.partition}, offset {lying.stop.offset}: expected the records {lying.start.sequence} to "
+            f"{lying.stop.sequence - 1} of producer {lying.producer} in run {lying.run!r} before it"
+            in message
+            for lying in ranges
+        )
+    else:
+        assert "given none of them" in message
+
+
+async def test_a_topic_that_was_deleted_does_no_harm_where_nothing_lay_in_it(broker: MemoryBroker) -> None:
+    """A checkpoint that needs nothing of the topic asked for it all the same."""
+    loop, out, store = await made(broker)
+    job = await flow_of(loop, out).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
+    await ended(job)
+    await loop.delete()
+    await loop.create(partitions=2)
+    await ended(await flow_of(loop, out).start(checkpoints=Checkpoints(store.another(), interval_s=RARELY_S)))
+    await is_undisturbed(out)
+
+
+async def test_another_topic_or_none_is_refused_by_name(broker: MemoryBroker) -> None:
+    """What lay in the topic of before was forgotten after an edit of the flow."""
+    loop, out, store = await made(broker)
+    await crashed(loop, out, store)
+    other = broker.topic("other loop")
+    await other.create(partitions=2)
+    assert "expected the topic 'loop', in which feedback lies" in await fails_to_go_on(other, out, store)
+    assert "the topic 'loop', where some lies that the checkpoint goes on with, given a loop in memory" in (
+        await fails_to_go_on(None, out, store)
+    )
+    await ended(await flow_of(loop, out).start(checkpoints=Checkpoints(store.another(), interval_s=RARELY_S)))
+    await is_undisturbed(out)
+
+
+async def test_a_loop_that_was_in_memory_goes_on_through_a_topic(broker: MemoryBroker) -> None:
+    """Batches that a checkpoint holds come before the topic, and are in the next checkpoint once."""
+    loop, out, store = await made(broker)
+    logged = await crashed(None, out, store)
+    assert logged
+    assert not any(isinstance(each, TopicRange) for each in logged)
+    again = store.another()
+    job = await flow_of(loop, out).start(
+        checkpoints=Checkpoints(again, interval_s=RARELY_S), channel_limits=SMALL
+    )
+    await crashed_after_a_checkpoint(job)
+    kept = await logged_in_last(again)
+    assert {isinstance(each, TopicRange) for each in kept} >= {False}
+    await ended(await flow_of(loop, out).start(checkpoints=Checkpoints(again.another(), interval_s=RARELY_S)))
+    await is_undisturbed(out)
+
+
+# -- how much it takes ---------------------------------------------------------------------------------------
+
+BLOCK_BYTES = 100_000
+
+
+def block_flow(loop: Topic, out: Topic, blocks: int, door: asyncio.Event) -> Flow:
+    """Blocks that are fed back wait at a door."""
+    flow = Flow("blocks")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        [variable] = variables
+        begun = variable.filter(lambda block: block[0] < 0)
+        many = begun.flat_map(lambda _: [np.full(BLOCK_BYTES // 8, float(n)) for n in range(blocks)])
+        held = variable.filter(lambda block: block[0] >= 0).process(lambda: Door(door), name="door")
+        return IterationBodyResult([feedback_through(many, loop)], [held.map(lambda block: float(block[0]))])
+
+    limits = FeedbackLimits(memory_bytes=2 * BLOCK_BYTES)
+    config = IterationConfig(max_epochs_ahead=None, feedback_limits=limits)
+    initial = flow.from_items([np.array([-1.0])], name="initial")
+    [held] = iterate_bounded_streams_until_termination([initial], [], body, config)
+    held.sink(out, name="held")
+    return flow
+
+
+async def under_way(loop: Topic, out: Topic, blocks: int, store: MemoryStore) -> tuple[int, list[TopicRange]]:
+    """The size of a checkpoint that is taken while so many blocks wait, and what it says of them; then a crash."""
+    door = asyncio.Event()
+    job = await block_flow(loop, out, blocks, door).start(
+        checkpoints=Checkpoints(store, interval_s=RARELY_S), channel_limits=SMALL
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        while await end_of(loop) < blocks:
+            await asyncio.sleep(0)
+    taking = asyncio.create_task(job.checkpoint())
+    for _ in range(10):  # so that the barrier is there before the head may go on
+        await asyncio.sleep(0)
+    door.set()
+    await asyncio.wait_for(taking, PATIENCE_S)
+    checkpoints = job.statistics().checkpoints
+    assert checkpoints is not None
+    await job.stop("abort")
+    return checkpoints.last_size_bytes, ranges_of(await logged_in_last(store, "blocks"))
+
+
+async def test_a_checkpoint_is_no_larger_where_more_is_under_way(broker: MemoryBroker) -> None:
+    """All that lay in the topic was written a second time with each checkpoint."""
+    sizes = {}
+    for blocks in (40, 140):
+        loop, out, store = broker.topic(f"loop {blocks}"), broker.topic(f"out {blocks}"), MemoryStore()
+        await loop.create(settings={"max_record_bytes": str(2 * BLOCK_BYTES)})
+        await out.create()
+        sizes[blocks], [lying] = await under_way(loop, out, blocks, store)
+        assert lying.stop.sequence - lying.start.sequence >= blocks - 30
+        opened = asyncio.Event()
+        opened.set()
+        again = Checkpoints(store.another(), interval_s=RARELY_S)
+        await ended(await block_flow(loop, out, blocks, opened).start(checkpoints=again))
+        assert sorted(await values_in(out)) == [float(n) for n in range(blocks)]
+    assert sizes[140] < 10_000
+    assert sizes[140] - sizes[40] < 100
+
+
+async def test_a_checkpoint_that_is_given_up_keeps_nothing(broker: MemoryBroker) -> None:
+    """What was logged for it was in the next one, too, or its barrier ended the log of the next one."""
+    clock, door, store = VirtualClock(), asyncio.Event(), MemoryStore()
+    loop, out = broker.topic("loop"), broker.topic("out")
+    await loop.create(settings={"max_record_bytes": str(2 * BLOCK_BYTES)})
+    await out.create()
+    settings = Checkpoints(store, interval_s=5.0, alignment_timeout_s=1.0)
+    job = await block_flow(loop, out, 20, door).start(checkpoints=settings, channel_limits=SMALL, clock=clock)
+    async with asyncio.timeout(PATIENCE_S):
+        while await end_of(loop) < 20:
+            await asyncio.sleep(0)
+    await clock.advance(5.0)
+    await clock.advance(1.0)
+    await until(lambda: job.statistics().checkpoints.given_up == 1)  # type: ignore[union-attr]
+    door.set()
+    await clock.advance(5.0)
+    await until(lambda: job.statistics().checkpoints.committed is not None)  # type: ignore[union-attr]
+    await job.stop("abort")
+    [*logged] = ranges_of(await logged_in_last(store, "blocks"))
+    assert len(logged) <= 1
+    again = Checkpoints(store.another(), interval_s=RARELY_S)
+    await ended(await block_flow(loop, out, 20, door).start(checkpoints=again))
+    assert sorted(await values_in(out)) == [float(n) for n in range(20)]

@@ -1,0 +1,123 @@
+"""Jobs whose topics are deleted, made anew or cut off: one error that says what is gone, and what can be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from job_faults.service import Service, checkpoints_in, nothing_unheard, one_line
+from job_faults.sums import KEYS, Topics, check_committed, expected, feeding, sums_flow, until_committed, write
+from support.kafka_retention import delete_records
+from topics.topic_case import PATIENCE_S, read_to_end
+
+from streamiter.errors import JobFailed, OffsetOutOfRange, StreamiterError, TopicNotFound
+from streamiter.topics import Topic
+
+MakeTopic = Callable[..., Topic]
+RunAgain = Callable[..., Service]
+
+
+@pytest.fixture
+async def topics(kafka_topic: MakeTopic) -> Topics:
+    """On the broker that all tests share."""
+    made = Topics.same(*(kafka_topic(name, give_up_after_s=PATIENCE_S) for name in ("numbers", "sums")))
+    await made.create()
+    return made
+
+
+@pytest.fixture
+def run(topics: Topics, topic_prefix: str, tmp_path: Path) -> RunAgain:
+    """Each call is a run of the same flow, which goes on from the same folder."""
+
+    def run(**options: Any) -> Service:
+        return Service(sums_flow(f"{topic_prefix}sums", topics), checkpoints_in(tmp_path), **options)
+
+    return run
+
+
+def check_cause(error: StreamiterError, kind: type[Exception], *said: str) -> None:
+    """It is one error, of the job, with such a cause, and it says all this."""
+    assert isinstance(error, JobFailed)
+    assert isinstance(error.__cause__, kind)
+    for each in said:
+        assert each in one_line(error)
+
+
+async def test_an_output_that_is_deleted_ends_the_job_and_once_it_is_there_again_the_next_one_goes_on(
+    topics: Topics, run: RunAgain, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Results went nowhere for a week; and after the repair some of them came twice."""
+    with nothing_unheard(caplog):
+        service = run()
+        async with feeding(topics.numbers) as feed:
+            await service.works()
+            await topics.sums.delete()
+            check_cause(await service.failed(), TopicNotFound, f"no topic {topics.sums.name!r}")
+        check_cause(await run().failed(), TopicNotFound, "step 'sums'", f"no topic {topics.sums.name!r}")
+        await topics.sums.create()
+        service = run()
+        await until_committed(topics.sums, last=feed.count - 1)
+        await service.suspended()
+    outputs = [orjson.loads(record.value or b"")[:2] for record in await read_to_end(topics.sums)]
+    # Those from the last checkpoint on: what was committed before is gone with the topic.
+    assert outputs == expected(feed.count)[-len(outputs) :]
+    assert len(outputs) > 0
+
+
+@pytest.mark.parametrize("created_at_once", [False, True])
+async def test_an_input_that_is_deleted_ends_the_job_and_the_next_one_asks_what_to_do(
+    topics: Topics, run: RunAgain, created_at_once: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was created anew, and the job began to count other records from the middle, or all sums anew."""
+    with nothing_unheard(caplog):
+        service = run()
+        await write(topics.numbers, 0, 30)
+        await until_committed(topics.sums, 30)
+        await topics.numbers.delete()
+        if created_at_once:
+            await topics.numbers.create()
+            check_cause(await service.failed(), OffsetOutOfRange, "offset 30 is not there yet; expected 0 to 0")
+        else:
+            check_cause(await service.failed(), TopicNotFound, f"no topic {topics.numbers.name!r}")
+            check_cause(await run().failed(), TopicNotFound, f"no topic {topics.numbers.name!r}")
+            await topics.numbers.create()
+        choices = "changed_steps=['numbers'] lets this source begin where its start= says", "restore=None"
+        check_cause(await run().failed(), OffsetOutOfRange, "partition 0: offset 30 is not there yet", *choices)
+        service = run(changed_steps=["numbers"])
+        await write(topics.numbers, 30, 60)
+        await until_committed(topics.sums, 60)
+        await service.suspended()
+    await check_committed(topics.sums, 60)
+
+
+@pytest.mark.parametrize("choice", [{"changed_steps": ["numbers"]}, {"restore": None}])
+async def test_an_offset_that_fell_out_of_retention_between_two_runs_is_an_error_with_the_choices(
+    topics: Topics, run: RunAgain, kafka_broker: Any, choice: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job that was stopped over the holidays went on without the records of these days, and without a word."""
+    with nothing_unheard(caplog):
+        service = run()
+        await write(topics.numbers, 0, 30)
+        await until_committed(topics.sums, 30)
+        await service.suspended()
+        await write(topics.numbers, 30, 60)
+        await delete_records(kafka_broker.bootstrap, topics.numbers, 45)
+        numbers = "partition 0: offset 30 fell out of retention; expected 45 to 60"
+        check_cause(await run().failed(), OffsetOutOfRange, topics.numbers.name, numbers, *map(_shown, choice))
+        service = run(**choice)
+        await until_committed(topics.sums, 45)
+        await service.suspended()
+    totals = [0] * KEYS
+    for number in (*(range(30) if "changed_steps" in choice else ()), *range(45, 60)):
+        totals[number % KEYS] += number
+    outputs = [orjson.loads(record.value or b"")[:2] for record in await read_to_end(topics.sums)]
+    assert len(outputs) == 45
+    assert outputs[:30] == expected(30)
+    assert [total for _, total in outputs[-KEYS:]] == totals
+
+
+def _shown(option: str) -> str:
+    return {"changed_steps": "changed_steps=['numbers']", "restore": "restore=None"}[option]

@@ -1,0 +1,112 @@
+"""Jobs whose own process stands still for longer than their transactions may last."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+from crash.places import KAFKA_COMMIT
+from crash.programs import Process, Program, running
+from job_faults.service import INTERVAL_S
+from job_faults.summing import Options
+from job_faults.sums import Topics, check_committed, feeding, until_committed
+
+from streamiter.checkpoints.flow_folder import FlowFolder
+from streamiter.topics import Topic
+
+_TESTS: Final = Path(__file__).parents[1]
+_TIMEOUT_S: Final = 1.0
+# The broker looks for transactions that have lasted too long five times a second.
+_LONGER_S: Final = 2.0
+# The process stands still for longer than the broker may be away: that is no reason to blame the broker.
+_PATIENCE: Final = {"give_up_after_s": 1.5, "request_timeout_s": 0.5}
+# With records in its transaction: at the first commits there may be none yet.
+_COMMIT: Final = 6
+_RESTARTED: Final = "going on from the last checkpoint"
+
+
+@pytest.fixture
+async def topics(kafka_topic: Callable[..., Topic]) -> Topics:
+    """On the broker that all tests share."""
+    own = (kafka_topic(name, **_PATIENCE) for name in ("numbers", "sums"))
+    made = Topics(*own, kafka_topic("numbers"), kafka_topic("sums"))
+    await made.create()
+    return made
+
+
+@pytest.fixture
+def program(topics: Topics, topic_prefix: str, tmp_path: Path) -> Program:
+    """Sums, with transactions that may last a second."""
+    options = Options(
+        flow=f"{topic_prefix}sums",
+        numbers=topics.numbers.url,
+        sums=topics.sums.url,
+        folder=str(tmp_path),
+        interval_s=INTERVAL_S,
+        alignment_timeout_s=_TIMEOUT_S / 2,
+        transaction_timeout_s=_TIMEOUT_S,
+    )
+    return Program(
+        _TESTS / "job_faults" / "summing.py",
+        FlowFolder(tmp_path, options.flow).path,
+        (msgspec.json.encode(options).decode(),),
+        {"PYTHONPATH": str(_TESTS)},
+    )
+
+
+async def frozen_too_long(process: Process) -> None:
+    assert await process.until(process.is_stopped)
+    await asyncio.sleep(_LONGER_S)  # the broker's time, which no condition tells
+
+
+async def suspended(process: Process) -> str:
+    process.send(signal.SIGTERM)
+    code, printed = await process.ends()
+    assert code == 0, printed
+    assert printed.splitlines()[-1] == "suspended"
+    return printed
+
+
+async def test_a_job_that_was_frozen_for_too_long_goes_on_from_its_checkpoint_by_itself(
+    topics: Topics, program: Program
+) -> None:
+    """A paused machine came back, and the service was gone until somebody looked; or it went on with a hole."""
+    async with feeding(topics.watched_numbers) as feed:
+        async with running(program, KAFKA_COMMIT[0], _COMMIT, signal.SIGSTOP) as process:
+            await frozen_too_long(process)
+            process.send(signal.SIGCONT)
+            feed.end()
+            await until_committed(topics.watched_sums, feed.count)
+            printed = await suspended(process)
+    await check_committed(topics.watched_sums, feed.count)
+    [told] = [line for line in printed.splitlines() if _RESTARTED in line]
+    print(told)
+    assert told.startswith("WARNING streamiter.job flow ")
+    assert f"which was open for over {_TIMEOUT_S:g} s" in told
+    assert "Traceback" not in printed
+
+
+async def test_a_job_that_was_frozen_and_replaced_does_not_go_on(topics: Topics, program: Program) -> None:
+    """Its transaction was over, too; it took that for an accident, and ended the run that had replaced it."""
+    async with feeding(topics.watched_numbers) as feed:
+        async with running(program, KAFKA_COMMIT[0], _COMMIT, signal.SIGSTOP) as zombie:
+            await frozen_too_long(zombie)
+            async with running(program) as twin:
+                assert await twin.until(twin.has_committed)
+                zombie.send(signal.SIGCONT)
+                code, printed = await zombie.ends()
+                feed.end()
+                await until_committed(topics.watched_sums, feed.count)
+                await suspended(twin)
+    await check_committed(topics.watched_sums, feed.count)
+    assert code == 1, printed
+    print(printed)
+    assert _RESTARTED not in printed
+    last: Any = printed.splitlines()[-1]
+    assert last.startswith("streamiter.errors.JobFailed: flow ")
+    assert "belongs to a newer writer" in last

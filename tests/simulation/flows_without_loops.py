@@ -1,0 +1,144 @@
+"""Flows without loops: keyed state, timers, partitions, mini-batches, side outputs, inputs that are wanted in turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamiter import Flow, Operator, OutputTag, connect
+from streamiter.testing import Simulation
+
+LATE = OutputTag("late")
+
+
+class CountWithReminder(Operator):
+    """Emits each key's count; a second after its first record, once, that it is there."""
+
+    def open(self, context: Any) -> None:
+        self.context = context
+
+    def process(self, record: Any, out: Any) -> None:
+        state = self.context.state
+        if not state:
+            self.context.set_timer(1.0, "is there")
+        state["count"] = state.get("count", 0) + 1
+        out.emit([self.context.key, state["count"]])
+
+    def on_timer(self, payload: str, out: Any) -> None:
+        out.emit([self.context.key, payload])
+
+
+def keyed_state_and_timers(simulation: Simulation) -> Flow:
+    """Counts by key over partitions, with a timer for each; two subtasks, an unbounded source."""
+    flow = Flow("keyed", parallelism=2)
+    records = [{"user": f"u{number % 5}", "n": number} for number in range(30)]
+    clicks = flow.source(
+        simulation.input("clicks", records, partitions=3, key=lambda r: r["user"], over_s=3.0)
+    )
+    counted = clicks.key_by(lambda r: r["user"]).process(CountWithReminder, name="count")
+    counted.sink(simulation.output("counts", partitions=2, order="any"), key=lambda r: r[0])
+    return flow
+
+
+def running_totals(simulation: Simulation) -> Flow:
+    """What each key's records say in order comes out in order; partitions and two subtasks."""
+    flow = Flow("totals", parallelism=2)
+    numbers = simulation.input("numbers", range(40), partitions=4, key=lambda n: str(n % 6), over_s=1.0)
+    keyed = flow.source(numbers).key_by(lambda n: n % 6)
+    totals = keyed.stateful_map(
+        lambda state, n: ((state[0] + n, state[1] + 1), [n % 6, state[0] + n, state[1]]),
+        (0, 0),
+        name="total",
+    )
+    totals.sink(simulation.output("totals", partitions=3, order="key"), key=lambda r: str(r[0]))
+    return flow
+
+
+def mini_batches(simulation: Simulation) -> Flow:
+    """Mini-batches cut from transport batches that are cut anywhere, and their remainder at the end."""
+    flow = Flow("mini-batches")
+    numbers = flow.source(simulation.input("numbers", range(45), over_s=0.5), stop={0: 45})
+    sums = numbers.batch(7, name="sevens").map(lambda batch: [len(batch), int(sum(batch))])
+    sums.sink(simulation.output("sums"))
+    return flow
+
+
+class Sieve(Operator):
+    """Odd numbers go to a side output."""
+
+    def process(self, number: int, out: Any) -> None:
+        out.emit(number, tag=LATE if number % 2 else None)
+
+
+def side_outputs_and_dead_letters(simulation: Simulation) -> Flow:
+    """What cannot be decoded, what a step rejects and what goes to the side: three topics, one transaction."""
+    flow = Flow("sieve")
+    values = [b"not json" if number % 9 == 4 else str(number).encode() for number in range(40)]
+    numbers = flow.source(
+        simulation.input("numbers", values, over_s=0.5),
+        on_error="dead_letter",
+        dead_letter=simulation.output("undecodable"),
+    )
+    sieved = numbers.process(Sieve)
+    sieved.sink(simulation.output("even"))
+    late = sieved.side_output(LATE)
+    late.map(
+        lambda n: 100 // (n % 5), on_error="dead_letter", dead_letter=simulation.output("indivisible")
+    ).sink(simulation.output("late"))
+    return flow
+
+
+class Zip(Operator):
+    """Pairs the records of two inputs, one of each in turn; what has no partner goes out alone."""
+
+    def __init__(self) -> None:
+        self.left: list[Any] = []
+
+    def wanted_inputs(self) -> tuple[str, ...]:
+        return ("b",) if self.left else ("a",)
+
+    def process_a(self, record: Any, out: Any) -> None:
+        if self.left:
+            out.emit([self.left.pop(), None])
+        self.left.append(record)
+
+    def process_b(self, record: Any, out: Any) -> None:
+        out.emit([self.left.pop() if self.left else None, record])
+
+    def finish(self, out: Any) -> None:
+        out.emit(["left", self.left])
+
+    def snapshot(self) -> list[Any]:
+        return list(self.left)
+
+    def restore(self, state: list[Any]) -> None:
+        self.left = list(state)
+
+
+def wanted_inputs(simulation: Simulation) -> Flow:
+    """An operator that reads its inputs in turn: barriers pass what it does not want now."""
+    flow = Flow("pairs")
+    a = flow.source(simulation.input("a", range(20), over_s=0.3), stop={0: 20}, name="source a")
+    b = flow.source(simulation.input("b", range(100, 115), over_s=0.6), stop={0: 15}, name="source b")
+    pairs = connect(a=a, b=b).process(Zip, name="zip")
+    pairs.sink(simulation.output("pairs"))
+    return flow
+
+
+def joined_at_the_end(simulation: Simulation) -> Flow:
+    """State that is kept until the input ends; with a sink that writes at once beside the transactional ones."""
+    flow = Flow("join")
+    orders = flow.source(
+        simulation.input("orders", [{"id": n % 7, "n": n} for n in range(20)]), stop="latest"
+    )
+    names = flow.source(
+        simulation.input("names", [{"id": n, "name": f"n{n}"} for n in range(5)]), stop="latest"
+    )
+    joined = orders.join(names, on="id", name="join").map(lambda pair: [pair[0]["n"], pair[1]["name"]])
+    joined.sink(simulation.output("joined", order="any"))
+    orders.map(lambda order: order["n"]).sink(
+        simulation.output("seen", delivery="at_least_once"), delivery="at_least_once"
+    )
+    orders.map(lambda order: order["n"]).reduce_all(lambda a, b: a + b, name="sum").sink(
+        simulation.output("sum")
+    )
+    return flow

@@ -1,0 +1,78 @@
+"""The store of a simulation keeps the contract of stores, and breaks it only as it is told to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from checkpoints.snapshots import header, save
+from checkpoints.store_contract import MakeStore, StoreContract
+
+from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.errors import StorageFull
+from streamiter.testing.simulation.faults import CALM, SimulatedUnavailable
+from streamiter.testing.simulation.network import Connection, Crashed, Network
+from streamiter.testing.simulation.seeds import generator
+from streamiter.testing.simulation.simulated_time import SimulatedTime
+from streamiter.testing.simulation.store import SimulatedStore
+from streamiter.testing.simulation.trace import Trace
+
+
+def connection(seed: int = 0) -> Connection:
+    return Connection(Network(SimulatedTime(), Trace(), generator(seed, "network"), CALM))
+
+
+class TestSimulatedStore(StoreContract):
+    """What every store must do."""
+
+    @pytest.fixture
+    def make_store(self) -> MakeStore:
+        stored = MemoryStore()
+        return lambda: SimulatedStore(stored.another(), connection())
+
+
+async def test_a_full_store_keeps_nothing_of_a_snapshot() -> None:
+    """A job goes on without that checkpoint, and must not come back to half of it."""
+    to_it = connection()
+    store = SimulatedStore(MemoryStore(), to_it)
+    await store.claim("clicks", "a")
+    to_it.network.levels = replace(CALM, storage_full=1.0)
+    with pytest.raises(StorageFull):
+        await save(store, 1)
+    to_it.network.heal()
+    assert await store.list("clicks") == []
+
+
+async def test_a_save_fails_before_or_after_the_snapshot_is_there() -> None:
+    """What was saved although it failed is an orphan, and the next number must not collide with it."""
+    seen = set()
+    for seed in range(40):
+        to_it = connection(seed)
+        stored = MemoryStore()
+        store = SimulatedStore(stored, to_it)
+        await store.claim("clicks", "a")
+        to_it.network.levels = replace(CALM, failing=0.5)
+        try:
+            await save(store, 1)
+            seen.add(("saved", len(await stored.list("clicks"))))
+        except SimulatedUnavailable:
+            seen.add(("failed", len(await stored.list("clicks"))))
+    assert seen == {("saved", 1), ("failed", 0), ("failed", 1)}
+
+
+async def test_nothing_of_a_crashed_job_reaches_the_store() -> None:
+    """A finally block that pruned the store after the crash removed what the next run goes on from."""
+    stored, to_it = MemoryStore(), connection()
+    store = SimulatedStore(stored, to_it)
+    await store.claim("clicks", "a")
+    to_it.cut()
+    for call in (
+        store.claim("clicks", "b"),
+        save(store, 1),
+        store.commit("clicks", header(1).id),
+        store.prune("clicks", keep=1),
+        store.close(),
+    ):
+        with pytest.raises(Crashed):
+            await call
+    assert await stored.list("clicks") == []
