@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 from service import MODEL, Arrival, Departure, created_topics, topics, until_terminated
@@ -41,7 +41,7 @@ MINI_BATCH = int(os.environ.get("MINI_BATCH", "100"))
 REPORT_EVERY = int(os.environ.get("REPORT_EVERY", "5000"))
 CHECKPOINTS = os.environ.get("CHECKPOINTS", "checkpoints")
 CHECKPOINT_INTERVAL = float(os.environ.get("CHECKPOINT_INTERVAL", "1"))
-STOP = "latest" if os.environ.get("STOP") == "latest" else None
+STOP: Literal["latest"] | None = "latest" if os.environ.get("STOP") == "latest" else None
 FLOW = os.environ.get("FLOW", MODEL)
 
 log = logging.getLogger("trainer")

@@ -37,7 +37,8 @@ class Checkpoints:
     """Five minutes: Kafka's brokers refuse more than fifteen unless told otherwise."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.directory, (str, os.PathLike, CheckpointStore)):
+        # An empty one is a variable that is not set, rarely the folder one happens to be in.
+        if not isinstance(self.directory, (str, os.PathLike, CheckpointStore)) or self.directory == "":
             raise ConfigurationError(
                 f"Checkpoints: expected a folder or a CheckpointStore, given {self.directory!r}; "
                 'write Checkpoints("/var/lib/…")'

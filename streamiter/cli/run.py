@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -33,8 +32,12 @@ def run(
         Interrupt, typer.Option("--on-interrupt", help="What the first Ctrl-C or SIGTERM does.")
     ] = Interrupt.SUSPEND,
     checkpoints: Annotated[
-        Path | None,
-        typer.Option("--checkpoints", help="Folder of the checkpoints: take them, and go on from the last."),
+        str | None,
+        typer.Option(
+            "--checkpoints",
+            metavar="FOLDER",
+            help="Folder of the checkpoints: take them, and go on from the last.",
+        ),
     ] = None,
     interval_s: Annotated[
         float | None, typer.Option("--checkpoint-interval", help="Seconds between two checkpoints; 10.")
@@ -73,7 +76,7 @@ async def run_flow(flow: Flow, on_interrupt: OnInterrupt, options: Mapping[str, 
     )
 
 
-def _checkpoint_options(folder: Path | None, interval_s: float | None, restore: str | None) -> dict[str, Any]:
+def _checkpoint_options(folder: str | None, interval_s: float | None, restore: str | None) -> dict[str, Any]:
     if folder is None:
         if interval_s is not None or restore is not None:
             option = "--restore" if interval_s is None else "--checkpoint-interval"

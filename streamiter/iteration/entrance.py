@@ -86,6 +86,7 @@ class Entrance(Boundary):
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, Admit):
             self._throttled = False
+            await self._pass(out)
         elif isinstance(control, Advance):
             self.last_complete = control.epoch
             await self._let_in(out)
@@ -108,8 +109,7 @@ class Entrance(Boundary):
                 out.emit_batch(batch.records, batch.epoch)
         last_still_waits = bool(self._waiting) and self._waiting[-1] is waiting[-1]
         self._is_ahead = self._is_ahead and last_still_waits
-        if waiting:
-            await self._pass(out)
+        await self._pass(out)
 
     async def _pass(self, out: BoundaryOutput) -> None:
         """Pass on what has come of watermarks, and the end, as far as no data waits before it."""
@@ -158,6 +158,8 @@ class Entrance(Boundary):
         self._ended_in = state["ended in"]
         self._waiting = [DataBatch(records, epoch) for records, epoch in state["waiting"]]
         self._is_ahead = state["is ahead"]
+        # It may have nothing more to wait for, where another subtask has what it waited for.
+        self.context.post(Admit())
         self.coordinator.restore(
             Restored(
                 post=self.context.post,
@@ -175,13 +177,15 @@ class Entrance(Boundary):
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Data that waits for the loop is dealt out; all have passed the epochs that each of them had."""
-        going_on = [state for state in states if not state["end brought"]]
+        reading = [state for state in states if not state["end brought"]]
+        going_on = [state for state in states if not state["data ended"]]
+        furthest = max(state["brought"] for state in states)
         waiting = [item for state in states for item in state["waiting"]]
         shared = {
             "last complete": min(state["last complete"] for state in states),
-            "brought": min(state["brought"] for state in going_on or states),
-            "passed": min(state["passed"] for state in going_on or states),
-            "end brought": not going_on,
+            "brought": min((state["brought"] for state in reading), default=furthest),
+            "passed": min((state["passed"] for state in going_on), default=furthest),
+            "end brought": not reading,
             "data ended": all(state["data ended"] for state in states),
             "ended in": end_of_all(states),
             "is ahead": False,

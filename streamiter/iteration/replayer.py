@@ -133,9 +133,9 @@ class Replayer(Entrance):
         replayed = min(state["replayed"] for state in with_data)
         terminates = {state["terminate"] for state in states}
         is_over = end_of_all(states) is not None
-        if not is_over and (
-            len(terminates) > 1 or any(state["replayed"] > replayed + 1 for state in with_data)
-        ):
+        # What was sent of one epoch can be told from the rest, but not what was sent of two.
+        further = [state for state in with_data if (state["replayed"], state["position"]) > (replayed + 1, 0)]
+        if not is_over and (len(terminates) > 1 or further):
             raise CheckpointError("some of them are further in what they send again than others")
         sent = [state["position"] if state["replayed"] == replayed else None for state in states]
         caches = [state["cache"] for state in states]

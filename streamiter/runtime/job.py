@@ -111,6 +111,8 @@ class Job:
         self._started_at_s = options.clock.monotonic_s()
         self._elapsed_s: float | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._gathering: set[asyncio.Task[Any]] = set()
+        """Barriers that somebody has asked for, whether or not they still wait."""
 
     def _make_checkpointer(self, options: JobOptions) -> Checkpointer | None:
         if options.checkpoints is None:
@@ -146,7 +148,9 @@ class Job:
                     state = None if states is None else states.get(task.name)
                     opening = call_unless_cancelled(partial(task.open, state), task.head.step.name)
                     group.create_task(opening, name=f"open {task.name}")
-            async with asyncio.TaskGroup() as group:  # The heads know by now what they go on with from topics.
+            async with (
+                asyncio.TaskGroup() as group
+            ):  # The heads know by now what they go on with from topics.
                 for feedback in self._topic_feedback:
                     group.create_task(feedback.open(), name=f"open feedback of {self.flow}")
             if self._checkpointer is not None:
@@ -234,7 +238,7 @@ class Job:
             self._is_draining = True
         elif self._checkpointer is not None:
             with contextlib.suppress(StreamiterError):  # wait() raises what the job ends with for want of it.
-                await self._while_running(self._checkpointer.take(suspend=True))
+                await self._while_running(self._checkpointer.take(suspend=True), to_its_end=True)
         else:
             await self._while_running(self._take(suspend=True))
         return await self.wait()
@@ -267,14 +271,15 @@ class Job:
     async def checkpoint(self) -> int:
         """Take a checkpoint now and commit it, besides those of the interval; gives its number.
 
-        Raises ConfigurationError for a job without checkpoints, CheckpointError if none can be taken now.
+        Raises ConfigurationError for a job without checkpoints, CheckpointError if none can be taken now. Whoever stops
+        waiting for it, by ``asyncio.wait_for`` for instance, does not stop the checkpoint.
         """
         if self._checkpointer is None:
             raise ConfigurationError(
                 f"flow {self.flow!r}: expected a job with checkpoints, given one without; "
                 "start it with checkpoints=Checkpoints(…)"
             )
-        number = await self._while_running(self._checkpointer.take())
+        number = await self._while_running(self._checkpointer.take(), to_its_end=True)
         if number is None:
             await self.wait()
             raise CheckpointError(f"flow {self.flow!r}: expected a running job, given one that has ended")
@@ -288,18 +293,29 @@ class Job:
         for loop in self._loops:
             loop.checkpoint_abandoned(self._scope, checkpoint)
 
-    async def _while_running(self, taking: Coroutine[Any, Any, T]) -> T | None:
-        """What a barrier brings; None if the job ended before all tasks had given their state."""
+    async def _while_running(self, taking: Coroutine[Any, Any, T], *, to_its_end: bool = False) -> T | None:
+        """What a barrier brings; None if the job ended before all tasks had given their state.
+
+        What is to come ``to_its_end`` is not given up with the wait for it, while the job runs: half a commit leaves
+        outputs behind.
+        """
         assert self._supervisor is not None
         if self._supervisor.done():
             taking.close()
             return None
         gathering = asyncio.create_task(taking, name="barrier")
+        self._gathering.add(gathering)
+        gathering.add_done_callback(self._gathered)
         try:
             await asyncio.wait({gathering, self._supervisor}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
+        except asyncio.CancelledError:
+            if to_its_end:
+                raise
             gathering.cancel()
-            [result] = await asyncio.gather(gathering, return_exceptions=True)
+            await asyncio.gather(gathering, return_exceptions=True)
+            raise
+        gathering.cancel()
+        [result] = await asyncio.gather(gathering, return_exceptions=True)
         if isinstance(result, asyncio.CancelledError):
             return None
         if isinstance(result, StreamiterError):
@@ -307,6 +323,11 @@ class Job:
         if isinstance(result, BaseException):
             raise self._failed(result)
         return result
+
+    def _gathered(self, gathering: asyncio.Task[Any]) -> None:
+        self._gathering.discard(gathering)
+        if not gathering.cancelled():
+            gathering.exception()  # Heard: what ends the job is raised where one waits for the job.
 
     async def _supervise(self) -> None:
         failures: list[BaseException] = []
@@ -360,6 +381,9 @@ class Job:
         self._barriers.ended(task)
 
     async def _close(self) -> list[Exception]:
+        for gathering in self._gathering:
+            gathering.cancel()
+        await asyncio.gather(*self._gathering, return_exceptions=True)
         # First what still runs in threads: an operator is used by one call at a time.
         if any(task.head.operator.runs_in_thread for task in self._tasks):
             await asyncio.to_thread(self._executor.shutdown)

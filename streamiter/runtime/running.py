@@ -108,6 +108,8 @@ async def run_jobs(
                 if in_vain and failed_in_vain:
                     raise
                 failed_in_vain = in_vain
+                if not in_vain:  # What that checkpoint has of these steps is not to be left behind again.
+                    options.pop("changed_steps", None)
                 _log.warning("%s; going on from the last checkpoint", error)
         options["restore"] = "last"
 

@@ -158,6 +158,27 @@ def test_records_that_wait_for_another_input_are_dealt_out(how: str, before: int
     )
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
+async def test_an_end_that_waits_behind_records_is_heard_once(before: int, after: int) -> None:
+    """The end of an input that was not wanted was lost with the channel it had come by: the job never ended."""
+    broker, stops = await new_broker(), Stops(0)
+
+    def make_flow(parallelism: int, stop: Any) -> Flow:
+        flow = Flow("left first", parallelism=parallelism)
+        left = flow.source(broker.topic("in"), stop=stop, name="in")
+        right = flow.from_items(["a", "b", "c"], name="items")
+        connect(left=left, right=right).process(LeftFirst, name="left first").sink(broker.topic("out"))
+        return flow
+
+    job = await stops.start(make_flow(before, None))
+    await until(lambda: job.statistics().step("left first").records_in == NUMBERS)
+    await stops.suspend(job)
+    await ended(await stops.start(make_flow(after, "latest")))
+    got = await written(broker.topic("out"))
+    assert sorted(record for side, record in got if side == "right") == ["a", "b", "c"]
+    assert len(got) == NUMBERS + 3
+
+
 @everywhere
 def test_items_that_are_left_are_read_once(before: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The items of a subtask that had been faster than others were read again by another one."""

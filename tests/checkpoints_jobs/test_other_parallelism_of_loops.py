@@ -217,3 +217,66 @@ async def test_around_a_loop_through_a_topic_parallelism_may_change() -> None:
     assert Counter(map(tuple, await written(broker.topic("out")))) == Counter(
         (token, at) for token in range(tokens) for at in range(1, rounds + 1)
     )
+
+
+class InOrder(Operator):
+    """Handles one epoch after the other."""
+
+    epochs_in_order = True
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def process(self, record: Any, out: Output) -> None:
+        out.emit([record, self._context.epoch])
+
+
+@everywhere
+def test_records_set_aside_for_later_epochs_are_dealt_out(before: int, after: int) -> None:
+    """What a fast subtask had brought of later epochs was gone with the subtask before which it waited."""
+
+    def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
+        flow = Flow("in order", parallelism=parallelism)
+        stamped = epochs_every(numbers(flow, broker).rebalance().map(lambda n: n), records=2, name="stamp")
+        late = epochs_every(
+            numbers(flow, broker, "in2").process(lambda: Dawdle(1)), records=9, name="stamp later"
+        )
+
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            ordered = data[0].rebalance().union(data[1].rebalance()).process(InOrder, name="in order")
+            return IterationBodyResult([variables[0].filter(lambda _: False)], [ordered])
+
+        config = IterationConfig(max_epochs_ahead=None)
+        [passed] = iterate_unbounded_streams(
+            [flow.from_items([], name="none")], [stamped, late], body, config
+        )
+        passed.sink(broker.topic("out"))
+        return flow
+
+    got = outputs(make_flow, [before, after, before], turns=120, seed=before * 10 + after)
+    assert Counter(number for number, _ in got) == Counter([*range(NUMBERS), *range(NUMBERS)])
+
+
+@everywhere
+def test_a_loop_does_not_end_while_something_is_in_it(before: int, after: int) -> None:
+    """What heads had counted of an epoch was forgotten: it seemed to have brought nothing, and the loop ended."""
+    tokens, rounds = 5, 30
+
+    def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
+        flow = Flow("tokens", parallelism=parallelism)
+
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            gone = variables[0].process(lambda: Dawdle(3), name="slow").map(lambda at: [at[0], at[1] + 1])
+            back = gone.filter(lambda at: at[1] < rounds).partition_by(lambda at: at[0] + at[1])
+            return IterationBodyResult([back], [gone])
+
+        initial = flow.from_items([[token, 0] for token in range(tokens)], name="items")
+        config = IterationConfig(max_epochs_ahead=0)
+        [passed] = iterate_bounded_streams_until_termination([initial], [], body, config)
+        passed.sink(broker.topic("out"))
+        return flow
+
+    got = outputs(make_flow, [before, after, before, after], turns=300, seed=before * 10 + after)
+    assert Counter(map(tuple, got)) == Counter(
+        (token, at) for token in range(tokens) for at in range(1, rounds + 1)
+    )

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 import orjson
-from crash.places import KAFKA_COMMIT, SQLITE_COMMIT, Place
+from crash.places import KAFKA_COMMIT, KAFKA_TAKING_OVER, SQLITE_COMMIT, SQLITE_TAKING_OVER, Place
 from crash.programs import Program
 from crash.training import Options
 
@@ -50,6 +50,7 @@ class Case:
     """Flows of other tests may have the same broker."""
     folder: Path
     commit: Sequence[Place]
+    taking_over: Place
 
     def topic(self, name: str) -> Topic:
         """A topic of this test."""
@@ -58,12 +59,16 @@ class Case:
 
 def sqlite_case(folder: Path) -> Case:
     """All topics in one file."""
-    return Case(f"sqlite:///{folder}/log.db?topic=", "flow", folder / "checkpoints", SQLITE_COMMIT)
+    return Case(
+        f"sqlite:///{folder}/log.db?topic=", "flow", folder / "checkpoints", SQLITE_COMMIT, SQLITE_TAKING_OVER
+    )
 
 
 def kafka_case(bootstrap: str, prefix: str, folder: Path) -> Case:
     """Topics of a broker that other tests use as well."""
-    return Case(f"kafka://{bootstrap}/{prefix}", prefix, folder / "checkpoints", KAFKA_COMMIT)
+    return Case(
+        f"kafka://{bootstrap}/{prefix}", prefix, folder / "checkpoints", KAFKA_COMMIT, KAFKA_TAKING_OVER
+    )
 
 
 # ---- training of our own

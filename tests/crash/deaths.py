@@ -32,6 +32,10 @@ class Death(Protocol):
     def number(self) -> int:
         """At which call."""
 
+    @property
+    def may_come_late(self) -> bool:
+        """Whether the process may have come to its end by itself."""
+
     async def come(self, process: Process, start_s: float) -> None:
         """Kill it in time, or tell it what leads it to its place; a process starts in about ``start_s`` seconds."""
 
@@ -43,6 +47,7 @@ class AtPlace:
     place: Place
     number: int
     is_terminated: bool = False
+    may_come_late: bool = False
 
     @property
     def needs_commit(self) -> bool:
@@ -61,6 +66,7 @@ class _Timed:
     moment: float
     place: None = None
     number: int = 1
+    may_come_late: bool = False
 
 
 class Starting(_Timed):
@@ -89,8 +95,11 @@ class Writing(_Timed):
         process.send(signal.SIGKILL)
 
 
+@dataclass(frozen=True)
 class Stopping(_Timed):
     """On its way out."""
+
+    may_come_late: bool = True
 
     async def come(self, process: Process, start_s: float) -> None:
         await process.until(process.has_committed)
@@ -100,23 +109,32 @@ class Stopping(_Timed):
 
 
 def deaths(count: int, random: Random, commit: Sequence[Place]) -> list[Death]:
-    """So many deaths in random order; of ten, six are at places.
+    """So many deaths in random order; of ten, seven are at places.
 
     Right before a commit and right after it are always among the ten: whatever is done in the wrong order shows
-    there. All other places come in turn. ``commit`` are the places of a commit, those two first.
+    there. All other places come in turn. ``commit`` are the places of a commit, those two first; where none of them is
+    in a transaction, there is none.
     """
+    has_transactions = any(_is_of_transaction(place) for place in commit)
     restore, checkpoint, committing, shutdown = (
-        itertools.cycle(random.sample(places, len(places)))
-        for places in (RESTORE, CHECKPOINT, commit[2:], SHUTDOWN)
+        itertools.cycle(random.sample(there, len(there)))
+        for there in (
+            [place for place in places if has_transactions or not _is_of_transaction(place)]
+            for places in (RESTORE, CHECKPOINT, commit[2:], SHUTDOWN)
+        )
     )
     found: list[Death] = []
     while len(found) < count:
-        at_checkpoint = [*commit[:2], next(committing), next(checkpoint)]
+        at_checkpoint = [*commit[:2], next(committing), next(checkpoint), next(checkpoint)]
         ten: list[Death] = [
             *(AtPlace(place, random.randint(1, _CHECKPOINTS)) for place in at_checkpoint),
             AtPlace(next(restore), 1),
             AtPlace(next(shutdown), 1, is_terminated=True),
-            *(timed(random.random()) for timed in (Starting, Running, Writing, Stopping)),
+            *(timed(random.random()) for timed in (Starting, random.choice((Running, Writing)), Stopping)),
         ]
         found += random.sample(ten, len(ten))
     return found[:count]
+
+
+def _is_of_transaction(place: Place) -> bool:
+    return "transaction" in place.function

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-__all__ = ["CHECKPOINT", "KAFKA_COMMIT", "RESTORE", "SHUTDOWN", "SQLITE_COMMIT", "Place"]
+__all__ = [
+    "CHECKPOINT",
+    "KAFKA_COMMIT",
+    "KAFKA_TAKING_OVER",
+    "RESTORE",
+    "SHUTDOWN",
+    "SQLITE_COMMIT",
+    "SQLITE_TAKING_OVER",
+    "STORE_COMMIT",
+    "Place",
+]
 
 When = Literal["before", "after"]
 
@@ -83,6 +93,13 @@ SQLITE_COMMIT: Final = [
     *_both(f"{_SQLITE}.begin"),
 ]
 
+STORE_COMMIT: Final = [
+    *_both(f"{_FOLDER}.commit"),
+    Place("before", f"{_FOLDER}._write_record"),
+    Place("after", f"{_FOLDER}._write_record"),
+]
+"""For flows without transactions, whose commit is the store's."""
+
 SHUTDOWN: Final = [
     *_both(f"{_CHECKPOINTER}.finish"),
     *_both(f"{_TRANSACTION}.close"),
@@ -90,3 +107,7 @@ SHUTDOWN: Final = [
     Place("after", f"{_CHECKPOINTER}.close"),
 ]
 """Once, when a run is told to end."""
+
+KAFKA_TAKING_OVER: Final = Place("before", "streamiter_kafka.coordinator:Coordinator.take_over")
+SQLITE_TAKING_OVER: Final = Place("before", "streamiter_sqlite.transactions:take_over")
+"""The last moment before older runs are fenced."""

@@ -81,8 +81,8 @@ class Process:
 
     def has_committed(self) -> bool:
         """Whether its run has committed a checkpoint of its own."""
-        record = self.program.record()
-        return self.has_taken_over() and record.committed_run == record.run
+        run, committed_run = self.program.record()
+        return run not in (None, self._before.run) and committed_run == run
 
     def is_stopped(self) -> bool:
         """Whether SIGSTOP has stopped it."""

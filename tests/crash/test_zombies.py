@@ -17,7 +17,7 @@ from crash.training import MODEL
 
 from streamiter.models import model_updates
 
-EVENTS: Final = 400
+EVENTS: Final = 600
 # The program takes a checkpoint every tenth of a second; on a busy machine it takes a multiple.
 SOON_S: Final = 10.0
 POLL_S: Final = 0.05
@@ -25,14 +25,14 @@ POLL_S: Final = 0.05
 
 @pytest.fixture(params=["sqlite", "kafka"])
 async def case(request: pytest.FixtureRequest, topic_prefix: str, tmp_path: Path) -> Case:
-    """Topics in a file or on a broker, with half of the events."""
+    """Topics in a file or on a broker, with a third of the events."""
     if request.param == "sqlite":
         made = sqlite_case(tmp_path)
     else:
         made = kafka_case(request.getfixturevalue("kafka_broker").bootstrap, topic_prefix, tmp_path)
     for name in ("events", "updates-killed", "read-killed"):
         await made.topic(name).create()
-    await write(made, 0, EVENTS // 2)
+    await write(made, 0, EVENTS // 3)
     return made
 
 
@@ -46,6 +46,20 @@ async def write(case: Case, start: int, stop: int) -> None:
 async def seen(case: Case) -> list[int]:
     """The events that committed outputs tell of."""
     return [int(record.value or b"") for record in await committed(case.topic("read-killed"))]
+
+
+async def until_seen(case: Case, event_count: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while event_count - 1 not in await seen(case):
+            await asyncio.sleep(POLL_S)
+
+
+async def check_each_is_seen_once(case: Case) -> None:
+    assert await seen(case) == list(range(EVENTS))
+    updates = [update async for update in model_updates(case.topic("updates-killed"), MODEL, follow=False)]
+    assert [(update.generation, update.version, update.records) for update in updates] == [
+        (1, version, version * MINI_BATCH) for version in range(1, len(updates) + 1)
+    ]
 
 
 async def ends_fenced(zombie: Process) -> None:
@@ -72,15 +86,25 @@ async def test_a_frozen_run_that_wakes_up_ends_without_a_trace(case: Case, momen
             assert await twin.until(twin.has_committed)
             zombie.send(signal.SIGCONT)
             await ends_fenced(zombie)
-            await write(case, EVENTS // 2, EVENTS)
-            async with asyncio.timeout(PATIENCE_S):
-                while len(await seen(case)) < EVENTS:
-                    await asyncio.sleep(POLL_S)
-    assert await seen(case) == list(range(EVENTS))
-    updates = [update async for update in model_updates(case.topic("updates-killed"), MODEL, follow=False)]
-    assert [(update.generation, update.version, update.records) for update in updates] == [
-        (1, version, version * MINI_BATCH) for version in range(1, len(updates) + 1)
-    ]
+            await write(case, EVENTS // 3, EVENTS)
+            await until_seen(case, EVENTS)
+    await check_each_is_seen_once(case)
+
+
+async def test_a_run_that_takes_over_goes_on_from_the_last_commit_of_the_one_before(case: Case) -> None:
+    """It had looked up the last commit, the old one made one more, and only then it was fenced."""
+    program = trainer(case, "killed", mode="synchronous", parallelism=1)
+    async with running(program) as zombie:
+        assert await zombie.until(zombie.has_committed)
+        async with running(program, case.taking_over, 1, strike=signal.SIGSTOP) as twin:
+            assert await twin.until(twin.is_stopped)
+            await write(case, EVENTS // 3, 2 * EVENTS // 3)
+            await until_seen(case, 2 * EVENTS // 3)
+            twin.send(signal.SIGCONT)
+            await ends_fenced(zombie)
+            await write(case, 2 * EVENTS // 3, EVENTS)
+            await until_seen(case, EVENTS)
+    await check_each_is_seen_once(case)
 
 
 @pytest.mark.parametrize("delivery", [None, "at_least_once"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -10,11 +11,14 @@ import pytest
 from iteration.bounded_bodies import MadeBody, Maker
 from iteration.iteration_support import PATIENCE_S, callbacks, check_listener, ended, run_shuffled
 
-from streamiter import IterationBodyResult, Stream, feedback_through
-from streamiter.errors import ConfigurationError
+from streamiter import Checkpoints, IterationBodyResult, Stream, feedback_through
+from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.runtime.checkpointing.in_memory import JobSnapshot
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.topics import MemoryBroker
+
+RARELY_S = 100.0
 
 VARIABLES_MAX = 3
 """More than any body has."""
@@ -105,5 +109,47 @@ def test_a_loop_through_topics_goes_on_from_any_snapshot(seed: int) -> None:
         run_shuffled(restored(seed, turns), seed + turns) for turns in (0, 30, 100, 250, 600, 1_500)
     ]
     gone_on = [made.outputs() for made in restored_runs if made is not None]
+    assert gone_on == [direct.outputs()] * len(gone_on)
+    assert gone_on
+
+
+def lasting(made: MadeBody) -> MadeBody:
+    """The same with names that last, for checkpoints: all steps come in the same order each time."""
+    for step in made.flow.steps:
+        step.has_lasting_name = True
+    return made
+
+
+async def crashed_again_and_again(seed: int, turns: int) -> MadeBody | None:
+    """What a job gives that has crashed some times, after so many turns at most; None if it never did."""
+    broker, store, chance = await topics(seed), MemoryStore(), random.Random(seed)
+    for crashes in range(5):
+        made = lasting(ThroughTopics(seed, broker, ahead=0).make())
+        store = store.another()
+        job = await made.flow.start(
+            channel_limits=limits(seed), checkpoints=Checkpoints(store, interval_s=RARELY_S)
+        )
+        for _ in range(chance.randrange(turns)):
+            await asyncio.sleep(0)
+        try:
+            await asyncio.wait_for(job.checkpoint(), PATIENCE_S)
+        except CheckpointError:
+            await ended(job)
+            return made if crashes else None
+        for _ in range(chance.randrange(50)):
+            await asyncio.sleep(0)
+        await job.stop("abort")
+    made = lasting(ThroughTopics(seed, broker, ahead=0).make())
+    checkpoints = Checkpoints(store.another(), interval_s=RARELY_S)
+    await ended(await made.flow.start(channel_limits=limits(seed + 1), checkpoints=checkpoints))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_loop_through_topics_goes_on_after_any_crashes(seed: int) -> None:
+    """Feedback in the topic behind the last barrier of the dead run came back to the next one."""
+    direct = run_shuffled(in_memory(seed), seed)
+    crashed_runs = [run_shuffled(crashed_again_and_again(seed, turns), seed) for turns in (20, 100, 400)]
+    gone_on = [made.outputs() for made in crashed_runs if made is not None]
     assert gone_on == [direct.outputs()] * len(gone_on)
     assert gone_on

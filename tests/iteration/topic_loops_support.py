@@ -10,6 +10,7 @@ from typing import Any, Literal
 import orjson
 
 from streamiter import (
+    FeedbackLimits,
     Flow,
     IterationBodyResult,
     IterationConfig,
@@ -86,6 +87,7 @@ def token_flow(
     name: str = FLOW,
     parallelism: int = 2,
     door: asyncio.Event | None = None,
+    limits: FeedbackLimits | None = None,
 ) -> Flow:
     """Tokens go round, each so often; each visit is counted by token and by epoch, and goes to ``out``.
 
@@ -109,12 +111,10 @@ def token_flow(
 
     items = [(token, laps(token, most)) for token in range(tokens)]
     initial = flow.from_items(items, name="initial")
-    if kind == "unbounded":
-        seen, epochs = iterate_unbounded_streams([initial], [], body)
-    else:
-        ahead = {"synchronous": 0, "one ahead": 1, "asynchronous": None}[kind]
-        config = IterationConfig(max_epochs_ahead=ahead)
-        seen, epochs = iterate_bounded_streams_until_termination([initial], [], body, config)
+    ahead = {"synchronous": 0, "one ahead": 1}.get(kind)
+    config = IterationConfig(max_epochs_ahead=ahead, feedback_limits=limits or FeedbackLimits())
+    iterate = iterate_unbounded_streams if kind == "unbounded" else iterate_bounded_streams_until_termination
+    seen, epochs = iterate([initial], [], body, config)
     seen.sink(out, name="seen")
     epochs.sink(out, name="epochs")
     return flow

@@ -19,7 +19,16 @@ from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.running import run_jobs
 from streamiter.runtime.statistics import JobStatistics
 
-__all__ = ["Service", "checkpoints_in", "nothing_unheard", "one_line", "until"]
+__all__ = [
+    "INTERVAL_S",
+    "Serve",
+    "Service",
+    "checkpoints_in",
+    "nothing_unheard",
+    "one_line",
+    "serve",
+    "until",
+]
 
 # Soon enough that every fault meets checkpoints; a busy machine takes a multiple for one.
 INTERVAL_S = 0.1
@@ -91,7 +100,11 @@ class Service:
         """The error with which it ends, which is one of ours."""
         with pytest.raises(StreamiterError) as caught:
             await patiently(self._running)
-        print(f"{type(caught.value).__name__}: {caught.value}", *getattr(caught.value, "__notes__", ()), sep="\n  note: ")
+        print(
+            f"{type(caught.value).__name__}: {caught.value}",
+            *getattr(caught.value, "__notes__", ()),
+            sep="\n  note: ",
+        )
         return caught.value
 
     async def close(self) -> None:
@@ -101,6 +114,24 @@ class Service:
                 await job.stop("abort")
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
+
+
+Serve = Callable[..., Service]
+"""Starts a service; the arguments are those of `Service`."""
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Services of a test, which end with it whatever becomes of it."""
+    services: list[Service] = []
+
+    def start(flow: Flow, checkpoints: Checkpoints, **options: Any) -> Service:
+        services.append(Service(flow, checkpoints, **options))
+        return services[-1]
+
+    yield start
+    for service in services:
+        await service.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -15,7 +15,17 @@ from topics.topic_case import PATIENCE_S, patiently, read_to_end
 from streamiter import Flow
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader
 
-__all__ = ["KEYS", "Feed", "Topics", "check_committed", "expected", "feeding", "sums_flow", "until_committed", "write"]
+__all__ = [
+    "KEYS",
+    "Feed",
+    "Topics",
+    "check_committed",
+    "expected",
+    "feeding",
+    "sums_flow",
+    "until_committed",
+    "write",
+]
 
 KEYS: Final = 3
 # Some hundred records in each test, little enough for two busy cores.
@@ -43,10 +53,12 @@ class Topics:
         await self.watched_sums.create()
 
 
-def sums_flow(name: str, topics: Topics, *, stop: Any = None, padding: int = 0) -> Flow:
+def sums_flow(
+    name: str, topics: Topics, *, stop: Any = None, padding: int = 0, source: str = "numbers"
+) -> Flow:
     """Each number with the sum of all of its key so far; ``padding`` makes outputs larger by twice so many bytes."""
     flow = Flow(name)
-    numbers = flow.source(topics.numbers, stop=stop, name="numbers")
+    numbers = flow.source(topics.numbers, stop=stop, name=source)
 
     def add(total: int, number: int) -> tuple[int, list[Any]]:
         total += number
@@ -74,6 +86,7 @@ class Feed:
     def __init__(self, numbers: Topic) -> None:
         self._numbers = numbers
         self._is_over = False
+        self._has_ended = asyncio.Event()
         self.count = 0
 
     async def run(self) -> None:
@@ -84,10 +97,16 @@ class Feed:
             self.count += _NUMBERS_PER_TURN
             await asyncio.sleep(_TURN_S)  # it is a stream, not all of it at once
         await writer.close()
+        self._has_ended.set()
 
     def end(self) -> None:
         """Write no more."""
         self._is_over = True
+
+    async def ended(self) -> None:
+        """The same; all that was written is there when this returns."""
+        self.end()
+        await patiently(self._has_ended.wait())
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from job_faults.service import Service, checkpoints_in, nothing_unheard, one_line
+from job_faults.service import Serve, checkpoints_in, nothing_unheard, one_line
 from job_faults.sums import Topics, check_committed, feeding, sums_flow, until_committed
 
 from streamiter.errors import JobFailed, TopicUnavailable
@@ -46,12 +46,14 @@ def topics_in(folder: Path, **options: object) -> Topics:
     return Topics(numbers, topic(sums, **options), numbers, topic(sums))
 
 
-async def test_a_commit_waits_for_a_file_that_is_locked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_commit_waits_for_a_file_that_is_locked(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A backup of the file took a second, and the job was gone."""
     topics = topics_in(tmp_path)
     await topics.create()
     with nothing_unheard(caplog):
-        service = Service(sums_flow("sums", topics), checkpoints_in(tmp_path / "kept"))
+        service = serve(sums_flow("sums", topics), checkpoints_in(tmp_path / "kept"))
         async with feeding(topics.numbers) as feed:
             await service.works()
             with locked(tmp_path / "sums.db"):
@@ -65,18 +67,18 @@ async def test_a_commit_waits_for_a_file_that_is_locked(tmp_path: Path, caplog: 
 
 
 async def test_a_file_that_stays_locked_ends_the_job_and_the_next_one_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Taken for committed, or written again: what a commit that did not come about meant nobody knew."""
     topics = topics_in(tmp_path, lock_timeout_s=0.3)
     await topics.create()
     with nothing_unheard(caplog):
-        service = Service(sums_flow("sums", topics), checkpoints_in(tmp_path / "kept"))
+        service = serve(sums_flow("sums", topics), checkpoints_in(tmp_path / "kept"))
         async with feeding(topics.numbers) as feed:
             await service.works()
             with locked(tmp_path / "sums.db"):
                 error = await service.failed()
-        again = Service(sums_flow("sums", topics), checkpoints_in(tmp_path / "kept"))
+        again = serve(sums_flow("sums", topics), checkpoints_in(tmp_path / "kept"))
         await until_committed(topics.sums, feed.count)
         await again.suspended()
     await check_committed(topics.sums, feed.count)

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from job_faults.service import serve
 from support.kafka_fixtures import skip_without_java
 from support.kafka_server import KafkaServer, running_kafka
 
 from streamiter.topics import Topic, topic
+
+__all__ = ["serve"]
 
 
 @pytest.fixture

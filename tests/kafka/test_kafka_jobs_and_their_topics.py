@@ -8,8 +8,17 @@ from typing import Any
 
 import orjson
 import pytest
-from job_faults.service import Service, checkpoints_in, nothing_unheard, one_line
-from job_faults.sums import KEYS, Topics, check_committed, expected, feeding, sums_flow, until_committed, write
+from job_faults.service import Serve, Service, checkpoints_in, nothing_unheard, one_line
+from job_faults.sums import (
+    KEYS,
+    Topics,
+    check_committed,
+    expected,
+    feeding,
+    sums_flow,
+    until_committed,
+    write,
+)
 from support.kafka_retention import delete_records
 from topics.topic_case import PATIENCE_S, read_to_end
 
@@ -29,11 +38,11 @@ async def topics(kafka_topic: MakeTopic) -> Topics:
 
 
 @pytest.fixture
-def run(topics: Topics, topic_prefix: str, tmp_path: Path) -> RunAgain:
+def run(serve: Serve, topics: Topics, topic_prefix: str, tmp_path: Path) -> RunAgain:
     """Each call is a run of the same flow, which goes on from the same folder."""
 
     def run(**options: Any) -> Service:
-        return Service(sums_flow(f"{topic_prefix}sums", topics), checkpoints_in(tmp_path), **options)
+        return serve(sums_flow(f"{topic_prefix}sums", topics), checkpoints_in(tmp_path), **options)
 
     return run
 
@@ -79,13 +88,17 @@ async def test_an_input_that_is_deleted_ends_the_job_and_the_next_one_asks_what_
         await topics.numbers.delete()
         if created_at_once:
             await topics.numbers.create()
-            check_cause(await service.failed(), OffsetOutOfRange, "offset 30 is not there yet; expected 0 to 0")
+            check_cause(
+                await service.failed(), OffsetOutOfRange, "offset 30 is not there yet; expected 0 to 0"
+            )
         else:
             check_cause(await service.failed(), TopicNotFound, f"no topic {topics.numbers.name!r}")
             check_cause(await run().failed(), TopicNotFound, f"no topic {topics.numbers.name!r}")
             await topics.numbers.create()
         choices = "changed_steps=['numbers'] lets this source begin where its start= says", "restore=None"
-        check_cause(await run().failed(), OffsetOutOfRange, "partition 0: offset 30 is not there yet", *choices)
+        check_cause(
+            await run().failed(), OffsetOutOfRange, "partition 0: offset 30 is not there yet", *choices
+        )
         service = run(changed_steps=["numbers"])
         await write(topics.numbers, 30, 60)
         await until_committed(topics.sums, 60)
@@ -106,7 +119,9 @@ async def test_an_offset_that_fell_out_of_retention_between_two_runs_is_an_error
         await write(topics.numbers, 30, 60)
         await delete_records(kafka_broker.bootstrap, topics.numbers, 45)
         numbers = "partition 0: offset 30 fell out of retention; expected 45 to 60"
-        check_cause(await run().failed(), OffsetOutOfRange, topics.numbers.name, numbers, *map(_shown, choice))
+        check_cause(
+            await run().failed(), OffsetOutOfRange, topics.numbers.name, numbers, *map(_shown, choice)
+        )
         service = run(**choice)
         await until_committed(topics.sums, 45)
         await service.suspended()

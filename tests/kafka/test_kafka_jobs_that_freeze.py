@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pytest
@@ -15,9 +16,12 @@ from crash.programs import Process, Program, running
 from job_faults.service import INTERVAL_S
 from job_faults.summing import Options
 from job_faults.sums import Topics, check_committed, feeding, until_committed
+from topics.topic_case import ManualClock, patiently
 
 from streamiter.checkpoints.flow_folder import FlowFolder
+from streamiter.errors import TopicUnavailable
 from streamiter.topics import Topic
+from streamiter_kafka.trouble import BrokerTrouble, Patience
 
 _TESTS: Final = Path(__file__).parents[1]
 _TIMEOUT_S: Final = 1.0
@@ -59,6 +63,11 @@ def program(topics: Topics, topic_prefix: str, tmp_path: Path) -> Program:
     )
 
 
+def frozen_at_commit(program: Program) -> AbstractAsyncContextManager[Process]:
+    """The program, which stops itself right before a commit."""
+    return running(program, KAFKA_COMMIT[0], _COMMIT, signal.SIGSTOP)
+
+
 async def frozen_too_long(process: Process) -> None:
     assert await process.until(process.is_stopped)
     await asyncio.sleep(_LONGER_S)  # the broker's time, which no condition tells
@@ -76,16 +85,14 @@ async def test_a_job_that_was_frozen_for_too_long_goes_on_from_its_checkpoint_by
     topics: Topics, program: Program
 ) -> None:
     """A paused machine came back, and the service was gone until somebody looked; or it went on with a hole."""
-    async with feeding(topics.watched_numbers) as feed:
-        async with running(program, KAFKA_COMMIT[0], _COMMIT, signal.SIGSTOP) as process:
-            await frozen_too_long(process)
-            process.send(signal.SIGCONT)
-            feed.end()
-            await until_committed(topics.watched_sums, feed.count)
-            printed = await suspended(process)
+    async with feeding(topics.watched_numbers) as feed, frozen_at_commit(program) as process:
+        await frozen_too_long(process)
+        process.send(signal.SIGCONT)
+        await feed.ended()
+        await until_committed(topics.watched_sums, feed.count)
+        printed = await suspended(process)
     await check_committed(topics.watched_sums, feed.count)
     [told] = [line for line in printed.splitlines() if _RESTARTED in line]
-    print(told)
     assert told.startswith("WARNING streamiter.job flow ")
     assert f"which was open for over {_TIMEOUT_S:g} s" in told
     assert "Traceback" not in printed
@@ -93,20 +100,33 @@ async def test_a_job_that_was_frozen_for_too_long_goes_on_from_its_checkpoint_by
 
 async def test_a_job_that_was_frozen_and_replaced_does_not_go_on(topics: Topics, program: Program) -> None:
     """Its transaction was over, too; it took that for an accident, and ended the run that had replaced it."""
-    async with feeding(topics.watched_numbers) as feed:
-        async with running(program, KAFKA_COMMIT[0], _COMMIT, signal.SIGSTOP) as zombie:
-            await frozen_too_long(zombie)
-            async with running(program) as twin:
-                assert await twin.until(twin.has_committed)
-                zombie.send(signal.SIGCONT)
-                code, printed = await zombie.ends()
-                feed.end()
-                await until_committed(topics.watched_sums, feed.count)
-                await suspended(twin)
+    async with feeding(topics.watched_numbers) as feed, frozen_at_commit(program) as zombie:
+        await frozen_too_long(zombie)
+        async with running(program) as twin:
+            assert await twin.until(twin.has_committed)
+            zombie.send(signal.SIGCONT)
+            code, printed = await zombie.ends()
+            await feed.ended()
+            await until_committed(topics.watched_sums, feed.count)
+            await suspended(twin)
     await check_committed(topics.watched_sums, feed.count)
     assert code == 1, printed
-    print(printed)
     assert _RESTARTED not in printed
-    last: Any = printed.splitlines()[-1]
+    last = printed.splitlines()[-1]
     assert last.startswith("streamiter.errors.JobFailed: flow ")
-    assert "belongs to a newer writer" in last
+    assert "another run of the flow has taken over, so this one must end" in last
+
+
+async def test_one_attempt_never_uses_up_all_patience() -> None:
+    """After a night in which the machine slept, the first answer was late, and the broker was said to be away."""
+    clock = ManualClock()
+    patience = Patience("topic 'clicks'", 60.0, clock)
+    begun_s = clock.monotonic_s()
+    clock.advance(8 * 3600.0)
+    waiting = asyncio.ensure_future(patience.failed(BrokerTrouble("no answer"), begun_s=begun_s))
+    await asyncio.sleep(0)
+    clock.advance(1.0)
+    await patiently(waiting)
+    clock.advance(30.0)
+    with pytest.raises(TopicUnavailable, match="no answer"):
+        await patience.failed(BrokerTrouble("no answer"))

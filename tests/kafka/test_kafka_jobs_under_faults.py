@@ -1,27 +1,40 @@
-"""Jobs whose broker stops, dies or freezes, also in the middle of a commit: what is committed is right to the record."""
+"""Jobs whose broker stops, dies or freezes, also in the middle of a commit: what is committed is right."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
-from job_faults.service import Service, checkpoints_in, nothing_unheard, one_line
+from job_faults.service import Serve, checkpoints_in, nothing_unheard, one_line
 from job_faults.sums import Topics, check_committed, feeding, sums_flow, until_committed
 from support.kafka_server import KafkaServer
 from topics.topic_case import PATIENCE_S
 
 from streamiter import Checkpoints
-from streamiter.errors import JobFailed, TopicUnavailable, TransactionExpired
+from streamiter.errors import CheckpointError, JobFailed, StreamiterError, TopicNotFound, TopicUnavailable
 from streamiter.topics import topic
+from streamiter.topics.commit_topic import COMMIT_TOPIC
 from streamiter_kafka.transactions import KafkaTransactions
 
 PATIENT = {"give_up_after_s": PATIENCE_S, "request_timeout_s": 1.0}
 QUICK = {"give_up_after_s": 1.0, "request_timeout_s": 0.3}
 # The broker looks for transactions that have lasted too long five times a second.
 SHORT_TRANSACTION = {"transaction_timeout_s": 1.0, "alignment_timeout_s": 0.5}
+
+
+def soak_seed() -> int:
+    return int(os.environ.get("STREAMITER_SOAK_SEED", "0"))
+
+
+def soak_faults() -> int:
+    """Each takes some ten seconds."""
+    return int(os.environ.get("STREAMITER_SOAK_FAULTS", "10"))
+
 
 MakeTopics = Callable[..., Topics]
 Interrupt = Callable[[KafkaServer], Awaitable[None]]
@@ -61,35 +74,42 @@ async def freeze(broker: KafkaServer, *, for_s: float) -> None:
     broker.resume()
 
 
-async def check_goes_on(flow: str, topics: Topics, kept: Checkpoints, count: int) -> None:
+async def check_goes_on(serve: Serve, flow: str, topics: Topics, kept: Checkpoints, count: int) -> None:
     """A new run commits what is left to do, and then all is right."""
-    service = Service(sums_flow(flow, topics), kept)
-    try:
-        await service.until(lambda: service.taken > 0)
-        await until_committed(topics.watched_sums, count)
-        await service.suspended()
-    finally:
-        await service.close()
+    service = serve(sums_flow(flow, topics), kept)
+    await until_committed(topics.watched_sums, count)
+    await service.suspended()
     await check_committed(topics.watched_sums, count)
 
 
 # -- gone for a while
 
 
-@pytest.mark.parametrize("interrupt", [stop_and_start, kill_and_start])
+@pytest.mark.parametrize(
+    ("interrupt", "transactions"),
+    [
+        (stop_and_start, {}),
+        (kill_and_start, SHORT_TRANSACTION),
+        pytest.param(stop_and_start, SHORT_TRANSACTION, marks=pytest.mark.soak),
+        pytest.param(kill_and_start, {}, marks=pytest.mark.soak),
+    ],
+    ids=["stop", "kill for longer than a transaction", "stop for longer than a transaction", "kill"],
+)
 async def test_a_job_comes_through_a_restart_of_its_broker(
+    serve: Serve,
     breakable_broker: KafkaServer,
     make_topics: MakeTopics,
     flow_name: str,
     tmp_path: Path,
     interrupt: Interrupt,
+    transactions: dict[str, float],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A rolling update of the cluster took all jobs with it, or their last seconds."""
+    """A rolling update of the cluster took all jobs with it, or their last seconds; or one blamed another for it."""
     topics = make_topics(**PATIENT)
     await topics.create()
     with nothing_unheard(caplog):
-        service = Service(sums_flow(flow_name, topics), checkpoints_in(tmp_path))
+        service = serve(sums_flow(flow_name, topics), checkpoints_in(tmp_path, **transactions))
         async with feeding(topics.watched_numbers) as feed:
             await service.works()
             await interrupt(breakable_broker)
@@ -97,8 +117,9 @@ async def test_a_job_comes_through_a_restart_of_its_broker(
         await until_committed(topics.watched_sums, feed.count)
         statistics = await service.suspended()
     await check_committed(topics.watched_sums, feed.count)
-    assert len(service.jobs) == 1
     assert statistics.state == "suspended"
+    if not transactions:
+        assert len(service.jobs) == 1
 
 
 class Reached:
@@ -119,14 +140,13 @@ class Reached:
         patch.setattr(KafkaTransactions, method, reached)
 
 
-@pytest.mark.parametrize("interrupt", [kill_and_start])
-@pytest.mark.parametrize("method", ["commit", "begin"])
+@pytest.mark.parametrize("method", ["commit", pytest.param("begin", marks=pytest.mark.soak)])
 async def test_a_broker_that_dies_right_before_a_commit_or_after_it_changes_nothing(
+    serve: Serve,
     breakable_broker: KafkaServer,
     make_topics: MakeTopics,
     flow_name: str,
     tmp_path: Path,
-    interrupt: Interrupt,
     method: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -136,12 +156,12 @@ async def test_a_broker_that_dies_right_before_a_commit_or_after_it_changes_noth
     await topics.create()
     reached = Reached(monkeypatch, method, skip=4)
     with nothing_unheard(caplog):
-        service = Service(sums_flow(flow_name, topics), checkpoints_in(tmp_path))
+        service = serve(sums_flow(flow_name, topics), checkpoints_in(tmp_path))
         async with feeding(topics.watched_numbers) as feed:
             await service.until(reached.is_there.is_set)
-            interrupting = asyncio.create_task(interrupt(breakable_broker))
+            restarting = asyncio.create_task(kill_and_start(breakable_broker))
             reached.go_on.set()
-            await interrupting
+            await restarting
             await service.works()
         await until_committed(topics.watched_sums, feed.count)
         await service.suspended()
@@ -149,8 +169,9 @@ async def test_a_broker_that_dies_right_before_a_commit_or_after_it_changes_noth
     assert len(service.jobs) == 1
 
 
-@pytest.mark.parametrize("how", ["stop", "kill", "pause"])
+@pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.soak), "kill", "pause"])
 async def test_a_broker_that_stays_away_ends_the_job_with_one_error_and_the_next_run_goes_on(
+    serve: Serve,
     breakable_broker: KafkaServer,
     make_topics: MakeTopics,
     flow_name: str,
@@ -162,7 +183,7 @@ async def test_a_broker_that_stays_away_ends_the_job_with_one_error_and_the_next
     topics = make_topics(**QUICK)
     await topics.create()
     with nothing_unheard(caplog):
-        service = Service(sums_flow(flow_name, topics), checkpoints_in(tmp_path))
+        service = serve(sums_flow(flow_name, topics), checkpoints_in(tmp_path))
         async with feeding(topics.watched_numbers) as feed:
             await service.works()
             await asyncio.to_thread(getattr(breakable_broker, how))
@@ -170,7 +191,7 @@ async def test_a_broker_that_stays_away_ends_the_job_with_one_error_and_the_next
             await asyncio.to_thread(breakable_broker.start)
             breakable_broker.resume()
         patient = make_topics(**PATIENT)
-        await check_goes_on(flow_name, patient, checkpoints_in(tmp_path), feed.count)
+        await check_goes_on(serve, flow_name, patient, checkpoints_in(tmp_path), feed.count)
     assert isinstance(error, JobFailed)
     assert isinstance(error.__cause__, TopicUnavailable)
     assert "Is the broker running, and is the address right?" in one_line(error)
@@ -180,6 +201,7 @@ async def test_a_broker_that_stays_away_ends_the_job_with_one_error_and_the_next
 
 
 async def test_a_broker_that_freezes_past_all_timeouts_costs_no_record(
+    serve: Serve,
     breakable_broker: KafkaServer,
     make_topics: MakeTopics,
     flow_name: str,
@@ -190,7 +212,7 @@ async def test_a_broker_that_freezes_past_all_timeouts_costs_no_record(
     topics = make_topics(**PATIENT)
     await topics.create()
     with nothing_unheard(caplog):
-        service = Service(sums_flow(flow_name, topics), checkpoints_in(tmp_path, **SHORT_TRANSACTION))
+        service = serve(sums_flow(flow_name, topics), checkpoints_in(tmp_path, **SHORT_TRANSACTION))
         async with feeding(topics.watched_numbers) as feed:
             await service.works()
             await freeze(breakable_broker, for_s=4.0)
@@ -198,5 +220,108 @@ async def test_a_broker_that_freezes_past_all_timeouts_costs_no_record(
         await until_committed(topics.watched_sums, feed.count)
         await service.suspended()
     await check_committed(topics.watched_sums, feed.count)
+    # Only where the broker was quicker to end the transaction than to answer what it had been sent.
     assert len(service.jobs) == 1 + caplog.text.count("going on from the last checkpoint")
-    print(len(service.jobs))
+
+
+# -- without commit records
+
+
+async def test_a_deleted_topic_of_commit_records_ends_the_job_and_the_next_one_asks_what_to_do(
+    serve: Serve, make_topics: MakeTopics, flow_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody deleted a topic that nobody knew; all flows began anew, and their outputs were there twice."""
+    topics = make_topics(**PATIENT)
+    await topics.create()
+    kept = checkpoints_in(tmp_path)
+    with nothing_unheard(caplog):
+        service = serve(sums_flow(flow_name, topics), kept)
+        async with feeding(topics.watched_numbers) as feed:
+            await service.works()
+            await topics.watched_sums.beside(COMMIT_TOPIC).delete()
+            error = await service.failed()
+        statistics = service.jobs[-1].statistics()
+        refused = await serve(sums_flow(flow_name, topics), kept).failed()
+        assert statistics.checkpoints is not None
+        again = serve(sums_flow(flow_name, topics), kept, restore=statistics.checkpoints.committed)
+        await until_committed(topics.watched_sums, feed.count)
+        await again.suspended()
+        service = serve(sums_flow(flow_name, topics), kept)  # The new commit records are as good.
+        await service.works()
+        await service.suspended()
+    await check_committed(topics.watched_sums, feed.count)
+    assert isinstance(error.__cause__, TopicNotFound)
+    assert COMMIT_TOPIC in one_line(error)
+    assert isinstance(refused, CheckpointError)
+    assert "has no commit record of this flow, so nobody knows what was committed" in one_line(refused)
+    assert "Go on from one with restore=<number>" in one_line(refused)
+
+
+async def test_commit_records_that_are_deleted_between_two_runs_are_no_fresh_start(
+    serve: Serve, make_topics: MakeTopics, flow_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cluster was restored from a copy without that topic."""
+    topics = make_topics(**PATIENT)
+    await topics.create()
+    kept = checkpoints_in(tmp_path)
+    with nothing_unheard(caplog):
+        service = serve(sums_flow(flow_name, topics), kept)
+        async with feeding(topics.watched_numbers) as feed:
+            await service.works()
+            statistics = await service.suspended()
+            await topics.watched_sums.beside(COMMIT_TOPIC).delete()
+            refused = await serve(sums_flow(flow_name, topics), kept).failed()
+        assert statistics.checkpoints is not None
+        again = serve(sums_flow(flow_name, topics), kept, restore=statistics.checkpoints.committed)
+        await until_committed(topics.watched_sums, feed.count)
+        await again.suspended()
+    await check_committed(topics.watched_sums, feed.count)
+    assert isinstance(refused, CheckpointError)
+    assert "has no commit record of this flow" in one_line(refused)
+
+
+# -- for as long as one likes
+
+
+async def _any_fault(broker: KafkaServer, random: Random) -> None:
+    kind = random.choice(["stop", "kill", "freeze"])
+    if kind == "freeze":
+        await freeze(broker, for_s=4 * random.random())
+    else:
+        await asyncio.to_thread(getattr(broker, kind))
+        await asyncio.to_thread(broker.start)
+
+
+@pytest.mark.soak
+async def test_a_job_comes_through_any_faults_of_its_broker(
+    serve: Serve,
+    breakable_broker: KafkaServer,
+    make_topics: MakeTopics,
+    flow_name: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What goes wrong at one moment of a thousand: by itself, or in a run that follows an error that is clear."""
+    topics = make_topics(**PATIENT)
+    await topics.create()
+    random = Random(soak_seed())
+    kept = checkpoints_in(tmp_path, **SHORT_TRANSACTION)
+    told: list[StreamiterError] = []
+    with nothing_unheard(caplog):
+        service = serve(sums_flow(flow_name, topics), kept)
+        async with feeding(topics.watched_numbers) as feed:
+            for _ in range(soak_faults()):
+                await asyncio.sleep(random.random())
+                await _any_fault(breakable_broker, random)
+                try:
+                    await service.works()
+                except (JobFailed, TopicUnavailable) as error:
+                    told.append(error)
+                    service = serve(sums_flow(flow_name, topics), kept)
+                    await service.works()
+        await until_committed(topics.watched_sums, feed.count)
+        await service.suspended()
+    await check_committed(topics.watched_sums, feed.count)
+    assert all(
+        isinstance(error, TopicUnavailable) or isinstance(error.__cause__, TopicUnavailable) for error in told
+    )

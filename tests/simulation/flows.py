@@ -17,6 +17,7 @@ from simulation.flows_with_loops import (
     unbounded_synchronous_loop,
 )
 from simulation.flows_without_loops import (
+    another_parallelism,
     joined_at_the_end,
     keyed_state_and_timers,
     mini_batches,
@@ -33,6 +34,7 @@ MakeFlow = Callable[[Simulation], Flow]
 FLOWS: tuple[MakeFlow, ...] = (
     keyed_state_and_timers,
     running_totals,
+    another_parallelism,
     mini_batches,
     side_outputs_and_dead_letters,
     wanted_inputs,
@@ -47,5 +49,5 @@ FLOWS: tuple[MakeFlow, ...] = (
     asynchronous_learner,
 )
 
-SETTLE_S = {"keyed_state_and_timers": 5.0}
+SETTLE_S = {"keyed_state_and_timers": 5.0, "another_parallelism": 5.0}
 """Seconds that timers are waited for, by flow."""

@@ -53,6 +53,16 @@ def running_totals(simulation: Simulation) -> Flow:
     return flow
 
 
+def another_parallelism(simulation: Simulation) -> Flow:
+    """The same keys, partitions and timers with one to three subtasks, others after each restart."""
+    flow = Flow("rescaled", parallelism=(simulation.seed + simulation.run) % 3 + 1)
+    numbers = simulation.input("numbers", range(30), partitions=3, key=lambda n: str(n % 6), over_s=1.0)
+    keyed = flow.source(numbers).key_by(lambda n: f"u{n % 6}")
+    counted = keyed.process(CountWithReminder, name="count")
+    counted.sink(simulation.output("counts", order="any"), key=lambda r: r[0])
+    return flow
+
+
 def mini_batches(simulation: Simulation) -> Flow:
     """Mini-batches cut from transport batches that are cut anywhere, and their remainder at the end."""
     flow = Flow("mini-batches")

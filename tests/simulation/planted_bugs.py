@@ -11,6 +11,7 @@ from streamiter.runtime.checkpointing.transactional_writer import TransactionalW
 from streamiter.runtime.feedback_log import FeedbackLog
 from streamiter.runtime.gate_records import BarrierReturned
 from streamiter.runtime.task import Task
+from streamiter.topics.memory.transactions import MemoryTransactions
 
 
 def drop_logged_feedback(patch: pytest.MonkeyPatch) -> None:
@@ -46,6 +47,11 @@ def forget_an_optimizer_slot(patch: pytest.MonkeyPatch) -> None:
         return kept
 
     patch.setattr(LinearWeights, "state", without_n)
+
+
+def fence_nobody(patch: pytest.MonkeyPatch) -> None:
+    """The server lets whoever has the transactions open go on, although another run has opened them."""
+    patch.setattr(MemoryTransactions, "fence", lambda self, reason: None)
 
 
 def write_behind_the_barrier(patch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from simulation.flows import (
 from simulation.planted_bugs import (
     commit_offsets_early,
     drop_logged_feedback,
+    fence_nobody,
     forget_an_optimizer_slot,
     write_behind_the_barrier,
 )
@@ -32,6 +33,7 @@ SEEDS = range(40)
         (running_totals, commit_offsets_early),
         (online_learner, forget_an_optimizer_slot),
         (running_totals, write_behind_the_barrier),
+        (running_totals, fence_nobody),
     ],
 )
 def test_a_planted_bug_is_found_and_replayed_by_its_seed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -162,11 +162,22 @@ def test_what_is_dropped_takes_no_further_turn_and_warns_of_nothing() -> None:
         async def never_begun() -> None:
             reached.append("begun")
 
+        async def numbers() -> AsyncIterator[int]:
+            try:
+                yield 1
+            finally:
+                raise ValueError("nobody is there to hear of it")
+
+        async def in_the_middle() -> None:
+            async for _ in numbers():
+                await asyncio.sleep(3600)
+
         async def given(awaitable: Awaitable[None]) -> None:
             await awaitable
 
         async with asyncio.TaskGroup() as group:
             group.create_task(stubborn())
+            group.create_task(in_the_middle())
             await asyncio.sleep(0.1)
             group.create_task(given(never_begun()))
             run.noted.append("all there")

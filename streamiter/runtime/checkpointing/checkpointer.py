@@ -18,7 +18,7 @@ from streamiter.checkpoints.settings import Checkpoints
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
 from streamiter.checkpoints.store import CheckpointStore, StoredSnapshot
 from streamiter.clock import Clock
-from streamiter.errors import StorageFull
+from streamiter.errors import StorageFull, StreamiterError
 from streamiter.operators.context import JobScope
 from streamiter.runtime.checkpointing.barriers import (
     Barriers,
@@ -73,6 +73,8 @@ class Checkpointer:
         self._steps: dict[str, StepState] = {}
         self._store: CheckpointStore | None = None
         self._stored: StoredSnapshot | None = None
+        self._queues = contextlib.ExitStack()
+        """In which that waits which tasks take over."""
         self._transaction: JobTransaction | None = None
         self._lag = LagReports(flow, tasks)
         self._is_over = False
@@ -92,7 +94,11 @@ class Checkpointer:
         if output is not None:
             self._settings.check_transactions(self._flow)
             self._transaction = JobTransaction(
-                self._flow, output, clock=self._clock, timeout_s=self._settings.transaction_timeout_s
+                self._flow,
+                output,
+                clock=self._clock,
+                timeout_s=self._settings.transaction_timeout_s,
+                is_newest_run=self._is_newest_run,
             )
             self._scope.put(Outputs, self._transaction)
             record = await self._transaction.open()
@@ -127,9 +133,22 @@ class Checkpointer:
         )
         return states
 
+    async def _is_newest_run(self) -> bool:
+        try:
+            pointer = await self._opened_store.pointer(self._flow)
+        except StreamiterError:  # Not known.
+            return False
+        return pointer is not None and pointer.run == self._run_id
+
     async def _load(self, store: CheckpointStore, chosen: CheckpointId) -> dict[str, dict[str, Any]]:
         stored = self._stored = await store.open(self._flow, chosen)
         check_steps(stored.header, self._steps, self._changed_steps)
+        if left := [name for name in stored.header.steps if name in self._changed_steps]:
+            _log.warning(
+                "flow %r: the state of %s is left behind, as changed_steps= says; say it for one run only",
+                self._flow,
+                ", ".join(map(repr, left)),
+            )
         if stored.header.job_ended:
             _log.warning(
                 "flow %r: checkpoint %d is the last of a job whose inputs have all ended, so nothing is left to do; "
@@ -137,10 +156,18 @@ class Checkpointer:
                 self._flow,
                 chosen.number,
             )
-        return await states_of_tasks(stored, self._tasks, self._plain_data, self._changed_steps)
+        return await states_of_tasks(
+            stored,
+            self._tasks,
+            self._plain_data,
+            self._clock,
+            dropped=self._changed_steps,
+            queues=self._queues,
+        )
 
     async def restored(self) -> None:
         """All tasks have taken over their states."""
+        self._queues.close()
         if self._stored is not None:
             stored, self._stored = self._stored, None
             await stored.close()

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotHeader, StepState
 from streamiter.checkpoints.store import StoredSnapshot
+from streamiter.clock import Clock
 from streamiter.errors import CheckpointError
-from streamiter.runtime.checkpointing.redistribution import OldJob, fits, redistributed
+from streamiter.runtime.checkpointing.redistribution import (
+    OldJob,
+    fits,
+    redistributed,
+    with_batches,
+)
 from streamiter.runtime.checkpointing.task_parts import PartName, task_state
 from streamiter.runtime.task import Task
 
@@ -45,11 +52,18 @@ def _names(steps: Mapping[str, StepState]) -> str:
 
 
 async def states_of_tasks(
-    stored: StoredSnapshot, tasks: Sequence[Task], plain_data: PlainData, dropped: Collection[str]
+    stored: StoredSnapshot,
+    tasks: Sequence[Task],
+    plain_data: PlainData,
+    clock: Clock,
+    *,
+    dropped: Collection[str],
+    queues: ExitStack,
 ) -> dict[str, dict[str, Any]]:
     """The state of each task by its name. What is deferred in them is read from ``stored`` as they take it over.
 
-    Where the parallelism of steps has changed, or other steps are chained, it is shared out anew.
+    Where the parallelism of steps has changed, or other steps are chained, it is shared out anew; what was fed back
+    through topics may wait in ``queues`` then, to be closed when the tasks have taken over.
     """
     states: dict[str, Any] = {}
     for name in stored.part_names():
@@ -60,7 +74,10 @@ async def states_of_tasks(
         await asyncio.sleep(0)
     old = OldJob.of(stored.header, states)
     if not fits(old, tasks):
-        return await redistributed(old, tasks, plain_data)
+        heads = dict.fromkeys(task.head.step for task in tasks)
+        return await redistributed(
+            await with_batches(old, heads, plain_data, clock, queues), tasks, plain_data
+        )
     found: dict[str, dict[str, Any]] = {}
     for task in tasks:
         steps = [instance.step.name for instance in task.instances]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import final
 
 from streamiter.checkpoints.snapshot import CheckpointId
 from streamiter.clock import Clock
-from streamiter.errors import StorageFull, TopicError
+from streamiter.errors import ProducerFenced, StorageFull, TopicError, TransactionExpired
 from streamiter.runtime.checkpointing.commit_record import CommitRecord
 from streamiter.runtime.checkpointing.transactional_writer import TransactionalWriter
 from streamiter.topics.commit_topic import ensure_commit_topic
@@ -25,13 +27,23 @@ class JobTransaction(Outputs):
     Opening it fences older runs of the flow: only then does ``last_commit`` say something that lasts.
     """
 
-    def __init__(self, flow: str, beside: Topic, *, clock: Clock, timeout_s: float) -> None:
-        """``beside`` is one of the outputs."""
+    def __init__(
+        self,
+        flow: str,
+        beside: Topic,
+        *,
+        clock: Clock,
+        timeout_s: float,
+        is_newest_run: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """``beside`` is one of the outputs; ``is_newest_run`` is whether nobody has claimed the flow since."""
         self.commit_domain = beside.commit_domain
         self._flow = flow
         self._beside = beside
         self._clock = clock
         self._timeout_s = timeout_s
+        self._began_s = clock.monotonic_s()
+        self._is_newest_run = is_newest_run
         self._transactions: Transactions | None = None
         self._commits: Topic | None = None
         self._writers: list[TransactionalWriter] = []
@@ -55,7 +67,7 @@ class JobTransaction(Outputs):
             writer.seal()
 
     async def _write(self, topic: Topic, batch: OutgoingBatch) -> None:
-        async with self._one_at_a_time:
+        async with self._one_at_a_time, self._fence_explained():
             await self._opened.write(topic, batch)
 
     # -- for the job -------------------------------------------------------------------------------------
@@ -76,9 +88,13 @@ class JobTransaction(Outputs):
 
     async def begin(self, checkpoint: CheckpointId | None, *, is_said: bool) -> None:
         """Let the sinks write. Unless it ``is_said`` already, a commit says which checkpoint the run begins with."""
-        await self._opened.begin()
+        await self._begin()
         if not is_said:
             await self._commit(checkpoint, goes_on=True)
+
+    async def _begin(self) -> None:
+        self._began_s = self._clock.monotonic_s()
+        await self._opened.begin()
 
     def checkpoint_begins(self) -> None:
         """From now on a sink whose barrier has passed holds what comes after it."""
@@ -96,7 +112,7 @@ class JobTransaction(Outputs):
 
     async def _commit(self, checkpoint: CheckpointId | None, *, goes_on: bool) -> None:
         assert self._commits is not None
-        async with self._one_at_a_time:
+        async with self._one_at_a_time, self._fence_explained():
             await self._opened.write(self._commits, CommitRecord(self._flow, checkpoint).outgoing())
             await self._opened.commit()
             if goes_on:
@@ -104,7 +120,7 @@ class JobTransaction(Outputs):
 
     async def _begin_next(self) -> None:
         try:
-            await self._opened.begin()
+            await self._begin()
         except StorageFull as error:  # Of a commit it says that nothing is committed yet.
             raise TopicError(f"the next transaction cannot begin: {error}") from error
 
@@ -113,6 +129,28 @@ class JobTransaction(Outputs):
         self._seals = False
         for writer in self._writers:
             await writer.unseal()
+
+    @contextlib.asynccontextmanager
+    async def _fence_explained(self) -> AsyncIterator[None]:
+        """Tell a newer run from a transaction that was open for too long, where the server does not.
+
+        Brokers that were started again since do not know any more why they have fenced somebody. A newer run claims
+        the flow in the store as soon as it has fenced this one; and to go on from the last checkpoint is safe anyway.
+        """
+        try:
+            yield
+        except TransactionExpired:
+            raise
+        except ProducerFenced as error:
+            is_over_time = self._clock.monotonic_s() - self._began_s > self._timeout_s
+            if is_over_time and await self._is_newest_run():
+                raise TransactionExpired(
+                    f"the transaction was open for longer than its timeout of {self._timeout_s:g} s, and no other run "
+                    f"has taken over: {error}"
+                ) from error
+            raise ProducerFenced(
+                f"another run of the flow has taken over, so this one must end: {error}"
+            ) from error
 
     async def close(self) -> None:
         """Take back what is not committed, and let go."""

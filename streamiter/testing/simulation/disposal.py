@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import warnings
-from types import CoroutineType
-from typing import Any, Final
 
 from streamiter.testing.simulation.event_loop import SimulatedEventLoop
-from streamiter.testing.simulation.network import Crashed
+from streamiter.testing.simulation.unwinding import unwind
 
 __all__ = ["drop_all"]
-
-# A coroutine that awaits something in each of its finally blocks has to be closed once for each of them.
-_CLOSINGS_MAX: Final = 100
 
 
 def drop_all(loop: SimulatedEventLoop) -> None:
@@ -29,23 +24,14 @@ def drop_all(loop: SimulatedEventLoop) -> None:
     loop.close()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for task in reversed(unfinished):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own way not to warn of it
-            coroutine = task.get_coro()
-            if inspect.iscoroutine(coroutine):
-                _unwind(coroutine)
-
-
-def _unwind(coroutine: CoroutineType[Any, Any, Any]) -> None:
-    if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-        # Has not begun: what it was given to await would never be awaited, which Python warns of when it is found.
-        frame = coroutine.cr_frame
-        for given in list(frame.f_locals.values()) if frame is not None else []:
-            if inspect.iscoroutine(given):
-                _unwind(given)
-    for _ in range(_CLOSINGS_MAX):
+        # What asks for a loop meanwhile gets this one, which is closed, and not a new one that nobody closes.
+        around = asyncio._get_running_loop()
+        asyncio._set_running_loop(loop)
         try:
-            coroutine.close()
-        except (Exception, asyncio.CancelledError, GeneratorExit, Crashed):  # noqa: S112
-            continue  # RuntimeError: it awaits once more; any other: one of its finally blocks has failed
-        return
+            for task in reversed(unfinished):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own way not to warn of it
+                coroutine = task.get_coro()
+                if inspect.iscoroutine(coroutine):
+                    unwind(coroutine)
+        finally:
+            asyncio._set_running_loop(around)

@@ -35,6 +35,8 @@ class Disturbed:
         self._turns_undisturbed = turns_undisturbed
         self._bounds = bounds
         self._endings_left = self._random.randint(0, faults.crashes)
+        # Under some seeds runs hardly get beyond their start, under others most of the work is done by one.
+        self._life_turns_max = max(1, int(turns_undisturbed * self._random.choice([0.1, 0.3, 1.0])))
         self._life: Life | None = None
         self._ends_at: int | None = None
         """The turn at which the life is ended early."""
@@ -79,7 +81,7 @@ class Disturbed:
         self._ends_at = None
         if self._endings_left:
             self._endings_left -= 1
-            self._ends_at = self._world.trace.turns + self._random.randint(1, self._turns_undisturbed)
+            self._ends_at = self._world.trace.turns + self._random.randint(1, self._life_turns_max)
 
     def _end_early(self, life: Life) -> None:
         how = self._random.choice(["crash", "crash", "pause", "suspend", "abort"])

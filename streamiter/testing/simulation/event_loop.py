@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from contextvars import Context
 from typing import Any, Final, TypeVar, TypeVarTuple, final
@@ -12,6 +13,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple, final
 from streamiter.testing.simulation.ready import ReadyHandles, Shuffle, SimulatedFuture, SimulatedTask
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 from streamiter.testing.simulation.trace import Trace
+from streamiter.testing.simulation.unwinding import unwind
 
 __all__ = ["Deadlock", "SimulatedEventLoop"]
 
@@ -74,14 +76,18 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
 
         Raises :class:`Deadlock` where there is nothing to do and nothing to come.
         """
+        around = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(finalizer=self._close_generator)
         self._is_running = True
         try:
             while not until():
                 self._turn()
         finally:
             self._is_running = False
-            asyncio._set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
+            asyncio._set_running_loop(around)
 
     def _turn(self) -> None:
         time = self._simulated_time
@@ -110,6 +116,14 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         if not dates_s:
             raise Deadlock
         return min(dates_s)
+
+    def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """An async generator that nobody goes on with is closed by a task, or where all was dropped, by nobody."""
+        closing = generator.aclose()
+        if self.is_closed():
+            unwind(closing)
+        else:
+            self.create_task(closing)
 
     def is_running(self) -> bool:
         """Whether one of its tasks has its turn."""

@@ -76,7 +76,7 @@ class Life:
         self._main = self.loop.create_task(self._live(), name=f"run {number}")
 
     async def _live(self) -> JobState:
-        flow = self._make_flow(Simulation(self.world, self.cluster))
+        flow = self._make_flow(Simulation(self.world, self.cluster, self.number))
         sources = [step for step in flow.steps if step.source is not None]
         self._bounded_sources = frozenset(step.name for step in sources if step.bounded)
         self._has_unbounded_source = len(self._bounded_sources) < len(sources)

@@ -21,11 +21,13 @@ __all__ = ["Simulation"]
 class Simulation:
     """Given to the function that builds the flow: its topics come from here.
 
-    The function is called again for every restart; it must build the same flow each time.
+    The function is called again for every restart; it must build a flow that can go on from the last one's state.
     """
 
-    def __init__(self, world: World, cluster: Cluster) -> None:
+    def __init__(self, world: World, cluster: Cluster, run: int = 1) -> None:
         self.seed = world.seed
+        self.run = run
+        """Which start this is, counted from 1: for what an update of the flow may change, such as a parallelism."""
         self.random = generator(world.seed, "flow")
         """For what should differ from seed to seed, such as the inputs; begins anew with each restart."""
         self._world = world

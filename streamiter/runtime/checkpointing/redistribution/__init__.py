@@ -6,10 +6,11 @@ subtasks: where the old ones differ and something depends on it, the restart is 
 
 In this order: :mod:`old_job` is what the snapshot says, :mod:`standing` how far each step has come,
 :mod:`instances`, :mod:`positions` and :mod:`rounds` are what steps keep, :mod:`gates` what waits before them, and
-:mod:`tasks` brings it together.
+:mod:`tasks` brings it together. Before all that :mod:`topic_logs` fetches what lies in topics.
 """
 
 from streamiter.runtime.checkpointing.redistribution.old_job import OldJob
 from streamiter.runtime.checkpointing.redistribution.tasks import fits, redistributed
+from streamiter.runtime.checkpointing.redistribution.topic_logs import with_batches
 
-__all__ = ["OldJob", "fits", "redistributed"]
+__all__ = ["OldJob", "fits", "redistributed", "with_batches"]

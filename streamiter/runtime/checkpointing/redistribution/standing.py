@@ -28,8 +28,9 @@ def joined(standings: Collection[Standing]) -> Standing:
     Standing(watermark=3, data_ended=False, ended=False)
     """
     going_on = [standing for standing in standings if not standing.data_ended]
+    furthest = max(standing.watermark for standing in standings)
     return Standing(
-        min(standing.watermark for standing in going_on or standings),
+        min((standing.watermark for standing in going_on), default=furthest),
         all(standing.data_ended for standing in standings),
         all(standing.ended for standing in standings),
     )

@@ -1,0 +1,222 @@
+"""`streamiter run --checkpoints`: options, runs that go on from each other, and what goes wrong with them."""
+
+import contextlib
+import json
+import signal
+
+import pytest
+from cli.program import started, streamiter
+from support.kafka_server import free_ports
+from typer.testing import CliRunner
+
+from streamiter.cli.app import app
+from streamiter.topics import OutgoingBatch, ReadRequest, topic
+
+FLOWS = """
+import os
+from streamiter import Flow, topic
+
+def summing(stop, numbers="sqlite:///numbers.db?topic=numbers", name="sum"):
+    flow = Flow("sums")
+    sums = flow.source(topic(numbers), stop=stop, name="numbers").key_by(lambda n: n % 2)
+    sums = sums.stateful_map(lambda total, n: (total + n, [n, total + n]), 0, name=name)
+    sums.map(lambda pair: (print(pair, flush=True), pair)[1]).sink(topic("sqlite:///sums.db?topic=sums"), name="sums")
+    return flow
+
+def service():
+    return summing(None)
+
+def rest():
+    return summing("latest")
+
+def unnamed():
+    return summing("latest", name=None)
+
+def elsewhere():
+    return summing("latest", os.environ["ELSEWHERE"])
+"""
+
+KEPT = ("--checkpoints", "kept", "--checkpoint-interval", "0.1")
+
+
+@pytest.fixture
+async def folder(tmp_path):
+    (tmp_path / "job.py").write_text(FLOWS)
+    for name in ("numbers", "sums"):
+        await topic_in(tmp_path, name).create()
+    await write(tmp_path, range(10))
+    return tmp_path
+
+
+def topic_in(folder, name):
+    return topic(f"sqlite:///{folder}/{name}.db?topic={name}")
+
+
+async def write(folder, numbers):
+    writer = await topic_in(folder, "numbers").open_writer()
+    await writer.write(OutgoingBatch([b"%d" % number for number in numbers]))
+    await writer.close()
+
+
+async def committed(folder):
+    reader = await topic_in(folder, "sums").open_reader(ReadRequest(stop="latest"))
+    seen = []
+    while (batch := await reader.read()) is not None:
+        seen += [json.loads(value) for value in batch.values]
+    await reader.close()
+    return seen
+
+
+def expected(count):
+    totals = [0, 0]
+    outputs = []
+    for number in range(count):
+        totals[number % 2] += number
+        outputs.append([number, totals[number % 2]])
+    return outputs
+
+
+async def test_a_run_that_was_suspended_is_gone_on_with(folder):
+    """A service is stopped and started by every deploy."""
+    with started("run", "job.py:service", *KEPT, cwd=folder) as program:
+        for _ in range(10):
+            program.stdout.readline()
+        program.send_signal(signal.SIGTERM)
+        printed, said = program.communicate(timeout=60)
+    assert (program.returncode, printed) == (0, "")
+    assert said.startswith("sums: suspended, ")
+    assert await committed(folder) == expected(10)
+    await write(folder, range(10, 20))
+    ran = streamiter("run", "job.py:rest", *KEPT, "--restore", "last", cwd=folder)
+    assert ran.returncode == 0
+    assert ran.stderr.startswith("sums: finished, ")
+    assert await committed(folder) == expected(20)
+
+
+async def test_a_run_can_go_back_or_begin_anew(folder):
+    """After a mistake in the flow."""
+    committed_by = {}
+    for options in ((), ("--restore", "1"), ("--restore", "none")):
+        ran = streamiter("run", "job.py:rest", "--checkpoints", "kept", *options, cwd=folder)
+        assert ran.returncode == 0, ran.stderr
+        committed_by[options] = await committed(folder)
+    assert committed_by[()] == expected(10)
+    assert committed_by["--restore", "1"] == expected(10)  # It was the last of a job that had ended.
+    assert committed_by["--restore", "none"] == expected(10) * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--checkpoint-interval", "5"),
+            "--checkpoint-interval: expected --checkpoints FOLDER with it, given none; say where checkpoints are kept",
+        ),
+        (
+            ("--restore", "last"),
+            "--restore: expected --checkpoints FOLDER with it, given none; say where checkpoints are kept",
+        ),
+        *(
+            (
+                (*KEPT, "--restore", given),
+                f'--restore: expected "last", "none" or the number of a checkpoint, given {given!r}; '
+                "streamiter checkpoints list shows what there is",
+            )
+            for given in ("seven", "-1", "")
+        ),
+        *(
+            (
+                ("--checkpoints", "kept", "--checkpoint-interval", given),
+                f"Checkpoints: interval_s: expected a number above 0, given {given}",
+            )
+            for given in ("0.0", "-1.0", "nan", "inf")
+        ),
+        (
+            ("--checkpoints", ""),
+            "Checkpoints: expected a folder or a CheckpointStore, given ''; write Checkpoints(\"/var/lib/…\")",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_option_is_said_in_a_line(tmp_path, options, said):
+    """The message names the option, not something in the engine; and nothing has begun yet."""
+    # In this process: a second sooner than the program.
+    with contextlib.chdir(tmp_path):
+        ran = CliRunner().invoke(app, ["run", "job.py:rest", *options], prog_name="streamiter")
+    assert (ran.exit_code, ran.stdout, ran.stderr) == (1, "", f"error: {said}\n")
+
+
+def test_an_interval_that_is_no_number_is_a_usage_error(tmp_path):
+    """As for all commands."""
+    options = ("--checkpoints", "kept", "--checkpoint-interval", "soon")
+    ran = CliRunner().invoke(app, ["run", "job.py:rest", *options], prog_name="streamiter")
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert "Invalid value for '--checkpoint-interval'" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((*KEPT, "--restore", "7"), "flow 'sums': expected a checkpoint 7 in the store, given none"),
+        (
+            ("--checkpoints", "kept", "--checkpoint-interval", "300"),
+            "flow 'sums', Checkpoints: expected interval_s + alignment_timeout_s below transaction_timeout_s",
+        ),
+        (
+            ("--checkpoints", "job.py"),
+            "flow 'sums': expected a directory for checkpoints that this process may write to, given job.py",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_the_flow_are_said_in_a_line(folder, options, said):
+    """Before anything is read or written."""
+    check_error(streamiter("run", "job.py:rest", *options, cwd=folder), said)
+
+
+def check_error(ran, *said):
+    """One line, behind what was logged, that says all this."""
+    assert (ran.returncode, ran.stdout) == (1, "")
+    [error] = [line for line in ran.stderr.splitlines() if line.startswith("error: ")]
+    assert ran.stderr.endswith(f"{error}\n")
+    assert "Traceback" not in ran.stderr
+    for each in said:
+        assert each in error
+
+
+def test_a_step_whose_state_could_not_be_found_again_is_named(folder):
+    """With the user's own line."""
+    ran = streamiter("run", "job.py:unnamed", *KEPT, cwd=folder)
+    check_error(ran, "step 'stateful_map': expected a name= for a step that keeps state", "job.py:")
+
+
+async def test_checkpoints_that_do_not_fit_what_is_committed_are_an_error(folder):
+    """A folder that was not mounted, or a file of topics that was put back from another day."""
+    assert streamiter("run", "job.py:rest", *KEPT, cwd=folder).returncode == 0
+    ran = streamiter("run", "job.py:rest", "--checkpoints", "elsewhere", cwd=folder)
+    check_error(ran, "flow 'sums': expected the committed checkpoint 1", "in the store, given none")
+    await topic_in(folder, "sums").beside("streamiter-commits").delete()
+    ran = streamiter("run", "job.py:rest", *KEPT, cwd=folder)
+    check_error(ran, "has no commit record of this flow, so nobody knows what was committed")
+    assert await committed(folder) == expected(10)
+
+
+def test_a_broker_that_is_not_there_is_an_error_with_its_address(folder, monkeypatch):
+    """A newcomer's first try."""
+    [port] = free_ports(1)
+    monkeypatch.setenv("ELSEWHERE", f"kafka://127.0.0.1:{port}/numbers?give_up_after_s=1")
+    ran = streamiter("run", "job.py:elsewhere", *KEPT, cwd=folder)
+    check_error(ran, "flow 'sums', step 'numbers'", f"127.0.0.1:{port}", "Is the broker running")
+
+
+async def test_a_run_that_is_replaced_ends_with_a_line_and_a_failure(folder):
+    """Two of them would have written everything twice."""
+    with started("run", "job.py:service", *KEPT, cwd=folder) as older:
+        for _ in range(10):
+            older.stdout.readline()
+        assert streamiter("run", "job.py:rest", *KEPT, cwd=folder).returncode == 0
+        _, said = older.communicate(timeout=60)
+    assert older.returncode == 1
+    [error] = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert error.startswith("error: flow 'sums': ")
+    assert "must end" in error
+    assert "Traceback" not in said
+    assert await committed(folder) == expected(10)

@@ -1,0 +1,26 @@
+"""A store of checkpoints that waits until it may save."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+from streamiter.checkpoints.directory_store import DirectoryStore
+from streamiter.checkpoints.snapshot import Part, SnapshotHeader
+
+__all__ = ["HeldStore"]
+
+
+class HeldStore(DirectoryStore):
+    """Saves a snapshot when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.saves = asyncio.Event()
+        self.may_save = asyncio.Event()
+
+    async def save(self, header: SnapshotHeader, parts: Iterable[Part]) -> int:
+        self.saves.set()
+        await self.may_save.wait()
+        return await super().save(header, parts)

@@ -1,0 +1,84 @@
+"""Checkpoints that somebody has asked for, and stopped waiting for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from job_faults.held_store import HeldStore
+from job_faults.service import until
+from job_faults.sums import Topics, check_committed, sums_flow, write
+from topics.topic_case import patiently
+
+from streamiter import Checkpoints
+from streamiter.runtime.job import Job
+from streamiter.topics import MemoryBroker
+
+RARELY_S = 100.0
+
+
+@pytest.fixture
+async def topics() -> Topics:
+    """In memory."""
+    broker = MemoryBroker()
+    made = Topics.same(broker.topic("numbers"), broker.topic("sums"))
+    await made.create()
+    return made
+
+
+async def handled(job: Job, count: int) -> None:
+    await until(lambda: job.statistics().step("sums").records_in == count)
+
+
+async def asked_in_vain(job: Job, store: HeldStore, *, stop: bool = False) -> None:
+    """Somebody stops waiting when the barrier has passed and the snapshot is about to be stored."""
+    asking = asyncio.create_task(job.stop("suspend") if stop else job.checkpoint())
+    await patiently(store.saves.wait())
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_checkpoint_goes_on_without_whoever_asked_for_it(topics: Topics, tmp_path: Path) -> None:
+    """What came behind its barrier was in none of the commits, and a crash later it was lost."""
+    store = HeldStore(tmp_path)
+    job = await sums_flow("sums", topics).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
+    await write(topics.numbers, 0, 10)
+    await handled(job, 10)
+    await asked_in_vain(job, store)
+    await write(topics.numbers, 10, 20)
+    await handled(job, 20)
+    store.may_save.set()
+    assert await patiently(job.checkpoint()) == 2
+    await check_committed(topics.sums, 20)
+    await job.stop("abort")
+    flow = sums_flow("sums", topics, stop="latest")
+    job = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=RARELY_S))
+    await patiently(job.wait())
+    await check_committed(topics.sums, 20)
+
+
+async def test_a_suspension_goes_on_without_whoever_asked_for_it(topics: Topics, tmp_path: Path) -> None:
+    """The job said that it was suspended, though its last checkpoint had been given up half way."""
+    store = HeldStore(tmp_path)
+    job = await sums_flow("sums", topics).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
+    await write(topics.numbers, 0, 10)
+    await handled(job, 10)
+    await asked_in_vain(job, store, stop=True)
+    store.may_save.set()
+    statistics = await patiently(job.wait())
+    assert statistics.state == "suspended"
+    await check_committed(topics.sums, 10)
+
+
+async def test_a_job_that_is_aborted_does_not_wait_for_such_a_checkpoint(
+    topics: Topics, tmp_path: Path
+) -> None:
+    """The store hung, and the job could not even be aborted."""
+    store = HeldStore(tmp_path)
+    job = await sums_flow("sums", topics).start(checkpoints=Checkpoints(store, interval_s=RARELY_S))
+    await write(topics.numbers, 0, 10)
+    await handled(job, 10)
+    await asked_in_vain(job, store)
+    await patiently(job.stop("abort"))
+    await check_committed(topics.sums, 0)
