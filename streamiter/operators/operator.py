@@ -32,10 +32,10 @@ class Operator:
     - ``input_ended(name, out)``: that input has ended at this instance;
     - ``on_timer(payload, out)``: a timer set with ``context.set_timer`` is due;
     - ``redistribute(states, parallelism) -> states``: what ``snapshot`` gave of each old subtask, shared out for
-      another number of them. Asked of a new instance, which is not open, when a job goes on from a checkpoint with another
-      parallelism; without it, only steps that keep nothing, or whose state is by key, can change theirs. A subtask
-      may have ended already: then its state is that after ``finish``. Timers that no key was set with go to the new
-      subtasks in turn.
+      another number of them. Asked of a new instance, which is not open, when a job goes on from a checkpoint with
+      another parallelism; without it, only steps that keep nothing, or whose state is by key, can change theirs. A
+      subtask may have ended already: then its state is that after ``finish``. Timers that no key was set with go to
+      the new subtasks in turn.
 
     Every method may be a coroutine function. An operator whose handling of records is one, or that sets
     ``runs_in_thread``, runs in a task of its own; all others are called directly by the step before them.

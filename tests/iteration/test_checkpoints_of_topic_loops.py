@@ -34,7 +34,6 @@ from streamiter import (
     feedback_through,
     iterate_bounded_streams_until_termination,
 )
-from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.spill import SpillQueue
@@ -96,20 +95,21 @@ def ranges_of(logged: list[Any]) -> list[TopicRange]:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_after_crashes_a_loop_gives_what_it_gives_undisturbed(
-    make_topic: MakeTopic, kind: Kind, tmp_path: Path
+    make_topic: MakeTopic, kind: Kind
 ) -> None:
     """What was written after the last checkpoint came back to the next run, or what was before it did not."""
     loop, out = await make_topic(partitions=3), await make_topic(name="out")
-    name, found = f"tokens {uuid.uuid4().hex}", list[Any]()
+    name, store, found = f"tokens {uuid.uuid4().hex}", MemoryStore(), list[Any]()
     for run in range(3):
+        store = store.another()
         flow = flow_of(loop, out, kind, name=name)
-        job = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=RARELY_S), channel_limits=SMALL)
+        job = await flow.start(checkpoints=Checkpoints(store, interval_s=RARELY_S), channel_limits=SMALL)
         await visits(job, 20 * run)
         if await crashed_after_a_checkpoint(job, more_turns=50):
             break
-        found += await logged_in_last(DirectoryStore(tmp_path), name)
+        found += await logged_in_last(store, name)
     job = await flow_of(loop, out, kind, name=name).start(
-        checkpoints=Checkpoints(tmp_path, interval_s=RARELY_S)
+        checkpoints=Checkpoints(store.another(), interval_s=RARELY_S)
     )
     await ended(job)
     await is_undisturbed(out)
@@ -173,15 +173,15 @@ async def test_a_suspended_loop_goes_on(make_topic: MakeTopic, kind: Kind, tmp_p
 # -- who else writes there ----------------------------------------------------------------------------------
 
 
-async def test_what_a_zombie_writes_on_is_not_read(make_topic: MakeTopic, tmp_path: Path) -> None:
+async def test_what_a_zombie_writes_on_is_not_read(make_topic: MakeTopic) -> None:
     """Two pods for a minute: the old one went on feeding back into the topic, and the new one took it for its own."""
     loop, out = await make_topic(partitions=3), await make_topic(name="out")
     name = f"tokens {uuid.uuid4().hex}"
-    checkpoints = Checkpoints(tmp_path, interval_s=RARELY_S)
+    store = MemoryStore()  # In the time that a disk takes the zombie could come to its end.
     door = asyncio.Event()
     door.set()
     zombie = await flow_of(loop, out, name=name, door=door).start(
-        checkpoints=checkpoints, channel_limits=SMALL
+        checkpoints=Checkpoints(store, interval_s=RARELY_S), channel_limits=SMALL
     )
     await visits(zombie, 20)
     door.clear()
@@ -190,8 +190,10 @@ async def test_what_a_zombie_writes_on_is_not_read(make_topic: MakeTopic, tmp_pa
     door.set()
     await taking
     door.clear()
-    left = ranges_of(await logged_in_last(DirectoryStore(tmp_path), name))
-    job = await flow_of(loop, out, name=name).start(checkpoints=checkpoints, channel_limits=SMALL)
+    left = ranges_of(await logged_in_last(store, name))
+    job = await flow_of(loop, out, name=name).start(
+        checkpoints=Checkpoints(store.another(), interval_s=RARELY_S), channel_limits=SMALL
+    )
     await visits(job, 5)
     await writes_on(loop, left[0])
     await ended(job)

@@ -117,9 +117,8 @@ class Checkpointer:
             numbers.append(record.checkpoint.number)
         self._barriers.go_on_after(max(numbers, default=0))
         states = {} if chosen is None else await self._load(store, chosen)
-        if self._transaction is not None:
-            is_said = record is not None and record.checkpoint == chosen
-            await self._transaction.begin(chosen, is_said=is_said)
+        if self._transaction is not None and (record is None or record.checkpoint != chosen):
+            await self._transaction.begin_with(chosen)
         if chosen is None and self._restore is not None:
             await store.claim(self._flow, self._run_id, begin_anew=True)
         elif chosen is not None and (pointer is None or pointer.committed != chosen):

@@ -73,11 +73,13 @@ class JobTransaction(Outputs):
     # -- for the job -------------------------------------------------------------------------------------
 
     async def open(self) -> CommitRecord | None:
-        """Take over from older runs; gives the last commit, None where there was never one."""
+        """Take over from older runs, and begin a transaction; gives the last commit, None where there was never one."""
         commits = self._commits = await ensure_commit_topic(self._beside)
         transactional_id = f"streamiter-{self._flow}"
         self._transactions = await commits.open_transactions(transactional_id, timeout_s=self._timeout_s)
         record = await last_value(commits, self._flow.encode(), clock=self._clock)
+        # Raises if a newer run has taken over meanwhile: then the store must not be claimed from under it.
+        await self._begin()
         return None if record is None else CommitRecord.read(record, commits.url)
 
     @property
@@ -86,11 +88,9 @@ class JobTransaction(Outputs):
         assert self._commits is not None
         return self._commits.url
 
-    async def begin(self, checkpoint: CheckpointId | None, *, is_said: bool) -> None:
-        """Let the sinks write. Unless it ``is_said`` already, a commit says which checkpoint the run begins with."""
-        await self._begin()
-        if not is_said:
-            await self._commit(checkpoint, goes_on=True)
+    async def begin_with(self, checkpoint: CheckpointId | None) -> None:
+        """Say which checkpoint the run begins with, as a commit of its own."""
+        await self._commit(checkpoint, goes_on=True)
 
     async def _begin(self) -> None:
         self._began_s = self._clock.monotonic_s()
