@@ -148,9 +148,8 @@ class Job:
                     state = None if states is None else states.get(task.name)
                     opening = call_unless_cancelled(partial(task.open, state), task.head.step.name)
                     group.create_task(opening, name=f"open {task.name}")
-            async with (
-                asyncio.TaskGroup() as group
-            ):  # The heads know by now what they go on with from topics.
+            # Only now do the heads know what they go on with from topics.
+            async with asyncio.TaskGroup() as group:
                 for feedback in self._topic_feedback:
                     group.create_task(feedback.open(), name=f"open feedback of {self.flow}")
             if self._checkpointer is not None:

@@ -98,6 +98,7 @@ class Checkpointer:
                 output,
                 clock=self._clock,
                 timeout_s=self._settings.transaction_timeout_s,
+                plain_data=self._plain_data,
                 is_newest_run=self._is_newest_run,
             )
             self._scope.put(Outputs, self._transaction)

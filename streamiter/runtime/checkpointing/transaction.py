@@ -7,10 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import final
 
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import CheckpointId
 from streamiter.clock import Clock
 from streamiter.errors import ProducerFenced, StorageFull, TopicError, TransactionExpired
 from streamiter.runtime.checkpointing.commit_record import CommitRecord
+from streamiter.runtime.checkpointing.held_batches import HeldBatches
 from streamiter.runtime.checkpointing.transactional_writer import TransactionalWriter
 from streamiter.topics.commit_topic import ensure_commit_topic
 from streamiter.topics.last_value import last_value
@@ -34,6 +36,7 @@ class JobTransaction(Outputs):
         *,
         clock: Clock,
         timeout_s: float,
+        plain_data: PlainData,
         is_newest_run: Callable[[], Awaitable[bool]],
     ) -> None:
         """``beside`` is one of the outputs; ``is_newest_run`` is whether nobody has claimed the flow since."""
@@ -42,6 +45,7 @@ class JobTransaction(Outputs):
         self._beside = beside
         self._clock = clock
         self._timeout_s = timeout_s
+        self._plain_data = plain_data
         self._began_s = clock.monotonic_s()
         self._is_newest_run = is_newest_run
         self._transactions: Transactions | None = None
@@ -56,7 +60,8 @@ class JobTransaction(Outputs):
         if at_least_once or topic.commit_domain != self.commit_domain:
             return await topic.open_writer()
         await topic.describe()  # One that is not there is to be found out now, not with the first record.
-        writer = TransactionalWriter(topic, self._write, step=step)
+        held = HeldBatches(step, self._plain_data)
+        writer = TransactionalWriter(topic, self._write, held, step=step)
         self._writers.append(writer)
         return writer
 
@@ -154,6 +159,8 @@ class JobTransaction(Outputs):
 
     async def close(self) -> None:
         """Take back what is not committed, and let go."""
+        for writer in self._writers:
+            writer.let_go()
         if self._transactions is not None:
             transactions, self._transactions = self._transactions, None
             await transactions.close()

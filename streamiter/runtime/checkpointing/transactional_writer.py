@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, final
+from typing import final
 
 from streamiter.errors import StreamiterError
 from streamiter.operators.rejection import RecordFailure
-from streamiter.topics.outgoing import batch_bytes
+from streamiter.runtime.checkpointing.held_batches import HeldBatches
 from streamiter.topics.topic import OutgoingBatch, Topic, TopicWriter
 
 __all__ = ["TransactionalWriter"]
-
-# What one sink may hold between its barrier and the commit: some hundred milliseconds of a fast sink.
-_HELD_BYTES_MAX: Final = 32 << 20
 
 Write = Callable[[Topic, OutgoingBatch], Awaitable[None]]
 
@@ -24,27 +20,26 @@ Write = Callable[[Topic, OutgoingBatch], Awaitable[None]]
 class TransactionalWriter(TopicWriter):
     """Writes into the open transaction; behind a barrier it holds what it is given until that is committed.
 
-    When it holds ``_HELD_BYTES_MAX`` it waits. That cannot hold up the checkpoint it waits for: all that lies
-    before a sink whose barrier has passed has passed that barrier, too.
+    What it holds goes on on disk when memory is used up, since it must not wait: behind a loop, the barrier comes back
+    only when all feedback before it has passed the body, and what the body emits comes here. Only when the disk
+    limit is reached, too, does it wait; the checkpoint of a loop is then given up.
     """
 
-    def __init__(self, topic: Topic, write: Write, *, step: str) -> None:
+    def __init__(self, topic: Topic, write: Write, held: HeldBatches, *, step: str) -> None:
         self._topic = topic
         self._step = step
         self._write = write
-        self._held: deque[OutgoingBatch] = deque()
-        self._held_bytes = 0
+        self._held = held
         self._is_sealed = False
+        self._is_draining = False
         self._changed = asyncio.Event()
 
     async def write(self, batch: OutgoingBatch) -> None:
-        while self._is_sealed and self._held_bytes >= _HELD_BYTES_MAX:
+        # While what is held is written, nothing is added to it: a fast sink would never let it end.
+        while self._is_draining or (self._is_sealed and not self._held.put(batch)):
             self._changed.clear()
             await self._changed.wait()
-        if self._is_sealed:
-            self._held.append(batch)
-            self._held_bytes += batch_bytes(batch)
-        else:
+        if not self._is_sealed:
             await self._write(self._topic, batch)
 
     async def flush(self) -> None:
@@ -63,14 +58,16 @@ class TransactionalWriter(TopicWriter):
         What cannot be written is a failure of the sink, as it would have been without a barrier: it may be part of the
         transaction nevertheless, so that nobody may write it again.
         """
-        while self._held:
-            batch = self._held[0]
+        self._is_draining = True
+        while (batch := self._held.first()) is not None:
             try:
                 await self._write(self._topic, batch)
             except StreamiterError as error:
                 raise RecordFailure(self._step) from error
-            self._held.popleft()
-            self._held_bytes -= batch_bytes(batch)
-            self._changed.set()
-        self._is_sealed = False
+            self._held.drop_first()
+        self._is_sealed = self._is_draining = False
         self._changed.set()
+
+    def let_go(self) -> None:
+        """Drop what is held."""
+        self._held.close()
