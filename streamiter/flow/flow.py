@@ -339,12 +339,14 @@ class Flow:
         self.register(ModelSnapshot)
         check_restore_option(self.name, restore)
         _check_one_of(self.name, checkpoints, snapshot, worker)
+        changed = _checked_steps(self.name, changed_steps)
+        _check_of_checkpoints(self.name, checkpoints, restore, changed)
         given: dict[str, Any] = {
             "clock": clock,
             "channel_limits": channel_limits,
             "stall_after_s": stall_after_s,
             "checkpoints": checkpoints,
-            "changed_steps": frozenset(changed_steps),
+            "changed_steps": changed,
             "worker": worker_of(worker, run_id, snapshot),
             "new_id": new_id,
         }
@@ -409,6 +411,32 @@ def _check_one_of(flow: str, checkpoints: object, snapshot: object, worker: obje
             raise ConfigurationError(
                 f"flow {flow!r}: expected either checkpoints= or {option}=, given both; a checkpoint is of one "
                 "process, and goes on from the last one by itself"
+            )
+
+
+def _checked_steps(flow: str, given: object) -> frozenset[str]:
+    """The names in ``changed_steps=``. A str is an iterable, too, of its letters."""
+    names = None if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            f"flow {flow!r}: expected changed_steps= to be a list of names of steps, given "
+            f'{shortened(given if names is None else names)}; write changed_steps=["name of the step"]'
+        )
+    return frozenset(names)
+
+
+def _check_of_checkpoints(flow: str, checkpoints: object, restore: object, changed: frozenset[str]) -> None:
+    """Without checkpoints nobody would look at these."""
+    if checkpoints is not None:
+        return
+    for option, given, is_given in (
+        ("restore", restore, restore != "last"),
+        ("changed_steps", sorted(changed), bool(changed)),
+    ):
+        if is_given:
+            raise ConfigurationError(
+                f"flow {flow!r}: expected checkpoints= together with {option}=, given {option}={given!r} alone; "
+                f"add checkpoints=Checkpoints(…), or leave {option}= out"
             )
 
 

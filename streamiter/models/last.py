@@ -9,7 +9,7 @@ from streamiter.models.encoder import ChunkSet
 from streamiter.models.headers import check_model_name
 from streamiter.models.policy import OnError, checked_policy
 from streamiter.models.tail import TailSearch
-from streamiter.models.update import ModelUpdate
+from streamiter.models.update import ModelUpdate, Rank
 from streamiter.topics.topic import Topic
 
 __all__ = ["RunStart", "last_update", "next_generation", "next_run"]
@@ -35,10 +35,15 @@ async def last_update(
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """What a run that restores nothing gives its :class:`~streamiter.models.ModelUpdateEncoder`."""
+    """What a run that restores nothing gives its :class:`~streamiter.models.ModelUpdateEncoder`.
+
+    One that is restored goes on from its state, unless the topic has a higher rank than that:
+    ``last_rank``, the highest generation and version in it (zeros in an empty topic).
+    """
 
     generation: int
     leftovers: list[ChunkSet]
+    last_rank: Rank = (0, 0)
 
 
 async def next_run(topic: Topic, model: str) -> RunStart:
@@ -49,7 +54,7 @@ async def next_run(topic: Topic, model: str) -> RunStart:
     """
     check_model_name(model)
     tail = await TailSearch(topic, model, SystemClock()).run()
-    return RunStart(tail.generation + 1, tail.leftovers)
+    return RunStart(tail.rank[0] + 1, tail.leftovers, tail.rank)
 
 
 async def next_generation(topic: Topic, model: str) -> int:

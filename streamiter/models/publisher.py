@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
-from streamiter.models.encoder import EncoderState, ModelUpdateEncoder, record_limit
+from streamiter.models.encoder import ChunkSet, EncoderState, ModelUpdateEncoder, record_limit
 from streamiter.models.formats import UpdateFormat
 from streamiter.models.last import next_run
 from streamiter.operators.context import Context
@@ -13,12 +15,16 @@ from streamiter.topics.topic_sink import TopicSink
 
 __all__ = ["ModelPublisher"]
 
+_log = logging.getLogger("streamiter.models")
+
 
 class ModelPublisher(TopicSink):
     """Writes one update for each record: an array, a dict of parameters or a ``ModelSnapshot``.
 
     A run that restores nothing begins a new generation, the topic's last one + 1; one that is restored
-    goes on with its generation and the next version.
+    goes on with its generation and the next version. Where the topic has later updates than it was restored
+    with, as of an older checkpoint or before a crash at least once, it begins a new generation, too: readers
+    would take its updates for old ones until its versions had caught up.
     """
 
     def __init__(
@@ -34,7 +40,7 @@ class ModelPublisher(TopicSink):
         self._format: UpdateFormat = format
 
     async def open(self, context: Context) -> None:
-        run = await next_run(self.topic, self._model)
+        run = self._fresh = await next_run(self.topic, self._model)
         self._updates = ModelUpdateEncoder(
             self._model,
             run.generation,
@@ -51,7 +57,30 @@ class ModelPublisher(TopicSink):
         return self._updates.snapshot()
 
     def restore(self, state: EncoderState) -> None:
+        restored = (state["generation"], state["next_version"] - 1)
+        if self._fresh.last_rank > restored:
+            _log.info(
+                "model %r: %s has update %d.%d, later than the restored %d.%d: going on with generation %d",
+                self._model,
+                self.topic.url,
+                *self._fresh.last_rank,
+                *restored,
+                self._fresh.generation,
+            )
+            state = self._in_new_generation(state)
         self._updates.restore(state)
+
+    def _in_new_generation(self, state: EncoderState) -> EncoderState:
+        # Those of the state may lie too far back for the search; to delete some twice does no harm.
+        left = [*map(_chunk_set, state["leftovers"]), *self._fresh.leftovers]
+        return EncoderState(
+            generation=self._fresh.generation, next_version=1, leftovers=list(dict.fromkeys(left))
+        )
+
+
+def _chunk_set(given: Sequence[int]) -> ChunkSet:
+    generation, version, count = given
+    return generation, version, count
 
 
 class _NotOpenYet:

@@ -48,14 +48,15 @@ _Place = tuple[int, int]
 class Tail:
     """What the search found.
 
-    ``update``: the last one, or None. ``error``: why a record after it could not be read. ``generation``:
-    the highest that any record of the model names, 0 for none. ``leftovers``: the chunks that a new run
-    is to delete. ``positions``: where to read on, by partition.
+    ``update``: the last one, or None. ``error``: why a record after it could not be read. ``rank``: the
+    highest generation and version that any record of the model names, be it of an incomplete update; zeros
+    for none. ``leftovers``: the chunks that a new run is to delete. ``positions``: where to read on, by
+    partition.
     """
 
     update: ModelUpdate | None
     error: DecodeError | None
-    generation: int
+    rank: Rank
     leftovers: list[ChunkSet]
     positions: dict[int, int]
 
@@ -94,7 +95,7 @@ class TailSearch:
         self._clock = clock
         self._update: tuple[_Place, ModelUpdate] | None = None
         self._error: tuple[_Place, DecodeError] | None = None
-        self._generation = 0
+        self._rank: Rank = (0, 0)
         self._chunk_sets: dict[Rank, _SeenChunks] = {}
         self._deleted: dict[Rank, None] = {}
 
@@ -111,7 +112,7 @@ class TailSearch:
         return Tail(
             update=self._update[1] if self._update else None,
             error=self._error_after_update(),
-            generation=self._generation,
+            rank=self._rank,
             leftovers=self._leftovers(),
             positions={each.reading.number: each.reading.position for each in partitions},
         )
@@ -150,7 +151,7 @@ class TailSearch:
             self._update = (place if seen is None else seen.last_place, update)
 
     def _note_headers(self, place: _Place, headers: UpdateHeaders) -> None:
-        self._generation = max(self._generation, headers.generation)
+        self._rank = max(self._rank, headers.rank)
         seen = self._chunk_sets.get(headers.rank)
         if seen is not None:
             seen.last_place = max(seen.last_place, place)

@@ -56,7 +56,13 @@ class Feeder:
         self._running = group.create_task(reading, name=f"feed {self.channel.name}")
 
     def stop(self, then: Control) -> None:
-        """Read no more; ``then`` comes behind what was read."""
+        """Read no more; ``then`` comes behind what was read. Asked again, it goes on as it was asked first.
+
+        All sources of a job are asked in the same order. Were a later ``then`` to take the place of the first, it would
+        do so only where that has not come through yet: some sources would end, and others go on after a restart.
+        """
+        if self._stopped:
+            return
         self._stopped = True
         self._then = then
         if self._is_reading:

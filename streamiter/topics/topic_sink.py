@@ -14,6 +14,7 @@ from streamiter.operators.output import Output
 from streamiter.operators.record_loop import apply_to_each
 from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, take
+from streamiter.topics.dead_letters import DeadLetterEncoder
 from streamiter.topics.outputs import Outputs
 from streamiter.topics.topic import Encoder, OutgoingBatch, Topic, TopicWriter
 
@@ -42,6 +43,11 @@ class TopicSink(Operator):
         self._writer: TopicWriter | None = None
         self._context: Context | None = None
         self._flush_is_due = False
+
+    @property
+    def is_for_dead_letters(self) -> bool:
+        """Whether it writes what steps have refused, and no results."""
+        return isinstance(self._encoder, DeadLetterEncoder)
 
     async def open(self, context: Context) -> None:
         self._context = context

@@ -50,7 +50,7 @@ RESTORE: Final = [
     *_both(f"{_TRANSACTION}.open"),
     *_both(f"{_FOLDER}.claim"),
     *_both(f"{_CHECKPOINTER}._load"),
-    *_both(f"{_TRANSACTION}.begin"),
+    *_both("streamiter.checkpoints.directory_store:DirectoryStore.list"),
     Place("after", f"{_CHECKPOINTER}.open"),
     *_both("streamiter.runtime.task:Task.open"),
     Place("after", f"{_CHECKPOINTER}.restored"),

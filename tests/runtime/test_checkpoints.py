@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from streamiter import Checkpoints, Flow
+from streamiter import Checkpoints, Flow, Operator
 from streamiter.errors import CheckpointError, ConfigurationError, GraphError, JobFailed, ProducerFenced
+from streamiter.operators.context import Context
+from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
@@ -172,10 +175,27 @@ async def test_an_older_run_that_still_runs_is_fenced(broker: MemoryBroker, tmp_
     await handled(zombie, "sink sums", 5)
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await handled(job, "sink sums", 5)
-    with pytest.raises((JobFailed, ProducerFenced)):
+    with pytest.raises(ProducerFenced):
         await zombie.checkpoint()
-    with pytest.raises(JobFailed):
+    with pytest.raises(JobFailed, match="flow 'sums of numbers': ") as ended:
         await asyncio.wait_for(zombie.wait(), PATIENCE_S)
+    assert (ended.value.step, type(ended.value.__cause__)) == ("checkpoint", ProducerFenced)
+    with pytest.raises(JobFailed) as asked_again:  # Of a job that has ended, what it ended with.
+        await zombie.checkpoint()
+    assert type(asked_again.value.__cause__) is ProducerFenced
+    await job.stop("suspend")
+    assert await written(broker.topic("sums")) == expected(5)
+
+
+async def test_a_sink_of_an_older_run_that_writes_fails_it(broker: MemoryBroker, tmp_path: Path) -> None:
+    """The message blamed the disk; it has to name the step that was refused, and by whom."""
+    zombie = await summing(broker).start(checkpoints=settings(tmp_path))
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await write(broker.topic("numbers"), range(5))
+    with pytest.raises(JobFailed, match="step 'sink sums'") as ended:
+        await asyncio.wait_for(zombie.wait(), PATIENCE_S)
+    assert (ended.value.step, type(ended.value.__cause__)) == ("sink sums", ProducerFenced)
+    await handled(job, "sink sums", 5)
     await job.stop("suspend")
     assert await written(broker.topic("sums")) == expected(5)
 
@@ -217,7 +237,7 @@ async def test_a_committed_checkpoint_that_the_store_does_not_have_is_an_error(
     job = await summing(broker).start(checkpoints=settings(tmp_path / "a"))
     await job.stop("suspend")
     with pytest.raises(
-        CheckpointError, match=r"expected the committed checkpoint 1 .* in the store, given none"
+        CheckpointError, match=r"checkpoint 1 of .* cannot be read: .*Give the folder that the last run had"
     ):
         await summing(broker).start(checkpoints=settings(tmp_path / "b"))
 
@@ -255,6 +275,102 @@ async def test_outputs_elsewhere_are_said_to_be_at_least_once(
         while await written(other.topic("copies")) != [0, 1, 2]:
             await asyncio.sleep(0)
     await job.stop("abort")
+
+
+@pytest.mark.parametrize("has_results", [True, False], ids=["beside results", "alone"])
+async def test_dead_letters_elsewhere_do_not_decide_where_results_are_committed(
+    has_results: bool, broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The refused records went to the cluster of the logs, and since then results came twice after each restart."""
+    logs = MemoryBroker()
+    await logs.topic("refused").create()
+    await write(broker.topic("numbers"), range(3))
+    writer = await broker.topic("numbers").open_writer()
+    await writer.write(OutgoingBatch([b"no JSON"]))
+    await writer.close()
+    flow = Flow("with dead letters")
+    numbers = flow.source(broker.topic("numbers"), on_error="dead_letter", dead_letter=logs.topic("refused"))
+    if has_results:
+        numbers.sink(broker.topic("sums"))
+    else:
+        numbers.collect(name="sink sums")
+    job = await flow.start(checkpoints=settings(tmp_path))
+    [letters] = [each.step for task in job.statistics().tasks for each in task.steps if "dead" in each.step]
+    await handled(job, "sink sums", 3)
+    await handled(job, letters, 1)
+    assert await written(broker.topic("sums")) == []
+    await job.checkpoint()
+    assert await written(broker.topic("sums")) == ([0, 1, 2] if has_results else [])
+    demoted = [record.getMessage() for record in caplog.records if "delivers at least once" in record.message]
+    assert [letters in message for message in demoted] == ([True] if has_results else [])
+    await job.stop("abort")
+
+
+class Reported(Source):
+    """Ten numbers, then it waits; it cannot say how far it has come."""
+
+    bounded = False
+
+    def open(self, context: Context, positions: Positions | None) -> None:
+        self.next = (positions or {}).get("next", 0)
+        self.reports = 0
+
+    async def read(self) -> SourceBatch:
+        if self.next == 10:
+            await asyncio.Event().wait()
+        self.next += 1
+        return SourceBatch([self.next], {"next": self.next})
+
+    def report_positions(self, group: str, positions: Positions) -> None:
+        self.reports += 1
+        raise KeyError(group)
+
+
+async def test_a_source_that_cannot_report_its_lag_does_not_end_the_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The monitoring went down, a KeyError came out of the source's own client, and the service with it."""
+    source = Reported()
+    flow = Flow("reporting")
+    flow.from_source(lambda: source, name="in").collect(name="all")
+    job = await flow.start(checkpoints=settings(tmp_path))
+    await handled(job, "all", 10)
+    for count in range(1, 4):
+        await job.checkpoint()
+        async with asyncio.timeout(PATIENCE_S):
+            while source.reports < count:
+                await asyncio.sleep(0)
+    assert caplog.text.count("its lag cannot be reported") == 1
+    assert "step 'in': its lag cannot be reported: KeyError: 'streamiter-reporting'" in caplog.text
+    assert (await job.stop("suspend")).state == "suspended"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"restore": 7}, "expected checkpoints= together with restore=, given restore=7 alone"),
+        ({"restore": None}, "expected checkpoints= together with restore=, given restore=None alone"),
+        (
+            {"changed_steps": ["sum"]},
+            "expected checkpoints= together with changed_steps=, given changed_steps=['sum'] alone",
+        ),
+        ({"changed_steps": "sum"}, "changed_steps= to be a list of names of steps, given 'sum'"),
+        ({"changed_steps": 3}, "changed_steps= to be a list of names of steps, given 3"),
+        ({"changed_steps": ["sum", 3]}, "changed_steps= to be a list of names of steps, given ['sum', 3]"),
+        ({"changed_steps": b"sum"}, "changed_steps= to be a list of names of steps, given"),
+    ],
+    ids=str,
+)
+async def test_options_that_would_be_ignored_are_refused(
+    options: dict[str, Any], message: str, broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """restore=7 without the folder began anew without a word; changed_steps="sum" was three steps, s, u and m."""
+    given = [options]
+    if isinstance(options.get("changed_steps"), (str, bytes, int)) or "together" not in message:
+        given.append({**options, "checkpoints": settings(tmp_path)})
+    for each in given:
+        with pytest.raises(ConfigurationError, match=re.escape(message)):
+            await summing(broker).start(**each)
 
 
 async def test_a_sink_that_asks_for_it_writes_at_once(broker: MemoryBroker, tmp_path: Path) -> None:
@@ -323,3 +439,82 @@ async def test_without_outputs_in_transactions_the_store_says_what_is_committed(
     job = await flow.start(checkpoints=settings(tmp_path))
     await asyncio.wait_for(job.wait(), PATIENCE_S)
     assert collected.items == expected(9)
+
+
+class Broken(Operator):
+    """Cannot be opened."""
+
+    def open(self, context: Any) -> None:
+        raise OSError("no licence")
+
+    def process(self, record: Any, out: Any) -> None:
+        out.emit(record)
+
+
+@pytest.mark.parametrize("restore", [None, 1], ids=["anew", "checkpoint 1"])
+async def test_a_start_that_fails_leaves_for_the_next_one_what_was_there(
+    broker: MemoryBroker, tmp_path: Path, restore: int | None
+) -> None:
+    """Somebody tried restore=None, which failed; the plain start after it began with empty sums."""
+    await write(broker.topic("numbers"), range(4))
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await handled(job, "sink sums", 4)
+    await job.checkpoint()
+    await job.stop("suspend")
+    flow = summing(broker)
+    flow.source(broker.topic("numbers"), name="more").process(Broken, name="broken").collect(name="never")
+    with pytest.raises(JobFailed, match="no licence"):
+        await flow.start(
+            checkpoints=settings(tmp_path), restore=restore, changed_steps=["more", "broken", "never"]
+        )
+    await write(broker.topic("numbers"), range(4, 6))
+    job = await summing(broker, stop="latest").start(checkpoints=settings(tmp_path))
+    statistics = await asyncio.wait_for(job.wait(), PATIENCE_S)
+    assert statistics.checkpoints is not None
+    assert statistics.checkpoints.restored == 2
+    assert await written(broker.topic("sums")) == expected(6)
+
+
+async def test_a_commit_record_that_is_none_does_not_keep_a_job_from_beginning_anew(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """The error advised restore=None, which gave the same error again."""
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await job.stop("suspend")
+    writer = await broker.topic("streamiter-commits").open_writer()
+    await writer.write(OutgoingBatch([b"something else"], keys=[b"sums of numbers"]))
+    await writer.close()
+    with pytest.raises(CheckpointError, match="expected a commit record, given b'something else'"):
+        await summing(broker).start(checkpoints=settings(tmp_path))
+    for restore in (1, None):
+        job = await summing(broker).start(checkpoints=settings(tmp_path), restore=restore)
+        await job.stop("suspend")
+
+
+def cut_off_the_last(folder: Path) -> None:
+    [*_, last] = sorted(folder.rglob("*.checkpoint"))
+    last.write_bytes(last.read_bytes()[:-3])
+
+
+async def test_a_damaged_checkpoint_is_said_to_be_damaged(broker: MemoryBroker, tmp_path: Path) -> None:
+    """A flipped bit was reported as another folder."""
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await job.checkpoint()
+    await job.stop("suspend")
+    cut_off_the_last(tmp_path)
+    with pytest.raises(CheckpointError, match=r"checkpoint 2 .* cannot be read: .*damaged.*there is 1"):
+        await summing(broker).start(checkpoints=settings(tmp_path))
+    job = await summing(broker).start(checkpoints=settings(tmp_path), restore=1)
+    await job.stop("abort")
+
+
+async def test_changed_steps_that_stay_in_the_program_keep_their_state(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """The option was forgotten in the program, and each restart began with empty sums."""
+    for count in (2, 4, 6):
+        await write(broker.topic("numbers"), range(count - 2, count))
+        job = await summing(broker).start(checkpoints=settings(tmp_path), changed_steps=["sum"])
+        await handled(job, "sink sums", 2)
+        await job.stop("suspend")
+    assert await written(broker.topic("sums")) == expected(6)

@@ -21,6 +21,8 @@ from streamiter.topics.memory import MemoryBroker
 Mode = Literal["suspend", "drain", "abort"]
 MODES = pytest.mark.parametrize("mode", ["suspend", "drain", "abort"])
 GRACEFUL = pytest.mark.parametrize("mode", ["suspend", "drain"])
+# Far above what any of these needs: a wait that lasts longer is a hang.
+PATIENCE_S = 20.0
 STATES = {"suspend": "suspended", "drain": "finished", "abort": "aborted"}
 
 
@@ -71,6 +73,55 @@ async def test_two_stops_at_once_both_return(mode: Mode) -> None:
     assert first == second
     assert first.state == STATES[mode]
     assert life.opened_but_not_closed_once() == []
+
+
+@pytest.mark.parametrize("modes", list(itertools.product(["suspend", "drain"], repeat=2)), ids="-".join)
+@pytest.mark.parametrize("waits_between", [False, True])
+async def test_two_stops_while_a_source_waits_for_records_end_the_job(
+    modes: tuple[Mode, Mode], waits_between: bool
+) -> None:
+    """On a quiet topic the second one was taken for an abort that nobody had asked for, and the end never came."""
+    fed = Fed()
+    flow = Flow("f")
+    got = flow.from_source(lambda: fed).collect()
+    job = await flow.start()
+    fed.give(1)
+    await turns()
+    first = asyncio.create_task(job.stop(modes[0]))
+    if waits_between:
+        await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        statistics = await job.stop(modes[1])
+        assert await first == statistics
+    assert statistics.state in {STATES[mode] for mode in modes}
+    assert got.items == [1]
+    assert tasks_left() == []
+    assert fed.closed == 1
+
+
+@pytest.mark.parametrize("modes", [("suspend", "drain"), ("drain", "suspend")], ids="-".join)
+async def test_of_two_stops_all_sources_obey_the_same(modes: tuple[Mode, Mode]) -> None:
+    """One source had suspended, the other one ended: the next run never read from that again."""
+    opened, quick, held = asyncio.Event(), Fed(), Fed()
+    flow = Flow("f")
+    flow.from_source(lambda: quick, name="quick").collect(name="one")
+    flow.from_source(lambda: held, name="held").process(lambda: Valve(opened)).collect(name="two")
+    job = await flow.start(channel_limits=ChannelLimits(records=1))
+    for number in range(10):
+        quick.give(number)
+        held.give(number)
+    await turns(200)
+    stopping = []
+    for mode in modes:
+        stopping.append(asyncio.create_task(job.stop(mode)))
+        await turns()  # The quick source has come to its end, the other one waits for room.
+    assert not any(stop.done() for stop in stopping)
+    opened.set()
+    async with asyncio.timeout(PATIENCE_S):
+        first, second = await asyncio.gather(*stopping)
+    assert first == second
+    assert {task.suspended for task in job._tasks if task.feeder is not None} == {modes[0] == "suspend"}
+    assert first.state == STATES[modes[0]]
 
 
 @MODES

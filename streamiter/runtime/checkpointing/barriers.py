@@ -121,7 +121,8 @@ class Barriers:
                 wait.cancel()
         if not pending.passed.is_set():
             raise CheckpointTimedOut(
-                f"checkpoint {pending.checkpoint}: its barrier has not passed {_some(pending.waiting_for)} in time"
+                f"checkpoint {pending.checkpoint}: its barrier has not passed {_some(pending.waiting_for)} in time; "
+                "see what holds it up there, or raise alignment_timeout_s"
             )
 
     def _abandon(self, pending: _Pending) -> None:

@@ -16,7 +16,7 @@ from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.settings import Checkpoints
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
-from streamiter.checkpoints.store import CheckpointStore, StoredSnapshot
+from streamiter.checkpoints.store import CheckpointStore
 from streamiter.clock import Clock
 from streamiter.errors import StorageFull, StreamiterError
 from streamiter.operators.context import JobScope
@@ -26,10 +26,10 @@ from streamiter.runtime.checkpointing.barriers import (
     JobIsOver,
     TakenParts,
 )
-from streamiter.runtime.checkpointing.choice import Restore, chosen_checkpoint
+from streamiter.runtime.checkpointing.beginning import Beginning
+from streamiter.runtime.checkpointing.choice import Restore
 from streamiter.runtime.checkpointing.commit_domain import output_to_commit_with
 from streamiter.runtime.checkpointing.lag_reports import LagReports
-from streamiter.runtime.checkpointing.restoring import check_steps, states_of_tasks
 from streamiter.runtime.checkpointing.stateful_steps import stateful_steps
 from streamiter.runtime.checkpointing.statistics import CheckpointStatistics
 from streamiter.runtime.checkpointing.task_parts import release_parts
@@ -72,9 +72,7 @@ class Checkpointer:
         self._run_id = run_id
         self._steps: dict[str, StepState] = {}
         self._store: CheckpointStore | None = None
-        self._stored: StoredSnapshot | None = None
-        self._queues = contextlib.ExitStack()
-        """In which that waits which tasks take over."""
+        self._beginning: Beginning | None = None
         self._transaction: JobTransaction | None = None
         self._lag = LagReports(flow, tasks)
         self._is_over = False
@@ -88,8 +86,7 @@ class Checkpointer:
     async def open(self) -> dict[str, dict[str, Any]]:
         """Take over from older runs, and find where to go on: the states of the tasks, none to begin anew."""
         self._steps = stateful_steps(self._tasks)
-        store = self._store = _store_of(self._settings)
-        record = None
+        self._store = _store_of(self._settings)
         output = output_to_commit_with(self._flow, self._tasks)
         if output is not None:
             self._settings.check_transactions(self._flow)
@@ -102,35 +99,17 @@ class Checkpointer:
                 is_newest_run=self._is_newest_run,
             )
             self._scope.put(Outputs, self._transaction)
-            record = await self._transaction.open()
-        pointer = await store.claim(self._flow, self._run_id, begin_anew=self._restore is None)
-        stored = await store.list(self._flow)
-        chosen = chosen_checkpoint(
+        self._beginning = Beginning(
             self._flow,
-            self._restore,
-            record=record,
-            pointer=pointer,
-            stored=stored,
-            commits_in=None if self._transaction is None else self._transaction.commits_in,
+            self._store,
+            self._transaction,
+            restore=self._restore,
+            changed_steps=self._changed_steps,
+            steps=self._steps,
+            run_id=self._run_id,
         )
-        numbers = [header.id.number for header in stored]
-        if record is not None and record.checkpoint is not None:
-            numbers.append(record.checkpoint.number)
-        self._barriers.go_on_after(max(numbers, default=0))
-        states = {} if chosen is None else await self._load(store, chosen)
-        if self._transaction is not None and (record is None or record.checkpoint != chosen):
-            await self._transaction.begin_with(chosen)
-        if chosen is None and self._restore is not None:
-            await store.claim(self._flow, self._run_id, begin_anew=True)
-        elif chosen is not None and (pointer is None or pointer.committed != chosen):
-            await store.commit(self._flow, chosen)
-        number = None if chosen is None else chosen.number
-        self._statistics = replace(self._statistics, restored=number, committed=number)
-        _log.info(
-            "flow %r: %s",
-            self._flow,
-            "begins anew" if number is None else f"goes on from checkpoint {number}",
-        )
+        states = await self._beginning.find(self._tasks, self._plain_data, self._clock)
+        self._barriers.go_on_after(self._beginning.highest_number)
         return states
 
     async def _is_newest_run(self) -> bool:
@@ -140,37 +119,13 @@ class Checkpointer:
             return False
         return pointer is not None and pointer.run == self._run_id
 
-    async def _load(self, store: CheckpointStore, chosen: CheckpointId) -> dict[str, dict[str, Any]]:
-        stored = self._stored = await store.open(self._flow, chosen)
-        check_steps(stored.header, self._steps, self._changed_steps)
-        if left := [name for name in stored.header.steps if name in self._changed_steps]:
-            _log.warning(
-                "flow %r: the state of %s is left behind, as changed_steps= says; say it for one run only",
-                self._flow,
-                ", ".join(map(repr, left)),
-            )
-        if stored.header.job_ended:
-            _log.warning(
-                "flow %r: checkpoint %d is the last of a job whose inputs have all ended, so nothing is left to do; "
-                "start with restore=None to begin anew",
-                self._flow,
-                chosen.number,
-            )
-        return await states_of_tasks(
-            stored,
-            self._tasks,
-            self._plain_data,
-            self._clock,
-            dropped=self._changed_steps,
-            queues=self._queues,
-        )
-
     async def restored(self) -> None:
         """All tasks have taken over their states."""
-        self._queues.close()
-        if self._stored is not None:
-            stored, self._stored = self._stored, None
-            await stored.close()
+        assert self._beginning is not None
+        await self._beginning.settle()
+        begun = self._beginning.checkpoint
+        number = None if begun is None else begun.number
+        self._statistics = replace(self._statistics, restored=number, committed=number)
 
     # -- while the job runs ----------------------------------------------------------------------------
 
@@ -196,7 +151,7 @@ class Checkpointer:
             try:
                 await self.take()
             except (CheckpointTimedOut, StorageFull) as error:
-                _log.warning("flow %r: %s; it is tried again in %g s", self._flow, error, interval_s)
+                _log.warning("%s. The next one is tried in %g s", error, interval_s)
             except JobIsOver:
                 return
 
@@ -232,7 +187,7 @@ class Checkpointer:
                 self._failure = error
             elif self._transaction is not None:
                 await self._transaction.checkpoint_over()
-            return error
+            return type(error)(f"flow {self._flow!r}: {error}")
 
     async def _take(self, *, suspend: bool, is_last: bool) -> int:
         began_s = self._clock.monotonic_s()
@@ -275,7 +230,11 @@ class Checkpointer:
 
     async def _commit(self, checkpoint: CheckpointId, *, goes_on: bool) -> None:
         if self._transaction is not None:
-            await self._transaction.commit(checkpoint, goes_on=goes_on)
+            try:
+                await self._transaction.commit(checkpoint, goes_on=goes_on)
+            except StorageFull:  # So it is known not to be committed.
+                await self._opened_store.prune(self._flow, keep=self._settings.keep)
+                raise
         try:
             await self._opened_store.commit(self._flow, checkpoint)
             await self._opened_store.prune(self._flow, keep=self._settings.keep)
@@ -300,7 +259,8 @@ class Checkpointer:
 
     async def close(self) -> None:
         """Take back what is not committed, and let go. May be called more than once."""
-        await self.restored()
+        if self._beginning is not None:
+            await self._beginning.close()
         try:
             if self._transaction is not None:
                 await self._transaction.close()

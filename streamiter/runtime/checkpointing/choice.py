@@ -10,7 +10,7 @@ from streamiter.checkpoints.store import CommitPointer
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.runtime.checkpointing.commit_record import CommitRecord
 
-__all__ = ["Restore", "check_restore_option", "chosen_checkpoint"]
+__all__ = ["Restore", "check_restore_option", "chosen_checkpoint", "numbers_of"]
 
 Restore = Literal["last"] | int | None
 """The last checkpoint that was committed (none, if this is the first run), one by its number, or none."""
@@ -44,13 +44,7 @@ def chosen_checkpoint(
         return None
     if isinstance(restore, int):
         return _by_number(flow, restore, record, pointer, stored)
-    committed = _committed(flow, record, pointer, stored, commits_in)
-    if committed is not None and committed not in [header.id for header in stored]:
-        raise CheckpointError(
-            f"flow {flow!r}: expected the committed checkpoint {committed} in the store, given {_numbers(stored)}; "
-            "give the folder that the last run had, or begin anew with restore=None: outputs that are committed stay"
-        )
-    return committed
+    return _committed(flow, record, pointer, stored, commits_in)
 
 
 def _committed(
@@ -63,7 +57,7 @@ def _committed(
     if commits_in is None:
         if pointer is None and stored:
             raise CheckpointError(
-                f"flow {flow!r}: the store has checkpoints ({_numbers(stored)}), but does not say which one is "
+                f"flow {flow!r}: the store has checkpoints ({numbers_of(stored)}), but does not say which one is "
                 "committed; choose one with restore=<number>, or begin anew with restore=None"
             )
         return None if pointer is None else pointer.committed
@@ -71,8 +65,8 @@ def _committed(
         return record.checkpoint
     if stored:
         raise CheckpointError(
-            f"flow {flow!r}: the store has checkpoints ({_numbers(stored)}), but {commits_in} has no commit record of "
-            "this flow, so nobody knows what was committed: is it another server, or was the topic deleted? Go on "
+            f"flow {flow!r}: the store has checkpoints ({numbers_of(stored)}), but {commits_in} has no commit record "
+            "of this flow, so nobody knows what was committed: is it another server, or was the topic deleted? Go on "
             "from one with restore=<number> (outputs since then come twice), or begin anew with restore=None"
         )
     return None
@@ -88,12 +82,14 @@ def _by_number(
     found = [header.id for header in stored if header.id.number == number]
     if not found:
         raise CheckpointError(
-            f"flow {flow!r}: expected a checkpoint {number} in the store, given {_numbers(stored)}; choose one of these"
+            f"flow {flow!r}: expected a checkpoint {number} in the store, given {numbers_of(stored)}; choose "
+            "one of these"
         )
     # Two runs may have used a number: one of them was never committed.
     committed = {record.checkpoint if record else None, pointer.committed if pointer else None}
     return next((each for each in found if each in committed), found[-1])
 
 
-def _numbers(stored: Sequence[SnapshotHeader]) -> str:
+def numbers_of(stored: Sequence[SnapshotHeader]) -> str:
+    """For messages: which checkpoints there are."""
     return ", ".join(str(header.id.number) for header in stored) or "none"

@@ -15,12 +15,14 @@ _log = logging.getLogger("streamiter.job")
 
 
 def output_to_commit_with(flow: str, tasks: Sequence[Task]) -> Topic | None:
-    """One of the outputs that are committed with checkpoints; None where there are none. Says which are not."""
+    """One of the outputs that are committed with checkpoints; None where there are none. Says which are not.
+
+    The first in the flow decides where they are committed; dead letters only where there are no results to commit.
+    """
     sinks = dict(_sinks(tasks))
-    exactly_once = [
-        sink.topic for sink in sinks.values() if sink.topic.has_transactions and not sink.at_least_once
-    ]
-    chosen = exactly_once[0] if exactly_once else None
+    exactly_once = [sink for sink in sinks.values() if sink.topic.has_transactions and not sink.at_least_once]
+    exactly_once.sort(key=lambda sink: sink.is_for_dead_letters)  # Stable: else in the order of the flow.
+    chosen = exactly_once[0].topic if exactly_once else None
     for step, sink in sinks.items():
         if sink.at_least_once:
             _log.info("flow %r, step %r: delivers at least once, as its delivery= says", flow, step)

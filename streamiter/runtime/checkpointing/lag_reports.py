@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import final
 
 from streamiter.errors import StreamiterError
-from streamiter.operators.rejection import RecordFailure
 from streamiter.operators.source import Positions
 from streamiter.runtime.task import Task
 
@@ -50,7 +49,9 @@ class LagReports:
             return
         try:
             await task.feeder.report_positions(f"streamiter-{self._flow}", positions)
-        except (StreamiterError, RecordFailure) as error:
+        except Exception as error:  # Of anybody's own source: no reason to end a job that works.
             if not self._has_failed:
-                _log.warning("flow %r: its lag cannot be reported: %s", self._flow, error)
+                what = error if isinstance(error, StreamiterError) else f"{type(error).__name__}: {error}"
+                step = task.head.step.name
+                _log.warning("flow %r, step %r: its lag cannot be reported: %s", self._flow, step, what)
             self._has_failed = True

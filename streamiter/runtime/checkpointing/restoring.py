@@ -22,7 +22,7 @@ from streamiter.runtime.checkpointing.redistribution import (
 from streamiter.runtime.checkpointing.task_parts import PartName, task_state
 from streamiter.runtime.task import Task
 
-__all__ = ["check_steps", "states_of_tasks"]
+__all__ = ["check_steps", "left_behind", "states_of_tasks"]
 
 
 def check_steps(
@@ -45,6 +45,20 @@ def check_steps(
                 f"{where}: it has no state of step {name!r} (it has {_names(header.steps)}); give the step the name "
                 f"it had, or let it begin without state: changed_steps=[{name!r}]"
             )
+
+
+def left_behind(
+    header: SnapshotHeader, steps: Mapping[str, StepState], changed_steps: Collection[str]
+) -> list[str]:
+    """The steps whose state is not taken over: those that are gone, and sources, which begin where they are told to.
+
+    A step that is on both sides keeps its state, so that the option does no harm where it is left in a program.
+    """
+    return [
+        name
+        for name, step in header.steps.items()
+        if name in changed_steps and (name not in steps or step.is_source)
+    ]
 
 
 def _names(steps: Mapping[str, StepState]) -> str:

@@ -17,7 +17,7 @@ from streamiter.runtime.checkpointing.transactional_writer import TransactionalW
 from streamiter.topics.commit_topic import ensure_commit_topic
 from streamiter.topics.last_value import last_value
 from streamiter.topics.outputs import Outputs
-from streamiter.topics.topic import OutgoingBatch, Topic, TopicWriter, Transactions
+from streamiter.topics.topic import OutgoingBatch, Topic, TopicRecord, TopicWriter, Transactions
 
 __all__ = ["JobTransaction"]
 
@@ -77,7 +77,7 @@ class JobTransaction(Outputs):
 
     # -- for the job -------------------------------------------------------------------------------------
 
-    async def open(self) -> CommitRecord | None:
+    async def open(self) -> TopicRecord | None:
         """Take over from older runs, and begin a transaction; gives the last commit, None where there was never one."""
         commits = self._commits = await ensure_commit_topic(self._beside)
         transactional_id = f"streamiter-{self._flow}"
@@ -85,7 +85,7 @@ class JobTransaction(Outputs):
         record = await last_value(commits, self._flow.encode(), clock=self._clock)
         # Raises if a newer run has taken over meanwhile: then the store must not be claimed from under it.
         await self._begin()
-        return None if record is None else CommitRecord.read(record, commits.url)
+        return record
 
     @property
     def commits_in(self) -> str:

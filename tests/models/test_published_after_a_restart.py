@@ -1,0 +1,140 @@
+"""Publishing goes on after a restart: generation and version never go back for a reader."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flow.fed_source import Fed
+from models.model_case import PATIENCE_S, MakeTopic, all_records, compacted, large_update, selected, write
+
+from streamiter import Checkpoints, Flow
+from streamiter.models import ModelSnapshot
+from streamiter.models.intake import UpdateIntake
+from streamiter.operators.context import Context
+from streamiter.operators.source import Positions
+from streamiter.runtime.job import Job
+from streamiter.topics.topic import Topic
+
+RARELY_S = 100.0
+
+
+class Kept(Fed):
+    """Goes on behind what a checkpoint has of it, as if it had a topic behind it."""
+
+    async def open(self, context: Context, positions: Positions | None) -> None:
+        self.brought = (positions or {}).get("brought", 0)
+
+
+async def started(topic: Topic, folder: Path, **options: Any) -> tuple[Job, Kept]:
+    """A job that publishes what its source is given."""
+    delivery = options.pop("delivery", None)
+    source, flow = Kept(), Flow("publishing")
+    flow.from_source(lambda: source, name="in").publish_model(topic, model="ctr", delivery=delivery)
+    return await flow.start(checkpoints=Checkpoints(folder, interval_s=RARELY_S), **options), source
+
+
+async def published(job: Job, source: Kept, *models: Any) -> None:
+    """Publish some more, each of its own batch."""
+    [sink] = [each.step for task in job.statistics().tasks for each in task.steps if each.step != "in"]
+    awaited = job.statistics().step(sink).records_in + len(models)
+    source.give(*models)
+    async with asyncio.timeout(PATIENCE_S):
+        while job.statistics().step(sink).records_in < awaited:
+            await asyncio.sleep(0)
+
+
+async def ranks(topic: Topic) -> list[tuple[int, int]]:
+    """Of all updates in the topic, in order."""
+    intake = UpdateIntake(topic, "ctr")
+    updates = [intake.take(record) for record in await all_records(topic) if record.value is not None]
+    return [update.rank for update in updates if update is not None]
+
+
+SMALL = np.zeros(2)
+
+
+async def test_an_older_checkpoint_begins_a_new_generation(make_topic: MakeTopic, tmp_path: Path) -> None:
+    """After a way back the servers went on with the bad model until as many new ones had come as were taken back."""
+    topic = await make_topic()
+    job, source = await started(topic, tmp_path)
+    for _ in range(3):
+        await published(job, source, SMALL)
+        await job.checkpoint()
+    await job.stop("abort")
+    job, source = await started(topic, tmp_path, restore=1)
+    await published(job, source, SMALL, SMALL)
+    await job.stop("suspend")
+    assert await ranks(topic) == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)]
+    job, source = await started(topic, tmp_path)
+    await published(job, source, SMALL)
+    await job.stop("suspend")
+    assert (await ranks(topic))[-1] == (2, 3)
+
+
+async def test_a_crash_at_least_once_begins_a_new_generation(make_topic: MakeTopic, tmp_path: Path) -> None:
+    """Updates of other weights had the same version, and each server believed the one that it had seen first."""
+    topic = await make_topic()
+    job, source = await started(topic, tmp_path, delivery="at_least_once")
+    await published(job, source, SMALL)
+    await job.checkpoint()
+    await published(job, source, SMALL)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(await ranks(topic)) < 2:
+            await asyncio.sleep(0)
+    await job.stop("abort")
+    job, source = await started(topic, tmp_path, delivery="at_least_once")
+    await published(job, source, SMALL)
+    await job.stop("suspend")
+    assert await ranks(topic) == [(1, 1), (1, 2), (2, 1)]
+
+
+async def test_exactly_once_goes_on_with_the_next_version(make_topic: MakeTopic, tmp_path: Path) -> None:
+    """Each restart began a new generation, and consumers began anew with it."""
+    topic = await make_topic()
+    job, source = await started(topic, tmp_path)
+    await published(job, source, SMALL, SMALL)
+    await job.checkpoint()
+    await published(job, source, SMALL)  # Not committed: nobody has seen it.
+    await job.stop("abort")
+    for _ in range(2):
+        job, source = await started(topic, tmp_path)
+        await published(job, source, SMALL)
+        await job.stop("suspend")
+    assert await ranks(topic) == [(1, 1), (1, 2), (1, 3), (1, 4)]
+
+
+async def test_half_an_update_is_later_than_the_restored_one(make_topic: MakeTopic, tmp_path: Path) -> None:
+    """Chunks of two models came together under one version, and no server could read it."""
+    topic = await make_topic()
+    job, source = await started(topic, tmp_path)
+    await published(job, source, SMALL)
+    await job.stop("suspend")
+    await write(topic, selected(large_update((1, 2)), 0, 1))  # Of a run that died at least once.
+    job, source = await started(topic, tmp_path)
+    await published(job, source, SMALL)
+    await job.stop("suspend")
+    assert await ranks(topic) == [(1, 1), (2, 1)]
+    assert [record.key for record in await all_records(await compacted(topic))] == [b"ctr"]
+
+
+@pytest.mark.parametrize("delivery", [None, "at_least_once"])
+async def test_no_chunks_are_left_of_what_a_restart_supersedes(
+    delivery: str | None, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    """Each way back left one large model in the compacted topic for ever."""
+    topic = await make_topic()
+    large = ModelSnapshot(np.random.default_rng(7).normal(size=300_000))  # 2.4 MB: several records.
+    job, source = await started(topic, tmp_path, delivery=delivery)
+    for _ in range(2):
+        await published(job, source, large)
+        await job.checkpoint()
+    await job.stop("abort")
+    job, source = await started(topic, tmp_path, delivery=delivery, restore=1)
+    await published(job, source, SMALL)
+    await job.stop("suspend")
+    assert await ranks(topic) == [(1, 1), (1, 2), (2, 1)]
+    assert [record.key for record in await all_records(await compacted(topic))] == [b"ctr"]

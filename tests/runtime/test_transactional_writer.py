@@ -1,0 +1,141 @@
+"""What a sink holds between its barrier and the commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from streamiter import Checkpoints, Flow, IterationBodyResult, iterate_unbounded_streams
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.runtime.checkpointing.held_batches import HeldBatches
+from streamiter.runtime.checkpointing.transactional_writer import TransactionalWriter
+from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
+
+PATIENCE_S = 30.0
+TOPIC = MemoryBroker().topic("out")
+
+
+class Written:
+    """What reaches the transaction, a turn of the event loop for each batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[OutgoingBatch] = []
+
+    async def __call__(self, topic: Topic, batch: OutgoingBatch) -> None:
+        await asyncio.sleep(0)
+        self.batches.append(batch)
+
+    def values(self) -> list[int]:
+        return [int(value or b"") for batch in self.batches for value in batch.values]
+
+
+@pytest.fixture
+def written() -> Written:
+    return Written()
+
+
+@pytest.fixture
+def held() -> Iterator[HeldBatches]:
+    """Three bytes in memory, some ten batches on disk."""
+    held = HeldBatches("sink", PlainData(), memory_limit_bytes=3, disk_limit_bytes=1000)
+    yield held
+    held.close()
+
+
+def batch(number: int) -> OutgoingBatch:
+    return OutgoingBatch([b"%d" % number], keys=[b"key"], headers=[(("name", b"value"),)], partition=2)
+
+
+async def test_what_was_held_comes_in_order_and_unchanged(written: Written, held: HeldBatches) -> None:
+    """What had been on disk came after what was written since, or without its headers."""
+    writer = TransactionalWriter(TOPIC, written, held, step="sink")
+    await writer.write(batch(0))
+    writer.seal()
+    for number in range(1, 8):
+        await writer.write(batch(number))
+    assert written.values() == [0]
+    await writer.unseal()
+    await writer.write(batch(8))
+    assert written.batches == [batch(number) for number in range(9)]
+
+
+async def test_a_sink_that_never_stops_does_not_keep_the_commit_from_ending(
+    written: Written, held: HeldBatches
+) -> None:
+    """A sink slower than its source held new batches as fast as old ones were written: no second checkpoint."""
+    writer = TransactionalWriter(TOPIC, written, held, step="sink")
+    writer.seal()
+
+    async def write_for_ever() -> None:
+        number = 0
+        while True:
+            await writer.write(batch(number))
+            number += 1
+            await asyncio.sleep(0)
+
+    writing = asyncio.create_task(write_for_ever())
+    async with asyncio.timeout(PATIENCE_S):
+        while held.first() is None:
+            await asyncio.sleep(0)
+        for _ in range(3):
+            await writer.unseal()
+            writer.seal()
+    writing.cancel()
+    await asyncio.wait([writing])
+    assert written.values() == list(range(len(written.batches)))
+
+
+async def test_where_nothing_more_can_be_held_the_sink_waits(written: Written, held: HeldBatches) -> None:
+    """What came between barrier and commit filled the disk of the machine."""
+    writer = TransactionalWriter(TOPIC, written, held, step="sink")
+    writer.seal()
+    accepted = 0
+
+    async def write_many() -> None:
+        nonlocal accepted
+        for number in range(100):
+            await writer.write(batch(number))
+            accepted += 1
+
+    writing = asyncio.create_task(write_many())
+    while not accepted:
+        await asyncio.sleep(0)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert 1 < accepted < 100
+    assert not written.batches
+    await writer.unseal()
+    await asyncio.wait_for(writing, PATIENCE_S)
+    assert written.values() == list(range(100))
+
+
+async def test_a_sink_behind_a_loop_does_not_hold_up_the_barrier_in_it(tmp_path: Path) -> None:
+    """What the body emitted for feedback before the barrier filled the sink, which waited for that barrier."""
+    broker = MemoryBroker()
+    for name in ("in", "out"):
+        await broker.topic(name).create()
+    writer = await broker.topic("in").open_writer()
+    count = 30_000
+    await writer.write(OutgoingBatch([orjson.dumps(number) for number in range(count)]))
+    await writer.close()
+    padding = "x" * 1_500  # 45 MB each time round: more than a sink holds in memory
+
+    def body(variables: Any, data: Any) -> Any:
+        numbers = variables[0].union(data[0])
+        return IterationBodyResult([numbers.map(lambda x: x)], [numbers.map(lambda x: [x, padding])])
+
+    flow = Flow("circling")
+    source = flow.source(broker.topic("in"))
+    [seen] = iterate_unbounded_streams([flow.from_items([0], name="initial")], [source], body)
+    seen.sink(broker.topic("out"))
+    job = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=200.0, alignment_timeout_s=60.0))
+    async with asyncio.timeout(PATIENCE_S):
+        while job.statistics().step("sink out").records_in < count:
+            await asyncio.sleep(0)
+        assert await job.checkpoint() == 1
+    await job.stop("abort")
