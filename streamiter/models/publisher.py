@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
-from streamiter.models.encoder import ChunkSet, EncoderState, ModelUpdateEncoder, record_limit
+from streamiter.models.encoder import EncoderState, ModelUpdateEncoder, record_limit
 from streamiter.models.formats import UpdateFormat
 from streamiter.models.last import next_run
 from streamiter.operators.context import Context
@@ -67,20 +66,8 @@ class ModelPublisher(TopicSink):
                 *restored,
                 self._fresh.generation,
             )
-            state = self._in_new_generation(state)
+            return  # As it was opened, which is with the chunks to delete that are in the topic now.
         self._updates.restore(state)
-
-    def _in_new_generation(self, state: EncoderState) -> EncoderState:
-        # Those of the state may lie too far back for the search; to delete some twice does no harm.
-        left = [*map(_chunk_set, state["leftovers"]), *self._fresh.leftovers]
-        return EncoderState(
-            generation=self._fresh.generation, next_version=1, leftovers=list(dict.fromkeys(left))
-        )
-
-
-def _chunk_set(given: Sequence[int]) -> ChunkSet:
-    generation, version, count = given
-    return generation, version, count
 
 
 class _NotOpenYet:
