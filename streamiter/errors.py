@@ -169,7 +169,11 @@ class ProducerFenced(TopicError):
 
 
 class TransactionExpired(ProducerFenced):
-    """A transaction was open for longer than its timeout and is gone; going on from the last checkpoint is safe."""
+    """A transaction was open for longer than its timeout, and is gone.
+
+    Where a job fails with it, no other run has taken over, and going on from the last checkpoint is safe. Raised by
+    :class:`~streamiter.topics.Transactions`, a newer writer may have taken over since.
+    """
 
 
 class CheckpointError(StreamiterError):

@@ -50,7 +50,7 @@ class Coordinator:
     def __init__(self, cluster: Cluster, transactional_id: str, timeout_s: float) -> None:
         self._cluster = cluster
         self._id = transactional_id
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._clock = cluster.clock
         self._node: int | None = None
         self.subject = f"transactions {transactional_id!r} at {cluster.address}"
@@ -62,28 +62,22 @@ class Coordinator:
         return await self._settled(self._take_over)
 
     async def renew(self, producer: ProducerIdentity) -> ProducerIdentity:
-        """A new epoch, which requests of before do not have. Fences nobody: only the owner gets it."""
+        """A new epoch, which requests of before do not have. Only the owner gets it: have ``end`` find out first.
+
+        A broker aborts whatever is open under the id before it looks at who asks; if that is another owner's, it
+        fences them both. Nothing in the protocol asks "only if I am the owner". So an owner that was replaced between
+        ``end`` and this, or while this is tried again for want of an answer, still ends the newer one, which then
+        has to be started again. Neither loses records or has them twice.
+        """
         renewed = await self._settled(lambda: self._renew(producer))
         self.has_lost_end = False
         return renewed
 
-    async def is_still_ours(self, producer: ProducerIdentity) -> bool:
-        """Whether a fenced producer is still the last owner of the id.
-
-        It is where the broker has aborted its transaction after the timeout: that raises the epoch, too,
-        but the last owner may ask for it.
-        """
-        try:
-            await self.renew(producer)
-        except ProducerFenced:
-            return False
-        return True
-
     def expired(self) -> TransactionExpired:
-        """What to raise where a transaction was aborted because it was open for too long."""
+        """What to raise where a transaction was open for so long that the broker must have aborted it."""
         return TransactionExpired(
             f"{self.subject}: the broker aborted the transaction, which was open for over "
-            f"{self._timeout_s:g} s, its timeout; open the transactions anew"
+            f"{self.timeout_s:g} s, its timeout; open the transactions anew, unless a newer writer has taken over since"
         )
 
     async def enlist(self, producer: ProducerIdentity, partitions: Iterable[Key]) -> None:
@@ -109,13 +103,13 @@ class Coordinator:
 
     @property
     def _timeout_ms(self) -> int:
-        return int(1000 * self._timeout_s)
+        return int(1000 * self.timeout_s)
 
     async def _take_over(self) -> ProducerIdentity:
         response = await self._request(InitProducerIdRequest(self._id, self._timeout_ms))
         if response.error_code == Code.INVALID_TRANSACTION_TIMEOUT:
             raise ConfigurationError(
-                f"{self.subject}: the broker does not take a timeout of {self._timeout_s:g} s; expected at "
+                f"{self.subject}: the broker does not take a timeout of {self.timeout_s:g} s; expected at "
                 "most its transaction.max.timeout.ms"
             )
         # The epoch of an id that is just being taken over by a third one moves on meanwhile.

@@ -1,7 +1,8 @@
 """InitProducerId of version 3, which aiokafka lacks: a new epoch for whoever has the current one.
 
 With the producer's id and epoch in it, the broker gives a new epoch only if they are still the newest ones of
-the transactional id (KIP-360). Without, as in version 0, it would fence a newer owner.
+the transactional id (KIP-360). Without, as in version 0, it would fence a newer owner in any case. With them it
+still does so while that one has a transaction open, which it aborts first; so this is no way to ask who the owner is.
 """
 
 from __future__ import annotations

@@ -55,6 +55,8 @@ class KafkaTransactions(Transactions):
         self._subject = coordinator.subject
         self._packings: dict[str, Packing] = {}
         self._enlisted: dict[Key, None] = {}
+        self._open_since_s: float | None = None
+        """Since when the broker may count the transaction's time: it does so from its first partition on."""
         self._sender = self._new_sender()
         self._is_open = False
         self._is_closed = False
@@ -65,9 +67,9 @@ class KafkaTransactions(Transactions):
         self._check_alive()
         if self._is_open:
             raise TopicError(f"{self._subject}: commit or abort the open transaction before begin()")
-        if not self._must_renew:
-            # Nothing else would tell a run that was replaced before its first write or, with none, at all.
-            await self._end(commit=False)
+        # Nothing else would tell a run that was replaced before its first write or, with none, at all. And one that
+        # was must not come to renew its epoch: see there.
+        await self._end(commit=False)
         if self._must_renew:
             await self._renew()
         self._is_open = True
@@ -122,12 +124,15 @@ class KafkaTransactions(Transactions):
         # Decided: whatever happens to the wait, an abort must not seem possible any more.
         self._is_open = False
         self._enlisted.clear()
+        self._open_since_s = None
         if not is_empty:
             await persist(patience, lambda: wait(self._producer, commit=commit))
 
     async def _enlist(self, partitions: Iterable[Key]) -> None:
         new = [key for key in partitions if key not in self._enlisted]
         if new:
+            if self._open_since_s is None:
+                self._open_since_s = self._cluster.clock.monotonic_s()
             await self._coordinator.enlist(self._producer, new)
             self._enlisted.update(dict.fromkeys(new))
 
@@ -167,20 +172,21 @@ class KafkaTransactions(Transactions):
             return await work
         except ProducerFenced as error:
             if self._dead_because is None:
-                self._dead_because = await self._explained(error)
+                self._dead_because = self._explained(error)
             if self._dead_because is error:
                 raise
             raise self._dead_because from error
 
-    async def _explained(self, fence: ProducerFenced) -> ProducerFenced:
-        """Whether it was another owner or the transaction's timeout: the broker's error is the same."""
-        if isinstance(fence, TransactionExpired):
+    def _explained(self, fence: ProducerFenced) -> ProducerFenced:
+        """Whether it may have been the transaction's timeout: the broker's error is that of another owner.
+
+        Only our own clock is asked. A broker asked for a new epoch would know, but where another owner has a
+        transaction open, it aborts that one before it looks at who asks.
+        """
+        if isinstance(fence, TransactionExpired) or self._open_since_s is None:
             return fence
-        try:
-            is_ours = await self._cluster.persist(lambda: self._coordinator.is_still_ours(self._producer))
-        except TopicError:  # not known; ending is safe in either case
-            return fence
-        return self._coordinator.expired() if is_ours else fence
+        open_for_s = self._cluster.clock.monotonic_s() - self._open_since_s
+        return self._coordinator.expired() if open_for_s > self._coordinator.timeout_s else fence
 
     def _check_alive(self) -> None:
         if self._is_closed:

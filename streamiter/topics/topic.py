@@ -250,8 +250,11 @@ class Transactions(abc.ABC):
 
     Opening with an id fences whoever opened it before: their next call that reaches the server or file, at
     the latest ``commit``, raises :class:`~streamiter.errors.ProducerFenced`; their open transaction is aborted.
-    A transaction that was aborted because it was open for longer than its timeout, while nobody else took
-    the id, raises :class:`~streamiter.errors.TransactionExpired` instead. After either, nothing works any more.
+    A transaction that was aborted because it was open for longer than its timeout raises
+    :class:`~streamiter.errors.TransactionExpired` instead. Servers need not tell which of the two it was; then
+    the time decides, and one open for longer than its timeout raises ``TransactionExpired`` although somebody
+    else has the id by now. Who opens the id again after that error must know from elsewhere that nobody has.
+    After either error, nothing works any more.
 
     One call at a time; they may come from several tasks of one event loop.
     """

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from crash.cases import MINI_BATCH, PIECE_EVENTS, Case, kafka_case, sqlite_case, trainer, training_pieces
 from crash.outcome import committed
-from crash.places import Place
+from crash.places import KAFKA_COMMIT, Place
 from crash.programs import PATIENCE_S, Process, running
 from crash.training import MODEL
 
@@ -88,6 +88,30 @@ async def test_a_frozen_run_that_wakes_up_ends_without_a_trace(case: Case, momen
             await ends_fenced(zombie)
             await write(case, EVENTS // 3, EVENTS)
             await until_seen(case, EVENTS)
+    await check_each_is_seen_once(case)
+
+
+async def test_a_run_that_is_fenced_leaves_the_transaction_of_the_newer_one_alone(case: Case) -> None:
+    """It asked the broker why, which aborted what the newer run had open: that one, too, had to begin again."""
+    program = trainer(case, "killed", mode="synchronous", parallelism=1)
+    # With the commit record in it, a transaction is open for certain. The first two are that of its beginning: to
+    # begin one ends the one before, so every other call is a commit.
+    open_here = (KAFKA_COMMIT[2], 4) if case.commit is KAFKA_COMMIT else (case.commit[0], 2)
+    async with running(program, case.commit[0], 2, strike=signal.SIGSTOP) as zombie:
+        assert await zombie.until(zombie.is_stopped)
+        async with running(program, *open_here, strike=signal.SIGSTOP) as twin:
+            await write(case, EVENTS // 3, 2 * EVENTS // 3)
+            assert await twin.until(twin.is_stopped)
+            zombie.send(signal.SIGCONT)
+            await ends_fenced(zombie)
+            twin.send(signal.SIGCONT)
+            await until_seen(case, 2 * EVENTS // 3)
+            await write(case, 2 * EVENTS // 3, EVENTS)
+            await until_seen(case, EVENTS)
+            twin.send(signal.SIGTERM)
+            code, printed = await twin.ends()
+            assert code == 0, printed
+            assert "going on from the last checkpoint" not in printed
     await check_each_is_seen_once(case)
 
 

@@ -177,6 +177,12 @@ async def test_a_request_to_end_that_arrives_late_does_not_end_the_next_transact
     assert numbers_of(await read_to_end(made)) == [0, 1, 2]
 
 
+async def write_on_and_on(transactions: Transactions, to: Topic) -> None:
+    while True:
+        await transactions.write(to, OutgoingBatch([b"late"]))
+        await asyncio.sleep(0)
+
+
 async def until_written(made: Topic, end: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while (await made.describe()).offsets[0][1] < end:
@@ -186,7 +192,7 @@ async def until_written(made: Topic, end: int) -> None:
 async def test_losing_an_answer_takes_nothing_from_a_newer_owner(
     kafka_topic: MakeTopic, network: LossyNetwork
 ) -> None:
-    """Asking for a new epoch must not be a way of taking the id over again."""
+    """Asking for a new epoch must be no way of taking the id over again, nor of ending what the newer one does."""
     made = kafka_topic(**PATIENT)
     await made.create()
     older = await made.open_transactions(f"{made.name}-t")
@@ -195,11 +201,12 @@ async def test_losing_an_answer_takes_nothing_from_a_newer_owner(
     network.lose_answers("EndTxnRequest")
     await patiently(older.commit())
     newer = await made.open_transactions(f"{made.name}-t")
+    await patiently(newer.begin())
+    await write_number(newer, made, 1)
+    await until_written(made, 3)  # the commit of before has the offset 1
     with pytest.raises(ProducerFenced) as caught:
         await patiently(older.begin())
     assert not isinstance(caught.value, TransactionExpired)
-    await patiently(newer.begin())
-    await write_number(newer, made, 1)
     await patiently(newer.commit())
     await older.close()
     await newer.close()
@@ -232,8 +239,35 @@ async def test_a_cancelled_commit_is_done_or_not_but_never_twice(kafka_topic: Ma
 # -- owners --------------------------------------------------------------------------------------------------
 
 
-async def test_a_run_that_slept_past_its_timeout_and_was_replaced_knows_that(kafka_topic: MakeTopic) -> None:
-    """By its clock alone it would take this for a timeout, go on, and end the run that replaced it."""
+@pytest.mark.parametrize("call", ["write", "commit", "abort"])
+async def test_noticing_that_it_was_replaced_a_run_takes_nothing_from_the_newer_one(
+    kafka_topic: MakeTopic, call: str
+) -> None:
+    """It asked the broker why, which aborted the newer one's transaction to answer: both runs were over."""
+    made = kafka_topic(**PATIENT)
+    await made.create()
+    older = await made.open_transactions(f"{made.name}-t")
+    await patiently(older.begin())
+    await write_number(older, made, 0)
+    await until_written(made, 1)
+    newer = await made.open_transactions(f"{made.name}-t")
+    await patiently(newer.begin())
+    await write_number(newer, made, 1)
+    await until_written(made, 3)  # the abort of the older one has the offset 1
+    with pytest.raises(ProducerFenced) as caught:
+        await patiently(write_on_and_on(older, made) if call == "write" else getattr(older, call)())
+    assert not isinstance(caught.value, TransactionExpired)
+    await older.close()
+    await write_number(newer, made, 2)
+    await patiently(newer.commit())
+    await newer.close()
+    assert numbers_of(await read_to_end(made)) == [1, 2]
+
+
+async def test_a_run_that_slept_past_its_timeout_and_was_replaced_takes_nothing_either(
+    kafka_topic: MakeTopic,
+) -> None:
+    """Its error says that the time was up, which is true; who the owner is now it must not find out by force."""
     made = kafka_topic()
     await made.create()
     older = await made.open_transactions(f"{made.name}-t", timeout_s=0.3)
@@ -244,11 +278,28 @@ async def test_a_run_that_slept_past_its_timeout_and_was_replaced_knows_that(kaf
         while not await read_to_end(made):
             pass  # the broker ends the transaction, which lets "behind" be read
     newer = await made.open_transactions(f"{made.name}-t")
+    await patiently(newer.begin())
+    await write_number(newer, made, 1)
+    await until_written(made, 4)  # what is behind, and the abort
+    with pytest.raises(TransactionExpired, match="unless a newer writer has taken over"):
+        await patiently(older.commit())
+    await older.close()
+    await patiently(newer.commit())
+    await newer.close()
+    assert values_of(await read_to_end(made)) == [b"behind", b"1"]
+
+
+async def test_a_run_replaced_while_nothing_was_open_knows_that_however_late(kafka_topic: MakeTopic) -> None:
+    """Without records the broker counts no time, so that it is up cannot be the reason."""
+    made = kafka_topic()
+    await made.create()
+    older = await made.open_transactions(f"{made.name}-t", timeout_s=0.1)
+    await patiently(older.begin())
+    newer = await made.open_transactions(f"{made.name}-t")
+    await asyncio.sleep(0.2)  # the machine's time, which the connector goes by
     with pytest.raises(ProducerFenced) as caught:
         await patiently(older.commit())
     assert not isinstance(caught.value, TransactionExpired)
-    await patiently(newer.begin())
-    await patiently(newer.commit())
     await older.close()
     await newer.close()
 

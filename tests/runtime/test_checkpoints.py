@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from streamiter import Checkpoints, Flow, Operator
 from streamiter.errors import CheckpointError, ConfigurationError, GraphError, JobFailed, ProducerFenced
 from streamiter.operators.context import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.runtime.job import Job
+from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.running import run_jobs
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 
@@ -198,6 +201,31 @@ async def test_a_sink_of_an_older_run_that_writes_fails_it(broker: MemoryBroker,
     await handled(job, "sink sums", 5)
     await job.stop("suspend")
     assert await written(broker.topic("sums")) == expected(5)
+
+
+async def test_running_a_flow_to_its_end_raises_what_waiting_for_its_job_does(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """A service that was replaced began another run of itself, and the two took over from each other for ever."""
+    jobs: list[Job] = []
+
+    @contextlib.asynccontextmanager
+    async def noted(job: Job, stops: Sequence[StopMode]) -> AsyncIterator[None]:
+        jobs.append(job)
+        yield
+
+    options = {"checkpoints": settings(tmp_path)}
+    running = asyncio.create_task(run_jobs(summing(broker).start, options, while_running=noted))
+    async with asyncio.timeout(PATIENCE_S):
+        while not jobs:
+            await asyncio.sleep(0)
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    with pytest.raises(ProducerFenced):
+        await jobs[0].checkpoint()
+    with pytest.raises(JobFailed) as ended:
+        await asyncio.wait_for(running, PATIENCE_S)
+    assert (type(ended.value.__cause__), len(jobs)) == (ProducerFenced, 1)
+    await job.stop("suspend")
 
 
 async def test_beginning_anew_leaves_what_is_committed(broker: MemoryBroker, tmp_path: Path) -> None:

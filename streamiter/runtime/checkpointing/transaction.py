@@ -137,18 +137,19 @@ class JobTransaction(Outputs):
 
     @contextlib.asynccontextmanager
     async def _fence_explained(self) -> AsyncIterator[None]:
-        """Tell a newer run from a transaction that was open for too long, where the server does not.
+        """Tell a newer run from a transaction that was open for too long: with the latter, the job goes on by itself.
 
-        Brokers that were started again since do not know any more why they have fenced somebody. A newer run claims
-        the flow in the store as soon as it has fenced this one; and to go on from the last checkpoint is safe anyway.
+        Servers do not tell, and the clock alone does not either: a run that slept for longer than the timeout may
+        have been replaced meanwhile. A newer run claims the flow in the store as soon as it has fenced this one.
         """
         try:
             yield
-        except TransactionExpired:
-            raise
         except ProducerFenced as error:
-            is_over_time = self._clock.monotonic_s() - self._began_s > self._timeout_s
+            is_expired = isinstance(error, TransactionExpired)
+            is_over_time = is_expired or self._clock.monotonic_s() - self._began_s > self._timeout_s
             if is_over_time and await self._is_newest_run():
+                if is_expired:
+                    raise
                 raise TransactionExpired(
                     f"the transaction was open for longer than its timeout of {self._timeout_s:g} s, and no other run "
                     f"has taken over: {error}"

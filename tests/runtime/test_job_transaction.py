@@ -1,0 +1,82 @@
+"""The transaction of a job: what it means for the job that the transaction is over."""
+
+from __future__ import annotations
+
+import pytest
+from topics.topic_case import ManualClock, patiently
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.snapshot import CheckpointId
+from streamiter.errors import ProducerFenced, TransactionExpired
+from streamiter.runtime.checkpointing.transaction import JobTransaction
+from streamiter.topics import MemoryBroker
+
+TIMEOUT_S = 60.0
+FLOW = "sums"
+CHECKPOINT = CheckpointId(1, "run")
+
+
+async def opened(broker: MemoryBroker, clock: ManualClock, *, is_newest_run: bool) -> JobTransaction:
+    """A transaction that is open, of a run that the store calls the newest, or not."""
+    await broker.topic("sums").create()
+
+    async def asked() -> bool:
+        return is_newest_run
+
+    transaction = JobTransaction(
+        FLOW,
+        broker.topic("sums"),
+        clock=clock,
+        timeout_s=TIMEOUT_S,
+        plain_data=PlainData(),
+        is_newest_run=asked,
+    )
+    await patiently(transaction.open())
+    return transaction
+
+
+async def take_over(broker: MemoryBroker) -> None:
+    """As a newer run does."""
+    await patiently(broker.topic("sums").open_transactions(f"streamiter-{FLOW}"))
+
+
+async def error_at_commit(transaction: JobTransaction) -> ProducerFenced:
+    with pytest.raises(ProducerFenced) as caught:
+        await patiently(transaction.commit(CHECKPOINT, goes_on=True))
+    await patiently(transaction.close())
+    return caught.value
+
+
+async def test_a_transaction_open_for_too_long_is_no_other_run() -> None:
+    """After a pause of the machine, a service ended because of "another run" that there was not."""
+    clock = ManualClock()
+    broker = MemoryBroker(clock=clock)
+    transaction = await opened(broker, clock, is_newest_run=True)
+    clock.advance(2 * TIMEOUT_S)
+    assert isinstance(await error_at_commit(transaction), TransactionExpired)
+
+
+async def test_a_run_whose_transaction_was_open_for_too_long_ends_where_there_is_a_newer_one() -> None:
+    """It slept, was replaced, began again by itself, and ended the run that had replaced it."""
+    clock = ManualClock()
+    broker = MemoryBroker(clock=clock)
+    transaction = await opened(broker, clock, is_newest_run=False)
+    clock.advance(2 * TIMEOUT_S)
+    error = await error_at_commit(transaction)
+    assert not isinstance(error, TransactionExpired)
+    assert "another run of the flow has taken over, so this one must end" in str(error)
+
+
+@pytest.mark.parametrize("is_newest_run", [True, False])
+@pytest.mark.parametrize("age_s", [0.9 * TIMEOUT_S, 1.1 * TIMEOUT_S])
+async def test_a_fence_is_a_timeout_only_if_the_time_is_up_and_no_newer_run_is_known(
+    age_s: float, is_newest_run: bool
+) -> None:
+    """The one alone is not enough: a newer run claims the store a moment later, or the old one overslept."""
+    clock = ManualClock()
+    broker = MemoryBroker(clock=clock)
+    transaction = await opened(broker, clock, is_newest_run=is_newest_run)
+    await take_over(broker)
+    clock.advance(age_s)
+    error = await error_at_commit(transaction)
+    assert isinstance(error, TransactionExpired) == (age_s > TIMEOUT_S and is_newest_run)
