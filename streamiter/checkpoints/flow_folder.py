@@ -118,10 +118,10 @@ class FlowFolder:
         """Open one for reading."""
         path = self.path_of(checkpoint)
         if not path.exists():
-            there = ", ".join(map(str, self.snapshots())) or "none"
+            there = ", ".join(map(str, self.snapshots()))
             raise CheckpointError(
-                f"{self._what}: expected checkpoint {checkpoint} in {self.path}, given {there}; choose one of these, "
-                "or give the directory that the last run had"
+                f"{self._what}: expected checkpoint {checkpoint} in {self.path}, given {there or 'none'}; "
+                f"{'choose one of these, or ' if there else ''}give the directory that the last run had"
             )
         snapshot = SnapshotFile(path)
         try:

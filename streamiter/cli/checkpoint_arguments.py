@@ -75,10 +75,16 @@ class ListedCheckpoint:
         states = {
             "unreadable": self.header is None,
             "committed": self.id == self.committed,
-            "not committed": self.committed is None or self.id.number > self.committed.number,
+            self._newer: self.committed is None or self.id.number > self.committed.number,
             "ended": self.header is not None and self.header.job_ended,
         }
         return ", ".join(state for state, holds in states.items() if holds)
+
+    @property
+    def _newer(self) -> str:
+        """Of one above what the store knows as committed: a job that was killed could not tell the store any more."""
+        in_topic = self.header is not None and "commits in" in self.header.notes
+        return "perhaps committed" if in_topic else "not committed"
 
     def document(self) -> dict[str, Any]:
         """The same for programs."""

@@ -25,7 +25,8 @@ __all__ = ["list_checkpoints"]
 def list_checkpoints(directory: Directory, flow: FlowName = None, as_json: AsJson = False) -> None:
     """List the checkpoints in a directory, oldest first.
 
-    Each with its flow, number, run, time and size in bytes; a flow goes on from the one that is committed.
+    Each with its flow, number, run, time and size in bytes; a flow goes on from the one that is committed. Where the
+    job was killed, a newer one may be committed, too: the next run asks the topic that show calls “commits in”.
     """
     found = [listed for folder in all_folders(directory, flow) for listed in listed_checkpoints(folder)]
     if as_json:

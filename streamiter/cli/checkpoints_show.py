@@ -35,7 +35,8 @@ def show(
 
     Its notes, its steps with their parallelism, and its parts with their sizes.
     """
-    listed = _chosen(listed_checkpoints(one_folder(directory, flow)), checkpoint)
+    folder = one_folder(directory, flow)
+    listed = _chosen(folder.flow, listed_checkpoints(folder), checkpoint)
     snapshot = listed.folder.open(listed.id)
     try:
         document, fields = _document(listed, snapshot), _fields(listed, snapshot)
@@ -50,10 +51,12 @@ def show(
             typer.echo(f"{name}\t{value}")
 
 
-def _chosen(found: Sequence[ListedCheckpoint], number: int | None) -> ListedCheckpoint:
+def _chosen(flow: str, found: Sequence[ListedCheckpoint], number: int | None) -> ListedCheckpoint:
     """Of two with a number the committed one; without a number that, or the newest."""
     if not found:
-        raise typer.BadParameter("expected checkpoints of this flow, given none", param_hint="'DIRECTORY'")
+        raise typer.BadParameter(
+            f"expected checkpoints of flow {flow!r}, given none: it has not taken one yet", param_hint="'DIRECTORY'"
+        )
     among = found if number is None else numbered(found, number)
     return next((each for each in among if each.id == each.committed), among[-1])
 

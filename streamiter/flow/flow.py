@@ -292,6 +292,8 @@ class Flow:
         from streamiter.runtime.running import check_on_interrupt, run_in_own_loop, run_jobs
 
         check_on_interrupt(self.name, on_interrupt, shares=options.get("worker") is not None)
+        if "changed_steps" in options:  # Asked for again where the job is started again.
+            options["changed_steps"] = _checked_steps(self.name, options["changed_steps"])
         return run_in_own_loop(run_jobs(self.start, options, first=on_interrupt))
 
     async def start(

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal, TypeVar
 
-from streamiter.errors import ConfigurationError, JobFailed, TransactionExpired
+from streamiter.errors import ConfigurationError, JobFailed, ProducerFenced, TransactionExpired
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.statistics import JobStatistics
 
@@ -102,7 +102,7 @@ async def run_jobs(
                     return await job.wait()
             except JobFailed as error:
                 checkpoints = job.statistics().checkpoints
-                if stops or checkpoints is None or not _has_cause(error, TransactionExpired):
+                if stops or checkpoints is None or not _was_too_slow(error):
                     raise
                 in_vain = not checkpoints.taken
                 if in_vain and failed_in_vain:
@@ -114,10 +114,13 @@ async def run_jobs(
         options["restore"] = "last"
 
 
-def _has_cause(error: BaseException | None, kind: type[BaseException]) -> bool:
-    while error is not None and not isinstance(error, kind):
+def _was_too_slow(error: BaseException | None) -> bool:
+    """Whether its transaction was open for too long, and that is all: where another run has taken over since, an error
+    that says so comes first.
+    """
+    while error is not None and not isinstance(error, ProducerFenced):
         error = error.__cause__
-    return error is not None
+    return isinstance(error, TransactionExpired)
 
 
 @contextlib.contextmanager

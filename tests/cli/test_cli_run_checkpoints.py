@@ -192,7 +192,7 @@ async def test_checkpoints_that_do_not_fit_what_is_committed_are_an_error(folder
     """A folder that was not mounted, or a file of topics that was put back from another day."""
     assert streamiter("run", "job.py:rest", *KEPT, cwd=folder).returncode == 0
     ran = streamiter("run", "job.py:rest", "--checkpoints", "elsewhere", cwd=folder)
-    check_error(ran, "flow 'sums': expected the committed checkpoint 1", "in the store, given none")
+    check_error(ran, "flow 'sums': checkpoint 1 of run", "cannot be read", "Give the folder")
     await topic_in(folder, "sums").beside("streamiter-commits").delete()
     ran = streamiter("run", "job.py:rest", *KEPT, cwd=folder)
     check_error(ran, "has no commit record of this flow, so nobody knows what was committed")

@@ -22,6 +22,7 @@ __all__ = [
 When = Literal["before", "after"]
 
 _CHECKPOINTER: Final = "streamiter.runtime.checkpointing.checkpointer:Checkpointer"
+_BEGINNING = "streamiter.runtime.checkpointing.beginning:Beginning"
 _TRANSACTION: Final = "streamiter.runtime.checkpointing.transaction:JobTransaction"
 _WRITER: Final = "streamiter.runtime.checkpointing.transactional_writer:TransactionalWriter"
 _FOLDER: Final = "streamiter.checkpoints.flow_folder:FlowFolder"
@@ -49,7 +50,8 @@ def _both(function: str) -> list[Place]:
 RESTORE: Final = [
     *_both(f"{_TRANSACTION}.open"),
     *_both(f"{_FOLDER}.claim"),
-    *_both(f"{_CHECKPOINTER}._load"),
+    *_both(f"{_BEGINNING}._opened"),
+    *_both(f"{_BEGINNING}.settle"),
     *_both("streamiter.checkpoints.directory_store:DirectoryStore.list"),
     Place("after", f"{_CHECKPOINTER}.open"),
     *_both("streamiter.runtime.task:Task.open"),

@@ -94,8 +94,8 @@ async def test_a_frozen_run_that_wakes_up_ends_without_a_trace(case: Case, momen
 async def test_a_run_that_is_fenced_leaves_the_transaction_of_the_newer_one_alone(case: Case) -> None:
     """It asked the broker why, which aborted what the newer run had open: that one, too, had to begin again."""
     program = trainer(case, "killed", mode="synchronous", parallelism=1)
-    # With the commit record in it, a transaction is open for certain. The first two are that of its beginning: to
-    # begin one ends the one before, so every other call is a commit.
+    # With its commit record in it, the transaction is open for certain. Kafka's begin() asks to end one, too, so that
+    # every other call is a commit's, and the fourth the second one's.
     open_here = (KAFKA_COMMIT[2], 4) if case.commit is KAFKA_COMMIT else (case.commit[0], 2)
     async with running(program, case.commit[0], 2, strike=signal.SIGSTOP) as zombie:
         assert await zombie.until(zombie.is_stopped)

@@ -82,6 +82,7 @@ class Beginning:
         check_steps(snapshot.header, self._steps, self._changed_steps)
         dropped = left_behind(snapshot.header, self._steps, self._changed_steps)
         self._tell(snapshot.header, dropped)
+        self._tell_of_outputs_lost(self.checkpoint)
         return await states_of_tasks(snapshot, tasks, plain_data, clock, dropped=dropped, queues=self._queues)
 
     async def _last_commit(self, transaction: JobTransaction) -> CommitRecord | None:
@@ -107,10 +108,17 @@ class Beginning:
         try:
             return await self._store.open(self._flow, checkpoint)
         except CheckpointError as error:
+            # Newer ones were never committed: what was written between is nowhere.
+            older = [header for header in stored if header.id.number < checkpoint.number]
+            another = (
+                f"or go on from an older one with restore=<number>, there is {numbers_of(older)} (outputs since then "
+                "come twice); "
+                if older
+                else ""
+            )
             raise CheckpointError(
                 f"flow {self._flow!r}: checkpoint {checkpoint}, the one to go on from, cannot be read: {error}. "
-                "Give the folder that the last run had; or go on from another one with restore=<number> (outputs since "
-                f"then come twice), there is {numbers_of(stored)}; or begin anew with restore=None (outputs that are "
+                f"Give the folder that the last run had; {another}or begin anew with restore=None (outputs that are "
                 "committed stay)"
             ) from error
 
@@ -127,6 +135,20 @@ class Beginning:
                 "start with restore=None to begin anew",
                 self._flow,
                 header.id.number,
+            )
+
+    def _tell_of_outputs_lost(self, chosen: CheckpointId) -> None:
+        """A number may be that of a checkpoint whose run died before it could commit what it had written."""
+        committed = None if self._record is None else self._record.checkpoint
+        if committed is not None and chosen.number > committed.number:
+            _log.warning(
+                "flow %r: checkpoint %d is newer than %d, the last that is committed: unless %d was committed as well, "
+                'outputs between the two are lost; restore="last" goes on from %d, and loses nothing',
+                self._flow,
+                chosen.number,
+                committed.number,
+                chosen.number,
+                committed.number,
             )
 
     async def settle(self) -> None:
