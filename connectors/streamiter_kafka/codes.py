@@ -11,6 +11,7 @@ __all__ = ["PASSING", "Code", "code_name"]
 class Code(enum.IntEnum):
     """Error codes, by the names of the protocol's documentation."""
 
+    UNKNOWN_SERVER_ERROR = -1
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
     UNKNOWN_TOPIC_OR_PARTITION = 3

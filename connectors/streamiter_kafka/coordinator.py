@@ -137,6 +137,11 @@ class Coordinator:
         except (BrokerTrouble, asyncio.CancelledError):
             self.has_lost_end = True
             raise
+        if code == Code.UNKNOWN_SERVER_ERROR:
+            # As a broker answers that stood still in the middle of it: nobody knows whether it is done. Asked for
+            # again, the same end is the same end.
+            self.has_lost_end = True
+            raise BrokerTrouble(f"{self.subject}: the broker answered {code_name(code)}", code)
         if code == Code.INVALID_TXN_STATE:
             if is_empty:
                 return

@@ -75,16 +75,20 @@ class ListedCheckpoint:
         states = {
             "unreadable": self.header is None,
             "committed": self.id == self.committed,
-            self._newer: self.committed is None or self.id.number > self.committed.number,
+            "perhaps committed": self.is_perhaps_committed,
+            "not committed": self._is_newer and not self.is_perhaps_committed,
             "ended": self.header is not None and self.header.job_ended,
         }
         return ", ".join(state for state, holds in states.items() if holds)
 
     @property
-    def _newer(self) -> str:
-        """Of one above what the store knows as committed: a job that was killed could not tell the store any more."""
-        in_topic = self.header is not None and "commits in" in self.header.notes
-        return "perhaps committed" if in_topic else "not committed"
+    def _is_newer(self) -> bool:
+        return self.committed is None or self.id.number > self.committed.number
+
+    @property
+    def is_perhaps_committed(self) -> bool:
+        """Whether a topic may say so: a job that was killed could not tell the store any more."""
+        return self._is_newer and self.header is not None and "commits in" in self.header.notes
 
     def document(self) -> dict[str, Any]:
         """The same for programs."""

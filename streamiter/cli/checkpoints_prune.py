@@ -7,9 +7,11 @@ from typing import Annotated
 import orjson
 import typer
 
-from streamiter.cli.checkpoint_arguments import Directory, FlowName, one_folder
+from streamiter.checkpoints.flow_folder import FlowFolder
+from streamiter.cli.checkpoint_arguments import Directory, FlowName, listed_checkpoints, one_folder
 from streamiter.cli.topic_arguments import AsJson
 from streamiter.cli.wrapping import say
+from streamiter.errors import CheckpointError
 
 __all__ = ["prune"]
 
@@ -27,8 +29,8 @@ def prune(
         bool,
         typer.Option(
             "--orphans",
-            help="Remove those newer than the committed one, too. Refused while the flow runs. Not after a crash "
-            "of a flow that commits to topics: the newest may be the one that it goes on from.",
+            help="Remove those newer than the committed one, too. Refused while the flow runs, and where one "
+            "is perhaps committed, as list shows.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -40,6 +42,8 @@ def prune(
     """
     folder = one_folder(directory, flow)
     record = folder.record()
+    if orphans:
+        _check_that_none_may_be_committed(folder)
     removed = folder.prune(keep=keep, newer=orphans)
     for checkpoint in removed:
         if as_json:
@@ -51,3 +55,14 @@ def prune(
         say(f"flow {folder.flow!r}: it is not known what is committed, so no checkpoint is removed", err=True)
     elif not removed:
         say(f"flow {folder.flow!r}: there is nothing to remove", err=True)
+
+
+def _check_that_none_may_be_committed(folder: FlowFolder) -> None:
+    """A job that was killed may have committed in a topic what the store does not know of yet."""
+    for listed in listed_checkpoints(folder):
+        if listed.is_perhaps_committed:
+            raise CheckpointError(
+                f"flow {folder.flow!r}: --orphans expected no checkpoint that may be committed, given {listed.id}: the "
+                "next run may go on from it; run the flow until it has taken a checkpoint, which removes what "
+                "nobody needs"
+            )

@@ -55,7 +55,8 @@ def _chosen(flow: str, found: Sequence[ListedCheckpoint], number: int | None) ->
     """Of two with a number the committed one; without a number that, or the newest."""
     if not found:
         raise typer.BadParameter(
-            f"expected checkpoints of flow {flow!r}, given none: it has not taken one yet", param_hint="'DIRECTORY'"
+            f"expected checkpoints of flow {flow!r}, given none: it has not taken one yet",
+            param_hint="'DIRECTORY'",
         )
     among = found if number is None else numbered(found, number)
     return next((each for each in among if each.id == each.committed), among[-1])

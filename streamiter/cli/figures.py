@@ -174,7 +174,7 @@ def checkpoint_lines(statistics: JobStatistics) -> list[str]:
     cost = f"{checkpoints.last_size_bytes:,} bytes in {checkpoints.last_duration_s:.2f} s"
     given_up = f", {checkpoints.given_up} given up" if checkpoints.given_up else ""
     return [
-        f"checkpoints: {checkpoints.committed} committed ({cost}), {checkpoints.taken} taken{given_up}{begun}"
+        f"checkpoints: number {checkpoints.committed} committed ({cost}), {checkpoints.taken} taken{given_up}{begun}"
     ]
 
 

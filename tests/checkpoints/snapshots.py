@@ -68,9 +68,11 @@ async def content_of(snapshot: StoredSnapshot) -> dict[str, tuple[bytes, list[li
     }
 
 
-async def save(store: CheckpointStore, number: int, run: str = "a", *, flow: str = "clicks") -> CheckpointId:
-    """Store a snapshot, not committed."""
-    stored = header(number, run, flow=flow)
+async def save(
+    store: CheckpointStore, number: int, run: str = "a", *, flow: str = "clicks", **more: Any
+) -> CheckpointId:
+    """Store a snapshot, not committed; ``more`` is for its header."""
+    stored = header(number, run, flow=flow, **more)
     await store.save(stored, parts())
     return stored.id
 

@@ -17,13 +17,16 @@ from streamiter.cli.app import app
 RUN = "4f1a"
 
 
-async def stored(folder, *, flow="clicks", commits=(1, 2, 3), more=()):
-    """Checkpoints of a run that has ended; ``more`` are not committed. Gives their files by number."""
+async def stored(folder, *, flow="clicks", commits=(1, 2, 3), more=(), **in_header):
+    """Checkpoints of a run that has ended; ``more`` are not committed. Gives their files by number.
+
+    ``in_header`` is for the headers of those.
+    """
     store = DirectoryStore(folder / "kept")
     await store.claim(flow, RUN)
     await save_and_commit(store, *commits, run=RUN, flow=flow)
     for number in more:
-        await save(store, number, RUN, flow=flow)
+        await save(store, number, RUN, flow=flow, **in_header)
     await store.close()
     return {
         number: folder / "kept" / flow / f"{number:010d}-{RUN}.checkpoint" for number in (*commits, *more)
@@ -52,7 +55,7 @@ async def test_checkpoints_are_a_line_each(tmp_path):
         ["clicks", "1", RUN, ""],
         ["clicks", "2", RUN, ""],
         ["clicks", "3", RUN, "committed"],
-        ["clicks", "4", RUN, "not committed"],
+        ["clicks", "4", RUN, "perhaps committed"],
         ["views", "12", "b", "committed, ended"],
     ]
     taken_at = datetime.fromisoformat(rows[0][3])
@@ -163,7 +166,8 @@ async def test_verifying_misses_the_committed_one(tmp_path):
 
 async def test_pruning_keeps_the_committed_one_and_those_before_it(tmp_path):
     """And what is newer: a job that runs may be about to commit it."""
-    await stored(tmp_path, commits=[1, 2, 3, 4, 5], more=[6])
+    await stored(tmp_path, commits=[1, 2, 3, 4, 5], more=[6], notes={})
+    assert checkpoints("list", "kept", cwd=tmp_path).stdout.endswith("\tnot committed\n")
     ran = checkpoints("prune", "kept", cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (0, f"removed\tclicks\t1\t{RUN}\nremoved\tclicks\t2\t{RUN}\n")
     ran = checkpoints("prune", "kept", "--keep", "2", "--json", cwd=tmp_path)
@@ -180,13 +184,22 @@ async def test_pruning_beside_a_running_job_leaves_it_what_it_is_about_to_commit
     store = DirectoryStore(tmp_path / "kept")
     await store.claim("clicks", RUN)
     await save_and_commit(store, 1, 2, run=RUN)
-    saved = await save(store, 3, RUN)
+    saved = await save(store, 3, RUN, notes={})
     assert checkpoints("prune", "kept", "--keep", "1", cwd=tmp_path).stdout == f"removed\tclicks\t1\t{RUN}\n"
     ran = checkpoints("prune", "kept", "--orphans", cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "given one that is going on and may be about to commit them; stop it first" in ran.stderr
     await store.commit("clicks", saved)
     await store.close()
+
+
+async def test_what_a_topic_may_call_committed_is_no_orphan(tmp_path):
+    """After `kill -9` the checkpoint to go on from was removed, and outputs came twice from the one before."""
+    files = await stored(tmp_path, commits=[1], more=[2])
+    ran = checkpoints("prune", "kept", "--orphans", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert f"expected no checkpoint that may be committed, given 2 of run {RUN}" in ran.stderr
+    assert files[2].exists()
 
 
 async def test_nothing_is_pruned_while_nothing_is_known_to_be_committed(tmp_path):

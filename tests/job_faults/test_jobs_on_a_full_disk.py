@@ -67,7 +67,7 @@ async def test_outputs_wait_for_room_for_the_checkpoints(
     assert len(service.jobs) == 1
     assert statistics.state == "suspended"
     assert "expected room for checkpoints in" in caplog.text
-    assert "it is tried again in 0.1 s" in caplog.text
+    assert "The next one is tried in 0.1 s" in caplog.text
 
 
 async def test_a_transaction_that_waited_too_long_for_room_is_gone_on_from_the_checkpoint(

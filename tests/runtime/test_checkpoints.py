@@ -285,6 +285,24 @@ async def test_a_chosen_checkpoint_is_gone_on_from(broker: MemoryBroker, tmp_pat
     assert await written(broker.topic("sums")) == expected(10) + expected(10)[5:]
 
 
+async def test_going_on_from_a_checkpoint_newer_than_the_committed_one_is_said_to_lose_outputs(
+    broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job was killed between snapshot and commit; half the outputs were missing, and nothing had been said."""
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await job.checkpoint()
+    await job.stop("suspend")
+    with caplog.at_level(logging.WARNING):
+        for restore in (1, "last"):
+            job = await summing(broker).start(checkpoints=settings(tmp_path), restore=restore)
+            await job.stop("abort")
+        assert "are lost" not in caplog.text
+        job = await summing(broker).start(checkpoints=settings(tmp_path), restore=2)
+        await job.stop("abort")
+    assert "checkpoint 2 is newer than 1, the last that is committed" in caplog.text
+    assert "outputs between the two are lost" in caplog.text
+
+
 async def test_outputs_elsewhere_are_said_to_be_at_least_once(
     broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
