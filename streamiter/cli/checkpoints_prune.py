@@ -42,7 +42,7 @@ def prune(
     """
     folder = one_folder(directory, flow)
     record = folder.record()
-    if orphans:
+    if orphans and record is not None and record.committed is not None:
         _check_that_none_may_be_committed(folder)
     removed = folder.prune(keep=keep, newer=orphans)
     for checkpoint in removed:
