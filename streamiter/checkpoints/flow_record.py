@@ -2,7 +2,7 @@
 
 >>> record = FlowRecord("clicks").claimed_by("a").with_commit(CheckpointId(7, "a")).claimed_by("b")
 >>> record.pointer
-CommitPointer(run='b', committed=CheckpointId(number=7, run='a'))
+CommitPointer(run='b', committed=CheckpointId(number=7, run='a'), committed_by_run={'a': 7})
 >>> record = record.with_commit(CheckpointId(9, "b"))
 >>> ids = [CheckpointId(6, "a"), CheckpointId(7, "a"), CheckpointId(8, "a"), CheckpointId(9, "b")]
 >>> record.removable(ids, keep=2, newer=True)  # 8 of run a was never committed: run b went on from 7
@@ -55,7 +55,8 @@ class FlowRecord:
         """The same for the job; None where it is not known what is committed."""
         if self.run is None or self.is_lost:
             return None
-        return CommitPointer(self.run, self.committed)
+        committed = {each.run: each.committed for each in self.runs if each.committed is not None}
+        return CommitPointer(self.run, self.committed, committed)
 
     def claimed_by(self, run: str, *, begin_anew: bool = False) -> FlowRecord:
         """The record with ``run`` as the owner. ``ProducerFenced`` where a newer one has claimed the flow."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from streamiter.checkpoints.snapshot import CheckpointId, Part, SnapshotHeader
 
@@ -19,6 +19,12 @@ class CommitPointer:
     """The run that claimed the flow last."""
     committed: CheckpointId | None
     """The last checkpoint that was committed; None if a run has begun and none was yet."""
+    committed_by_run: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """The highest number that each run has committed, as far back as is known; what it took before led to that."""
+
+    def has_led_to_commit(self, checkpoint: CheckpointId) -> bool:
+        """Whether it was committed, or one that its run took after it."""
+        return checkpoint.number <= self.committed_by_run.get(checkpoint.run, -1)
 
 
 class StoredSnapshot(abc.ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -48,6 +48,14 @@ def run(
             "--restore", help="What to go on from: last, none (begin anew) or a checkpoint's number."
         ),
     ] = None,
+    changed_steps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--changed-step",
+            help="A step that came or went since the checkpoint, or a source that is to begin anew; more than once for "
+            "several.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the final statistics as one JSON document.")
     ] = False,
@@ -59,7 +67,7 @@ def run(
     drain the inputs end instead, a bounded loop with the epoch under way, and the result so far comes out. A
     second one aborts it (exit code 130).
     """
-    options = _checkpoint_options(checkpoints, interval_s, restore)
+    options = _checkpoint_options(checkpoints, interval_s, restore, changed_steps or [])
     statistics = run_in_own_loop(run_flow(load_flow(target), on_interrupt.value, options))
     print_statistics(statistics, as_json=as_json)
     if statistics.state == "aborted":
@@ -76,10 +84,16 @@ async def run_flow(flow: Flow, on_interrupt: OnInterrupt, options: Mapping[str, 
     )
 
 
-def _checkpoint_options(folder: str | None, interval_s: float | None, restore: str | None) -> dict[str, Any]:
+def _checkpoint_options(
+    folder: str | None, interval_s: float | None, restore: str | None, changed_steps: Sequence[str]
+) -> dict[str, Any]:
     if folder is None:
-        if interval_s is not None or restore is not None:
-            option = "--restore" if interval_s is None else "--checkpoint-interval"
+        given = {
+            "--checkpoint-interval": interval_s is not None,
+            "--restore": restore is not None,
+            "--changed-step": bool(changed_steps),
+        }
+        for option in (option for option, is_given in given.items() if is_given):
             raise ConfigurationError(
                 f"{option}: expected --checkpoints FOLDER with it, given none; say where checkpoints are kept"
             )
@@ -88,7 +102,7 @@ def _checkpoint_options(folder: str | None, interval_s: float | None, restore: s
     from streamiter.checkpoints.settings import Checkpoints
 
     checkpoints = Checkpoints(folder) if interval_s is None else Checkpoints(folder, interval_s=interval_s)
-    return {"checkpoints": checkpoints, "restore": _restore(restore)}
+    return {"checkpoints": checkpoints, "restore": _restore(restore), "changed_steps": changed_steps}
 
 
 def _restore(given: str | None) -> Any:

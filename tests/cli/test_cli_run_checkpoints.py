@@ -30,7 +30,12 @@ def rest():
     return summing("latest")
 
 def unnamed():
-    return summing("latest", name=None)
+    flow = summing("latest", name=None)
+    flow.from_items([1]).collect()
+    return flow
+
+def renamed():
+    return summing("latest", name="total")
 
 def elsewhere():
     return summing("latest", os.environ["ELSEWHERE"])
@@ -186,6 +191,19 @@ def test_a_step_whose_state_could_not_be_found_again_is_named(folder):
     """With the user's own line."""
     ran = streamiter("run", "job.py:unnamed", *KEPT, cwd=folder)
     check_error(ran, "step 'stateful_map': expected a name= for a step that keeps state", "job.py:")
+    check_error(ran, "nor have 'items' at job.py:20, 'collect' at job.py:20")
+
+
+def test_a_step_that_came_or_went_may_be_said_to_be_meant(folder):
+    """The error told of an option that only programs had."""
+    assert streamiter("run", "job.py:rest", *KEPT, cwd=folder).returncode == 0
+    check_error(streamiter("run", "job.py:renamed", *KEPT, cwd=folder), "it has state of step 'sum'")
+    changed = ("--changed-step", "sum", "--changed-step", "total")
+    assert streamiter("run", "job.py:renamed", *KEPT, *changed, cwd=folder).returncode == 0
+    check_error(
+        streamiter("run", "job.py:rest", *changed, cwd=folder),
+        "--changed-step: expected --checkpoints FOLDER",
+    )
 
 
 async def test_checkpoints_that_do_not_fit_what_is_committed_are_an_error(folder):

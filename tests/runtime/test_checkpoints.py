@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import orjson
 import pytest
 
 from streamiter import Checkpoints, Flow, Operator
+from streamiter.checkpoints.directory_store import DirectoryStore
+from streamiter.checkpoints.snapshot import CheckpointId
 from streamiter.errors import CheckpointError, ConfigurationError, GraphError, JobFailed, ProducerFenced
 from streamiter.operators.context import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
@@ -285,22 +288,23 @@ async def test_a_chosen_checkpoint_is_gone_on_from(broker: MemoryBroker, tmp_pat
     assert await written(broker.topic("sums")) == expected(10) + expected(10)[5:]
 
 
-async def test_going_on_from_a_checkpoint_newer_than_the_committed_one_is_said_to_lose_outputs(
-    broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_checkpoint_that_was_never_committed_is_not_gone_on_from(
+    broker: MemoryBroker, tmp_path: Path
 ) -> None:
-    """A job was killed between snapshot and commit; half the outputs were missing, and nothing had been said."""
+    """A job was killed between snapshot and commit; gone on from it, half the outputs were missing."""
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await job.checkpoint()
     await job.stop("suspend")
-    with caplog.at_level(logging.WARNING):
-        for restore in (1, "last"):
-            job = await summing(broker).start(checkpoints=settings(tmp_path), restore=restore)
-            await job.stop("abort")
-        assert "are lost" not in caplog.text
-        job = await summing(broker).start(checkpoints=settings(tmp_path), restore=2)
+    store = DirectoryStore(tmp_path)
+    await store.claim("sums of numbers", "killed")
+    [_, last] = await store.list("sums of numbers")
+    await store.save(replace(last, id=CheckpointId(3, "killed")), [])
+    await store.close()
+    with pytest.raises(CheckpointError, match="checkpoint 3 was never committed: its run ended before"):
+        await summing(broker).start(checkpoints=settings(tmp_path), restore=3)
+    for restore in (1, 2, "last"):  # Back, and there again.
+        job = await summing(broker).start(checkpoints=settings(tmp_path), restore=restore)  # type: ignore[arg-type]
         await job.stop("abort")
-    assert "checkpoint 2 is newer than 1, the last that is committed" in caplog.text
-    assert "outputs between the two are lost" in caplog.text
 
 
 async def test_outputs_elsewhere_are_said_to_be_at_least_once(

@@ -82,7 +82,6 @@ class Beginning:
         check_steps(snapshot.header, self._steps, self._changed_steps)
         dropped = left_behind(snapshot.header, self._steps, self._changed_steps)
         self._tell(snapshot.header, dropped)
-        self._tell_of_outputs_lost(self.checkpoint)
         return await states_of_tasks(snapshot, tasks, plain_data, clock, dropped=dropped, queues=self._queues)
 
     async def _last_commit(self, transaction: JobTransaction) -> CommitRecord | None:
@@ -135,20 +134,6 @@ class Beginning:
                 "start with restore=None to begin anew",
                 self._flow,
                 header.id.number,
-            )
-
-    def _tell_of_outputs_lost(self, chosen: CheckpointId) -> None:
-        """A number may be that of a checkpoint whose run died before it could commit what it had written."""
-        committed = None if self._record is None else self._record.checkpoint
-        if committed is not None and chosen.number > committed.number:
-            _log.warning(
-                "flow %r: checkpoint %d is newer than %d, the last that is committed: unless %d was committed as well, "
-                'outputs between the two are lost; restore="last" goes on from %d, and loses nothing',
-                self._flow,
-                chosen.number,
-                committed.number,
-                chosen.number,
-                committed.number,
             )
 
     async def settle(self) -> None:

@@ -8,7 +8,7 @@ import logging
 import platform
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -40,6 +40,9 @@ from streamiter.topics.outputs import Outputs
 __all__ = ["Checkpointer"]
 
 _log = logging.getLogger("streamiter.job")
+
+# Nobody who reads outputs as they come minds less.
+_SLOW_S: Final = 2.0
 
 
 @final
@@ -79,6 +82,7 @@ class Checkpointer:
         self._failure: Exception | None = None
         """Of a checkpoint without which the job must not go on, or end as if all were well."""
         self._has_failed = asyncio.Event()
+        self._is_known_to_be_slow = False
         self._statistics = CheckpointStatistics(run_id, None, None, 0, 0, 0.0, 0.0, 0)
 
     # -- start -----------------------------------------------------------------------------------------
@@ -150,10 +154,26 @@ class Checkpointer:
             began_s = self._clock.monotonic_s()
             try:
                 await self.take()
+                self._tell_if_slow()
             except (CheckpointTimedOut, StorageFull) as error:
                 _log.warning("%s. The next one is tried in %g s", error, interval_s)
             except JobIsOver:
                 return
+
+    def _tell_if_slow(self) -> None:
+        """Once: what is written is seen later than the interval says, and a crash costs more."""
+        took_s, aligned_s = self._statistics.last_duration_s, self._statistics.last_alignment_s
+        if took_s <= max(self._settings.interval_s, _SLOW_S) or self._is_known_to_be_slow:
+            return
+        self._is_known_to_be_slow = True
+        _log.warning(
+            "flow %r: a checkpoint took %.1f s, longer than the interval of %g s: %.1f s until all steps had handled "
+            "what lay before it, the rest to store and commit it",
+            self._flow,
+            took_s,
+            self._settings.interval_s,
+            aligned_s,
+        )
 
     async def take(self, *, suspend: bool = False, is_last: bool = False) -> int:
         """Take a checkpoint and commit it; gives its number. Raises JobIsOver behind the last one."""

@@ -85,9 +85,24 @@ def _by_number(
             f"flow {flow!r}: expected a checkpoint {number} in the store, given {numbers_of(stored)}; choose "
             "one of these"
         )
+    last = record.checkpoint if record is not None else None
     # Two runs may have used a number: one of them was never committed.
-    committed = {record.checkpoint if record else None, pointer.committed if pointer else None}
-    return next((each for each in found if each in committed), found[-1])
+    committed = [each for each in found if _was_committed(each, last, pointer)]
+    if not committed:
+        raise CheckpointError(
+            f"flow {flow!r}: checkpoint {number} was never committed: its run ended before, and what it had written "
+            'was taken back, so outputs would be missing; go on with restore="last", or from one that was committed'
+        )
+    return committed[-1]
+
+
+def _was_committed(
+    checkpoint: CheckpointId, last: CheckpointId | None, pointer: CommitPointer | None
+) -> bool:
+    """``last`` is what the last commit record names; where nobody knows what was committed, all may be."""
+    if last is not None and checkpoint.run == last.run and checkpoint.number <= last.number:
+        return True
+    return pointer is None or checkpoint == pointer.committed or pointer.has_led_to_commit(checkpoint)
 
 
 def numbers_of(stored: Sequence[SnapshotHeader]) -> str:

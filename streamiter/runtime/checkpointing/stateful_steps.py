@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from streamiter.checkpoints.snapshot import StepState
 from streamiter.errors import GraphError
 from streamiter.operators.operator import Operator
+from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.task import Task
 from streamiter.topics.topic_sink import TopicSink
@@ -15,23 +16,33 @@ __all__ = ["stateful_steps"]
 
 
 def stateful_steps(tasks: Sequence[Task]) -> dict[str, StepState]:
-    """The steps that keep state. Raises GraphError for one whose name an edit of the flow could give to another."""
+    """The steps that keep state. Raises GraphError where an edit of the flow could give the name of one to another."""
     steps: dict[str, StepState] = {}
+    unnamed: dict[str, Step] = {}
     for task in tasks:
         for instance in task.instances:
             step = instance.step
-            if step.name in steps or not _keeps_state(instance):
+            if not _keeps_state(instance):
                 continue
-            if not step.has_lasting_name:
-                raise GraphError(
-                    f"step {step.name!r}: expected a name= for a step that keeps state, given none; checkpoints find "
-                    "its state by its name, and this one may go to another step when the flow is edited",
-                    where=step.where,
-                )
             steps[step.name] = StepState(
                 step.parallelism, type(instance.operator).__name__, is_source=step.source is not None
             )
+            if not step.has_lasting_name:
+                unnamed[step.name] = step
+    _check_names(list(unnamed.values()))
     return steps
+
+
+def _check_names(unnamed: Sequence[Step]) -> None:
+    if not unnamed:
+        return
+    first, *others = unnamed
+    also = f" (nor have {', '.join(f'{step.name!r} at {step.where}' for step in others)})" if others else ""
+    raise GraphError(
+        f"step {first.name!r}: expected a name= for a step that keeps state, given none{also}; checkpoints find state "
+        "by the name of its step, and this one may go to another step when the flow is edited",
+        where=first.where,
+    )
 
 
 def _keeps_state(instance: OperatorInstance) -> bool:
