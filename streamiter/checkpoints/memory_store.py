@@ -37,8 +37,8 @@ class MemoryStore(CheckpointStore):
     ...     await store.save(header, [])
     ...     await store.commit("clicks", header.id)
     ...     return await store.another().claim("clicks", "b")
-    >>> asyncio.run(run_twice())
-    CommitPointer(run='a', committed=CheckpointId(number=1, run='a'))
+    >>> asyncio.run(run_twice()).committed
+    CheckpointId(number=1, run='a')
     """
 
     def __init__(self) -> None:
