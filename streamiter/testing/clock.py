@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from streamiter.errors import ConfigurationError
+from streamiter.testing.timer import Timer
 
 __all__ = ["VirtualClock"]
 
@@ -38,7 +39,7 @@ class VirtualClock:
         self._start_ms = start_ms
         self._now_s = 0.0
         self._asked_for = 0
-        self._timers: list[tuple[float, int, _Timer]] = []
+        self._timers: list[tuple[float, int, Timer]] = []
 
     def now_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC."""
@@ -48,9 +49,9 @@ class VirtualClock:
         """Seconds it has been advanced by."""
         return self._now_s
 
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> _Timer:
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         """Call ``callback`` within the ``advance`` that passes ``delay_s`` seconds from now."""
-        timer = _Timer(callback)
+        timer = Timer(callback)
         self._asked_for += 1
         heapq.heappush(self._timers, (self._now_s + max(0.0, delay_s), self._asked_for, timer))
         return timer
@@ -89,30 +90,6 @@ class VirtualClock:
             await _let_tasks_run()
         self._now_s = until_s
         await _let_tasks_run()
-
-
-class _Timer:
-    """A call that is due later."""
-
-    __slots__ = ("_callback",)
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self._callback: Callable[[], None] | None = callback
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether it was called off, or has run."""
-        return self._callback is None
-
-    def cancel(self) -> None:
-        """Call it off; without effect once it has run."""
-        self._callback = None
-
-    def fire(self) -> None:
-        """Run it."""
-        callback, self._callback = self._callback, None
-        assert callback is not None
-        callback()
 
 
 async def _let_tasks_run() -> None:

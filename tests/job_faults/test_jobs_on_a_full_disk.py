@@ -9,7 +9,7 @@ from typing import BinaryIO
 import orjson
 import pytest
 from job_faults.held_store import HeldStore
-from job_faults.service import Serve, checkpoints_in, nothing_unheard, one_line
+from job_faults.service import Serve, Service, checkpoints_in, nothing_unheard, one_line
 from job_faults.sums import Topics, check_committed, feeding, sums_flow, until_committed, write
 
 from streamiter import Checkpoints
@@ -46,6 +46,14 @@ def has_room(file: BinaryIO) -> bool:
     return True
 
 
+async def gives_up_until_there_is_room(service: Service, disk: Path) -> None:
+    """Three checkpoints find the disk full, and those after them do not."""
+    filler = fill(disk)
+    await service.until(lambda: service.given_up >= 3)
+    filler.unlink()
+    await service.works()
+
+
 async def test_outputs_wait_for_room_for_the_checkpoints(
     serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -57,10 +65,7 @@ async def test_outputs_wait_for_room_for_the_checkpoints(
         service = serve(sums_flow("sums", topics), checkpoints_in(disk / "kept"))
         async with feeding(topics.numbers) as feed:
             await service.works()
-            filler = fill(disk)
-            await service.until(lambda: service.given_up >= 3)
-            filler.unlink()
-            await service.works()
+            await gives_up_until_there_is_room(service, disk)
         await until_committed(topics.sums, feed.count)
         statistics = await service.suspended()
     await check_committed(topics.sums, feed.count)
@@ -110,10 +115,7 @@ async def test_a_commit_without_room_is_tried_again(
         service = serve(sums_flow("sums", topics), checkpoints_in(tmp_path / "kept"))
         async with feeding(topics.numbers) as feed:
             await service.works()
-            filler = fill(disk)
-            await service.until(lambda: service.given_up >= 3)
-            filler.unlink()
-            await service.works()
+            await gives_up_until_there_is_room(service, disk)
         await until_committed(topics.sums, feed.count)
         statistics = await service.suspended()
     await check_committed(topics.sums, feed.count)

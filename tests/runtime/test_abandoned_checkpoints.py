@@ -108,6 +108,26 @@ async def test_outputs_of_a_checkpoint_that_was_given_up_go_with_the_next(
     await job.stop("abort")
 
 
+async def test_a_checkpoint_that_takes_longer_than_the_interval_is_told_of_once(
+    broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Outputs came a minute late, and a crash cost as much, though the interval was five seconds."""
+    clock, door = VirtualClock(), asyncio.Event()
+    flow = Flow("slower than the interval")
+    flow.source(broker.topic("in")).process(lambda: Held(door), name="held").sink(broker.topic("slow"))
+    job = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=5.0), clock=clock)
+    for number in (1, 2):
+        await write(broker.topic("in"), number)
+        await until(lambda number=number: job.statistics().step("held").records_in == number)
+        await clock.advance(5.0)
+        await clock.advance(8.0)
+        door.set()
+        await committed(job, number)
+        door.clear()
+    assert caplog.text.count("a checkpoint took 8.0 s, longer than the interval of 5 s: 8.0 s until") == 1
+    await job.stop("abort")
+
+
 async def test_a_second_checkpoint_does_not_overtake_the_barrier_of_the_first(
     broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

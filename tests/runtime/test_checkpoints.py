@@ -559,12 +559,13 @@ async def test_a_damaged_checkpoint_is_said_to_be_damaged(broker: MemoryBroker, 
 
 
 async def test_changed_steps_that_stay_in_the_program_keep_their_state(
-    broker: MemoryBroker, tmp_path: Path
+    broker: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The option was forgotten in the program, and each restart began with empty sums."""
+    """The option was forgotten in the program, and each restart began with empty sums; or it was misspelt."""
     for count in (2, 4, 6):
         await write(broker.topic("numbers"), range(count - 2, count))
-        job = await summing(broker).start(checkpoints=settings(tmp_path), changed_steps=["sum"])
+        job = await summing(broker).start(checkpoints=settings(tmp_path), changed_steps=["sum", "smu"])
         await handled(job, "sink sums", 2)
         await job.stop("suspend")
     assert await written(broker.topic("sums")) == expected(6)
+    assert "changed_steps= names 'smu', which neither the flow nor checkpoint 1 has" in caplog.text

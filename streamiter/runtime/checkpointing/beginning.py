@@ -122,6 +122,15 @@ class Beginning:
             ) from error
 
     def _tell(self, header: SnapshotHeader, dropped: Collection[str]) -> None:
+        if unknown := [
+            name for name in self._changed_steps if name not in header.steps and name not in self._steps
+        ]:
+            _log.warning(
+                "flow %r: changed_steps= names %s, which neither the flow nor checkpoint %d has as a step with state",
+                self._flow,
+                ", ".join(map(repr, sorted(unknown))),
+                header.id.number,
+            )
         if dropped:
             _log.warning(
                 "flow %r: the state of %s is left behind, as changed_steps= says",

@@ -26,7 +26,7 @@ __all__ = ["JobTransaction"]
 class JobTransaction(Outputs):
     """Outputs in one commit domain become visible with a checkpoint; those elsewhere at once.
 
-    Opening it fences older runs of the flow: only then does ``last_commit`` say something that lasts.
+    Opening it fences older runs of the flow: only then does the last commit record say something that lasts.
     """
 
     def __init__(

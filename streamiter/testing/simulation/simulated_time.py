@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from streamiter.clock import TimerHandle
+from streamiter.testing.timer import Timer
 
 __all__ = ["SimulatedTime", "TaskClock"]
 
@@ -30,7 +31,7 @@ class SimulatedTime:
     def __init__(self) -> None:
         self.now_s = 0.0
         self._asked_for = 0
-        self._timers: list[tuple[float, int, _Timer]] = []
+        self._timers: list[tuple[float, int, Timer]] = []
 
     def now_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC."""
@@ -42,7 +43,7 @@ class SimulatedTime:
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
         """Call ``callback`` when so many seconds have passed, whatever has crashed meanwhile."""
-        timer = _Timer(callback)
+        timer = Timer(callback)
         self._asked_for += 1
         heapq.heappush(self._timers, (self.now_s + max(0.0, delay_s), self._asked_for, timer))
         return timer
@@ -64,32 +65,8 @@ class SimulatedTime:
             due_s, _, timer = heapq.heappop(self._timers)
             if not timer.is_cancelled:
                 self.now_s = max(self.now_s, due_s)
-                timer.call()
+                timer.fire()
         self.now_s = max(self.now_s, until_s)
-
-
-class _Timer:
-    """A call that is due later."""
-
-    __slots__ = ("_callback",)
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self._callback: Callable[[], None] | None = callback
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether it was called off, or has run."""
-        return self._callback is None
-
-    def cancel(self) -> None:
-        """Call it off; without effect once it has run."""
-        self._callback = None
-
-    def call(self) -> None:
-        """Run it."""
-        callback, self._callback = self._callback, None
-        assert callback is not None
-        callback()
 
 
 class TaskClock:
