@@ -9,7 +9,7 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError, StreamiterError
 
-__all__ = ["is_number", "not_negative", "plain_float", "positive", "whole_number"]
+__all__ = ["fraction", "is_number", "not_negative", "plain_float", "positive", "whole_number"]
 
 
 def whole_number(
@@ -45,6 +45,14 @@ def not_negative(option: str, value: Any) -> float:
     number = plain_float(value)
     if not 0.0 <= number < math.inf:
         raise ConfigurationError(f"{option}: expected a number of 0 or more, given {value!r}")
+    return number
+
+
+def fraction(option: str, value: Any) -> float:
+    """The value as a plain float; refuses one that is not from 0 to below 1."""
+    number = plain_float(value)
+    if not 0.0 <= number < 1.0:
+        raise ConfigurationError(f"{option}: expected a number from 0 to below 1, given {value!r}")
     return number
 
 

@@ -10,16 +10,25 @@ from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import (
     FTRL,
     SGD,
+    Adam,
     BadRows,
     Gradient,
     InverseSquareRoot,
     LinearRegression,
     LogisticRegression,
+    Momentum,
     SparseRows,
 )
 from streamiter.learn.linear.losses import LogLoss, SquaredLoss
 
-OPTIMIZERS = [SGD(0.1), SGD(InverseSquareRoot(0.3), l1=0.01, l2=0.1), FTRL(), FTRL(0.3, 0.1, l1=0.05, l2=0.2)]
+OPTIMIZERS = [
+    SGD(0.1),
+    SGD(InverseSquareRoot(0.3), l1=0.01, l2=0.1),
+    FTRL(),
+    FTRL(0.3, 0.1, l1=0.05, l2=0.2),
+    Momentum(0.05, l1=0.01, l2=0.1),
+    Adam(0.1),
+]
 MODELS = [LinearRegression, LogisticRegression]
 
 ROWS = [(0.1, 2), (0.2, 2), (0.3, 2), (0.4, 2), (0.5, 2), (11, 12), (12, 11), (13, 12), (14, 12), (15, 12)]

@@ -28,20 +28,20 @@ class RoundsDisplay(Protocol):
 
 @contextlib.contextmanager
 def displayed_rounds(
-    title: str, rounds: int | None, *, wanted: bool | None = None
+    title: str, rounds: int | None, *, wanted: bool | None = None, noun: str = "round"
 ) -> Iterator[RoundsDisplay | None]:
     """Where to show rounds: None where nothing is ``wanted``, which is the default without a terminal.
 
-    ``rounds`` is how many there are at most, None where nobody knows.
+    ``rounds`` is how many there are at most, None where nobody knows; ``noun`` is what they are called.
     """
     is_terminal = sys.stderr.isatty()
     if not (is_terminal if wanted is None else wanted):
         yield None
     elif is_terminal:
-        with _bar(title, rounds) as bar:
+        with _bar(title, rounds, noun) as bar:
             yield bar
     else:
-        yield _Lines(title, rounds)
+        yield _Lines(title, rounds, noun)
 
 
 class _Lines:
@@ -49,13 +49,14 @@ class _Lines:
 
     refresh_s = _LINE_EVERY_S
 
-    def __init__(self, title: str, rounds: int | None) -> None:
+    def __init__(self, title: str, rounds: int | None, noun: str) -> None:
         self._title = title
+        self._noun = noun
         self._of_rounds = "" if rounds is None else f" of {rounds}"
         self._last = ""
 
     def show(self, rounds_done: int, note: str) -> None:
-        line = f"{self._title}: round {rounds_done}{self._of_rounds}" + (f", {note}" if note else "")
+        line = f"{self._title}: {self._noun} {rounds_done}{self._of_rounds}" + (f", {note}" if note else "")
         if line != self._last:
             self._last = line
             print(line, file=sys.stderr, flush=True)  # noqa: T201 (what it is for)
@@ -76,7 +77,7 @@ class _Bar:
 
 
 @contextlib.contextmanager
-def _bar(title: str, rounds: int | None) -> Iterator[_Bar]:
+def _bar(title: str, rounds: int | None, noun: str) -> Iterator[_Bar]:
     # rich takes longer to import than all learners together, and only those who look at a terminal need it.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -85,7 +86,7 @@ def _bar(title: str, rounds: int | None) -> Iterator[_Bar]:
     columns = [
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn(f"round {{task.completed}}{of_rounds}"),
+        TextColumn(f"{noun} {{task.completed}}{of_rounds}"),
         TimeElapsedColumn() if rounds is None else TimeRemainingColumn(elapsed_when_finished=True),
         TextColumn("{task.fields[note]}", markup=False),
     ]

@@ -16,6 +16,7 @@ from streamiter.flow.flow import Flow
 from streamiter.iteration.progress import EndReason
 from streamiter.learn.estimators.progress import RoundsDisplay, displayed_rounds
 from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.plan import ChannelLimits
 from streamiter.runtime.running import run_in_own_loop, stopping_on_signals
 from streamiter.runtime.statistics import JobStatistics
 
@@ -33,6 +34,9 @@ def run_offline(
     progress: bool | None = None,
     describe: Callable[[], str] | None = None,
     first_stop: StopMode = "drain",
+    noun: str = "round",
+    done: Callable[[], int] | None = None,
+    channel_limits: ChannelLimits | None = None,
 ) -> JobStatistics:
     """Run a flow to its end, and show how many rounds its (first) iteration has made.
 
@@ -45,6 +49,9 @@ def run_offline(
     what comes out is what was learned so far, and where rounds are shown a line says of which it is. A second one
     aborts it with KeyboardInterrupt; with the ``first_stop`` ``"abort"`` the first one does, for flows of which a part
     is worth nothing.
+
+    A flow without an iteration says itself how many ``done()`` there are, and what they are (``noun``).
+    ``channel_limits`` are those of its channels: with short ones Ctrl-C has soon passed what was read ahead.
 
     Works from a running event loop too, such as a notebook's, which waits meanwhile.
     Raises JobFailed if a step failed.
@@ -59,14 +66,18 @@ def run_offline(
     >>> run_offline(flow, title="halving").loops[0].ended_in, collected.items
     (2, [2.0, 1.0])
     """
-    with displayed_rounds(title, rounds, wanted=progress) as display:
-        count = functools.partial(rounds_done, first=first_round, most=rounds)
-        run = _OfflineRun(flow, count, display, describe or (lambda: ""), first_stop)
+    with displayed_rounds(title, rounds, wanted=progress, noun=noun) as display:
+        of_loop = functools.partial(rounds_done, first=first_round, most=rounds)
+
+        def count(statistics: JobStatistics) -> int:
+            return of_loop(statistics) if done is None else done()
+
+        run = _OfflineRun(flow, count, display, describe or (lambda: ""), first_stop, channel_limits)
         statistics = run.in_thread() if _is_in_event_loop() else run_in_own_loop(run.until_end())
     if statistics.state == "aborted":
         raise KeyboardInterrupt
-    if display is not None and was_interrupted(statistics) and (done := count(statistics)):
-        line = f"{title}: interrupted; the model of round {done} is kept"
+    if display is not None and was_interrupted(statistics) and (made := count(statistics)):
+        line = f"{title}: interrupted; the model of round {made} is kept"
         print(line, file=sys.stderr, flush=True)  # noqa: T201 (what it is for)
     return statistics
 
@@ -102,18 +113,20 @@ class _OfflineRun:
         display: RoundsDisplay | None,
         describe: Callable[[], str],
         first_stop: StopMode,
+        channel_limits: ChannelLimits | None,
     ) -> None:
         self._flow = flow
         self._rounds_done = rounds_done
         self._display = display
         self._describe = describe
         self._first_stop = first_stop
+        self._channel_limits = channel_limits
         self._is_stopping_in_thread = False
         self._started: tuple[Job, asyncio.AbstractEventLoop] | None = None
 
     async def until_end(self) -> JobStatistics:
         """Start the job and wait for its end, whichever it is."""
-        job = await self._flow.start()
+        job = await self._flow.start(channel_limits=self._channel_limits)
         self._started = job, asyncio.get_running_loop()
         with stopping_on_signals(job, first=self._first_stop) as stops:
             if self._display is None:

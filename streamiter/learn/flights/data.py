@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.features.hasher import FeatureHasher
-from streamiter.learn.optimizers import SGD
 from streamiter.learn.regression.models import LogisticRegression
+from streamiter.optimizers import SGD
 from streamiter.records import Columns
 
 __all__ = ["LATE_ABOVE_MINUTES", "flight_features", "flight_model", "flight_rows", "is_late", "read_flights"]

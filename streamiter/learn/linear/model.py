@@ -20,7 +20,6 @@ import numpy.typing as npt
 from streamiter.learn.linear.gradients import Gradient
 from streamiter.learn.linear.losses import Loss
 from streamiter.learn.linear.weights import GRADIENT_LIMIT, LinearWeights, is_tame
-from streamiter.learn.optimizers import Optimizer
 from streamiter.learn.rows.checks import Floats, holds, refuse_rows, row_vector, row_weights
 from streamiter.learn.rows.examples import CheckedExamples, Examples
 from streamiter.learn.rows.feature_rows import (
@@ -35,6 +34,7 @@ from streamiter.learn.rows.feature_rows import (
     rows_as_lists,
     weighted_sum,
 )
+from streamiter.optimizers import Optimizer
 
 __all__ = ["LinearModel"]
 

@@ -23,9 +23,9 @@ from streamiter.learn.estimators.sources import (
 )
 from streamiter.learn.linear.model import LinearModel
 from streamiter.learn.offline.training import train_offline
-from streamiter.learn.optimizers import GradientDescent, Optimizer, checked_optimizer
 from streamiter.learn.rows.examples import CheckedExamples, Examples, Extract, as_examples
 from streamiter.learn.rows.feature_rows import Features
+from streamiter.optimizers import GradientDescent, Optimizer, checked_optimizer
 from streamiter.records import Batch
 from streamiter.topics.topic import Decoder, Topic
 

@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.linear.losses import LogLoss, SquaredLoss
-from streamiter.learn.optimizers import FTRL, SGD, Optimizer
 from streamiter.learn.regression.fitting import OfflineModel
 from streamiter.learn.rows.checks import Floats, holds, refuse_rows, row_vector
 from streamiter.learn.rows.feature_rows import Features
+from streamiter.optimizers import FTRL, SGD, Optimizer
 
 __all__ = ["LinearRegression", "LogisticRegression"]
 

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.optimizers.learning_rates import LearningRate, rate_of
-from streamiter.learn.optimizers.optimizer import Floats, FloatView, Optimizer, Slots, view_of
 from streamiter.numbers import is_number, not_negative
+from streamiter.optimizers.learning_rates import LearningRate, rate_of
+from streamiter.optimizers.optimizer import Floats, FloatView, Optimizer, Slots
+from streamiter.optimizers.regularization import soften, with_l2
 
 __all__ = ["SGD"]
 
@@ -24,7 +25,7 @@ class SGD(Optimizer):
     """Stochastic gradient descent: ``w −= lr·(g + l2·w)``, then ``w = soft(w, lr·l1)``.
 
     ``soft(x, k) = sign(x)·max(|x| − k, 0)``. ``learning_rate`` is a number or a
-    :class:`~streamiter.learn.optimizers.learning_rates.LearningRate`. With sparse gradients l1 and l2 shrink the
+    :class:`~streamiter.optimizers.learning_rates.LearningRate`. With sparse gradients l1 and l2 shrink the
     weights of the features that are there, when they are there: rare features are shrunk less often.
 
     ``l2`` may be an array, one number for each weight: some may forget quickly what was learned from them,
@@ -54,12 +55,15 @@ class SGD(Optimizer):
         return same_numbers and np.array_equal(self.l2, other.l2)
 
     def new_slots(self, weights: Floats) -> dict[str, Floats]:
-        l2 = self._l2()
-        if isinstance(l2, np.ndarray) and l2.shape != weights.shape:
-            raise ConfigurationError(
-                f"SGD(l2=): expected one number for each of the {weights.size} weights, given {l2.size}"
-            )
+        self.check_width(weights.size)
         return super().new_slots(weights)
+
+    def check_width(self, width: int) -> None:
+        l2 = self._l2()
+        if isinstance(l2, np.ndarray) and l2.size != width:
+            raise ConfigurationError(
+                f"SGD(l2=): expected one number for each of the {width} weights, given {l2.size}"
+            )
 
     def _rate(self, step: int) -> float:
         assert isinstance(self.learning_rate, LearningRate)
@@ -80,10 +84,14 @@ class SGD(Optimizer):
 
     def _move(self, weights: Floats, gradient: Floats, l2: float | Floats, rate: float) -> None:
         shrinks = isinstance(l2, np.ndarray) or l2 > 0.0
-        weights -= rate * (gradient + l2 * weights if shrinks else gradient)
+        if shrinks:
+            move = with_l2(gradient, weights, l2)
+            move *= rate
+            weights -= move
+        else:
+            weights -= rate * gradient
         if self.l1:
-            np.copysign(np.maximum(np.abs(weights) - rate * self.l1, 0.0), weights, out=weights)
-            weights += 0.0  # turns −0.0 into 0.0
+            soften(weights, rate * self.l1)
 
     def update_few(
         self,
@@ -94,13 +102,19 @@ class SGD(Optimizer):
         step: int,
     ) -> None:
         rate, l2, threshold = self._rate(step), self._l2(), self._rate(step) * self.l1
-        shrinking = map(view_of(l2).__getitem__, indices) if isinstance(l2, np.ndarray) else repeat(l2)
+        shrinking = (
+            map(cast(FloatView, l2.data).__getitem__, indices) if isinstance(l2, np.ndarray) else repeat(l2)
+        )
         for index, slope, shrink in zip(indices, gradient, shrinking, strict=False):
             weight = weights[index]
             weight -= rate * (slope + shrink * weight)
             if threshold:
                 weight = math.copysign(max(abs(weight) - threshold, 0.0), weight) + 0.0
             weights[index] = weight
+
+    def part(self, weights: slice | npt.NDArray[np.intp]) -> SGD:
+        l2 = self._l2()
+        return replace(self, l2=l2[weights]) if isinstance(l2, np.ndarray) else self
 
     def without_regularization(self) -> SGD:
         return replace(self, l1=0.0, l2=0.0)

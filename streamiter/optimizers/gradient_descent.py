@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.optimizers.learning_rates import LearningRate, rate_of
-from streamiter.learn.optimizers.optimizer import Floats, Optimizer, Slots
 from streamiter.numbers import not_negative
+from streamiter.optimizers.learning_rates import LearningRate, rate_of
+from streamiter.optimizers.optimizer import Floats, Optimizer, Slots
 
 __all__ = ["GradientDescent"]
 

@@ -2,10 +2,11 @@
 
 An optimizer holds settings only. What it remembers about each weight is in *slots*, arrays of the shape
 of the weights that its owner keeps, snapshots and restores: a model, or a shard of a parameter server.
-All work is elementwise, in place on the arrays given, and never changes the gradient.
+All work is elementwise, in place on the arrays given, and never changes the gradient. The arrays are
+float64, or all of them float32: then all is computed in float32, without copies in float64.
 
 >>> weights = np.array([1.0, -2.0])
->>> from streamiter.learn.optimizers import SGD
+>>> from streamiter.optimizers import SGD
 >>> sgd = SGD(0.5)
 >>> sgd.update(weights, np.array([2.0, 2.0]), sgd.new_slots(weights), step=1)
 >>> weights.tolist()
@@ -25,7 +26,9 @@ from streamiter.errors import ConfigurationError
 
 __all__ = ["FloatView", "Floats", "Optimizer", "Slots", "checked_optimizer", "view_of"]
 
-Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.floating[Any]]
+"""float64 or float32; weights, gradient and slots are of the same."""
+
 Slots = Mapping[str, Floats]
 
 
@@ -37,7 +40,12 @@ class FloatView(Protocol):
 
 
 def view_of(array: Floats) -> FloatView:
-    """The array's own numbers as plain floats: several times quicker, one by one, than through numpy."""
+    """The array's own numbers as plain floats: several times quicker, one by one, than through numpy.
+
+    Only of float64: plain floats would compute in another precision than arrays of float32 do.
+    """
+    if array.dtype != np.float64:
+        raise ConfigurationError(f"view_of: expected an array of float64, given {array.dtype}; use update_at")
     return cast(FloatView, array.data)
 
 
@@ -93,6 +101,15 @@ class Optimizer(abc.ABC):
         at = np.asarray(indices, dtype=np.intp)
         self.update_at(at, _array_of(weights), np.asarray(gradient, dtype=np.float64), arrays, step)
 
+    def check_width(self, width: int) -> None:
+        """Raise ConfigurationError where a setting has numbers for another number of weights than these."""
+        del width
+
+    def part(self, weights: slice | npt.NDArray[np.intp]) -> Optimizer:
+        """The same rule for some of the weights; another where a setting has a number for each weight."""
+        del weights
+        return self
+
     def without_regularization(self) -> Optimizer:
         """The same rule for weights that must not be shrunk, such as an intercept."""
         return self
@@ -105,7 +122,7 @@ def checked_optimizer(owner: str, given: Any) -> Optimizer:
     if isinstance(given, type) and issubclass(given, Optimizer):
         what, advice = f"the class {given.__name__}", f"make one of it: {given.__name__}()"
     else:
-        what, advice = repr(given), "take one of streamiter.learn: SGD(…), FTRL(…), GradientDescent(…)"
+        what, advice = repr(given), "take one of streamiter.learn: SGD(…), Adam(…), FTRL(…), …"
     raise ConfigurationError(f"{owner}(optimizer=): expected an Optimizer, given {what}; {advice}")
 
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from streamiter.learn.optimizers.optimizer import Floats, FloatView, Optimizer, Slots
 from streamiter.numbers import not_negative, positive
+from streamiter.optimizers.optimizer import Floats, FloatView, Optimizer, Slots
 
 __all__ = ["FTRL"]
 
@@ -54,14 +54,25 @@ class FTRL(Optimizer):
 
     def update(self, weights: Floats, gradient: Floats, slots: Slots, step: int) -> None:
         z, n = slots["z"], slots["n"]
-        root_before = np.sqrt(n)
-        n += gradient * gradient
-        root = np.sqrt(n)
-        z += gradient - (root - root_before) / self.alpha * weights
-        shrunk = np.copysign(np.maximum(np.abs(z) - self.l1, 0.0), z)
+        work, root = np.sqrt(n), gradient * gradient
+        n += root
+        np.sqrt(n, out=root)
+        np.subtract(root, work, out=work)  # δ·α
+        work /= self.alpha
+        work *= weights
+        np.subtract(gradient, work, out=work)
+        z += work
+        np.abs(z, out=work)
+        work -= self.l1
+        np.maximum(work, 0.0, out=work)
+        np.copysign(work, z, out=work)
         # 0 − x and not −x: a weight of −0.0 would look odd in a published model. Where n is 0 there
         # never was a gradient: the start weight stays, and a beta of 0 would divide by 0.
-        np.divide(0.0 - shrunk, self.l2 + (self.beta + root) / self.alpha, out=weights, where=n > 0.0)
+        np.subtract(0.0, work, out=work)
+        root += self.beta
+        root /= self.alpha
+        root += self.l2
+        np.divide(work, root, out=weights, where=n > 0.0)
 
     def update_few(
         self,

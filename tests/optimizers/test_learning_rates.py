@@ -1,0 +1,91 @@
+"""Learning rates against their formulas."""
+
+import math
+
+import pytest
+from optimizers import written_out
+
+from streamiter.errors import ConfigurationError
+from streamiter.optimizers import Constant, Correction, Inverse, InverseSquareRoot, WarmRestarts
+
+
+def test_rates_count_updates_from_1():
+    """A rate that begins at step 0 makes a first step that is too large."""
+    assert Constant(0.5).at(1) == Constant(0.5).at(1000) == 0.5
+    assert InverseSquareRoot(0.5, decay=3.0).at(1) == 0.25
+    assert InverseSquareRoot(0.5, decay=3.0).at(5) == 0.125
+    assert Inverse(0.5, decay=3.0).at(1) == 0.125
+
+
+@pytest.mark.parametrize(("lr", "alpha", "beta"), [(0.5, 0.001, 0.9), (1.0, 2.0, 0.0), (0.1, 0.0, 0.99)])
+def test_the_correction_is_that_of_its_formula(lr, alpha, beta):
+    """With t from 0 its first rate divides by 0; with t from 2 the first steps are half of what they should be."""
+    rate = Correction(lr, decay=alpha, beta=beta)
+    for t in [1, 2, 3, 10, 1000, 100_000]:
+        assert rate.at(t) == pytest.approx(
+            lr / math.sqrt(1 + alpha * t) * (1 - beta) / (1 - beta**t), rel=1e-12
+        )
+
+
+def test_a_corrected_rate_makes_equal_steps_of_equal_gradients():
+    """That is what it is for: lr·v stays lr·g, while the velocity grows tenfold."""
+    rate, velocity = Correction(0.5, decay=0.0, beta=0.9), 0.0
+    for t in range(1, 50):
+        velocity = 0.9 * velocity + 1.0
+        assert rate.at(t) * velocity == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("lr", "alpha", "interval"), [(0.5, 0.001, 100), (1.0, 0.0, 1), (0.2, 3.0, 7), (1.0, 20.0, 2)]
+)
+def test_warm_restarts_are_those_of_a_scheduler_that_counts(lr, alpha, interval):
+    """As a pure function it must find the interval by itself, and divide once more at each restart."""
+    rate = WarmRestarts(lr, decay=alpha, interval=interval)
+    expected = list(written_out.warm_restarts(lr, alpha, interval, steps=3000))
+    assert [rate.at(t) for t in range(1, 3001)] == pytest.approx(expected, rel=1e-12)
+
+
+def test_warm_restarts_go_from_the_initial_rate_to_a_tenth_and_begin_anew():
+    """The last step of an interval has the lowest rate, the next one nearly the highest."""
+    rate = WarmRestarts(0.5, decay=0.5)
+    assert rate.at(50) == pytest.approx(0.05 + 0.45 / 2)
+    assert rate.at(100) == pytest.approx(0.05)
+    once, twice = 0.5 / math.sqrt(1.5), 0.5 / math.sqrt(1.5) / math.sqrt(2.0)
+    assert rate.at(200) == pytest.approx((once + 0.05) / 2)
+    assert rate.at(300) == pytest.approx(0.05)
+    assert rate.at(500) == pytest.approx((twice + 0.05) / 2)
+    assert rate.at(700) == pytest.approx(0.05)
+    assert WarmRestarts(0.5).at(1) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_rates_know_nothing_of_what_they_were_asked_before():
+    """A model that is restored asks for step 250 first; a worker may ask for the same step twice."""
+    for rate in (Correction(0.5), WarmRestarts(0.5, interval=10), InverseSquareRoot(0.5)):
+        late = rate.at(250)
+        assert [rate.at(t) for t in range(1, 251)][-1] == rate.at(250) == late
+        assert rate == type(rate)(0.5, **({"interval": 10} if isinstance(rate, WarmRestarts) else {}))
+
+
+def test_defaults_are_those_of_angel():
+    """Changed by accident they would change every model that relies on them."""
+    assert Correction(0.5) == Correction(0.5, decay=0.001, beta=0.9)
+    assert WarmRestarts(0.5) == WarmRestarts(0.5, decay=0.001, interval=100)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Inverse(0.5, decay=-0.1), "decay: expected a number of 0 or more, given -0.1"),
+        (lambda: Correction(0.0), "learning_rate: expected a number above 0, given 0.0"),
+        (lambda: Correction(0.5, decay=math.inf), "decay: expected a number of 0 or more, given inf"),
+        (lambda: Correction(0.5, beta=1.0), "beta: expected a number from 0 to below 1, given 1.0"),
+        (lambda: WarmRestarts(math.nan), "learning_rate: expected a number above 0, given nan"),
+        (lambda: WarmRestarts(0.5, decay=-1.0), "decay: expected a number of 0 or more, given -1.0"),
+        (lambda: WarmRestarts(0.5, interval=0), "interval: expected a whole number of at least 1, given 0"),
+        (lambda: WarmRestarts(0.5, interval=2.5), "interval: expected a whole number .* given 2.5"),
+    ],
+)
+def test_rates_that_cannot_be_are_refused_by_name(make, message):
+    """A beta of 1 would divide by 0 at the first step."""
+    with pytest.raises(ConfigurationError, match=message):
+        make()

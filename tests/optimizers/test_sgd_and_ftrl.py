@@ -1,0 +1,135 @@
+"""SGD and FTRL: their formulas, and what only they can do."""
+
+import math
+
+import numpy as np
+import pytest
+from optimizers import written_out
+
+from streamiter.errors import ConfigurationError
+from streamiter.optimizers import FTRL, SGD, Constant, Inverse, InverseSquareRoot, Optimizer, view_of
+
+
+def run(optimizer: Optimizer, start, gradients):
+    weights = np.array(start)
+    slots = optimizer.new_slots(weights)
+    for step, gradient in enumerate(gradients, start=1):
+        optimizer.update(weights, np.array(gradient), slots, step)
+    return weights, slots
+
+
+@pytest.fixture
+def gradients():
+    return np.random.default_rng(3).normal(size=(20, 6))
+
+
+@pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.2, 0.0), (0.0, 0.3), (0.2, 0.3)])
+@pytest.mark.parametrize("rate", [Constant(0.5), InverseSquareRoot(0.5, decay=2.0), Inverse(0.5, decay=2.0)])
+def test_sgd_does_what_its_formula_says(gradients, rate, l1, l2):
+    """The order matters: l2 inside the step, the soft threshold after it."""
+    start = [1.0, -1.0, 0.5, 0.0, 2.0, -0.1]
+    weights, _ = run(SGD(rate, l1=l1, l2=l2), start, gradients)
+    expected, _ = written_out.learn(written_out.sgd, start, gradients.tolist(), rate=rate.at, l1=l1, l2=l2)
+    assert weights == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.3), (3.0, 0.3)])
+def test_ftrl_does_what_its_formula_says(gradients, l1, l2):
+    """The accumulators must agree too: a wrong one shows only many steps later."""
+    start = [0.4, -0.2, 0.0, 0.0, 0.0, 0.0]
+    weights, slots = run(FTRL(0.1, 0.7, l1=l1, l2=l2), start, gradients)
+    expected, expected_slots = written_out.learn_ftrl(start, gradients.tolist(), beta=0.7, l1=l1, l2=l2)
+    assert weights == pytest.approx(expected, rel=1e-12)
+    assert slots["z"] == pytest.approx(expected_slots["z"], rel=1e-12)
+    assert slots["n"] == pytest.approx(expected_slots["n"], rel=1e-12)
+    assert l1 < 3.0 or 0.0 in weights.tolist()
+
+
+def test_defaults_are_those_of_the_literature():
+    """Changed by accident they would change every model that relies on them."""
+    assert SGD() == SGD(Constant(0.5), l1=0.0, l2=0.0)
+    assert FTRL() == FTRL(alpha=0.1, beta=1.0, l1=0.0, l2=0.0, keep_start=False)
+
+
+@pytest.mark.parametrize("optimizer", [FTRL(0.1, 0.0, l1=0.1), FTRL(keep_start=True), FTRL(l2=1.0)], ids=str)
+def test_ftrl_changes_nothing_where_the_gradient_is_0(optimizer):
+    """That makes dense and sparse the same, and keeps the start weight of a feature not yet seen."""
+    weights = np.array([0.5, -2.0, 0.0])
+    slots = optimizer.new_slots(weights)
+    before = {name: slot.copy() for name, slot in slots.items()}
+    optimizer.update(weights, np.zeros(3), slots, 1)
+    views = [view_of(slots[name]) for name in optimizer.slot_names]
+    optimizer.update_few([0, 1, 2], view_of(weights), [0.0, 0.0, 0.0], views, 2)
+    assert weights.tolist() == [0.5, -2.0, 0.0]
+    assert all(np.array_equal(slots[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.05])
+def test_each_weight_may_have_an_l2_of_its_own(l1):
+    """The paths for all weights, for some and for few must take the same numbers from the array."""
+    start, l2 = [1.0, -2.0, 3.0, -4.0], [0.0, 0.1, 0.5, 2.0]
+    gradient = [0.3, -0.2, 0.1, 0.7]
+    optimizer = SGD(0.1, l1=l1, l2=l2)
+    alone = [
+        written_out.learn(written_out.sgd, [weight], [[slope]], l1=l1, l2=shrink)[0][0]
+        for weight, slope, shrink in zip(start, gradient, l2, strict=True)
+    ]
+    whole, some, few = (np.array(start) for _ in range(3))
+    slots = optimizer.new_slots(whole)
+    optimizer.update(whole, np.array(gradient), slots, 1)
+    optimizer.update_at(np.array([1, 3]), some, np.array(gradient)[[1, 3]], slots, 1)
+    optimizer.update_few([1, 3], view_of(few), [gradient[1], gradient[3]], [], 1)
+    assert whole == pytest.approx(alone)
+    assert some.tolist() == few.tolist() == [1.0, whole[1], 3.0, whole[3]]
+    with pytest.raises(ConfigurationError, match=r"one number for each of the 3 weights, given 4"):
+        optimizer.new_slots(np.zeros(3))
+
+
+def test_the_l2_of_each_weight_is_the_optimizer_s_own():
+    """An array that its maker used again changed how a running model learned."""
+    l2 = np.array([0.0, 1.0])
+    optimizer = SGD(0.5, l2=l2)
+    l2[:] = 5.0
+    weights, _ = run(optimizer, [1.0, 1.0], [[0.0, 0.0]])
+    assert weights.tolist() == [1.0, 0.5]
+
+
+def test_optimizers_are_equal_by_value_also_with_an_l2_for_each_weight():
+    """Comparing two of them, or using one as a key, raised what numpy says of the truth of an array."""
+    optimizer = SGD(0.1, l1=0.2, l2=[0.0, 1.0])
+    same = SGD(0.1, l1=0.2, l2=np.array([0.0, 1.0]))
+    assert optimizer == same
+    assert hash(optimizer) == hash(same)
+    others = [SGD(0.1, l1=0.2, l2=l2) for l2 in (0.0, 1.0, [0.0], [0.0, 2.0], [0.0, 1.0, 1.0])]
+    others += [SGD(0.2, l1=0.2, l2=[0.0, 1.0]), SGD(0.1, l2=[0.0, 1.0])]
+    assert optimizer not in [*others, FTRL()]
+    assert SGD(0.1, l2=np.float32(0.5)) == SGD(0.1, l2=0.5)
+
+
+def test_ftrl_gives_up_its_start_at_the_first_gradient_unless_told_to_keep_it():
+    """A warm start from a published model was forgotten with the first small gradient of each feature."""
+    start, small = np.array([1.5, -0.7]), np.array([1e-6, 1e-6])
+    for keep_start, expected in ((False, [0.0, 0.0]), (True, [1.5, -0.7])):
+        optimizer = FTRL(0.1, 1.0, l1=1e-3, l2=0.1, keep_start=keep_start)
+        weights, _ = run(optimizer, start, [small])
+        assert weights == pytest.approx(expected, abs=1e-4)
+
+
+def test_shrunk_weights_are_a_plain_0():
+    """A published weight of −0.0 looks like a mistake, and differs from 0.0 byte by byte."""
+    for optimizer in (SGD(0.1, l1=5.0), FTRL(l1=5.0)):
+        weights, _ = run(optimizer, [0.01, -0.01], [[0.1, -0.1]])
+        assert [math.copysign(1.0, weight) for weight in weights] == [1.0, 1.0]
+        assert weights.tolist() == [0.0, 0.0]
+
+
+def test_a_part_of_the_weights_takes_its_part_of_the_l2():
+    """A shard that holds columns 2 and 3 shrank them by the l2 of columns 0 and 1."""
+    optimizer = SGD(0.5, l2=[0.0, 1.0, 0.5, 2.0])
+    assert optimizer.part(slice(2, 4)) == SGD(0.5, l2=[0.5, 2.0])
+    assert optimizer.part(np.array([3, 0])) == SGD(0.5, l2=[2.0, 0.0])
+    plain = SGD(0.5, l2=1.0)
+    assert plain.part(slice(2, 4)) is plain
+    optimizer.check_width(4)
+    with pytest.raises(ConfigurationError, match=r"one number for each of the 5 weights, given 4"):
+        optimizer.check_width(5)
