@@ -20,6 +20,16 @@
     │   ├── RecordTooLarge     one record is above the topic's limit
     │   ├── StorageFull        no room left on the disk
     │   └── ProducerFenced     a newer writer with the same transactional id has taken over
+    ├── ParameterServerError   what a parameter server was asked cannot be
+    │   ├── UnknownMatrix      it has no such matrix
+    │   ├── UnknownWorker      this worker takes no part
+    │   ├── WorkerHasLeft      it did, and has left, or was taken for dead
+    │   ├── OutOfRange         a row or column that the matrix does not have
+    │   ├── RowsInDifferentBlocks  a function needs its rows in one row block
+    │   ├── OutOfTurn          a call that the consistency of the matrix forbids at this clock
+    │   ├── ServerReset        the server started over, or is closed, while the call waited
+    │   ├── ShardLost          a shard's process is gone
+    │   └── RolledBack         the shards went back to a snapshot: go back to its clock, too
     ├── LoopOverflow           feedback, or replayed data, went past the disk limit of its loop
     ├── OutputOverflow         one call of an operator emitted more than can wait
     ├── JobFailed              a job ended because a step failed; the cause is its ``__cause__``
@@ -45,11 +55,18 @@ __all__ = [
     "LoopOverflow",
     "ModelError",
     "OffsetOutOfRange",
+    "OutOfRange",
+    "OutOfTurn",
     "OutputOverflow",
+    "ParameterServerError",
     "PlainDataError",
     "ProducerFenced",
     "RecordTooLarge",
     "RejectRecords",
+    "RolledBack",
+    "RowsInDifferentBlocks",
+    "ServerReset",
+    "ShardLost",
     "StorageFull",
     "StreamiterError",
     "TopicDenied",
@@ -57,6 +74,9 @@ __all__ = [
     "TopicNotFound",
     "TopicUnavailable",
     "TransactionExpired",
+    "UnknownMatrix",
+    "UnknownWorker",
+    "WorkerHasLeft",
 ]
 
 
@@ -178,6 +198,53 @@ class TransactionExpired(ProducerFenced):
 
 class CheckpointError(StreamiterError):
     """A checkpoint is missing, damaged, of another flow or version, or cannot be taken or gone on from."""
+
+
+class ParameterServerError(StreamiterError):
+    """What a parameter server was asked cannot be; nothing has changed there."""
+
+
+class UnknownMatrix(ParameterServerError):
+    """It has no such matrix."""
+
+
+class UnknownWorker(ParameterServerError):
+    """The worker takes no part."""
+
+
+class WorkerHasLeft(UnknownWorker):
+    """It did, and has left, or was not heard of for too long."""
+
+
+class OutOfRange(ParameterServerError):
+    """A row or a column that the matrix does not have."""
+
+
+class RowsInDifferentBlocks(ParameterServerError):
+    """A function needs all its rows in one row block."""
+
+
+class OutOfTurn(ParameterServerError):
+    """A call that the consistency of the matrix forbids at this clock."""
+
+
+class ServerReset(ParameterServerError):
+    """The server started over, or was closed, while this call waited."""
+
+
+class ShardLost(ParameterServerError):
+    """A shard's process is gone, and with it what was on its way."""
+
+
+class RolledBack(ParameterServerError):
+    """All shards went back to a snapshot. ``clocks`` has the worker's clocks there, by matrix: go on from them."""
+
+    def __init__(self, message: str, clocks: Mapping[str, int]) -> None:
+        super().__init__(message)
+        self.clocks = dict(clocks)
+
+    def __reduce__(self) -> tuple[type[RolledBack], tuple[str, dict[str, int]]]:
+        return type(self), (str(self), self.clocks)
 
 
 class LoopOverflow(StreamiterError):

@@ -1,0 +1,14 @@
+"""A parameter server: matrices on shards, which workers read, add to and clock. Usable from any asyncio program.
+
+``ParameterServer`` makes matrices and clients; ``psf`` has the functions that run where the parameters are. Errors are
+those of ``streamiter.errors``: a ``ConfigurationError`` for settings, a ``ParameterServerError`` for calls.
+"""
+
+from streamiter.parameter_server import psf
+from streamiter.parameter_server.client import Client
+from streamiter.parameter_server.consistency.settings import ASP, BSP, SSP, Consistency
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.recovery import SnapshotEvery
+from streamiter.parameter_server.server import ParameterServer
+
+__all__ = ["ASP", "BSP", "SSP", "Client", "Consistency", "Matrix", "ParameterServer", "SnapshotEvery", "psf"]

@@ -1,0 +1,130 @@
+"""What all consistency models have in common: pure data structures that say what may happen now."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from streamiter.parameter_server.consistency.progress_tracker import ProgressTracker
+from streamiter.parameter_server.consistency.waiting_gets import WaitingGets
+
+__all__ = ["ConsistencyModel", "Released"]
+
+A = TypeVar("A")
+"""An add, as the shard has it."""
+G = TypeVar("G")
+"""A get that can wait."""
+
+
+@dataclass(slots=True)
+class Released(Generic[A, G]):
+    """The minimum clock has become ``clock``: apply the adds, finish the iteration, then answer the gets."""
+
+    clock: int
+    adds: list[A] = field(default_factory=list)
+    gets: list[G] = field(default_factory=list)
+
+
+class ConsistencyModel(abc.ABC, Generic[A, G]):
+    """One for each matrix on each shard. Raises UnknownWorker and OutOfTurn, and then nothing has changed.
+
+    ``observed`` is the highest minimum clock of this matrix that the worker has been told of, by any shard (−1: none):
+    what was in turn there is in turn here, even if this shard has yet to hear the clocks of others.
+
+    Whatever moves the minimum clock gives one ``Released`` for each clock it has passed, ascending, even where nobody
+    waited: the shard finishes an iteration for each of them.
+    """
+
+    def __init__(self, tracker: ProgressTracker) -> None:
+        self.tracker = tracker
+        self._gets: WaitingGets[G] = WaitingGets()
+
+    @abc.abstractmethod
+    def add(self, worker: int, request: A, observed: int = -1) -> bool:
+        """Whether to apply it now; otherwise the model keeps it until a ``Released`` has it."""
+
+    @abc.abstractmethod
+    def get(self, worker: int, request: G, observed: int = -1) -> bool:
+        """Whether to answer it now; otherwise the model keeps it until a ``Released`` has it."""
+
+    def clock(self, worker: int, observed: int = -1) -> list[Released[A, G]]:
+        """The worker has finished an iteration; what follows from that (mostly nothing)."""
+        before = self.tracker.get_min_clock()
+        return self._released(before, self.tracker.advance_and_get_changed_min_clock(worker))
+
+    def join(self, worker: int) -> int:
+        """A worker takes part from now on, at the minimum clock; gives where it stands."""
+        return self.tracker.join(worker)
+
+    def raise_worker(self, worker: int, clock: int) -> list[Released[A, G]]:
+        """The second step of joining: the worker stands at ``clock`` if it is not there or further."""
+        before = self.tracker.get_min_clock()
+        return self._released(before, self.tracker.raise_to(worker, clock))
+
+    def leave(self, worker: int) -> list[Released[A, G]]:
+        """The worker holds nobody back any more; what it has added stays, and counts.
+
+        Its own waiting gets are for the caller to ``forget`` and fail beforehand.
+        """
+        before = self.tracker.get_min_clock()
+        return self._released(before, self.tracker.leave(worker))
+
+    def gets_of(self, worker: int) -> list[G]:
+        """The gets of one worker that are kept, in order of arrival."""
+        return list(self._gets.of(worker))
+
+    def forget(self, request: G) -> None:
+        """Nobody waits for this get any more; nothing happens if it is not kept."""
+        self._gets.forget(request)
+
+    def reset(self, workers: Iterable[int]) -> tuple[list[A], list[G]]:
+        """Start over with these workers at clock 0; gives what was kept, by arrival, for the caller to fail."""
+        self.tracker.init(workers)
+        return self._clear_adds(), self._gets.clear()
+
+    def pending_adds(self, worker: int | None = None) -> Iterator[A]:
+        """The adds that are kept, of one worker or of all, in order of arrival."""
+        return iter(())
+
+    def count_pending(self, worker: int) -> int:
+        """How many adds are kept of the iteration that the worker is in; costs nothing."""
+        self.tracker.check_worker_valid(worker)
+        return 0
+
+    def merge_pending(self, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
+        """Have ``merge`` sum up what is kept of the iteration that the worker is in; older ones cannot grow any more.
+
+        It is given these adds in order of arrival, and gives at least one and no more than they were, which take the
+        places of the first ones. It is not called where there are none.
+        """
+        self.tracker.check_worker_valid(worker)
+
+    @property
+    def waiting_gets(self) -> int:
+        """How many gets are kept."""
+        return len(self._gets)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain data: the tracker, and the adds that are kept, as they are. Gets are not state."""
+        return {"tracker": self.tracker.snapshot()}
+
+    def restore(self, state: dict[str, Any]) -> list[G]:
+        """Take over what ``snapshot`` gave; adds kept until now are gone, the gets are given for the caller to fail."""
+        self.tracker.restore(state["tracker"])
+        return self._gets.clear()
+
+    def _released(self, before: int, moved_to: int) -> list[Released[A, G]]:
+        """One for each clock after ``before``; ``moved_to`` is −1 where the minimum clock stays."""
+        return [
+            Released(clock, self._adds_before(clock), self._gets.take(clock))
+            for clock in range(before + 1, moved_to + 1)
+        ]
+
+    def _adds_before(self, clock: int) -> list[A]:
+        """The adds that were kept for the minimum clock to become ``clock``."""
+        return []
+
+    def _clear_adds(self) -> list[A]:
+        return []

@@ -1,0 +1,106 @@
+"""Adds that wait for the end of their iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, Generic, TypeVar, final
+
+from streamiter.errors import InternalError
+
+__all__ = ["PendingAdds"]
+
+A = TypeVar("A")
+
+_arrival = itemgetter(0)
+
+
+@final
+class PendingAdds(Generic[A]):
+    """Kept by the clock at which they were made, and by worker; given back in order of arrival.
+
+    >>> adds = PendingAdds()
+    >>> adds.keep(0, 7, "a"); adds.keep(0, 2, "b"); adds.keep(0, 7, "c")
+    >>> adds.merge(0, 7, lambda mine: ["".join(mine)])
+    >>> adds.take(0)
+    ['ac', 'b']
+    """
+
+    __slots__ = ("_arrived", "_by_clock")
+
+    def __init__(self) -> None:
+        self._arrived = 0
+        self._by_clock: dict[
+            int, dict[int, list[tuple[int, A]]]
+        ] = {}  # clock, worker: (number of arrival, add)
+
+    def keep(self, clock: int, worker: int, request: A) -> None:
+        """Keep an add that was made at ``clock``."""
+        self._arrived += 1
+        self._by_clock.setdefault(clock, {}).setdefault(worker, []).append((self._arrived, request))
+
+    def take(self, clock: int) -> list[A]:
+        """What was made at this clock, or earlier and is still here; it is kept no more."""
+        entries = [
+            entry
+            for earlier in [c for c in self._by_clock if c <= clock]
+            for of_worker in self._by_clock.pop(earlier).values()
+            for entry in of_worker
+        ]
+        entries.sort(key=_arrival)
+        return [request for _, request in entries]
+
+    def end(self) -> int:
+        """The clock behind the last one at which something was made that is still here; 0 where there is nothing."""
+        return max(self._by_clock, default=-1) + 1
+
+    def of(self, worker: int | None) -> Iterator[A]:
+        """The adds of a worker (None: of all)."""
+        for _, _, _, request in self._in_order(worker):
+            yield request
+
+    def count(self, clock: int, worker: int) -> int:
+        """How many adds the worker made at ``clock``."""
+        return len(self._by_clock.get(clock, {}).get(worker, ()))
+
+    def merge(self, clock: int, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
+        """Replace a worker's adds of one clock by what ``merge`` makes of them: no more than they were.
+
+        They take the places of the first of them in the order of arrival.
+        """
+        entries = self._by_clock.get(clock, {}).get(worker)
+        if not entries:
+            return
+        merged = merge([request for _, request in entries])
+        if not 1 <= len(merged) <= len(entries):
+            raise InternalError(
+                f"merged adds of worker {worker} at clock {clock}: expected 1 to {len(entries)}, given {len(merged)}"
+            )
+        entries[:] = [(arrival, request) for (arrival, _), request in zip(entries, merged, strict=False)]
+
+    def clear(self) -> list[A]:
+        """All of them; none is kept."""
+        adds = list(self.of(None))
+        self._by_clock.clear()
+        return adds
+
+    def snapshot(self) -> list[tuple[int, int, A]]:
+        """(clock, worker, add) in order of arrival, for :meth:`restore`."""
+        return [(clock, worker, request) for _, clock, worker, request in self._in_order(None)]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Take over what :meth:`snapshot` gave."""
+        self._by_clock.clear()
+        for clock, worker, request in state:
+            self.keep(clock, worker, request)
+
+    def _in_order(self, only: int | None) -> list[tuple[int, int, int, A]]:
+        return sorted(
+            (
+                (arrival, clock, worker, request)
+                for clock, by_worker in self._by_clock.items()
+                for worker in (by_worker if only is None else (only,))
+                for arrival, request in by_worker.get(worker, ())
+            ),
+            key=_arrival,
+        )

@@ -1,0 +1,69 @@
+"""Which matrices a server has, and how they are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import final
+
+from streamiter.errors import ParameterServerError, UnknownMatrix
+from streamiter.parameter_server.first_values import check_first_values
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.partitioning import Partitioning
+from streamiter.parameter_server.requests import Create
+from streamiter.parameter_server.transport.link import ShardLink
+from streamiter.parameter_server.waiting import Waiting
+
+__all__ = ["MatrixDirectory"]
+
+
+@final
+class MatrixDirectory:
+    """Shared by a server and its clients in one process."""
+
+    def __init__(
+        self,
+        links: Sequence[ShardLink],
+        look_up: Callable[[str], Awaitable[Matrix | None]] | None = None,
+    ) -> None:
+        """``look_up`` asks the shards, where matrices may be made in other processes."""
+        self._links = links
+        self._look_up = look_up
+        self._matrices: dict[str, tuple[Matrix, Partitioning]] = {}
+
+    def names(self) -> list[str]:
+        """Of all matrices, in the order they were made."""
+        return list(self._matrices)
+
+    def matrix(self, name: str) -> Matrix:
+        """The settings of a matrix that is known here."""
+        return self._matrices[name][0]
+
+    async def find(self, name: str) -> tuple[Matrix, Partitioning]:
+        """A matrix; raises UnknownMatrix."""
+        found = self._matrices.get(name)
+        if found is None and self._look_up is not None and (matrix := await self._look_up(name)) is not None:
+            found = self._matrices[name] = (matrix, Partitioning(matrix, len(self._links)))
+        if found is None:
+            raise UnknownMatrix(
+                f"matrix {name!r}: expected one of {', '.join(map(repr, self._matrices)) or 'none yet'}, given "
+                f"{name!r}; make it first, with create_matrix"
+            )
+        return found
+
+    async def create(self, matrix: Matrix) -> None:
+        """Make a matrix on the shards that get blocks of it; nothing happens if it is there with the same settings."""
+        if (there := self._matrices.get(matrix.name)) is not None:
+            if (difference := there[0].differs_from(matrix)) is not None:
+                raise ParameterServerError(
+                    f"matrix {matrix.name!r}: expected the settings it was made with, given {difference}; give it "
+                    "another name, or the same settings"
+                )
+            return
+        partitioning = Partitioning(matrix, len(self._links))
+        check_first_values(matrix, partitioning)
+        holders = dict.fromkeys(block.shard for block in partitioning.blocks)
+        replies = [self._links[shard].send(Create(matrix, len(self._links))) for shard in holders]
+        for reply in replies:
+            if isinstance(reply, Waiting):
+                await reply
+        self._matrices[matrix.name] = (matrix, partitioning)

@@ -1,0 +1,241 @@
+"""Update rules that run where the parameters are.
+
+The weights, what the rule remembers of each of them, and the sum of the gradients that workers add are rows
+of one matrix, all in one row block. For Adam on two rows of weights (``weights=2``):
+
+===========  ====================================
+rows         what they hold
+===========  ====================================
+0, 1         the weights
+2, 3         slot m of row 0, and of row 1
+4, 5         slot v
+6, 7         the gradients of rows 0 and 1: ``add`` to these
+===========  ====================================
+
+>>> from streamiter.optimizers import Adam
+>>> optimize = Optimize("w", Adam(0.01), weights=2)
+>>> Optimize.rows_needed(Adam(), weights=2), optimize.slot_row("v", 1), optimize.gradient_row(0)
+(8, 5, 6)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+
+from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
+from streamiter.numbers import positive, whole_number
+from streamiter.optimizers import Optimizer, checked_optimizer
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.psf.function import UpdateFunction
+from streamiter.parameter_server.psf.importing import importable_name
+from streamiter.parameter_server.psf.settings import check_fractions_fit, where
+from streamiter.parameter_server.storage.block import Block, SparseRow
+
+__all__ = ["InitialSlots", "Optimize", "OptimizerRows"]
+
+# Columns of a row that are updated at once: the rule's two or three temporary arrays stay below 1 MB, and in a
+# processor's cache. For a row of 10 M numbers as a whole they would take 240 MB.
+_CHUNK_COLUMNS: Final = 1 << 15
+
+
+@dataclass(frozen=True)
+class OptimizerRows(UpdateFunction):
+    """Functions on the rows that an optimizer works on: where each of them lies."""
+
+    matrix: str
+    optimizer: Optimizer
+    _: KW_ONLY
+    weights: int = 1
+
+    def __post_init__(self) -> None:
+        owner = f"psf.{self.name}"
+        checked_optimizer(owner, self.optimizer)
+        object.__setattr__(self, "weights", whole_number(f"{owner}(weights=)", self.weights, 1))
+
+    def require_importable(self) -> Self:
+        super().require_importable()
+        importable_name(type(self.optimizer), f"psf.{self.name}(optimizer=)", "its class")
+        return self
+
+    @staticmethod
+    def rows_needed(optimizer: Optimizer, weights: int = 1) -> int:
+        """How many rows the matrix must have at least: those of weights, of slots, and of gradients."""
+        return weights * (2 + len(checked_optimizer("Optimize.rows_needed", optimizer).slot_names))
+
+    def gradient_row(self, weight_row: int = 0) -> int:
+        """The row that gradients for a row of weights are added to."""
+        return self._row(1 + len(self.optimizer.slot_names), weight_row)
+
+    def slot_row(self, slot: str, weight_row: int = 0) -> int:
+        """The row that holds a slot (a name of ``optimizer.slot_names``) of a row of weights."""
+        names = self.optimizer.slot_names
+        if slot not in names:
+            raise OutOfRange(
+                f"psf.{self.name}.slot_row: expected a slot of {self.optimizer.name!r} ({', '.join(names) or 'none'}), "
+                f"given {slot!r}"
+            )
+        return self._row(1 + names.index(slot), weight_row)
+
+    def _row(self, group: int, weight_row: int) -> int:
+        option = f"psf.{self.name}, row of weights"
+        return group * self.weights + whole_number(option, weight_row, 0, self.weights - 1, error=OutOfRange)
+
+    def rows(self, matrix: Matrix) -> Sequence[int]:
+        needed = self.rows_needed(self.optimizer, self.weights)
+        if matrix.rows < needed:  # said here, before anybody else misses the last of them
+            raise ParameterServerError(
+                f"{where(self, matrix)}: expected at least {needed} rows ({self.weights} each of weights, "
+                f"{''.join(f'{name}, ' for name in self.optimizer.slot_names)}and gradients), given {matrix.rows}; "
+                f"make the matrix with rows={needed}"
+            )
+        return range(needed)
+
+    def check(self, matrix: Matrix) -> None:
+        self.rows(matrix)
+        check_fractions_fit(self, matrix)
+        if matrix.default:
+            raise ParameterServerError(
+                f"{where(self, matrix)}: expected default=0.0, which gradients and slots begin with, given "
+                f"{matrix.default}; give the weights their default with psf.Fill"
+            )
+        try:
+            self.optimizer.check_width(matrix.columns)
+        except ConfigurationError as error:
+            raise ParameterServerError(f"{where(self, matrix)}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Optimize(OptimizerRows):
+    """Apply the gradients that were added up, once, and clear them. Not for int64.
+
+    ``optimizer`` is any of :mod:`streamiter.optimizers`. The gradient is divided by ``scale`` first: the number
+    of workers or examples whose gradients were summed up. ``step`` is the number of the update, from 1, for
+    rates that decay and for Adam; None: each block counts how often it was updated. ``weights`` is how many
+    rows of weights there are.
+
+    On a dense matrix all columns are updated, also where the gradient is 0: momentum goes on, l2 shrinks. With
+    ``sparse=True``, and always on a sparse matrix, only columns whose gradient is not 0 are updated; weights
+    and slots of the others stay. (Gradients whose sum is exactly 0 are none.) Both are the same for FTRL, and
+    without l1 and l2 for SGD and AdaGrad.
+
+    As ``on_clock=`` of a matrix it runs whenever the minimum clock moves; as ``update=`` of an ``add``, once for
+    each add. Raises a ParameterServerError if the matrix has too few rows, or int64, or a default other than 0.
+
+    >>> from streamiter.optimizers import SGD
+    >>> Optimize("w", SGD(0.5), scale=4).gradient_row()
+    1
+    """
+
+    _: KW_ONLY
+    step: int | None = None
+    scale: float = 1.0
+    sparse: bool = False
+
+    checks_blocks = True
+    checks_when_run = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.step is not None:
+            object.__setattr__(self, "step", whole_number("psf.Optimize(step=)", self.step, 1))
+        object.__setattr__(self, "scale", positive("psf.Optimize(scale=)", self.scale))
+
+    def partition_check(self, block: Block, part: Any) -> None:
+        if not block.is_sparse:
+            return
+        for weight_row in range(self.weights):
+            row = self.gradient_row(weight_row)
+            if default := block.sparse_row(row).default:
+                raise ParameterServerError(
+                    f"psf.Optimize on matrix {self.matrix!r}: expected gradients (row {row}) of which absent columns "
+                    f"are 0, given a default of {default}; add gradients for the columns that have one"
+                )
+
+    def partition_update(self, block: Block, part: Any) -> None:
+        self.partition_check(block, part)  # nobody asks it for ``on_clock`` and ``update=``
+        step = block.updates + 1 if self.step is None else self.step
+        # Numbers that run away become infinite, as everywhere on the server; they end no other worker's work.
+        with np.errstate(all="ignore"):
+            for weight_row in range(self.weights):
+                if block.is_sparse:
+                    self._update_sparse(block, weight_row, step)
+                else:
+                    self._update_dense(block, weight_row, step)
+        block.updates += 1
+
+    def _update_dense(self, block: Block, weight_row: int, step: int) -> None:
+        weights = block.dense_row(weight_row)
+        gradient = block.dense_row(self.gradient_row(weight_row))
+        slots = {name: block.dense_row(self.slot_row(name, weight_row)) for name in self.optimizer.slot_names}
+        for begin in range(0, len(weights), _CHUNK_COLUMNS):
+            chunk = slice(begin, min(begin + _CHUNK_COLUMNS, len(weights)))
+            some_gradient = gradient[chunk]
+            named = np.flatnonzero(some_gradient) if self.sparse else None
+            if named is not None and not len(named):
+                continue
+            first = block.columns.start
+            rule = self.optimizer.part(slice(first + chunk.start, first + chunk.stop))
+            if self.scale != 1.0:
+                some_gradient /= self.scale
+            some_slots = {name: slot[chunk] for name, slot in slots.items()}
+            if named is None:
+                rule.update(weights[chunk], some_gradient, some_slots, step)
+            else:
+                rule.update_at(named, weights[chunk], some_gradient[named], some_slots, step)
+            some_gradient.fill(0.0)
+
+    def _update_sparse(self, block: Block, weight_row: int, step: int) -> None:
+        gradient_row = self.gradient_row(weight_row)
+        given = block.sparse_row(gradient_row)
+        if not len(given.columns):
+            return
+        columns = given.columns
+        rows = {name: self.slot_row(name, weight_row) for name in self.optimizer.slot_names}
+        weights = block.get(weight_row, columns)
+        slots = {name: block.get(row, columns) for name, row in rows.items()}
+        self.optimizer.part(columns).update(weights, given.values / self.scale, slots, step)
+        block.put(weight_row, columns, weights)
+        for name, row in rows.items():
+            block.put(row, columns, slots[name])
+        block.replace_row(gradient_row, SparseRow(columns[:0].copy(), given.values[:0].copy(), 0.0))
+
+
+@dataclass(frozen=True)
+class InitialSlots(OptimizerRows):
+    """Fill the rows of slots as the optimizer begins with them, for the weights as they are now. Not for int64.
+
+    Most slots begin at 0, as the rows of a matrix do. It is needed for ``FTRL(keep_start=True)``, and to begin
+    anew. As part of ``init=`` it comes after what sets the weights.
+
+    >>> from streamiter.optimizers import FTRL
+    >>> InitialSlots("w", FTRL(keep_start=True)).slot_row("z")
+    1
+    """
+
+    def partition_update(self, block: Block, part: Any) -> None:
+        for weight_row in range(self.weights):
+            if block.is_sparse:
+                self._fill_sparse(block, weight_row)
+            else:
+                self._fill_dense(block, weight_row)
+
+    def _fill_dense(self, block: Block, weight_row: int) -> None:
+        weights = block.dense_row(weight_row)
+        for begin in range(0, len(weights), _CHUNK_COLUMNS):
+            chunk = slice(begin, begin + _CHUNK_COLUMNS)
+            for name, slot in self._slots(weights[chunk]).items():
+                block.dense_row(self.slot_row(name, weight_row))[chunk] = slot
+
+    def _fill_sparse(self, block: Block, weight_row: int) -> None:
+        weights = block.sparse_row(weight_row)
+        values = np.append(weights.values, weights.values.dtype.type(weights.default))
+        for name, slot in self._slots(values).items():
+            content = SparseRow(weights.columns.copy(), slot[:-1], float(slot[-1]))
+            block.replace_row(self.slot_row(name, weight_row), content)
+
+    def _slots(self, weights: Any) -> dict[str, Any]:
+        return self.optimizer.new_slots(weights) if self.optimizer.slot_names else {}

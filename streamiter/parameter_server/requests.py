@@ -1,0 +1,206 @@
+"""What clients ask of shards. Requests are plain values: they may be sent to another process, and be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
+
+__all__ = [
+    "AbandonBarrier",
+    "Add",
+    "AddPart",
+    "Aggregate",
+    "Arrive",
+    "Clock",
+    "Create",
+    "FailWaiting",
+    "Get",
+    "GetPart",
+    "GetReply",
+    "Join",
+    "Leave",
+    "PassBarrier",
+    "Raise",
+    "Request",
+    "Reset",
+    "RestoreState",
+    "TakeState",
+    "TellStatistics",
+    "Update",
+]
+
+
+class GetPart(NamedTuple):
+    """Columns of one row in one block; None: all of them. ``out`` is where to write them, in the same process only."""
+
+    block: int
+    row: int
+    columns: npt.NDArray[np.int64] | None
+    out: npt.NDArray[Any] | None = None
+
+
+class AddPart(NamedTuple):
+    """Values for columns of one row in one block."""
+
+    block: int
+    row: int
+    columns: npt.NDArray[np.int64] | None
+    values: npt.NDArray[Any]
+
+
+class GetReply(NamedTuple):
+    """What was read, one array for each part, and the minimum clock at that moment."""
+
+    values: list[npt.NDArray[Any]]
+    clock: int
+
+
+@dataclass(slots=True)
+class Request:
+    """Of which matrix, by which worker; ``observed`` is the highest minimum clock of the matrix it has been told of."""
+
+    matrix: str
+    worker: int
+    observed: int = -1
+
+
+@dataclass(slots=True)
+class Get(Request):
+    """Reply: a :class:`GetReply`. Waits as the consistency says."""
+
+    parts: Sequence[GetPart] = ()
+    with_own: bool = False
+    """Have the worker's own adds in it, even those that wait to be applied."""
+
+
+@dataclass(slots=True)
+class Add(Request):
+    """Add, then (``update``) run a function on blocks, then (``get``) read: in one step.
+
+    Reply: as of Get, or the minimum clock.
+    """
+
+    parts: Sequence[AddPart] = ()
+    update: Update | None = None
+    get: Get | None = None
+
+
+@dataclass(slots=True)
+class Clock(Request):
+    """Reply: the minimum clock."""
+
+
+@dataclass(slots=True)
+class Update(Request):
+    """Run an update function on some blocks. Reply: None."""
+
+    function: UpdateFunction | None = None
+    parts: Sequence[tuple[int, Any]] = ()
+    only_check: bool = False
+    """Say whether it could be run, and run nothing. Reply: a list of what each block said."""
+
+
+@dataclass(slots=True)
+class Aggregate(Request):
+    """Run a get function on some blocks. Reply: a list of what each block gave."""
+
+    function: GetFunction | None = None
+    parts: Sequence[tuple[int, Any]] = ()
+
+
+@dataclass(slots=True)
+class Create:
+    """Make this shard's blocks of a matrix. Reply: None. The same once more changes nothing."""
+
+    matrix: Matrix
+    shards: int
+
+
+@dataclass(slots=True)
+class Join:
+    """A worker takes part, at the minimum clock of each matrix. Reply: where it stands now, by matrix."""
+
+    worker: int
+
+
+@dataclass(slots=True)
+class Raise:
+    """A worker that has just joined stands further on, by matrix. Reply: None."""
+
+    worker: int
+    clocks: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Leave:
+    """A worker takes part no more; what it waits for fails, and ``reason`` says why. Reply: None."""
+
+    worker: int
+    reason: str = "it has left"
+
+
+@dataclass(slots=True)
+class Arrive:
+    """A worker is at barrier ``number``. Reply (to be waited for): None, once all workers are there."""
+
+    worker: int
+    number: int
+
+
+@dataclass(slots=True)
+class Reset:
+    """Every matrix starts over with these workers at clock 0; what waits fails. Parameters stay. Reply: None."""
+
+    workers: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class PassBarrier:
+    """The worker's checkpoint barrier: hold what it sends from now on until all workers have passed it. Reply: None."""
+
+    worker: int
+    checkpoint: int
+
+
+@dataclass(slots=True)
+class AbandonBarrier:
+    """A checkpoint is given up: go on with what was held for it. Reply: None."""
+
+    checkpoint: int
+
+
+@dataclass(slots=True)
+class TakeState:
+    """Reply: the state of the shard, with ``Deferred`` pieces.
+
+    Now (``checkpoint`` None), or once all workers have passed the barrier of a checkpoint; None if it is given up.
+    """
+
+    checkpoint: int | None = None
+
+
+@dataclass(slots=True)
+class RestoreState:
+    """Go back to the state of all shards, with these workers (None: those of then). What waits fails. Reply: None."""
+
+    state: Any
+    workers: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class FailWaiting:
+    """The server is closed: nothing that waits will be answered. Reply: None."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class TellStatistics:
+    """Reply: the shard's statistics."""

@@ -1,0 +1,382 @@
+"""The server: its shards, its matrices, its workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from streamiter.checkpoints.deferred import release_all
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.clock import Clock, SystemClock
+from streamiter.errors import CheckpointError, ConfigurationError, ParameterServerError, ShardLost
+from streamiter.numbers import whole_number
+from streamiter.operators.rejection import shortened
+from streamiter.operators.service import ServiceWorker
+from streamiter.parameter_server.call import Call
+from streamiter.parameter_server.client import MAX_CALLS, Client
+from streamiter.parameter_server.directory import MatrixDirectory
+from streamiter.parameter_server.heartbeats import Heartbeats, SilenceWatch
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
+from streamiter.parameter_server.recovery import SnapshotEvery
+from streamiter.parameter_server.requests import (
+    AbandonBarrier,
+    FailWaiting,
+    Leave,
+    Reset,
+    RestoreState,
+    TakeState,
+)
+from streamiter.parameter_server.snapshots import clock_in, in_memory, is_state, merged, thawed
+from streamiter.parameter_server.statistics import ParameterServerStatistics
+from streamiter.parameter_server.transport.hosting import Hosting, InProcess
+from streamiter.parameter_server.waiting import Waiting
+
+if TYPE_CHECKING:
+    from streamiter.parameter_server.transport.ray.protocol import RayAddress
+    from streamiter.parameter_server.transport.ray.remote_server import RemoteServer
+
+__all__ = ["ParameterServer"]
+
+Place = Literal["process", "ray"]
+
+
+@final
+class ParameterServer:
+    """Matrices of parameters that workers read, add to and clock, under BSP, ASP or SSP.
+
+    ``shards`` share the columns of each matrix (or its blocks). ``on="process"``: they are here, and calls that need
+    not wait are direct calls; ``on="ray"``: each is a Ray actor. ``heartbeat_timeout_s``: a worker that is not heard
+    of for so long leaves; None: workers leave only by themselves. A step of a flow is given the server as
+    ``parameter_server=``.
+
+    >>> import asyncio
+    >>> from streamiter.parameter_server import SSP
+    >>> async def main() -> list[float]:
+    ...     async with ParameterServer(shards=2) as server:
+    ...         await server.create_matrix("w", rows=1, columns=6, consistency=SSP(staleness=1))
+    ...         client = server.client(worker=0)
+    ...         await client.add("w", row=0, columns=[5, 0, 5], values=[1.0, 2.0, 3.0])
+    ...         await client.clock("w")
+    ...         return (await client.get("w", row=0)).tolist()
+    >>> asyncio.run(main())
+    [2.0, 0.0, 0.0, 0.0, 0.0, 4.0]
+    """
+
+    def __init__(
+        self,
+        shards: int = 1,
+        *,
+        on: Place = "process",
+        name: str = "parameter server",
+        clock: Clock | None = None,
+        heartbeat_timeout_s: float | None = None,
+        snapshots: SnapshotEvery | None = None,
+    ) -> None:
+        self.name = name
+        self._clock = clock or SystemClock()
+        if snapshots is not None and on != "ray":
+            raise ConfigurationError(
+                f'{name}, snapshots=: expected on="ray", where shards may be lost, given on={on!r}; leave it out'
+            )
+        self._snapshots = snapshots
+        count = whole_number("ParameterServer(shards=)", shards, 1)
+        self._hosting: Hosting
+        if on == "process":
+            self._hosting = InProcess(count)
+        elif on == "ray":
+            # Only where it is asked for: the package may be missing.
+            from streamiter.parameter_server.transport.ray.hosting import RayHosting
+
+            self._hosting = RayHosting(
+                count,
+                name=name,
+                clock=self._clock,
+                snapshots=snapshots,
+                heartbeat_timeout_s=heartbeat_timeout_s,
+                on_silent=self._silent,
+            )
+        else:
+            raise ConfigurationError(f'{name}, on=: expected "process" or "ray", given {on!r}')
+        self._links = self._hosting.links(name)
+        self._directory = MatrixDirectory(self._links)
+        self._own = Client(OWN_CALLS, self._links, self._directory, joins=False)
+        """For what the server does by itself, as no worker."""
+        self._clients: dict[int, Client] = {}
+        self._heartbeats: Heartbeats | None = None
+        self._silence: SilenceWatch | None = None
+        if heartbeat_timeout_s is not None and on == "process":  # On Ray the shards are asked who was heard.
+            self._heartbeats = Heartbeats(self._clock, heartbeat_timeout_s)
+            self._silence = SilenceWatch(self._clock, self._heartbeats, self._let_leave)
+        self._is_closed = False
+        self._flow: str | None = None
+        """The flow that works with it now."""
+        self._cut_off: str | None = None
+        """The flow whose last run was cut off in the middle of something."""
+        self._plain_data = PlainData()
+        self._taking: dict[int, list[Any]] = {}
+        """The states at the barriers of checkpoints, as they come from the shards."""
+
+    # -- matrices --------------------------------------------------------------------------------------
+
+    async def create_matrix(self, name: str, **settings: Any) -> None:
+        """Make a matrix, with the settings of :class:`~streamiter.parameter_server.matrix.Matrix`.
+
+        Nothing happens if it is there with the same settings; others are an error.
+        """
+        self._check_open()
+        await self._directory.create(Matrix.of(name, settings))
+
+    @property
+    def matrices(self) -> list[str]:
+        """The names of all matrices."""
+        return self._directory.names()
+
+    async def update(self, function: UpdateFunction) -> None:
+        """Run a psf that changes parameters, without being a worker."""
+        self._check_open()
+        await self._own.update(function)
+
+    async def aggregate(self, function: GetFunction) -> Any:
+        """Compute something from parameters, without being a worker."""
+        self._check_open()
+        return await self._own.aggregate(function)
+
+    # -- workers ---------------------------------------------------------------------------------------
+
+    def client(
+        self, worker: int, *, read_my_writes: bool = False, cache_bytes: int = 0, max_calls: int = MAX_CALLS
+    ) -> Client:
+        """Register a worker: it takes part from now on, at the minimum clock of each matrix.
+
+        Make the clients of all workers before the first of them begins, or it runs ahead alone. ``read_my_writes``:
+        reads show the worker's own adds even while these wait for a clock. ``cache_bytes``: keep rows that were read
+        whole, as long as the consistency allows it. ``max_calls`` may be under way at a time; more wait.
+        """
+        self._check_open()
+        worker = whole_number("ParameterServer.client(worker=)", worker, 0)
+        if worker in self._clients:
+            raise ParameterServerError(
+                f"worker {worker}: expected one that does not take part yet, given one that does; use its client, or "
+                "let it leave first"
+            )
+        client = self._make_client(
+            worker,
+            read_my_writes=read_my_writes,
+            cache_bytes=cache_bytes,
+            max_calls=max_calls,
+            heartbeats=self._heartbeats,
+        )
+        if self._heartbeats is not None and self._silence is not None:
+            self._heartbeats.joined(worker)
+            self._silence.start()
+        return client
+
+    def _make_client(self, worker: int, **options: Any) -> Client:
+        """``heartbeats`` None: the engine looks after this worker."""
+
+        def go_back(clocks: Mapping[str, int]) -> None:
+            client.go_back(clocks)
+
+        links = self._hosting.links(f"worker {worker}", worker, go_back)
+        client = self._clients[worker] = Client(
+            worker, links, self._directory, on_left=self._client_left, **options
+        )
+        return client
+
+    def _client_left(self, worker: int) -> None:
+        self._clients.pop(worker, None)
+        if self._heartbeats is not None:
+            self._heartbeats.left(worker)
+        self._hosting.release(worker)
+
+    def _silent(self, worker: int, reason: str) -> None:
+        """The shards have let a worker leave."""
+        if (client := self._clients.get(worker)) is not None:
+            client.left(reason)
+        self._client_left(worker)
+
+    def address(self) -> RayAddress:
+        """What workers in other processes ``connect`` to: may be given to tasks and actors of Ray."""
+        from streamiter.parameter_server.transport.ray.hosting import RayHosting
+
+        if not isinstance(self._hosting, RayHosting):
+            raise ConfigurationError(
+                f'{self.name}: expected shards on Ray, given shards {self._hosting.drawn_as}; make it with on="ray"'
+            )
+        return self._hosting.address
+
+    @staticmethod
+    def connect(address: RayAddress, *, clock: Clock | None = None) -> RemoteServer:
+        """In another process: clients of the server whose ``address()`` this is."""
+        from streamiter.parameter_server.transport.ray.remote_server import RemoteServer
+
+        return RemoteServer(address, clock=clock)
+
+    def _let_leave(self, worker: int, reason: str) -> None:
+        """A worker was not heard of for too long."""
+        for link in self._links:
+            # Where a function on the clock fails, those who wait are told.
+            with suppress(ParameterServerError):
+                link.send(Leave(worker, reason))
+        self._silent(worker, reason)
+
+    @property
+    def workers(self) -> list[int]:
+        """Those that take part."""
+        return list(self._clients)
+
+    async def reset(self) -> None:
+        """Start over: every worker at clock 0 everywhere. Parameters stay; calls that wait fail with ServerReset."""
+        self._check_open()
+        await self._ask_all(Reset(tuple(self._clients)))
+        for client in self._clients.values():
+            client.go_back({})
+
+    # -- state -----------------------------------------------------------------------------------------
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Parameters, clocks and buffered adds at one moment, as plain data for ``restore``.
+
+        At one moment for the workers of this process: each of their calls is in it on all shards, or on none. Of a
+        worker in another process, a call to several shards that is under way may be in it on some of them only.
+        """
+        self._check_open()
+        return merged([thawed(state, self._plain_data) for state in await self._hosting.take_states()])
+
+    async def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a snapshot, with the workers that take part now; calls that wait fail with ServerReset.
+
+        Matrices that are not made yet take over their state when they are.
+        """
+        self._check_open()
+        if not is_state(state):
+            raise ParameterServerError(
+                f"{self.name}, restore: expected what snapshot() has given, given {shortened(state)}"
+            )
+        await self._restore(state, self._clients)
+
+    async def _restore(self, state: Mapping[str, Any], workers: Iterable[int]) -> None:
+        await self._ask_all(RestoreState(state, tuple(workers)))
+        for worker, client in self._clients.items():
+            client.go_back(
+                {name: clock_in(matrix["clocks"], worker) for name, matrix in state["matrices"].items()}
+            )
+
+    def statistics(self) -> ParameterServerStatistics:
+        """Where all shards stand."""
+        return ParameterServerStatistics(self.name, tuple(self._clients), self._hosting.statistics())
+
+    async def _ask_all(self, request: Any) -> list[Any]:
+        return await Call([link.send(request) for link in self._links], list)
+
+    # -- in a flow: see streamiter.operators.service ---------------------------------------------------
+
+    @property
+    def drawn_as(self) -> str:
+        """What a drawing says of it, below its name."""
+        count = len(self._links)
+        return f"{count} shard{'s' if count > 1 else ''} {self._hosting.drawn_as}"
+
+    async def begin_job(
+        self, flow: str, workers: int, state: Any, *, has_checkpoints: bool
+    ) -> list[ServiceWorker]:
+        """A flow begins that has so many workers on this server; it goes on from ``state`` unless that is None."""
+        self._check_open()
+        if self._snapshots is not None:
+            raise ConfigurationError(
+                f"{self.name}: expected none of snapshots= for flow {flow!r}, whose checkpoints hold its state, "
+                f"given snapshots={self._snapshots!r}; leave that out"
+            )
+        if state is None and has_checkpoints and self._cut_off == flow:
+            raise ParameterServerError(
+                f"{self.name}: expected a checkpoint of flow {flow!r} to go back to, given none, and parameters that "
+                "its last run has changed before it was cut off; make a new server, or the changes count twice"
+            )
+        if self._clients:
+            raise ParameterServerError(
+                f"{self.name}: expected no workers yet as flow {flow!r} begins, given {len(self._clients)}; one "
+                "flow at a time, and no clients beside it"
+            )
+        self._flow = flow
+        try:
+            clients = [self._make_client(worker, heartbeats=None) for worker in range(workers)]
+            for client in clients:
+                await client.join()
+            if state is not None:  # A matrix that is made later takes it over when its store is closed.
+                await self._restore(in_memory(state), range(workers))
+        except BaseException:
+            await self.end_job(went_well=state is None)
+            raise
+        return [*clients]
+
+    def checkpoint_begins(self, checkpoint: int) -> None:
+        """Its barrier will come to every worker."""
+        self._taking[checkpoint] = [link.send(TakeState(checkpoint)) for link in self._links]
+
+    async def take_state(self, checkpoint: int) -> Any:
+        """The state of all shards at the barrier."""
+        states = await Call(self._taking[checkpoint], list)
+        del self._taking[checkpoint]
+        if any(state is None for state in states):
+            raise CheckpointError(
+                f"{self.name}: expected its state at the barrier of checkpoint {checkpoint}, given a server that was "
+                "closed, reset or restored before all workers had passed it"
+            )
+        return merged(states)
+
+    def checkpoint_abandoned(self, checkpoint: int) -> None:
+        """Hold nothing for it any longer."""
+        for link in self._links:
+            link.send(AbandonBarrier(checkpoint))
+        for reply in self._taking.pop(checkpoint, ()):
+            # What is frozen costs its block a copy of each change.
+            if isinstance(reply, Waiting) and reply.is_settled:
+                with suppress(ParameterServerError, asyncio.CancelledError):  # Lost, or given up.
+                    release_all(reply.result())
+
+    async def end_job(self, *, went_well: bool) -> None:
+        """The flow is over: its workers leave. Matrices stay."""
+        if self._flow is not None:
+            self._cut_off = None if went_well else self._flow
+            self._flow = None
+        for client in list(self._clients.values()):
+            with suppress(ShardLost):  # A shard that has forgotten all has forgotten its workers.
+                await client.leave("its flow has ended")
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Let go of everything; what waits fails with ServerReset. May be called more than once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._silence is not None:
+            self._silence.stop()
+        with suppress(ParameterServerError):  # A shard that is gone keeps nobody waiting.
+            await self._ask_all(FailWaiting(f"a server ({self.name}) that was closed meanwhile"))
+        for client in list(self._clients.values()):
+            client.left("the server was closed")
+        self._clients.clear()
+        await self._hosting.close()
+
+    async def __aenter__(self) -> ParameterServer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ParameterServerError(
+                f"{self.name}: expected a server that is open, given one that was closed; make a new one"
+            )
+
+
+OWN_CALLS = -1
+"""In place of a worker's number, where the server itself asks."""

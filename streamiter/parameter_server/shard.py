@@ -1,0 +1,276 @@
+"""A shard: the blocks of all matrices that lie here, and the clocks of all workers. Without tasks, without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, final
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.errors import ParameterServerError, ServerReset, StreamiterError, UnknownMatrix, WorkerHasLeft
+from streamiter.parameter_server.arrivals import Arrivals
+from streamiter.parameter_server.changes import NextChanges, Unsubscribe
+from streamiter.parameter_server.holding import Holding
+from streamiter.parameter_server.matrix_shard import MatrixShard
+from streamiter.parameter_server.requests import (
+    AbandonBarrier,
+    Add,
+    Aggregate,
+    Arrive,
+    Clock,
+    Create,
+    FailWaiting,
+    Get,
+    Join,
+    Leave,
+    PassBarrier,
+    Raise,
+    Reset,
+    RestoreState,
+    TakeState,
+    TellStatistics,
+    Update,
+)
+from streamiter.parameter_server.statistics import ShardStatistics
+from streamiter.parameter_server.subscriptions import Subscriptions
+from streamiter.parameter_server.waiting import Waiting
+
+__all__ = ["Shard"]
+
+R = TypeVar("R")
+
+
+@final
+class Shard:
+    """Handles requests one by one, in the order they come.
+
+    ``handle`` gives the reply, or a ``Waiting`` for it, or raises what is wrong with the request; then nothing has
+    changed.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.matrices: dict[str, MatrixShard] = {}
+        self.workers: dict[int, None] = {}
+        self._plain_data = PlainData()
+        self._arrivals = Arrivals()
+        self._holding = Holding(self)
+        self._subscriptions = Subscriptions(self.matrix)
+        self._restored: dict[str, Any] = {}
+        """State of matrices that nobody has made yet."""
+        self._handlers: dict[type, Callable[[Any], Any]] = {
+            Get: self._get,
+            Add: self._add,
+            Clock: self._clock,
+            Update: self._update,
+            Aggregate: self._aggregate,
+            Create: self._create,
+            Join: self._join,
+            Raise: self._raise,
+            Leave: self._leave,
+            Reset: self._reset,
+            Arrive: self._arrive,
+            PassBarrier: self._holding.pass_barrier,
+            AbandonBarrier: self._holding.abandon,
+            TakeState: self._take_state,
+            RestoreState: self._restore_state,
+            FailWaiting: self._fail_waiting,
+            TellStatistics: self._tell_statistics,
+            NextChanges: self._subscriptions.next,
+            Unsubscribe: self._subscriptions.unsubscribe,
+        }
+
+    def handle(self, request: Any) -> Any:
+        """The reply to a request, or a ``Waiting`` for it."""
+        return self._handlers[type(request)](request)
+
+    send = handle
+    """A shard in the same process is its own link."""
+
+    def extend(self, request: type[R], handler: Callable[[R], Any]) -> None:
+        """Have requests of one more kind handled here."""
+        self._handlers[request] = handler
+
+    # -- requests on one matrix ------------------------------------------------------------------------
+
+    def matrix(self, name: str) -> MatrixShard:
+        """The part of a matrix that is here; raises UnknownMatrix."""
+        found = self.matrices.get(name)
+        if found is None:
+            raise UnknownMatrix(
+                f"matrix {name!r}: expected one of {', '.join(map(repr, self.matrices)) or 'none'}, given "
+                f"{name!r}; make it first, with create_matrix"
+            )
+        return found
+
+    def _get(self, request: Get) -> Any:
+        if self._holding.is_behind(request.worker):
+            return self._holding.get(request)
+        return self.matrix(request.matrix).get(request)
+
+    def _add(self, request: Add) -> Any:
+        if self._holding.is_behind(request.worker):
+            return self._holding.add(request)
+        return self.matrix(request.matrix).add(request)
+
+    def _clock(self, request: Clock) -> Any:
+        if self._holding.is_behind(request.worker):
+            return self._holding.clock(request)
+        return self.matrix(request.matrix).clock(request)
+
+    def _update(self, request: Update) -> Any:
+        if self._holding.is_behind(request.worker) and not request.only_check:
+            return self._holding.later(request)
+        return self.matrix(request.matrix).update(request)
+
+    def _aggregate(self, request: Aggregate) -> Any:
+        return self.matrix(request.matrix).aggregate(request)
+
+    def apply(self, request: Get | Add | Clock | Update | Leave) -> Any:
+        """Handle a request that was held, now that it no longer is."""
+        if isinstance(request, Leave):
+            return self._leave(request)
+        matrix = self.matrix(request.matrix)
+        if isinstance(request, Get):
+            return matrix.get(request)
+        if isinstance(request, Add):
+            return matrix.add(request)
+        return matrix.clock(request) if isinstance(request, Clock) else matrix.update(request)
+
+    # -- matrices and workers --------------------------------------------------------------------------
+
+    def _create(self, request: Create) -> None:
+        matrix = request.matrix
+        made = self.matrices.get(matrix.name)
+        if made is not None:
+            if (difference := made.matrix.differs_from(matrix)) is not None:
+                raise ParameterServerError(
+                    f"matrix {matrix.name!r}: expected the settings it was made with, given {difference}; give it "
+                    "another name, or the same settings"
+                )
+            return
+        made = MatrixShard(matrix, self.number, request.shards, self.workers)
+        if (state := self._restored.get(matrix.name)) is not None:
+            made.restore(state, self.workers)
+            del self._restored[matrix.name]
+        else:
+            made.initialize()
+        self.matrices[matrix.name] = made
+
+    def _join(self, request: Join) -> dict[str, int]:
+        worker = request.worker
+        if worker in self.workers:
+            raise ParameterServerError(
+                f"worker {worker}: expected one that does not take part yet, given one that does; use its client, "
+                "or let it leave first"
+            )
+        self.workers[worker] = None
+        self._arrivals.join(worker)
+        return {name: matrix.model.join(worker) for name, matrix in self.matrices.items()}
+
+    def _raise(self, request: Raise) -> None:
+        for name, clock in request.clocks.items():
+            if (matrix := self.matrices.get(name)) is not None:
+                matrix.raise_worker(request.worker, clock)
+
+    def _leave(self, request: Leave) -> None:
+        worker = request.worker
+        if worker not in self.workers:
+            return
+        error = WorkerHasLeft(
+            f"worker {worker}: expected one that takes part, given one that does not: {request.reason}; make a "
+            "new client"
+        )
+        if not self._holding.leave(request, error):
+            return
+        del self.workers[worker]
+        self._holding.left()
+        self._arrivals.leave(worker, error)
+        self._subscriptions.leave(worker, error)
+        failures = []
+        for matrix in self.matrices.values():
+            try:
+                matrix.leave(worker, error)
+            except (
+                Exception
+            ) as failure:  # Of a function on the clock; nobody is to wait for this worker elsewhere.
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    def _reset(self, request: Reset) -> None:
+        self.workers = dict.fromkeys(request.workers)
+        self._holding.start_over(
+            ServerReset(
+                "parameter server: expected to answer this call, given a server that started over; ask again"
+            )
+        )
+        for matrix in self.matrices.values():
+            matrix.reset(request.workers, "a server that started over")
+        self._arrivals.reset(request.workers, ServerReset("barrier: the server started over; arrive again"))
+
+    def _arrive(self, request: Arrive) -> Waiting[None] | None:
+        return self._arrivals.arrive(request.worker, request.number)
+
+    # -- state -----------------------------------------------------------------------------------------
+
+    def _take_state(self, request: TakeState) -> Any:
+        return self.freeze() if request.checkpoint is None else self._holding.take_state(request.checkpoint)
+
+    def _restore_state(self, request: RestoreState) -> None:
+        self.restore(request.state, request.workers)
+
+    def _fail_waiting(self, request: FailWaiting) -> None:
+        self.fail_waiting(
+            ServerReset(f"parameter server: expected to answer this call, given {request.reason}")
+        )
+
+    def _tell_statistics(self, request: TellStatistics) -> ShardStatistics:
+        return self.statistics()
+
+    def freeze(self) -> dict[str, Any]:
+        """Everything as it is now: plain data, with ``Deferred`` pieces."""
+        encode = self._plain_data.encode
+        return {
+            "matrices": {
+                **(self._restored if self.number == 0 else {}),  # Of all shards together.
+                **{name: matrix.freeze(encode) for name, matrix in self.matrices.items()},
+            },
+            "workers": list(self.workers),
+            "arrivals": self._arrivals.snapshot(),
+        }
+
+    def restore(self, state: Mapping[str, Any], workers: Iterable[int] | None = None) -> None:
+        """Take over what all shards gave in ``freeze``, together. What waits fails.
+
+        A matrix that is not made yet takes over its state when it is; one that was made since then begins anew.
+        """
+        for name, matrix in self.matrices.items():
+            if (saved := state["matrices"].get(name)) is not None:
+                matrix.check_state(saved)
+        self.workers = dict.fromkeys(state["workers"] if workers is None else workers)
+        error = ServerReset(
+            "parameter server: expected to answer this call, given a snapshot to go back to; ask again"
+        )
+        self._holding.forget(error)
+        self._arrivals.restore(state["arrivals"], self.workers, error)
+        self._restored = dict(state["matrices"])
+        for name, matrix in self.matrices.items():
+            if (saved := self._restored.pop(name, None)) is not None:
+                matrix.restore(saved, self.workers)
+            else:
+                matrix.begin_anew(self.workers)
+        self._subscriptions.reload()
+
+    def fail_waiting(self, error: StreamiterError) -> None:
+        """Nothing that waits here will be answered."""
+        self._holding.fail(error)
+        self._arrivals.fail(error)
+        self._subscriptions.close()
+        for matrix in self.matrices.values():
+            matrix.fail_waiting(error)
+
+    def statistics(self) -> ShardStatistics:
+        """Where it stands now."""
+        return ShardStatistics(
+            self.number, tuple(matrix.statistics() for matrix in self.matrices.values()), self._holding.held
+        )

@@ -1,0 +1,220 @@
+"""On a shard: which rows have changed for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import OutOfTurn, StreamiterError
+from streamiter.parameter_server.changes import Changes, NextChanges, Unsubscribe
+from streamiter.parameter_server.consistency.settings import ASP
+from streamiter.parameter_server.rows_of_blocks import Marks, Positions, RowsOfBlocks
+from streamiter.parameter_server.waiting import Waiting
+
+if TYPE_CHECKING:
+    from streamiter.parameter_server.matrix_shard import MatrixShard
+
+__all__ = ["REPLY_BYTES", "Subscriptions"]
+
+# Values in one reply (or one row, if that is more): several times what a message costs by itself, and little beside the
+# parameters. What is left over is the beginning of the next reply.
+REPLY_BYTES: Final = 16 << 20
+
+
+@final
+class Subscriptions:
+    """Who follows which rows of the matrices of one shard. A pure data structure; replies that wait are ``Waiting``.
+
+    For each row of each block a subscription has one bit of news (in a byte): it has changed since it was last sent, or
+    has not. What is sent is the row as it is when there is somebody to send it to. So a slow subscriber misses what lay
+    in between, and costs no more than a fast one.
+
+    Under BSP and SSP subscribers hear of what has changed whenever the minimum clock moves, under ASP after each
+    request. A matrix shard is told that it is followed (``MatrixShard.followed``) as long as it is.
+    """
+
+    def __init__(self, matrix: Callable[[str], MatrixShard], *, reply_bytes: int = REPLY_BYTES) -> None:
+        """``matrix`` finds a matrix of the shard, or raises UnknownMatrix."""
+        self._matrix = matrix
+        self._reply_bytes = reply_bytes
+        self._followed: dict[str, _FollowedMatrix] = {}
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return sum(len(followed.followers) for followed in self._followed.values())
+
+    def next(self, request: NextChanges) -> Changes | Waiting[Changes]:
+        """The changes that a subscription has not been sent yet, or a wait for some. Raises UnknownWorker."""
+        shard = self._matrix(request.matrix)
+        if self._is_closed:
+            return Changes(request.after, shard.model.tracker.get_min_clock(), has_ended=True)
+        if request.worker >= 0:  # below 0: the server itself
+            shard.model.tracker.check_worker_valid(request.worker)
+        followed = self._followed.get(request.matrix)
+        if followed is None:
+            followed = self._followed[request.matrix] = _FollowedMatrix(shard, self._reply_bytes)
+            shard.followed = followed
+        return followed.next(request)
+
+    def unsubscribe(self, request: Unsubscribe) -> None:
+        """A subscription is over."""
+        self._remove(request.matrix, (request.worker, request.subscription), None)
+
+    def leave(self, worker: int, error: StreamiterError | None = None) -> None:
+        """All subscriptions of a worker end: with this error where one is given."""
+        for matrix, followed in list(self._followed.items()):
+            for key in [key for key in followed.followers if key[0] == worker]:
+                self._remove(matrix, key, error)
+
+    def reload(self) -> None:
+        """Parameters have been replaced (the shard went back to a snapshot): all rows are sent again."""
+        for followed in self._followed.values():
+            followed.reload()
+
+    def close(self) -> None:
+        """All subscriptions end, and there will be no others."""
+        self._is_closed = True
+        for matrix, followed in list(self._followed.items()):
+            for key in list(followed.followers):
+                self._remove(matrix, key, None)
+
+    def _remove(self, matrix: str, key: tuple[int, int], error: StreamiterError | None) -> None:
+        followed = self._followed.get(matrix)
+        if followed is None or (follower := followed.followers.pop(key, None)) is None:
+            return
+        if not followed.followers:
+            del self._followed[matrix]
+            followed.shard.followed = None
+        if (waiting := follower.waiting) is not None:
+            follower.waiting = None
+            if error is not None:
+                waiting.fail(error)
+            else:
+                waiting.succeed(Changes(follower.number, followed.clock, has_ended=True))
+
+
+@final
+class _FollowedMatrix:
+    """A matrix that somebody follows; its shard tells it what changes."""
+
+    def __init__(self, shard: MatrixShard, reply_bytes: int) -> None:
+        self.shard = shard
+        self.followers: dict[tuple[int, int], _Follower] = {}
+        """By worker and subscription."""
+        self._tells_at_once = isinstance(shard.matrix.consistency, ASP)
+        self._rows = RowsOfBlocks(shard.blocks)
+        self._reply_bytes = reply_bytes
+        self._changed = Marks(self._rows.count)
+        """Since subscribers were last told."""
+
+    @property
+    def clock(self) -> int:
+        """The minimum clock."""
+        return self.shard.model.tracker.get_min_clock()
+
+    def changed(self, block: int, rows: Sequence[int]) -> None:
+        """These rows of a block have changed."""
+        self._changed.add(self._rows.positions(block, rows))
+
+    def applied(self) -> None:
+        """A request has been handled as a whole."""
+        if self._tells_at_once:
+            self._tell()
+
+    def clock_moved(self) -> None:
+        """The minimum clock has moved, and what had to follow from that has been done."""
+        self._tell()
+
+    def reload(self) -> None:
+        """Everything has changed."""
+        self._changed.add(slice(0, self._rows.count))
+        self._tell()
+
+    def _tell(self) -> None:
+        if not self._changed:
+            return
+        changed = self._changed.take()
+        for follower in list(self.followers.values()):
+            follower.mark(changed)
+            if follower.has_news and (waiting := follower.waiting) is not None:
+                follower.waiting = None
+                waiting.succeed(self._changes(follower))
+
+    def next(self, request: NextChanges) -> Changes | Waiting[Changes]:
+        """The changes that a follower has not been sent yet, or a wait for some. One that is not known is a new one."""
+        key = (request.worker, request.subscription)
+        follower = self.followers.get(key)
+        if follower is None:
+            follower = self.followers[key] = _Follower(self._rows.mask(request.rows), request.after)
+        if (earlier := follower.waiting) is not None:
+            follower.waiting = None
+            earlier.fail(
+                OutOfTurn(
+                    f"subscription {request.subscription} of worker {request.worker} to matrix {request.matrix!r}: "
+                    "expected one call for changes at a time, given another while this one waited"
+                )
+            )
+        follower.acknowledge(request.after)
+        if follower.has_news:
+            return self._changes(follower)
+        follower.waiting = Waiting(follower.stop_waiting)
+        return follower.waiting
+
+    def _changes(self, follower: _Follower) -> Changes:
+        taken = follower.take(self._rows, self._reply_bytes)
+        return Changes(follower.number, self.clock, self._rows.read(taken))
+
+
+@final
+class _Follower:
+    """One subscription: what it is to be sent, and what it was sent last."""
+
+    def __init__(self, wanted: npt.NDArray[np.bool_], after: int) -> None:
+        """``after`` is the last reply that the subscriber has, of a shard that was here before; 0: it has none."""
+        self.waiting: Waiting[Changes] | None = None
+        self.number = after
+        """Of the last reply; one that is sent by this shard is not taken for one of another."""
+        self._wanted = wanted
+        self._sent: Positions = np.empty(0, np.intp)
+        """In the last reply, while nobody knows whether it has come."""
+        self._news = Marks(len(wanted))
+        self.acknowledge(0)
+        self._turn = 0
+        """The position that is first in the next reply."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to send."""
+        return bool(self._news)
+
+    def stop_waiting(self) -> None:
+        """Its call was given up; it will ask again, or unsubscribe."""
+        self.waiting = None
+
+    def mark(self, positions: Positions) -> None:
+        """These rows, ascending, have changed."""
+        self._news.add(positions[self._wanted[positions]])
+
+    def acknowledge(self, after: int) -> None:
+        """Reply number ``after`` is the last one that has come; 0: the subscriber knows of nothing."""
+        if after == 0:
+            self._news.add(np.flatnonzero(self._wanted))
+        elif after != self.number:
+            self._news.add(self._sent)
+        self._sent = self._sent[:0]
+
+    def take(self, rows: RowsOfBlocks, limit_bytes: int) -> Positions:
+        """The rows of the next reply, in turns: none is left out where more change all the time than one reply has."""
+        news = self._news.take()
+        cut = int(np.searchsorted(news, self._turn))
+        in_turn = np.concatenate((news[cut:], news[:cut]))
+        size_bytes = np.cumsum(rows.size_bytes(in_turn))
+        count = max(1, int(np.searchsorted(size_bytes, limit_bytes, side="right")))
+        self._turn = int(in_turn[count - 1]) + 1
+        self._news.add(np.sort(in_turn[count:]))
+        self._sent = np.sort(in_turn[:count])
+        self.number += 1
+        return self._sent

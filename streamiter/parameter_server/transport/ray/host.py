@@ -1,0 +1,253 @@
+"""What runs in a shard's actor."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, final
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.clock import SystemClock
+from streamiter.errors import ParameterServerError, ShardLost
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.recovery import ShardSnapshot
+from streamiter.parameter_server.requests import (
+    Create,
+    FailWaiting,
+    Join,
+    Leave,
+    Raise,
+    Reset,
+    RestoreState,
+    TakeState,
+)
+from streamiter.parameter_server.shard import Shard
+from streamiter.parameter_server.snapshots import thawed
+from streamiter.parameter_server.statistics import ShardStatistics
+from streamiter.parameter_server.transport.failures import Failure, error_of, outcome_of
+from streamiter.parameter_server.transport.messages import ClientMessage, ServerMessage
+from streamiter.parameter_server.transport.ray.barriers import NumberedBarriers
+from streamiter.parameter_server.transport.ray.fences import Fences, TakeBetween
+from streamiter.parameter_server.transport.ray.fetched import fetched
+from streamiter.parameter_server.transport.ray.protocol import (
+    Beginning,
+    Describe,
+    GoBack,
+    Restore,
+    client_name,
+)
+from streamiter.parameter_server.transport.shard_sessions import RequestHandler, ShardSessions
+from streamiter.parameter_server.waiting import Waiting
+
+__all__ = ["ShardHost"]
+
+_WITHOUT_PARAMETERS: Final = (Create, Describe, FailWaiting, Join, Leave, Raise, Restore)
+
+
+@final
+class ShardHost:
+    """One shard in a process of its own. An asyncio actor: all of it runs in one event loop.
+
+    Ray starts it again where its process has died, and sends again what it owes an answer to. A host that was
+    started again knows nothing: it keeps everybody waiting until the server has said what to ``begin`` with.
+    """
+
+    def __init__(self, number: int, shards: int, *, takes_snapshots: bool) -> None:
+        self._number = number
+        self._shards = shards
+        self._takes_snapshots = takes_snapshots
+        self._instance = uuid.uuid4().hex
+        self._clock = SystemClock()
+        self._generation = -1
+        self._refusal: str | None = None
+        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._clocks: dict[str, dict[str, int]] = {}
+        """By client: where its worker stood when this generation began."""
+        self._heard_s: dict[str, float] = {}
+        self._snapshot: ShardSnapshot[Any] | None = None
+        self._restored = ""
+        """What was last restored by hand."""
+        self._shard = Shard(number)
+        self._handler = _Handler(self._shard, self._check_has_parameters)
+        self._sessions = ShardSessions(self._handler)
+
+    # -- clients ---------------------------------------------------------------------------------------
+
+    async def deliver(self, message: ClientMessage) -> ServerMessage | GoBack | None:
+        """A message of a client; the answer to it, or None where there is nothing to say."""
+        client, _, generation = message.session
+        while self._generation < generation:
+            await self._changed.wait()
+        if self._generation == generation:
+            self._heard_s[client] = self._clock.monotonic_s()
+            answer = self._sessions.receive(message)
+            if isinstance(answer, Waiting):
+                answer = await answer
+            if self._generation == generation:
+                return answer
+        return GoBack(self._generation, self._clocks.get(client), self._refusal)
+
+    # -- the server ------------------------------------------------------------------------------------
+
+    async def begin(self, beginning: Beginning, state: Mapping[str, Any] | None) -> str:
+        """Drop everything, and begin a generation; gives what ``until_replaced`` wants to know."""
+        if beginning.generation <= self._generation:
+            return self._instance  # The same call again.
+        old = self._sessions
+        self._shard = shard = Shard(self._number)
+        shard.extend(Describe, self._describe)
+        shard.extend(Restore, self._restore)
+        if self._takes_snapshots:
+            shard.extend(Reset, self._reset)
+        if state is not None:
+            shard.restore(state, beginning.workers)
+        for create in beginning.matrices:
+            shard.handle(create)
+        handler: RequestHandler = shard
+        if self._takes_snapshots:
+            handler = NumberedBarriers(shard, self._take_snapshot, beginning.snapshot)
+        self._handler = _Handler(Fences(shard, handler), self._check_has_parameters)
+        self._sessions = ShardSessions(self._handler, generation=beginning.generation)
+        self._note_clocks()
+        self._snapshot = None
+        # Those who have yet to come back are given the time of the timeout to do so.
+        self._heard_s = {client_name(worker): self._clock.monotonic_s() for worker in beginning.workers}
+        self._refusal = beginning.refusal
+        self._generation = beginning.generation
+        old.restart(beginning.generation)  # Wakes those whom it owes an answer.
+        self._tell()
+        return self._instance
+
+    async def until_replaced(self, instance: str) -> None:
+        """Return once this host is not that one: its process has died, and Ray asks its successor. Or once it ends."""
+        if instance == self._instance:
+            await self._ended.wait()
+
+    async def end(self) -> None:
+        """The server is closed: whoever waits here is let go, before Ray ends the process."""
+        self._ended.set()
+        self._refusal = (
+            "parameter server: expected one that is open, given one that was closed; make a new one"
+        )
+        self._sessions.restart(self._generation + 1)
+        self._tell()
+
+    async def next_snapshot(self, generation: int, after: int) -> tuple[ShardSnapshot[None] | None, Any]:
+        """The next snapshot of this generation above ``after``, and its state; None if the generation is over."""
+        while not self._ended.is_set() and self._is_before(generation, after):
+            await self._changed.wait()
+        if self._generation != generation or self._snapshot is None or self._snapshot.number <= after:
+            return None, None
+        taken, self._snapshot = self._snapshot, None
+        return ShardSnapshot(taken.number, taken.workers, taken.matrices, None), taken.state
+
+    def _is_before(self, generation: int, after: int) -> bool:
+        """Whether the next snapshot of that generation is still to come."""
+        return self._generation < generation or (
+            self._generation == generation and (self._snapshot is None or self._snapshot.number <= after)
+        )
+
+    async def present(self) -> tuple[tuple[Create, ...], tuple[int, ...]] | None:
+        """The matrices and the workers there are; None if it has yet to begin."""
+        if self._generation < 0:
+            return None
+        creates = [Create(matrix.matrix, self._shards) for matrix in self._shard.matrices.values()]
+        return tuple(creates), tuple(self._shard.workers)
+
+    async def silent_s(self) -> dict[int, float]:
+        """How long ago each worker was heard of."""
+        now_s = self._clock.monotonic_s()
+        return {
+            worker: now_s - self._heard_s.get(client_name(worker), now_s) for worker in self._shard.workers
+        }
+
+    async def leave(self, worker: int, reason: str) -> None:
+        """A worker is taken for dead."""
+        self._handler.handle(Leave(worker, reason))
+
+    async def statistics(self) -> ShardStatistics:
+        """Where it stands now."""
+        return self._shard.statistics()
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _take_snapshot(self, number: int, state: Any) -> None:
+        self._snapshot = self._snapshot_of(number, state)
+        self._tell()
+
+    def _snapshot_of(self, number: int, state: Any) -> ShardSnapshot[Any]:
+        # Without the first values, which may be as large as the matrix, and are not asked for again.
+        matrices = [replace(matrix.matrix, init=0.0) for matrix in self._shard.matrices.values()]
+        creates = tuple(Create(matrix, self._shards) for matrix in matrices)
+        return ShardSnapshot(number, tuple(self._shard.workers), creates, thawed(state, PlainData()))
+
+    def _restore(self, request: Restore) -> None:
+        if self._takes_snapshots:
+            raise ParameterServerError(
+                "parameter server: expected shards that go back by themselves, as snapshots= has it, given a state to "
+                "restore; make a server without snapshots= to go back by hand"
+            )
+        if request.identity != self._restored:
+            self._shard.handle(RestoreState(request.state, request.workers))
+            self._restored = request.identity
+            self._refusal = None
+
+    def _reset(self, request: Reset) -> None:
+        raise ParameterServerError(
+            "parameter server: expected clocks that only rise where snapshots are taken at clocks, given a reset; make "
+            "the server without snapshots= to start over"
+        )
+
+    def _check_has_parameters(self, request: Any) -> None:
+        """Where they are lost, workers come and go, and nothing is read or changed until a state is restored."""
+        if self._refusal is not None and not isinstance(request, _WITHOUT_PARAMETERS):
+            raise ShardLost(self._refusal)
+
+    def _note_clocks(self) -> None:
+        matrices = self._shard.matrices
+        self._clocks = {
+            client_name(worker): {
+                name: matrix.model.tracker.get_progress(worker) for name, matrix in matrices.items()
+            }
+            for worker in self._shard.workers
+        }
+
+    def _describe(self, request: Describe) -> Matrix | None:
+        found = self._shard.matrices.get(request.matrix)
+        return None if found is None else found.matrix
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+@final
+class _Handler:
+    """A shard whose replies can be sent."""
+
+    def __init__(self, shard: RequestHandler, check: Callable[[Any], None]) -> None:
+        self._shard = shard
+        self._check = check
+
+    def handle(self, request: Any) -> Any:
+        """As the shard does, if ``check`` raises nothing."""
+        self._check(request)
+        reply = self._shard.handle(request)
+        if not isinstance(request, (TakeBetween, TakeState)):
+            return reply
+        if not isinstance(reply, Waiting):
+            return fetched(reply)
+        sent: Waiting[Any] = Waiting(reply.give_up)
+
+        def settle() -> None:
+            outcome = outcome_of(reply.result)
+            if isinstance(outcome, Failure):
+                sent.fail(error_of(outcome))
+            else:
+                sent.succeed(fetched(outcome))
+
+        reply.when_settled(settle)
+        return sent

@@ -1,0 +1,60 @@
+"""The tables of docs/parameter-server.md are complete, and name what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from streamiter import errors
+from streamiter.parameter_server import Matrix, psf
+
+PAGE = (Path(__file__).parents[2] / "docs" / "parameter-server.md").read_text(encoding="utf-8")
+
+BASE_CLASSES = {"PartitionFunction", "UpdateFunction", "GetFunction"}
+FUNCTIONS = sorted(set(psf.__all__) - BASE_CLASSES)
+
+
+def first_cells(heading: str) -> list[str]:
+    """What stands in code in the first column of the tables below a heading."""
+    [section] = re.findall(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    cells = re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
+    return [code for cell in cells for code in re.findall(r"`(.*?)`", cell)]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_each_function_stands_in_one_table_with_its_arguments(name: str) -> None:
+    """A function that nobody finds, or one whose arguments have other names since."""
+    cells = first_cells("Functions where the parameters are")
+    [given] = [cell for cell in cells if cell.startswith(f"{name}(")]
+    fields = [field.name for field in dataclasses.fields(getattr(psf, name)) if field.init]
+    expected = [field for field in fields if field not in ("matrix", "_")]
+    listed = [
+        argument for argument in given.removeprefix(f"{name}(").removesuffix(")").split(", ") if argument
+    ]
+    assert sorted(listed) == sorted(expected)
+
+
+def test_the_tables_name_no_function_that_is_not_there() -> None:
+    """A function was renamed, and its old name stayed."""
+    named = [cell.split("(")[0] for cell in first_cells("Functions where the parameters are") if "(" in cell]
+    assert sorted(named) == FUNCTIONS
+
+
+def test_each_setting_of_a_matrix_stands_in_the_table() -> None:
+    """A setting that is found in the source only."""
+    settings = [field.name for field in dataclasses.fields(Matrix) if field.name != "name"]
+    assert sorted(first_cells("Matrices")) == sorted(settings)
+
+
+def test_each_error_of_the_parameter_server_stands_in_the_table() -> None:
+    """The reader has an error, and the page does not say what to do."""
+    raised = {
+        name
+        for name, error in vars(errors).items()
+        if isinstance(error, type) and issubclass(error, errors.ParameterServerError)
+    }
+    named = {cell for cell in first_cells("When something is wrong") if hasattr(errors, cell)}
+    assert named == raised

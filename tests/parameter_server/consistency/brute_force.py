@@ -1,0 +1,305 @@
+"""What consistency means, written down from its table: every answer is worked out anew from all that has happened.
+
+Nothing counts but the history. Slow, and meant to be read beside the table of the three models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency
+
+Kind = Literal["start", "add", "get", "clock", "join", "raise", "leave", "forget", "merge", "restore"]
+Verdict = Literal["now", "later", "unknown", "out of turn", "known", ""]
+
+MODULUS = 1_000_003
+
+
+def after_add(value: int, number: int) -> int:
+    """A storage of one number; what it holds tells the order in which it was changed."""
+    return (value * 31 + number + 1) % MODULUS
+
+
+def after_move(value: int, clock: int) -> int:
+    """The storage's own step at the end of an iteration."""
+    return (value * 37 + clock) % MODULUS
+
+
+@dataclass(frozen=True)
+class Event:
+    """One call that has reached the shard; its number is its place in the history."""
+
+    kind: Kind
+    worker: int = -1
+    observed: int = -1
+    workers: tuple[int, ...] = ()
+    """Of a start."""
+    to: int = 0
+    """Of a raise: the clock. Of a forget: the number of the get."""
+
+
+class Change(NamedTuple):
+    """What changes the storage: an add, by its number, or the end of an iteration, by the clock it leads to."""
+
+    kind: Literal["add", "move"]
+    number: int
+
+
+@dataclass
+class Move:
+    """The minimum clock became ``clock``; numbers of adds and of gets, in order."""
+
+    clock: int
+    adds: list[int]
+    gets: list[int]
+
+
+@dataclass
+class Outcome:
+    """What a call brings about."""
+
+    verdict: Verdict
+    moves: list[Move] = field(default_factory=list)
+    values: dict[int, int] = field(default_factory=dict)
+    """What is read by each get that is answered, by number, in order."""
+
+
+class BruteForce:
+    """The history of one matrix, and what follows from it."""
+
+    def __init__(self, consistency: Consistency, workers: Sequence[int]) -> None:
+        self.consistency = consistency
+        self.history: list[Event] = []
+        self.verdicts: list[Verdict] = []
+        self._progress: dict[tuple[int, int], int | None] = {}
+        """Answers about the past, which does not change."""
+        self._min_clock: dict[int, int] = {}
+        self.happen(Event("start", workers=tuple(workers)))
+
+    # -- clocks ----------------------------------------------------------------------------------------
+
+    def progress(self, worker: int, when: int | None = None) -> int | None:
+        """How many iterations the worker has finished before event ``when``; None where it takes no part."""
+        end = len(self.history) if when is None else when
+        if (worker, end) not in self._progress:
+            self._progress[worker, end] = self._count_progress(worker, end)
+        return self._progress[worker, end]
+
+    def _count_progress(self, worker: int, end: int) -> int | None:
+        clock: int | None = None
+        for number, event in enumerate(self.history[:end]):
+            if event.kind == "start":
+                clock = 0 if worker in event.workers else None
+            elif event.worker == worker and self.verdicts[number] == "now":
+                if event.kind == "join":
+                    clock = self.min_clock(number)
+                elif event.kind == "leave":
+                    clock = None
+                elif event.kind == "raise" and clock is not None:
+                    clock = max(clock, event.to)
+                elif event.kind == "clock" and clock is not None:
+                    clock += 1
+        return clock
+
+    def min_clock(self, when: int | None = None) -> int:
+        """The least progress; while nobody takes part, what it was."""
+        end = len(self.history) if when is None else when
+        if end not in self._min_clock:
+            self._min_clock[end] = self._find_min_clock(end)
+        return self._min_clock[end]
+
+    def _find_min_clock(self, end: int) -> int:
+        everybody = {worker for event in self.history[:end] for worker in (event.worker, *event.workers)}
+        clocks = [clock for worker in everybody if (clock := self.progress(worker, end)) is not None]
+        if clocks:
+            return min(clocks)
+        if not end or self.history[end - 1].kind == "start":
+            return 0
+        return max(self.min_clock(end - 1), self._end_of_buffered(end), self._furthest(end))
+
+    def _furthest(self, end: int) -> int:
+        """The highest clock of any worker since the start: with the last worker all up to there is complete."""
+        start = max([0, *(number for number in range(end) if self.history[number].kind == "start")])
+        everybody = {event.worker for event in self.history[:end]} | {
+            worker for event in self.history[:end] for worker in event.workers
+        }
+        return max(
+            (self.progress(worker, when) or 0 for worker in everybody for when in range(start + 1, end)),
+            default=0,
+        )
+
+    def _end_of_buffered(self, end: int) -> int:
+        """The clock behind those at which adds were buffered: with the last worker all of them are due."""
+        clocks = [0]
+        for number, event in enumerate(self.history[:end]):
+            if event.kind == "start":
+                clocks = [0]
+            elif event.kind == "add" and self.verdicts[number] == "later":
+                clocks.append((self.progress(event.worker, number) or 0) + 1)
+        return max(clocks)
+
+    def _start(self) -> int:
+        return max(number for number, event in enumerate(self.history) if event.kind == "start")
+
+    # -- the table -------------------------------------------------------------------------------------
+
+    def happen(self, event: Event) -> Outcome:
+        """The next call, and all that follows from it at once."""
+        number = len(self.history)
+        verdict = self._verdict(event)
+        self.history.append(event)
+        self.verdicts.append(verdict)
+        outcome = Outcome(verdict)
+        if event.kind == "start":
+            return outcome
+        if event.kind == "get" and verdict == "now":
+            outcome.values[number] = self.value_read(number, number)
+        for clock in range(self.min_clock(number) + 1, self.min_clock() + 1):
+            move = Move(clock, self._adds_at(clock - 1), self._gets_waiting_for(clock))
+            outcome.moves.append(move)
+            for get in move.gets:
+                outcome.values[get] = self.value_read(get, number, clock)
+        return outcome
+
+    def _verdict(self, event: Event) -> Verdict:
+        if event.kind in ("start", "forget", "restore"):
+            return "now"
+        clock = self.progress(event.worker)
+        if event.kind == "join":
+            return "now" if clock is None else "known"
+        if clock is None:
+            return "unknown"
+        here = self.min_clock()
+        anywhere = max(here, event.observed)
+        match self.consistency, event.kind:
+            case BSP(), "add":
+                return "later" if clock <= anywhere else "out of turn"
+            case BSP(), "clock":
+                return "now" if clock + 1 <= anywhere + 1 else "out of turn"
+            case BSP(), "get":
+                if clock > anywhere + 1:
+                    return "out of turn"
+                return "now" if clock == here else "later"
+            case SSP(staleness), "get":
+                return "later" if clock > here + staleness else "now"
+        return "now"
+
+    # -- what waits ------------------------------------------------------------------------------------
+
+    def _adds_at(self, clock: int) -> list[int]:
+        """Adds that were buffered at this clock, in order; merged ones stand where the first of them stood."""
+        if self.consistency != BSP():
+            return []
+        adds = [
+            number
+            for number in self._numbers("add")
+            if self.verdicts[number] == "later"
+            and self.progress(self.history[number].worker, number) == clock
+        ]
+
+        def place(number: int) -> tuple[int, int]:
+            worker = self.history[number].worker
+            merges = [
+                merge
+                for merge in self._numbers("merge")
+                if merge > number
+                and self.history[merge].worker == worker
+                and self.progress(worker, merge) == clock
+            ]
+            return (
+                min(add for add in adds if self.history[add].worker == worker) if merges else number,
+                number,
+            )
+
+        return sorted(adds, key=place)
+
+    def pending_adds(self, worker: int | None = None) -> list[int]:
+        """Adds that have not been applied, in no particular order."""
+        latest = max(
+            [self.min_clock(), *(self.progress(e.worker, n) or 0 for n, e in enumerate(self.history))]
+        )
+        return [
+            number
+            for clock in range(self.min_clock(), latest + 1)
+            for number in self._adds_at(clock)
+            if worker is None or self.history[number].worker == worker
+        ]
+
+    def wanted(self, get: int) -> int:
+        """The minimum clock that a get waits for."""
+        clock = self.progress(self.history[get].worker, get)
+        assert clock is not None
+        return clock - self.consistency.staleness if isinstance(self.consistency, SSP) else clock
+
+    def _gets_waiting_for(self, clock: int) -> list[int]:
+        restores = self._numbers("restore")
+        forgotten = [self.history[number].to for number in self._numbers("forget")]
+        return [
+            number
+            for number in self._numbers("get")
+            if self.verdicts[number] == "later"
+            and self.wanted(number) == clock
+            and number not in forgotten
+            and not any(restore > number for restore in restores)
+        ]
+
+    def waiting_gets(self) -> list[int]:
+        """Gets that have not been answered, in order of arrival."""
+        latest = max([0, *(self.wanted(n) for n in self._numbers("get") if self.verdicts[n] == "later")])
+        here = self.min_clock()
+        return sorted(n for clock in range(here + 1, latest + 1) for n in self._gets_waiting_for(clock))
+
+    def _numbers(self, kind: Kind) -> list[int]:
+        start = self._start()
+        return [n for n, event in enumerate(self.history) if n >= start and event.kind == kind]
+
+    # -- what is read ----------------------------------------------------------------------------------
+
+    def value_read(self, get: int, when: int, clock: int | None = None) -> int:
+        """What a get reads from a storage of one number; as ``changes_read``."""
+        value = 0
+        for change in self.changes_read(get, when, clock):
+            change_value = after_add if change.kind == "add" else after_move
+            value = change_value(value, change.number)
+        return value
+
+    def changes_read(self, get: int, when: int, clock: int | None = None) -> list[Change]:
+        """What a get sees that is answered in event ``when``, where the minimum clock has become ``clock``."""
+        if (
+            self.consistency == BSP()
+        ):  # whenever it is answered: all adds of the iterations before its own, no other
+            own = self.progress(self.history[get].worker, get)
+            assert own is not None
+            return self._finished(own)
+        return self._arrived(when, clock)
+
+    def changes_applied(self) -> list[Change]:
+        """All that has changed the storage up to now."""
+        if self.consistency == BSP():
+            return self._finished(self.min_clock())
+        return self._arrived(len(self.history) - 1, None)
+
+    def _finished(self, clock: int) -> list[Change]:
+        """Under BSP: what has been done in ``clock`` iterations."""
+        return [
+            change
+            for passed in range(1, clock + 1)
+            for change in (*(Change("add", n) for n in self._adds_at(passed - 1)), Change("move", passed))
+        ]
+
+    def _arrived(self, when: int, clock: int | None) -> list[Change]:
+        """Under ASP and SSP: what has been done in the order of events, of the last one up to a move to ``clock``."""
+        changes = []
+        for number in range(self._start() + 1, when + 1):
+            before, after = self.min_clock(number), self.min_clock(number + 1)
+            if self.history[number].kind == "add" and self.verdicts[number] == "now":
+                changes.append(Change("add", number))
+            if number == when and clock is not None:
+                after = clock
+            changes += [Change("move", passed) for passed in range(before + 1, after + 1)]
+        return changes
+
+
+KINDS = (ASP(), BSP(), SSP(0), SSP(1), SSP(2), SSP(3))

@@ -1,0 +1,302 @@
+"""Clients as coroutines on a real server, one call after the other, beside the brute force."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from parameter_server.consistency.brute_force import BruteForce, Change, Event, Verdict
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.errors import OutOfTurn, ServerReset, UnknownWorker
+from streamiter.parameter_server.client import Client
+from streamiter.parameter_server.consistency import Consistency
+from streamiter.parameter_server.psf.function import UpdateFunction
+from streamiter.parameter_server.server import ParameterServer
+from streamiter.parameter_server.storage.block import Block
+
+ROWS, COLUMNS = 2, 7
+
+ClientKind = Literal["get", "add", "add_get", "clock", "leave", "join", "cancel", "reset", "restore"]
+
+CLIENT_STEPS: tuple[ClientKind, ...] = (
+    *("get",) * 6,
+    *("add",) * 4,
+    *("clock",) * 7,
+    *("add_get", "leave", "join", "cancel", "reset", "restore"),
+)
+
+Numbers = npt.NDArray[np.int64]
+
+
+class ClientStep(NamedTuple):
+    kind: ClientKind
+    worker: int
+
+
+@dataclass(frozen=True)
+class Stir(UpdateFunction):
+    """Ends an iteration; what is added before it does not commute with what is added after it."""
+
+    matrix: str
+
+    def partition_update(self, block: Block, part: Any) -> None:
+        for row in block.rows:
+            values = block.dense_row(row)
+            values[:] = stirred(values)
+
+
+def stirred(values: Numbers) -> Numbers:
+    return (values * 37 + 1) % 1_000_003
+
+
+class Keys(NamedTuple):
+    """What a call is about; follows from its number, so that a history says it all."""
+
+    row: int
+    columns: list[int] | None
+    values: list[int]
+
+    @classmethod
+    def of(cls, number: int) -> Keys:
+        random = Random(number)
+        columns = None if random.random() < 0.3 else random.choices(range(COLUMNS), k=random.randrange(1, 6))
+        width = COLUMNS if columns is None else len(columns)
+        return cls(random.randrange(ROWS), columns, random.choices(range(1, 100), k=width))
+
+
+class ClientRun:
+    """A server with its clients, and what is expected of them."""
+
+    def __init__(
+        self,
+        consistency: Consistency,
+        workers: int,
+        shards: int,
+        block: tuple[int, int] | None,
+        *,
+        read_my_writes: bool,
+    ) -> None:
+        self.consistency = consistency
+        self.shards = shards
+        self.block = block
+        self.read_my_writes = read_my_writes
+        self.server = ParameterServer(shards=shards)
+        self.clients: dict[int, Client] = {}
+        self.expected = BruteForce(consistency, range(workers))
+        self.base = np.zeros((ROWS, COLUMNS), np.int64)
+        """Values at the last reset."""
+        self.tasks: dict[int, asyncio.Task[Any]] = {}
+        """Gets that are waited for, by number."""
+        self.keys: dict[int, Keys] = {}
+        """What they asked for."""
+        self.finished: list[int] = []
+        """In the order in which they were answered."""
+
+    async def start(self) -> None:
+        await self.server.create_matrix(
+            "w",
+            rows=ROWS,
+            columns=COLUMNS,
+            dtype="int64",
+            consistency=self.consistency,
+            block=self.block,
+            on_clock=Stir("w"),
+        )
+        for worker in self.expected.history[0].workers:
+            self._make_client(worker)
+
+    def _make_client(self, worker: int) -> None:
+        self.clients[worker] = self.server.client(worker, read_my_writes=self.read_my_writes)
+
+    async def happen(self, step: ClientStep) -> None:
+        """Make one call, and check all that follows from it."""
+        client = self.clients.get(step.worker)
+        number = len(self.expected.history)
+        keys = Keys.of(number)
+        match step.kind:
+            case "reset":
+                await self._reset()
+            case "restore":
+                await self._restore()
+            case "cancel":
+                await self._cancel(step.worker)
+            case "join":
+                if self.expected.progress(step.worker) is None:
+                    self.expected.happen(Event("join", step.worker))
+                    self._make_client(step.worker)
+            case _ if client is None:
+                pass
+            case "leave":
+                await self._leave(client)
+            case "clock":
+                await self._call(client.clock("w"), Event("clock", step.worker))
+            case "add":
+                adding = client.add("w", row=keys.row, columns=keys.columns, values=keys.values)
+                await self._call(adding, Event("add", step.worker))
+            case "get":
+                await self._call(
+                    client.get("w", row=keys.row, columns=keys.columns), Event("get", step.worker)
+                )
+            case "add_get":
+                call = client.add_get("w", row=keys.row, columns=keys.columns, values=keys.values)
+                await self._call(call, Event("add", step.worker), Event("get", step.worker))
+        self._check_state()
+
+    async def _call(self, call: Any, *events: Event) -> None:
+        """A call that is one event or two; the last one decides whether it waits."""
+        keys, number = Keys.of(len(self.expected.history)), -1
+        for event in events:
+            number = len(self.expected.history)
+            outcome = self.expected.happen(event)
+            if outcome.verdict in ("unknown", "out of turn"):
+                break
+        task = self.tasks[number] = asyncio.ensure_future(call)
+        self.keys[number] = keys
+        task.add_done_callback(lambda task: self.finished.append(number))
+        await turns()
+        kind = self.expected.history[number].kind
+        wanted = "now" if outcome.verdict == "later" and kind != "get" else outcome.verdict
+        assert verdict_of(task) == wanted, f"event {number}, {events}"
+        if kind != "get" or wanted in ("unknown", "out of turn"):
+            del self.tasks[number]
+            self.finished.remove(number)
+        if kind == "clock" and wanted == "now":
+            assert task.result() == self.expected.min_clock()
+        self._check_answers(outcome.values)
+
+    def _check_answers(self, wanted: dict[int, int]) -> None:
+        """Those gets and only those are answered, with what they have to see."""
+        finished, self.finished = self.finished, []
+        if self.shards == 1:  # of several, one may be told later than another
+            assert finished == list(wanted)
+        assert sorted(finished) == sorted(wanted)
+        for get in finished:
+            row, columns, _ = self.keys[get]
+            values = self._values_now(get)[row]
+            np.testing.assert_array_equal(
+                self.tasks.pop(get).result(), values if columns is None else values[columns]
+            )
+
+    async def _leave(self, client: Client) -> None:
+        worker = client.worker
+        waiting = [n for n in self.expected.waiting_gets() if self.expected.history[n].worker == worker]
+        for get in waiting:
+            self.expected.happen(Event("forget", to=get))
+        if self.expected.progress(worker) is None:
+            await client.leave()  # once more: nothing happens
+            return
+        outcome = self.expected.happen(Event("leave", worker))
+        await client.leave()
+        await turns()
+        self._check_failed(waiting, UnknownWorker)
+        self._check_answers(outcome.values)
+
+    async def _cancel(self, which: int) -> None:
+        waiting = self.expected.waiting_gets()
+        if waiting:
+            get = waiting[which % len(waiting)]
+            self.expected.happen(Event("forget", to=get))
+            self.tasks[get].cancel()
+            await turns()
+            assert self.tasks.pop(get).cancelled()
+            self.finished.remove(get)
+
+    async def _reset(self) -> None:
+        waiting, workers = self.expected.waiting_gets(), tuple(self.server.workers)
+        self.base = self._stored(self.expected.changes_applied())
+        await self.server.reset()
+        self.expected.happen(Event("start", workers=workers))
+        await turns()
+        self._check_failed(waiting, ServerReset)
+
+    async def _restore(self) -> None:
+        """Through bytes, into the same server after it has done something else."""
+        waiting = self.expected.waiting_gets()
+        plain = PlainData()
+        state = plain.decode(plain.encode(await self.server.snapshot()))
+        self.expected.happen(Event("restore"))
+        await self.server.restore(state)
+        await turns()
+        self._check_failed(waiting, ServerReset)
+
+    def _check_failed(self, waiting: Sequence[int], error: type[Exception]) -> None:
+        for get in waiting:
+            assert isinstance(self.tasks.pop(get).exception(), error)
+            self.finished.remove(get)
+
+    def _values_now(self, get: int) -> Numbers:
+        """What a get has to see that has been answered just now."""
+        when = len(self.expected.history) - 1
+        values = self._stored(
+            self.expected.changes_read(get, when, self.expected.wanted(get) if get != when else None)
+        )
+        if self.read_my_writes:
+            for number in self.expected.pending_adds(self.expected.history[get].worker):
+                self._add(number, values)
+        return values
+
+    def _stored(self, changes: Sequence[Change]) -> Numbers:
+        values = self.base.copy()
+        for kind, number in changes:
+            if kind == "add":
+                self._add(number, values)
+            else:
+                values = stirred(values)
+        return values
+
+    @staticmethod
+    def _add(number: int, values: Numbers) -> None:
+        row, columns, given = Keys.of(number)
+        np.add.at(values[row], slice(None) if columns is None else columns, np.array(given))
+
+    def _check_state(self) -> None:
+        waiting = len(self.expected.waiting_gets())
+        assert len(self.tasks) == waiting
+        for shard in self.server.statistics().shards:
+            for matrix in shard.matrices:
+                assert matrix.minimum_clock == self.expected.min_clock()
+                assert matrix.waiting <= waiting
+
+
+def verdict_of(task: asyncio.Task[Any]) -> Verdict:
+    """What came of a call so far."""
+    if not task.done():
+        return "later"
+    match task.exception():
+        case None:
+            return "now"
+        case UnknownWorker():
+            return "unknown"
+        case OutOfTurn():
+            return "out of turn"
+        case error:
+            raise error
+
+
+async def turns(count: int = 6) -> None:
+    """Let all that can go on go on: no call needs more turns of the event loop than these."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def play(run: ClientRun, steps: Sequence[ClientStep]) -> None:
+    """Make these calls, one after the other, and check each; raises what differs."""
+    await run.start()
+    try:
+        for step in steps:
+            await run.happen(step)
+    finally:
+        await run.server.close()
+        for task in run.tasks.values():
+            task.cancel()
+        await asyncio.gather(*run.tasks.values(), return_exceptions=True)
+
+
+def random_client_steps(random: Random, workers: int, count: int = 50) -> list[ClientStep]:
+    return [ClientStep(random.choice(CLIENT_STEPS), random.randrange(workers)) for _ in range(count)]

@@ -1,0 +1,355 @@
+"""The table of ASP, BSP and SSP, cell by cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamiter.errors import InternalError, OutOfTurn, UnknownWorker
+from streamiter.parameter_server.consistency import (
+    ASP,
+    BSP,
+    SSP,
+    Consistency,
+    ConsistencyModel,
+    Released,
+    model_of,
+)
+
+Model = ConsistencyModel[str, str]
+ALL = [ASP(), BSP(), SSP(0), SSP(2)]
+
+
+def model_at(consistency: Consistency, clocks: dict[int, int]) -> Model:
+    """A model whose workers have finished so many iterations."""
+    model: Model = model_of(consistency, clocks, name="matrix 'w'")
+    for worker, clock in clocks.items():
+        for _ in range(clock):
+            model.tracker.advance_and_get_changed_min_clock(worker)
+    return model
+
+
+# -- all three -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consistency", ALL, ids=repr)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model.add(9, "a"),
+        lambda model: model.get(9, "g"),
+        lambda model: model.clock(9),
+        lambda model: model.leave(9),
+        lambda model: model.raise_worker(9, 3),
+        lambda model: model.count_pending(9),
+        lambda model: model.merge_pending(9, lambda adds: adds),
+    ],
+    ids=["add", "get", "clock", "leave", "raise_worker", "count_pending", "merge_pending"],
+)
+def test_an_unknown_worker_is_an_error_everywhere(consistency: Consistency, call: Any) -> None:
+    """Adds of a worker that nobody waits for: the model changes, and no clock ever accounts for it."""
+    model = model_at(consistency, {3: 1, 4: 0})
+    with pytest.raises(UnknownWorker, match=r"^matrix 'w': worker 9 takes no part: expected one of 3, 4;"):
+        call(model)
+    assert model.waiting_gets == 0
+    assert list(model.pending_adds()) == []
+
+
+@pytest.mark.parametrize("consistency", ALL, ids=repr)
+def test_every_clock_of_a_single_worker_finishes_an_iteration(consistency: Consistency) -> None:
+    """A single worker waits for nobody, and its shard steps with each of its clocks."""
+    model = model_at(consistency, {5: 0})
+    for clock in range(1, 4):
+        assert model.get(5, "g")
+        added_now = model.add(5, f"a{clock}")
+        adds = [] if added_now else [f"a{clock}"]
+        assert model.clock(5) == [Released(clock, adds, [])]
+
+
+@pytest.mark.parametrize("consistency", ALL, ids=repr)
+def test_a_worker_joins_where_the_slowest_is(consistency: Consistency) -> None:
+    """A worker that comes later is in turn at once, and waited for from then on."""
+    model = model_at(consistency, {0: 3, 1: 2})
+    assert model.join(7) == 2
+    assert model.get(7, "g")
+    model.add(7, "a")
+    assert model.clock(1) == []
+    assert [move.clock for move in model.clock(7)] == [3]
+
+
+def test_what_is_no_consistency_has_no_model() -> None:
+    """A fourth consistency that nobody wrote a model for must not be taken for one of the three."""
+    with pytest.raises(
+        InternalError, match=r"expected ASP\(\), BSP\(\) or SSP\(staleness=…\), given Consistency\(\)"
+    ):
+        model_of(Consistency(), [0])
+
+
+# -- ASP -----------------------------------------------------------------------------------------------
+
+
+def test_asp_applies_and_answers_at_once_however_far_ahead() -> None:
+    """The slowest of many machines must not slow down a run that does not ask for it."""
+    model = model_at(ASP(), {0: 100, 1: 0})
+    assert model.add(0, "a")
+    assert model.get(0, "g")
+    assert model.clock(0) == []
+    assert model.tracker.get_progress(0) == 101
+
+
+# -- BSP -----------------------------------------------------------------------------------------------
+
+
+def test_bsp_keeps_adds_until_all_have_clocked() -> None:
+    """An add that is seen by others within its iteration makes the result depend on who was faster."""
+    model = model_at(BSP(), {0: 0, 1: 0})
+    assert not model.add(1, "b")
+    assert not model.add(0, "a")
+    assert list(model.pending_adds()) == ["b", "a"]
+    assert list(model.pending_adds(0)) == ["a"]
+    assert model.get(0, "g")
+    assert model.clock(0) == []
+    assert model.clock(1) == [Released(1, ["b", "a"], [])]
+    assert list(model.pending_adds()) == []
+
+
+def test_bsp_answers_at_the_minimum_and_parks_one_ahead() -> None:
+    """The get after a clock belongs to the next iteration: it has to see what all have added in this one."""
+    model = model_at(BSP(), {0: 1, 1: 0, 2: 1})
+    assert model.get(1, "slow")
+    assert not model.get(2, "first")
+    assert not model.get(0, "second")
+    assert model.waiting_gets == 2
+    model.add(1, "last add")
+    assert model.clock(1) == [Released(1, ["last add"], ["first", "second"])]
+    assert model.waiting_gets == 0
+
+
+def test_bsp_refuses_an_add_of_a_worker_that_is_ahead() -> None:
+    """Dropped in silence, the gradient is lost; buffered, it lands in an iteration whose weights it has not seen."""
+    model = model_at(BSP(), {3: 2, 4: 1})
+    with pytest.raises(OutOfTurn) as error:
+        model.add(3, "a")
+    assert str(error.value) == (
+        "matrix 'w': an add of worker 3 is out of turn under BSP: expected it at clock 1, given clock 2, while the "
+        "minimum clock is 1; await a get after each clock, it waits for the others"
+    )
+    assert list(model.pending_adds()) == []
+
+
+def test_bsp_refuses_a_second_clock_ahead_of_the_others() -> None:
+    """Two iterations ahead, the buffers of two iterations would mix."""
+    model = model_at(BSP(), {3: 1, 4: 0})
+    with pytest.raises(
+        OutOfTurn, match="a clock of worker 3 is out of turn under BSP: expected it at clock 0, given clock 1"
+    ):
+        model.clock(3)
+    assert model.tracker.get_progress(3) == 1
+
+
+def test_bsp_refuses_a_get_more_than_one_ahead() -> None:
+    """It cannot happen by clocks alone, only by a worker that was raised; it would wait for what nobody adds yet."""
+    model = model_at(BSP(), {3: 2, 4: 0})
+    with pytest.raises(
+        OutOfTurn, match="a get of worker 3 is out of turn under BSP: expected it at at most clock 1, given"
+    ):
+        model.get(3, "g")
+    assert model.waiting_gets == 0
+
+
+def test_bsp_takes_what_was_in_turn_on_another_shard_at_its_own_clock() -> None:
+    """A clock that comes late here must neither refuse the call nor put its add into the iteration before."""
+    model = model_at(BSP(), {0: 1, 1: 0})
+    model.add(1, "of clock 0")
+    assert not model.get(0, "g of clock 1", 1)
+    assert not model.add(0, "of clock 1", 1)
+    assert model.clock(0, 1) == []
+    assert not model.get(0, "g of clock 2", 1)
+    assert model.clock(1) == [Released(1, ["of clock 0"], ["g of clock 1"])]
+    assert model.clock(1, 1) == [Released(2, ["of clock 1"], ["g of clock 2"])]
+
+
+def test_bsp_keeps_the_adds_of_a_worker_that_leaves() -> None:
+    """It did that work; whether it lived to the end of the iteration must not change the sum."""
+    model = model_at(BSP(), {0: 0, 1: 0})
+    model.add(0, "a")
+    model.add(1, "b")
+    assert model.clock(1) == []
+    assert not model.get(1, "g")
+    assert model.leave(0) == [Released(1, ["a", "b"], ["g"])]
+
+
+def test_bsp_applies_what_is_left_when_the_last_worker_leaves() -> None:
+    """The last gradients of a training, added by workers that left without one to clock behind them, were nowhere."""
+    model = model_at(BSP(), {0: 0, 1: 0})
+    model.add(0, "a")
+    model.clock(0)
+    assert model.leave(0) == []
+    model.add(1, "b")
+    assert model.leave(1) == [Released(1, ["a", "b"], [])]
+    assert model.join(2) == 1
+
+
+def test_bsp_sums_up_what_one_worker_has_added_in_this_iteration() -> None:
+    """Many small adds in one iteration would take memory without bound; an iteration apart is not summed up with it."""
+    model = model_at(BSP(), {0: 0, 1: 0})
+    model.add(0, "a")
+    model.clock(0)
+    for add in ("b", "c", "d"):
+        model.add(0, add, 1)
+        model.add(1, add.upper(), 1)
+    assert (model.count_pending(0), model.count_pending(1)) == (3, 3)
+    model.merge_pending(0, lambda adds: ["+".join(adds)])
+    assert list(model.pending_adds(0)) == ["a", "b+c+d"]
+    assert model.count_pending(0) == 1
+    assert list(model.pending_adds()) == ["a", "b+c+d", "B", "C", "D"]
+    assert model.clock(1) == [Released(1, ["a", "B", "C", "D"], [])]
+
+
+def test_bsp_merges_nothing_where_nothing_is() -> None:
+    """Summing up nothing has no shape to give."""
+    model = model_at(BSP(), {0: 0})
+    model.merge_pending(0, lambda adds: pytest.fail("there is nothing to merge"))
+
+
+@pytest.mark.parametrize("merged", [[], ["a", "b", "c"]])
+def test_bsp_refuses_a_merge_that_loses_or_invents_adds(merged: list[str]) -> None:
+    """A sum that was lost on the way would go unnoticed until the model is wrong."""
+    model = model_at(BSP(), {0: 0})
+    model.add(0, "a")
+    model.add(0, "b")
+    with pytest.raises(
+        InternalError, match=f"adds of worker 0 at clock 0: expected 1 to 2, given {len(merged)}"
+    ):
+        model.merge_pending(0, lambda adds: merged)
+    assert list(model.pending_adds()) == ["a", "b"]
+
+
+def test_bsp_restores_the_adds_that_waited() -> None:
+    """A shard that comes back without them has lost the iteration's work of all workers."""
+    model = model_at(BSP(), {0: 1, 1: 0})
+    model.add(1, "b")
+    model.add(0, "a", 1)
+    model.get(0, "g", 1)
+    restored = model_at(BSP(), {8: 0})
+    restored.add(8, "of before")
+    restored.get(8, "at once")
+
+    assert restored.restore(model.snapshot()) == []
+
+    assert restored.waiting_gets == 0
+    assert restored.clock(1) == [Released(1, ["b"], [])]
+    assert restored.clock(0) == []
+    assert restored.clock(1) == [Released(2, ["a"], [])]
+
+
+def test_bsp_applies_adds_of_a_clock_that_was_passed_without_them_with_the_next_move() -> None:
+    """Workers left in another order on the shard whose clocks were saved for this one: nothing is lost."""
+    model = model_at(BSP(), {})
+    model.restore(
+        {"tracker": {"progress": {1: 5}, "min_clock": 5, "highest": 5}, "adds": [(3, 0, "late"), (5, 1, "a")]}
+    )
+    assert model.clock(1) == [Released(6, ["late", "a"], [])]
+
+
+# -- SSP -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_ssp_answers_up_to_its_bound_and_parks_beyond(staleness: int) -> None:
+    """Equal to the bound is allowed; parked there, all workers of one speed would wait for each other."""
+    model = model_at(SSP(staleness), {0: staleness, 1: 0})
+    assert model.get(0, "at the bound")
+    model.clock(0)
+    assert not model.get(0, "beyond")
+    assert model.clock(1) == [Released(1, [], ["beyond"])]
+
+
+def test_ssp_never_blocks_an_add() -> None:
+    """Adds of a fast worker are for the others to see; only what it reads may be too old."""
+    model = model_at(SSP(1), {0: 50, 1: 0})
+    assert model.add(0, "a")
+    assert model.clock(0) == []
+
+
+def test_ssp_answers_each_clock_what_was_parked_under_it_in_order_of_arrival() -> None:
+    """Answered with the wrong clock, a get sees too little; in another order, one that waits may starve."""
+    model = model_at(SSP(1), {0: 3, 1: 2, 2: 3, 3: 0})
+    for worker in (2, 1, 0):
+        assert not model.get(worker, f"g{worker}")
+    assert model.clock(3) == [Released(1, [], ["g1"])]
+    assert model.clock(3) == [Released(2, [], ["g2", "g0"])]
+
+
+def test_ssp_0_reads_like_bsp_and_adds_at_once() -> None:
+    """The two differ in when adds are seen, not in who waits."""
+    model = model_at(SSP(0), {0: 1, 1: 0})
+    assert model.add(0, "a")
+    assert not model.get(0, "g")
+    assert model.get(1, "g")
+    assert model.clock(1) == [Released(1, [], ["g"])]
+
+
+def test_ssp_does_not_answer_by_what_was_observed_elsewhere() -> None:
+    """Another shard has heard the slowest worker's clock; its adds to this one may still be on their way."""
+    model = model_at(SSP(0), {0: 1, 1: 0})
+    assert not model.get(0, "g", 1)
+
+
+@pytest.mark.parametrize("leave", [True, False], ids=["leave", "raise"])
+def test_a_move_by_several_clocks_releases_them_one_by_one(leave: bool) -> None:
+    """What waits for a clock that is passed over in one step would wait for ever."""
+    model = model_at(SSP(1), {0: 2, 1: 3, 2: 0})
+    assert not model.get(1, "wants 2")
+    assert not model.get(0, "wants 1")
+    released = model.leave(2) if leave else model.raise_worker(2, 2)
+    assert released == [Released(1, [], ["wants 1"]), Released(2, [], ["wants 2"])]
+    assert model.waiting_gets == 0
+
+
+# -- what ends a wait otherwise ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(0)], ids=repr)
+def test_a_get_that_nobody_waits_for_is_not_released(consistency: Consistency) -> None:
+    """A cancelled get answered all the same: memory is read, and the answer goes to nobody."""
+    model = model_at(consistency, {0: 1, 1: 0, 2: 1})
+    model.get(0, "g0")
+    model.get(2, "g2")
+    model.get(0, "g0 again")
+    assert model.gets_of(0) == ["g0", "g0 again"]
+    model.forget("g0")
+    model.forget("g0")
+    model.forget("never seen")
+    assert model.waiting_gets == 2
+    assert [move.gets for move in model.clock(1)] == [["g2", "g0 again"]]
+
+
+@pytest.mark.parametrize("consistency", ALL, ids=repr)
+def test_a_reset_gives_back_all_that_waits_and_starts_over(consistency: Consistency) -> None:
+    """Requests that are parked across a reset and kept would hang for ever, or be answered from another run."""
+    model = model_at(consistency, {0: 0, 1: 0})
+    model.add(1, "b")
+    model.add(0, "a")
+    buffered = list(model.pending_adds())
+    for _ in range(3):
+        model.tracker.advance_and_get_changed_min_clock(0)
+    waiting = [] if model.get(0, "g", 2) else ["g"]
+
+    assert model.reset([1, 2]) == (buffered, waiting)
+
+    assert model.tracker.workers == (1, 2)
+    assert model.tracker.get_min_clock() == 0
+    assert (model.waiting_gets, list(model.pending_adds())) == (0, [])
+    assert model.clock(1) == []
+    assert model.clock(2) == [Released(1, [], [])]
+
+
+def test_a_restore_gives_back_the_gets_that_wait() -> None:
+    """The worker that asked has to be told; its get is not part of the state that is gone back to."""
+    model = model_at(SSP(0), {0: 1, 1: 0})
+    state = model.snapshot()
+    model.get(0, "g")
+    assert model.restore(state) == ["g"]
+    assert model.clock(1) == [Released(1, [], [])]

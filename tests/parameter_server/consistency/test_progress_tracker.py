@@ -1,0 +1,245 @@
+"""The clocks of workers and their minimum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.errors import ParameterServerError, UnknownWorker
+from streamiter.parameter_server.consistency import ProgressTracker
+
+
+def advance(tracker: ProgressTracker, *workers: int) -> list[int]:
+    return [tracker.advance_and_get_changed_min_clock(worker) for worker in workers]
+
+
+def test_the_minimum_moves_only_with_the_last_of_the_slowest() -> None:
+    """Told of a move by each of the slowest, a shard would release gets before the others have added."""
+    tracker = ProgressTracker([2, 7])
+    assert advance(tracker, 2, 7, 7, 7, 2) == [-1, 1, -1, -1, 2]
+    assert (tracker.get_progress(2), tracker.get_progress(7), tracker.get_min_clock()) == (2, 3, 2)
+
+
+def test_all_begin_at_zero_and_nobody_is_the_unique_minimum() -> None:
+    """Two workers at the same clock, and one of them taken for the slowest: the minimum is one too high."""
+    tracker = ProgressTracker()
+    tracker.init([3, 1, 2])
+    assert tracker.workers == (3, 1, 2)
+    assert tracker.num_workers == 3
+    assert [tracker.get_progress(worker) for worker in (1, 2, 3)] == [0, 0, 0]
+    assert tracker.get_min_clock() == 0
+    assert not any(tracker.is_unique_min(worker) for worker in (1, 2, 3))
+
+
+def test_the_unique_minimum_is_the_one_that_is_left_behind() -> None:
+    """A worker ahead, alone at its clock, is not the one everybody waits for."""
+    tracker = ProgressTracker([1, 2, 3])
+    advance(tracker, 1, 3, 3)
+    assert [tracker.is_unique_min(worker) for worker in (1, 2, 3)] == [False, True, False]
+
+
+def test_each_clock_of_a_single_worker_moves_the_minimum() -> None:
+    """A run with one worker must not wait for anybody."""
+    assert advance(ProgressTracker([0]), 0, 0, 0) == [1, 2, 3]
+
+
+def test_init_once_more_starts_over() -> None:
+    """Clocks of an earlier run would hold the workers of the next one back, or let them run ahead."""
+    tracker = ProgressTracker([1, 2])
+    advance(tracker, 1, 2, 2)
+    tracker.init([2, 5])
+    assert tracker.workers == (2, 5)
+    assert (tracker.get_progress(2), tracker.get_progress(5), tracker.get_min_clock()) == (0, 0, 0)
+    assert advance(tracker, 2, 5) == [-1, 1]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ProgressTracker.check_worker_valid,
+        ProgressTracker.get_progress,
+        ProgressTracker.is_unique_min,
+        ProgressTracker.advance_and_get_changed_min_clock,
+        ProgressTracker.leave,
+        lambda tracker, worker: tracker.raise_to(worker, 3),
+    ],
+    ids=["check_worker_valid", "get_progress", "is_unique_min", "advance", "leave", "raise_to"],
+)
+def test_an_unknown_worker_is_an_error_that_names_the_known_ones(
+    call: Callable[[ProgressTracker, int], object],
+) -> None:
+    """A worker that was never registered, made at its first call, would hold everybody at clock 0."""
+    tracker = ProgressTracker([2, 7], name="matrix 'w'")
+    advance(tracker, 2)
+    before = tracker.snapshot()
+    with pytest.raises(UnknownWorker) as error:
+        call(tracker, 9)
+    assert str(error.value) == (
+        "matrix 'w': worker 9 takes no part: expected one of 2, 7; make a client for it first"
+    )
+    assert tracker.snapshot() == before
+
+
+def test_an_error_names_only_the_first_of_many_workers() -> None:
+    """A message with ten thousand numbers hides what it says."""
+    with pytest.raises(
+        UnknownWorker, match=r"^worker -1 takes no part: expected one of 0, 1, 2, 3, 4 and 995 more;"
+    ):
+        ProgressTracker(range(1000)).get_progress(-1)
+
+
+def test_without_workers_an_error_says_that_nobody_has_joined() -> None:
+    """An empty list of what was expected reads like a broken message."""
+    with pytest.raises(
+        UnknownWorker, match="worker 0 takes no part: expected nobody: none has joined; make a client"
+    ):
+        ProgressTracker().get_progress(0)
+
+
+def test_a_worker_joins_at_the_minimum_clock() -> None:
+    """At 0 it would take the minimum back; at the highest, others would not wait for it."""
+    tracker = ProgressTracker([1, 2])
+    advance(tracker, 1, 2, 1, 1)
+    assert tracker.join(5) == 1
+    assert tracker.get_progress(5) == tracker.get_min_clock() == 1
+    assert advance(tracker, 2, 5) == [-1, 2]
+
+
+def test_a_worker_may_join_above_the_minimum() -> None:
+    """A worker that goes on where another shard has it already must not be asked to do its iterations again."""
+    tracker = ProgressTracker([1])
+    assert tracker.join(2, at=3) == 3
+    assert advance(tracker, 1, 1, 1, 1) == [1, 2, 3, -1]
+    assert tracker.get_min_clock() == 3
+
+
+def test_a_worker_that_joins_below_the_minimum_is_refused() -> None:
+    """The minimum would go back, and what was released with it would be released twice."""
+    tracker = ProgressTracker([1])
+    advance(tracker, 1, 1)
+    with pytest.raises(
+        ParameterServerError, match="worker 2 joins: expected the minimum clock, 2, or a higher one, given 1"
+    ):
+        tracker.join(2, at=1)
+    assert tracker.workers == (1,)
+
+
+def test_a_worker_that_takes_part_already_cannot_join() -> None:
+    """Two clients with one number: each would move the clock of the other."""
+    tracker = ProgressTracker([1, 2], name="matrix 'w'")
+    advance(tracker, 1)
+    with pytest.raises(ParameterServerError) as error:
+        tracker.join(1)
+    assert str(error.value) == (
+        "matrix 'w': expected a worker that takes no part yet, given 1, which does, at clock 1; give every worker a "
+        "number of its own, or let it leave first"
+    )
+    assert tracker.get_progress(1) == 1
+
+
+def test_leaving_raises_the_minimum_by_as_many_clocks_as_it_held_it_back() -> None:
+    """A crashed worker that counts on: everybody waits for it for ever."""
+    tracker = ProgressTracker([1, 2, 3])
+    advance(tracker, 1, 1, 1, 2, 2, 2, 2)
+    assert tracker.leave(3) == 3
+    assert tracker.leave(2) == -1
+    assert tracker.workers == (1,)
+
+
+def test_leaving_beside_another_at_the_same_clock_moves_nothing() -> None:
+    """One of two slowest goes; the other still has its iteration to do."""
+    tracker = ProgressTracker([1, 2, 3])
+    advance(tracker, 3)
+    assert tracker.leave(1) == -1
+    assert tracker.get_min_clock() == 0
+
+
+def test_the_minimum_stays_when_the_last_worker_leaves_and_another_joins() -> None:
+    """All workers are restarted one after the other: back at 0, the new ones would train as if nothing had been."""
+    tracker = ProgressTracker([1, 2])
+    advance(tracker, 1, 2, 1, 2)
+    assert [tracker.leave(1), tracker.leave(2)] == [-1, -1]
+    assert tracker.get_min_clock() == 2
+    assert tracker.join(1) == 2
+    assert advance(tracker, 1) == [3]
+
+
+def test_the_first_worker_that_joins_higher_up_brings_the_minimum_with_it() -> None:
+    """Nobody is left at the old minimum, so nobody would ever move it."""
+    tracker = ProgressTracker()
+    assert tracker.join(1, at=4) == 4
+    assert tracker.get_min_clock() == 4
+
+
+def test_raising_a_worker_can_raise_the_minimum() -> None:
+    """The second step of joining: the worker held this shard's minimum until all shards had it."""
+    tracker = ProgressTracker([1])
+    advance(tracker, 1, 1)
+    tracker.join(2)
+    advance(tracker, 1, 1, 1)
+    assert tracker.raise_to(2, 4) == 4
+    assert tracker.get_progress(2) == 4
+
+
+def test_raising_a_worker_to_where_it_is_or_was_changes_nothing() -> None:
+    """The message came twice, and the worker has gone on since: set back, it would do iterations again."""
+    tracker = ProgressTracker([1])
+    advance(tracker, 1, 1)
+    assert [tracker.raise_to(1, 2), tracker.raise_to(1, 0)] == [-1, -1]
+    assert tracker.get_progress(1) == 2
+
+
+def test_a_snapshot_goes_on_where_it_was_taken() -> None:
+    """A restored shard with other clocks than its workers lets them run ahead or waits for ever."""
+    tracker = ProgressTracker([4, 2])
+    advance(tracker, 4, 2, 2)
+    plain = PlainData()
+    state = plain.decode(plain.encode(tracker.snapshot()))
+    advance(tracker, 2)
+    tracker.leave(4)
+
+    restored = ProgressTracker([9])
+    restored.restore(state)
+
+    assert restored.workers == (4, 2)
+    assert (restored.get_progress(4), restored.get_progress(2), restored.get_min_clock()) == (1, 2, 1)
+    assert advance(restored, 4) == [2]
+
+
+def test_a_snapshot_without_workers_keeps_the_minimum() -> None:
+    """The server was saved between two runs; the next must not begin below the last."""
+    tracker = ProgressTracker([1])
+    advance(tracker, 1, 1)
+    tracker.leave(1)
+    restored = ProgressTracker()
+    restored.restore(tracker.snapshot())
+    assert restored.join(2) == 2
+
+
+def test_many_workers_that_come_go_and_clock_are_counted_as_a_scan_would() -> None:
+    """Workers are counted by clock; a count that is off by one shows only after many steps."""
+    random = Random(1)
+    tracker, clocks, least = ProgressTracker(range(50)), dict.fromkeys(range(50), 0), 0
+    for _ in range(5000):
+        worker = (
+            random.choice(list(clocks)) if random.random() < 0.5 else min(clocks, key=lambda w: clocks[w])
+        )
+        what = random.random()
+        if what < 0.94:
+            moved, clocks[worker] = tracker.advance_and_get_changed_min_clock(worker), clocks[worker] + 1
+        elif what < 0.96 and len(clocks) > 1:
+            moved = tracker.leave(worker)
+            del clocks[worker]
+        elif what < 0.98:
+            to = random.randrange(least, least + 5)
+            moved, clocks[worker] = tracker.raise_to(worker, to), max(clocks[worker], to)
+        else:
+            newcomer, moved = max(clocks) + 1, -1
+            clocks[newcomer] = tracker.join(newcomer)
+        before, least = least, min(clocks.values())
+        assert moved == (least if least > before else -1)
+        assert tracker.get_min_clock() == least
+    assert least > 5

@@ -1,0 +1,158 @@
+"""Flows whose steps count records on a parameter server, so that a record that counts twice, or not at all, is seen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter import Checkpoints, Flow, Operator
+from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.errors import CheckpointError
+from streamiter.operators import Context, Output
+from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.parameter_server import BSP, ParameterServer, psf
+from streamiter.parameter_server.consistency.settings import Consistency
+from streamiter.runtime.job import Job
+from streamiter.runtime.statistics import JobStatistics
+
+__all__ = [
+    "MATRIX",
+    "PATIENCE_S",
+    "RECORDS",
+    "Counts",
+    "Dealt",
+    "Make",
+    "checkpoints",
+    "count_of_each",
+    "counting_flow",
+    "cut_off_again_and_again",
+    "ended",
+    "handled",
+    "until",
+]
+
+MATRIX = "counts"
+RECORDS = 24
+PATIENCE_S = 20.0
+RARELY_S = 1000.0
+
+
+class Dealt(Source):
+    """Each subtask brings every n-th number below ``count``, one at a time; ``positions`` are a subtask's own."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def open(self, context: Context, positions: Positions | None) -> None:
+        self._step = context.parallelism
+        self._label = f"next of {context.subtask_index}"
+        self._next = (positions or {}).get(self._label, context.subtask_index)
+
+    async def read(self) -> SourceBatch | None:
+        await asyncio.sleep(0)  # Others get a turn, so that a barrier can come between any two records.
+        if self._next >= self._count:
+            return None
+        number, self._next = self._next, self._next + self._step
+        return SourceBatch([number], {self._label: self._next})
+
+
+class Counts(Operator):
+    """Adds 1 to the column of each record, a number, and goes on to the next clock."""
+
+    def __init__(self, consistency: Consistency, *, columns: int = RECORDS, **settings: Any) -> None:
+        self._settings = {"rows": 1, "columns": columns, "consistency": consistency, **settings}
+
+    async def open(self, context: Context) -> None:
+        self.client = context.parameter_server
+        await self.client.create_matrix(MATRIX, **self._settings)
+
+    async def process(self, record: int, out: Output) -> None:
+        await self.client.get(MATRIX, row=0, columns=[record])
+        await self.client.add(MATRIX, row=0, columns=[record], values=[1.0])
+        await self.client.clock(MATRIX)
+        out.emit((self.client.worker, record))
+
+
+Make = Callable[[], tuple[Flow, ParameterServer]]
+
+
+def counting_flow(
+    operator: Callable[[], Operator] | None = None,
+    *,
+    server: ParameterServer | None = None,
+    consistency: Consistency | None = None,
+    workers: int = 2,
+    sources: int = 2,
+    shards: int = 2,
+    records: int = RECORDS,
+    **settings: Any,
+) -> tuple[Flow, ParameterServer]:
+    """Numbers, dealt to workers that count them; and the server where they are counted."""
+    server = server or ParameterServer(shards=shards)
+    flow = Flow("counting")
+    numbers = flow.from_source(lambda: Dealt(records), name="numbers", parallelism=sources).rebalance()
+    make = operator or functools.partial(Counts, consistency or BSP(), columns=records, **settings)
+    numbers.process(make, name="count", parallelism=workers, parameter_server=server).collect(name="results")
+    return flow, server
+
+
+async def count_of_each(server: ParameterServer) -> list[float]:
+    """How often each record has counted."""
+    row: npt.NDArray[np.float64] = await server.aggregate(psf.Pull(MATRIX, row=0))
+    return [float(count) for count in row]
+
+
+def checkpoints(store: MemoryStore, **options: Any) -> Checkpoints:
+    """Taken when asked for, and at the end."""
+    return Checkpoints(store.another(), **{"interval_s": RARELY_S, **options})
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when it holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def handled(job: Job, count: int, step: str = "count") -> None:
+    """Return when a step has begun with so many records."""
+    await until(lambda: job.statistics().step(step).records_in >= count)
+
+
+async def ended(job: Job) -> JobStatistics:
+    """Its end."""
+    async with asyncio.timeout(PATIENCE_S):
+        return await job.wait()
+
+
+async def cut_off_again_and_again(makes: Sequence[Make], *, turns: int) -> ParameterServer:
+    """Run flows one after the other to the end, each from the checkpoint that the one before was cut off behind.
+
+    ``turns`` of the event loop lie between a checkpoint and what comes next: another checkpoint, a suspension or a cut.
+    """
+    store = MemoryStore()
+    for number, make in enumerate(makes):
+        flow, server = make()
+        job = await flow.start(checkpoints=checkpoints(store))
+        if number == len(makes) - 1:
+            break
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(CheckpointError):  # It has ended.
+                for _ in range(2):
+                    await _some_turns(turns)
+                    await job.checkpoint()
+                await _some_turns(turns)
+            await job.stop("suspend" if number % 2 else "abort")
+    assert (await ended(job)).state == "finished"
+    return server
+
+
+async def _some_turns(turns: int) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)

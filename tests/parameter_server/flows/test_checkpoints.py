@@ -1,0 +1,361 @@
+"""A server in the checkpoints of a flow: whatever is cut off, each record counts once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from parameter_server.flows.counting import (
+    MATRIX,
+    PATIENCE_S,
+    RECORDS,
+    Counts,
+    Dealt,
+    checkpoints,
+    count_of_each,
+    counting_flow,
+    cut_off_again_and_again,
+    ended,
+    handled,
+    until,
+)
+
+from streamiter import Flow, Operator
+from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.errors import CheckpointError, JobFailed
+from streamiter.operators import Output
+from streamiter.operators.context import Context
+from streamiter.operators.source import Positions, SourceBatch
+from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, holding
+from streamiter.parameter_server.consistency.settings import Consistency
+from streamiter.parameter_server.storage.frozen_cells import FrozenCells
+from streamiter.testing import VirtualClock
+
+MANY = 100
+KINDS = [ASP(), BSP(), SSP(staleness=0), SSP(staleness=2)]
+
+
+@pytest.mark.parametrize("turns", range(1, 40, 3))
+@pytest.mark.parametrize("consistency", KINDS, ids=repr)
+async def test_each_record_counts_once_whenever_the_flow_is_cut_off(
+    consistency: Consistency, turns: int
+) -> None:
+    """What a worker sent behind its barrier was in the checkpoint, and was sent again after the restart."""
+    makes = [lambda: counting_flow(consistency=consistency, workers=3, records=60)] * 5
+    server = await cut_off_again_and_again(makes, turns=turns)
+    assert await count_of_each(server) == [1.0] * 60
+
+
+@pytest.mark.parametrize("consistency", KINDS, ids=repr)
+async def test_a_run_on_the_same_server_goes_back_to_its_checkpoint(consistency: Consistency) -> None:
+    """A server that outlives a failed run has what came after its last checkpoint, too."""
+    server, store = ParameterServer(shards=2), MemoryStore()
+    for turns in (5, 9):
+        flow, _ = counting_flow(server=server, consistency=consistency, records=100)
+        job = await flow.start(checkpoints=checkpoints(store))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await job.checkpoint()
+        await handled(job, job.statistics().step("count").records_in + 2)
+        await job.stop("abort")
+    flow, _ = counting_flow(server=server, consistency=consistency, records=100)
+    await ended(await flow.start(checkpoints=checkpoints(store)))
+    assert await count_of_each(server) == [1.0] * 100
+
+
+async def test_a_flow_goes_on_from_a_snapshot_in_memory() -> None:
+    """What is told of it must hold with a server, too: the job goes on from there, whatever the other did later."""
+    flow, _ = counting_flow(records=200)
+    job = await flow.start()
+    await handled(job, 20)
+    snapshot = await job.snapshot()
+    await ended(job)
+    for _ in range(2):
+        again, server = counting_flow(records=200)
+        await ended(await again.start(snapshot=snapshot))
+        assert await count_of_each(server) == [1.0] * 200
+
+
+async def test_to_begin_anew_is_to_begin_with_a_new_server() -> None:
+    """A restart without the checkpoint starts with no counts at all."""
+    store = MemoryStore()
+    flow, _ = counting_flow()
+    job = await flow.start(checkpoints=checkpoints(store))
+    await handled(job, 6)
+    await job.stop("suspend")
+    again, server = counting_flow()
+    await ended(await again.start(checkpoints=checkpoints(store), restore=None))
+    assert await count_of_each(server) == [1.0] * RECORDS
+
+
+@pytest.mark.parametrize("how", ["abort", "failure"])
+async def test_a_server_that_was_cut_off_before_the_first_checkpoint_is_not_used_again(how: str) -> None:
+    """The records that its run had counted would count twice."""
+
+    class FailsLater(Counts):
+        async def process(self, record: int, out: Output) -> None:
+            if record == 11 and how == "failure":
+                raise ValueError("a bad record")
+            await super().process(record, out)
+
+    store = MemoryStore()
+    flow, server = counting_flow(lambda: FailsLater(BSP()))
+    job = await flow.start(checkpoints=checkpoints(store))
+    await handled(job, 6)
+    if how == "abort":
+        await job.stop("abort")
+    else:
+        with pytest.raises(JobFailed, match="a bad record"):
+            await ended(job)
+    again, _ = counting_flow(server=server)
+    with pytest.raises(
+        JobFailed, match="given none, and parameters that its last run has changed before it was cut"
+    ):
+        await again.start(checkpoints=checkpoints(store))
+    new, server = counting_flow()
+    await ended(await new.start(checkpoints=checkpoints(store)))
+    assert await count_of_each(server) == [1.0] * RECORDS
+
+
+async def test_a_server_whose_next_run_went_well_may_be_used_again() -> None:
+    """Once cut off it was refused for ever, though its run had gone back to a checkpoint and ended."""
+    server, store = ParameterServer(), MemoryStore()
+    flow, _ = counting_flow(server=server)
+    job = await flow.start(checkpoints=checkpoints(store))
+    await handled(job, 6)
+    await job.checkpoint()
+    await job.stop("abort")
+    for restore in ("last", None):
+        flow, _ = counting_flow(server=server)
+        await ended(await flow.start(checkpoints=checkpoints(store), restore=restore))  # type: ignore[arg-type]
+    assert await count_of_each(server) == [2.0] * RECORDS
+
+
+# -- checkpoints that are given up -----------------------------------------------------------------------------
+
+
+class HeldBack(Dealt):
+    """Subtask 1 brings its second record when the door is open."""
+
+    def __init__(self, door: asyncio.Event) -> None:
+        super().__init__(MANY)
+        self._door = door
+
+    def open(self, context: Context, positions: Positions | None) -> None:
+        super().open(context, positions)
+        self._is_held_back = context.subtask_index == 1
+
+    async def read(self) -> SourceBatch | None:
+        if self._is_held_back and self._next == 3:
+            await self._door.wait()
+        return await super().read()
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(staleness=3)], ids=repr)
+async def test_a_checkpoint_that_a_worker_without_data_holds_up_is_given_up_and_the_next_one_works(
+    consistency: Consistency,
+) -> None:
+    """Workers that stood still for it never went on, or requests were held for ever."""
+    clock, door, server, store = VirtualClock(), asyncio.Event(), ParameterServer(shards=2), MemoryStore()
+    flow = Flow("held up", parallelism=2)
+    numbers = flow.from_source(lambda: HeldBack(door), name="numbers")
+    counted = numbers.process(
+        lambda: Counts(consistency, columns=MANY), name="count", parameter_server=server
+    )
+    counted.collect(name="results")
+    job = await flow.start(checkpoints=checkpoints(store, alignment_timeout_s=5.0), clock=clock)
+    await until(lambda: _clock(server, 0) > _clock(server, 1) == 1)
+    taking = asyncio.create_task(job.checkpoint())
+    await clock.advance(5.0)
+    with pytest.raises(
+        CheckpointError,
+        match=r"checkpoint 1: expected all workers of a parameter server at the same clock, given count\[1\] behind",
+    ):
+        await taking
+    assert [shard.held for shard in server.statistics().shards] == [0, 0]
+    door.set()
+    await handled(job, 8)
+    number = await job.checkpoint()
+    await job.stop("abort")
+    flow = Flow("held up", parallelism=2)
+    server = ParameterServer(shards=2)
+    numbers = flow.from_source(lambda: HeldBack(door), name="numbers")
+    counted = numbers.process(
+        lambda: Counts(consistency, columns=MANY), name="count", parameter_server=server
+    )
+    counted.collect(name="results")
+    job = await flow.start(checkpoints=checkpoints(store))
+    assert job.statistics().checkpoints.restored >= number  # type: ignore[union-attr]
+    await ended(job)
+    assert await count_of_each(server) == [1.0] * MANY
+
+
+def _clock(server: ParameterServer, worker: int) -> int:
+    shards = server.statistics().shards
+    return min((of_one.clocks[worker] for shard in shards for of_one in shard.matrices), default=0)
+
+
+class StandsAtABarrier(Counts):
+    """Its state takes as long as a test wants, so that a barrier passes one worker long before another."""
+
+    def __init__(self, door: asyncio.Event, consistency: Consistency) -> None:
+        super().__init__(consistency)
+        self._door = door
+
+    async def snapshot(self) -> Any:
+        if self.client.worker == 1:
+            await self._door.wait()
+        return 0
+
+    def restore(self, state: Any) -> None: ...
+
+
+@pytest.mark.parametrize("consistency", KINDS, ids=repr)
+async def test_what_is_held_for_a_checkpoint_that_is_given_up_goes_on(consistency: Consistency) -> None:
+    """Adds of the worker whose barrier had passed were dropped with the checkpoint."""
+    clock, door, store = VirtualClock(), asyncio.Event(), MemoryStore()
+    flow, server = counting_flow(lambda: StandsAtABarrier(door, consistency))
+    job = await flow.start(checkpoints=checkpoints(store, alignment_timeout_s=5.0), clock=clock)
+    await handled(job, 6)
+    taking = asyncio.create_task(job.checkpoint())
+    await until(lambda: any(shard.held for shard in server.statistics().shards))
+    await clock.advance(5.0)
+    with pytest.raises(CheckpointError, match=r"its barrier has not passed count\[1\]"):
+        await taking
+    assert [shard.held for shard in server.statistics().shards] == [0, 0]
+    door.set()
+    await ended(job)
+    assert await count_of_each(server) == [1.0] * RECORDS
+
+
+class WorksLong(Counts):
+    """Worker 1 works on its second record until it is told to go on."""
+
+    def __init__(self, door: asyncio.Event) -> None:
+        super().__init__(ASP(), columns=MANY)
+        self._door = door
+
+    async def process(self, record: int, out: Output) -> None:
+        if self.client.worker == 1 and self.client.clock_of(MATRIX) == 1:
+            await self._door.wait()
+        await super().process(record, out)
+
+
+async def test_where_nobody_waits_for_anybody_a_checkpoint_does_not_hold_up_the_others() -> None:
+    """Under ASP the quick workers stood still at every checkpoint until the slowest had finished its mini-batch."""
+    door = asyncio.Event()
+    flow, server = counting_flow(lambda: WorksLong(door), records=MANY)
+    job = await flow.start(checkpoints=checkpoints(MemoryStore()))
+    await until(lambda: _clock(server, 1) == 1)
+    taking = asyncio.create_task(job.checkpoint())
+    await until(lambda: server.statistics().shards[0].held > 1)  # Worker 0 goes on behind its barrier.
+    assert not taking.done()
+    door.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await taking
+    await ended(job)
+    assert await count_of_each(server) == [1.0] * MANY
+
+
+class Beside(Operator):
+    """Its state takes as long as a test wants, though it works with no server."""
+
+    def __init__(self, door: asyncio.Event) -> None:
+        self._door = door
+
+    def process(self, record: Any, out: Output) -> None: ...
+
+    async def snapshot(self) -> None:
+        await self._door.wait()
+
+
+async def test_a_state_that_was_taken_for_a_checkpoint_that_is_given_up_is_let_go() -> None:
+    """Each one left its block copying what it changed, for ever."""
+    clock, door, store, released = VirtualClock(), asyncio.Event(), MemoryStore(), []
+    flow, server = counting_flow(consistency=ASP(), sparse=True)
+    beside = flow.from_source(lambda: Dealt(RECORDS), name="beside").process(
+        lambda: Beside(door), name="other"
+    )
+    beside.collect(name="nothing")
+    with pytest.MonkeyPatch.context() as patch:
+        release = FrozenCells.release
+
+        def counted(self: FrozenCells) -> None:
+            released.append(self)
+            release(self)
+
+        patch.setattr(FrozenCells, "release", counted)
+        job = await flow.start(checkpoints=checkpoints(store, alignment_timeout_s=5.0), clock=clock)
+        taking = asyncio.create_task(job.checkpoint())
+        await handled(job, RECORDS)
+        await clock.advance(5.0)
+        with pytest.raises(CheckpointError, match="has not passed beside"):
+            await taking
+        assert len(released) == 2
+    door.set()
+    await ended(job)
+    assert await count_of_each(server) == [1.0] * RECORDS
+
+
+async def test_a_wait_for_a_checkpoint_that_is_cancelled_leaves_nothing_held() -> None:
+    """``asyncio.wait_for`` around a snapshot is how one limits it."""
+    door = asyncio.Event()
+    flow, server = counting_flow(lambda: StandsAtABarrier(door, ASP()))
+    job = await flow.start()
+    await handled(job, 6)
+    taking = asyncio.create_task(job.snapshot())
+    await until(lambda: any(shard.held for shard in server.statistics().shards))
+    taking.cancel()
+    await asyncio.wait([taking])
+    assert [shard.held for shard in server.statistics().shards] == [0, 0]
+    door.set()
+    await ended(job)
+    assert await count_of_each(server) == [1.0] * RECORDS
+
+
+async def test_a_worker_whose_input_ends_behind_its_barrier_has_counted_everything() -> None:
+    """What it had added while another was before its barrier was dropped when it left."""
+    door, store = asyncio.Event(), MemoryStore()
+    flow, server = counting_flow(lambda: StandsAtABarrier(door, ASP()), records=RECORDS)
+    job = await flow.start(checkpoints=checkpoints(store))
+    await handled(job, 6)
+    taking = asyncio.create_task(job.checkpoint())
+    await until(lambda: job.statistics().step("numbers").records_out == RECORDS)
+    await until(lambda: server.workers == [1])
+    door.set()
+    await taking
+    async with asyncio.timeout(PATIENCE_S):
+        await job.wait()
+    assert await count_of_each(server) == [1.0] * RECORDS
+    assert server.statistics().matrix(MATRIX).waiting == 0
+
+
+async def test_a_worker_far_behind_its_barrier_waits_before_too_much_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clocks that nobody waits for filled the memory of a shard while another worker was slow."""
+    monkeypatch.setattr(holding, "_HELD_BYTES", 1_000)
+    server = ParameterServer()
+    await server.create_matrix(MATRIX, rows=1, columns=2, consistency=ASP())
+    fast, slow = server.client(worker=0), server.client(worker=1)
+    server.checkpoint_begins(1)
+    fast.pass_barrier(1)
+    counted = 0
+
+    async def clock_on() -> None:
+        nonlocal counted
+        while counted < 100:
+            await fast.clock(MATRIX)
+            counted += 1
+
+    clocking = asyncio.create_task(clock_on())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert 0 < counted < 10
+    slow.pass_barrier(1)
+    assert (await server.take_state(1))["matrices"][MATRIX]["clocks"]["progress"] == {0: 0, 1: 0}
+    async with asyncio.timeout(PATIENCE_S):
+        await clocking
+    assert fast.clock_of(MATRIX) == 100
+    await server.close()

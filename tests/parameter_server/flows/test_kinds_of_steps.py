@@ -1,0 +1,284 @@
+"""Epochs, wanted inputs, timers, threads and keyed state in steps that work with a parameter server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from parameter_server.flows.counting import (
+    MATRIX,
+    Counts,
+    Dealt,
+    checkpoints,
+    count_of_each,
+    counting_flow,
+    cut_off_again_and_again,
+    ended,
+    handled,
+    until,
+)
+
+from streamiter import Flow, IterationListener, Operator, connect, epochs_every
+from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.operators import Context, Output
+from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
+from streamiter.parameter_server.consistency.settings import Consistency
+from streamiter.testing import VirtualClock
+
+RECORDS = 48
+KINDS = [ASP(), BSP(), SSP(staleness=1)]
+
+
+async def counted_once(make: Callable[[], tuple[Flow, ParameterServer]], turns: int) -> None:
+    """However it is cut off."""
+    server = await cut_off_again_and_again([make] * 4, turns=turns)
+    assert await count_of_each(server) == [1.0] * RECORDS
+
+
+class ClocksByEpoch(Counts, IterationListener):
+    """Adds with each record, clocks when an epoch is over, then reads what all have added in it."""
+
+    def __init__(self, consistency: Consistency) -> None:
+        super().__init__(consistency, columns=RECORDS)
+
+    async def process(self, record: int, out: Output) -> None:
+        await self.client.add(MATRIX, row=0, columns=[record], values=[1.0])
+
+    async def on_epoch_watermark_incremented(
+        self, epoch_watermark: int, context: Context, out: Output
+    ) -> None:
+        await self.client.clock(MATRIX)
+        row = await self.client.get(MATRIX, row=0)
+        out.emit((self.client.worker, epoch_watermark, float(row.sum())))
+
+
+def _by_epoch(
+    consistency: Consistency, collected: Callable[[Any], Any] = lambda results: None
+) -> tuple[Flow, ParameterServer]:
+    server, flow = ParameterServer(shards=2), Flow("by epoch")
+    numbers = flow.from_source(lambda: Dealt(RECORDS), name="numbers", parallelism=2)
+    stamped = epochs_every(numbers, records=6, name="epochs")
+    told = stamped.process(
+        lambda: ClocksByEpoch(consistency), name="count", parallelism=2, parameter_server=server
+    )
+    collected(told.collect(name="results"))
+    return flow, server
+
+
+@pytest.mark.parametrize("turns", [2, 5, 9, 14, 20])
+@pytest.mark.parametrize("consistency", KINDS, ids=repr)
+async def test_a_clock_may_be_the_end_of_an_epoch(consistency: Consistency, turns: int) -> None:
+    """Mini-batch, epoch and clock are one thing in training; the callback waits for the other workers."""
+    await counted_once(lambda: _by_epoch(consistency), turns)
+
+
+async def test_under_bsp_all_workers_read_the_same_after_each_epoch() -> None:
+    """The sums of an epoch were read by one worker with, by another without what a third had added."""
+    results: list[Any] = []
+    flow, _ = _by_epoch(BSP(), results.append)
+    await ended(await flow.start())
+    read: dict[int, dict[int, float]] = {0: {}, 1: {}}
+    for worker, epoch, total in results[0].items:
+        read[worker][epoch] = total
+    assert len(read[0]) == RECORDS // 2 // 6
+    assert read[0] == read[1]
+    assert list(read[0].values()) == [12.0 * (epoch + 1) for epoch in read[0]]
+
+
+class InTurn(Counts):
+    """Takes a record of one input, then one of the other."""
+
+    def __init__(self, consistency: Consistency) -> None:
+        super().__init__(consistency, columns=RECORDS)
+        self._turn = 0
+
+    def wanted_inputs(self) -> tuple[str, ...]:
+        return (("left",), ("right",))[self._turn % 2]
+
+    async def process_left(self, record: int, out: Output) -> None:
+        self._turn += 1
+        await self.process(record, out)
+
+    process_right = process_left
+
+    def snapshot(self) -> int:
+        return self._turn
+
+    def restore(self, state: int) -> None:
+        self._turn = state
+
+
+class Half(Dealt):
+    """Records of one half, each subtask every n-th."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__(first + RECORDS // 2)
+        self._first = first
+
+    def open(self, context: Context, positions: Any) -> None:
+        super().open(context, positions)
+        if not positions:
+            self._next += self._first
+
+
+def _in_turn(consistency: Consistency) -> tuple[Flow, ParameterServer]:
+    server, flow = ParameterServer(shards=2), Flow("in turn")
+    left = flow.from_source(lambda: Half(0), name="left", parallelism=2)
+    right = flow.from_source(lambda: Half(RECORDS // 2), name="right", parallelism=2)
+    both = connect(left=left, right=right)
+    counted = both.process(lambda: InTurn(consistency), name="count", parallelism=2, parameter_server=server)
+    counted.collect(name="results")
+    return flow, server
+
+
+@pytest.mark.parametrize("turns", [2, 5, 9, 14, 20])
+@pytest.mark.parametrize("consistency", KINDS, ids=repr)
+async def test_a_step_that_wants_one_input_after_the_other_counts_each_record_once(
+    consistency: Consistency, turns: int
+) -> None:
+    """What it leaves waiting lies before its barrier, and must neither be lost nor keep the barrier waiting."""
+    await counted_once(lambda: _in_turn(consistency), turns)
+
+
+class AddsByTimer(Operator):
+    """Adds what came when its timer comes."""
+
+    def __init__(self, consistency: Consistency) -> None:
+        self._consistency = consistency
+        self._came: list[int] = []
+
+    async def open(self, context: Context) -> None:
+        self._client = context.parameter_server
+        self._context = context
+        await self._client.create_matrix(MATRIX, rows=1, columns=RECORDS, consistency=self._consistency)
+        context.set_timer(1.0)
+
+    async def process(self, record: int, out: Output) -> None:
+        self._came.append(record)
+
+    async def on_timer(self, payload: Any, out: Output) -> None:
+        await self._add()
+        self._context.set_timer(1.0)
+
+    async def finish(self, out: Output) -> None:
+        await self._add()
+
+    async def _add(self) -> None:
+        came, self._came = self._came, []
+        await self._client.add(MATRIX, row=0, columns=came, values=[1.0] * len(came))
+
+    def snapshot(self) -> list[int]:
+        return list(self._came)
+
+    def restore(self, state: list[int]) -> None:
+        self._came = list(state)
+
+
+@pytest.mark.parametrize("consistency", [ASP(), SSP(staleness=1)], ids=repr)
+async def test_a_timer_may_add(consistency: Consistency) -> None:
+    """A timer comes at any moment, also while its step stands still for a barrier."""
+    clock, store = VirtualClock(), MemoryStore()
+    flow, server = counting_flow(lambda: AddsByTimer(consistency), records=RECORDS)
+    job = await flow.start(clock=clock, checkpoints=checkpoints(store))
+    await handled(job, 4)
+    taking = asyncio.create_task(job.checkpoint())
+    await clock.advance(1.0)
+    await taking
+    await clock.advance(2.5)
+    await job.stop("abort")
+    flow, server = counting_flow(lambda: AddsByTimer(consistency), records=RECORDS)
+    await ended(await flow.start(clock=clock, checkpoints=checkpoints(store)))
+    assert await count_of_each(server) == [1.0] * RECORDS
+
+
+class CountsByKey(Counts):
+    """Has state for each key beside the counts of all."""
+
+    def __init__(self, consistency: Consistency) -> None:
+        super().__init__(consistency, columns=RECORDS)
+
+    async def open(self, context: Context) -> None:
+        await super().open(context)
+        self._context = context
+
+    async def process(self, record: int, out: Output) -> None:
+        self._context.state["seen"] = self._context.state.get("seen", 0) + 1
+        await super().process(record, out)
+
+
+@pytest.mark.parametrize("turns", [3, 8, 13])
+async def test_a_keyed_step_counts_each_record_once(turns: int) -> None:
+    """State by key and parameters come from the same checkpoint."""
+
+    def make() -> tuple[Flow, ParameterServer]:
+        server, flow = ParameterServer(shards=2), Flow("keyed")
+        numbers = flow.from_source(lambda: Dealt(RECORDS), name="numbers", parallelism=2)
+        keyed = numbers.key_by(lambda number: number % 5)
+        counted = keyed.process(
+            lambda: CountsByKey(ASP()), name="count", parallelism=2, parameter_server=server
+        )
+        counted.collect(name="results")
+        return flow, server
+
+    await counted_once(make, turns)
+
+
+class HandlesBatches(Counts):
+    """A whole batch is one clock."""
+
+    def __init__(self, consistency: Consistency) -> None:
+        super().__init__(consistency, columns=RECORDS)
+
+    async def process_batch(self, batch: Any, out: Output) -> None:
+        await self.client.get(MATRIX, row=0)
+        await self.client.add(MATRIX, row=0, columns=list(batch), values=[1.0] * len(batch))
+        await self.client.clock(MATRIX)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("consistency", KINDS, ids=repr)
+async def test_many_small_batches_count_each_record_once(consistency: Consistency, turns: int) -> None:
+    """A step that handles whole batches is stopped between two of them."""
+    await counted_once(lambda: counting_flow(lambda: HandlesBatches(consistency), records=RECORDS), turns)
+
+
+async def test_a_step_behind_another_of_the_same_server_counts_each_record_once() -> None:
+    """Workers of both wait for each other, and the barrier comes to the second by way of the first."""
+
+    def make() -> tuple[Flow, ParameterServer]:
+        server, flow = ParameterServer(shards=2), Flow("one behind the other")
+        numbers = flow.from_source(lambda: Dealt(RECORDS), name="numbers", parallelism=2)
+        first = numbers.process(
+            lambda: _Passes(SSP(staleness=30)), name="first", parallelism=2, parameter_server=server
+        )
+        second = first.process(
+            lambda: _Passes(SSP(staleness=30)), name="second", parallelism=2, parameter_server=server
+        )
+        second.collect(name="results")
+        return flow, server
+
+    for turns in (3, 8, 13, 21):
+        server = await cut_off_again_and_again([make] * 4, turns=turns)
+        assert await count_of_each(server) == [2.0] * RECORDS
+
+
+class _Passes(Counts):
+    def __init__(self, consistency: Consistency) -> None:
+        super().__init__(consistency, columns=RECORDS)
+
+    async def process(self, record: int, out: Output) -> None:
+        await self.client.add(MATRIX, row=0, columns=[record], values=[1.0])
+        await self.client.clock(MATRIX)
+        out.emit(record)
+
+
+async def test_a_job_goes_on_by_itself_behind_a_checkpoint() -> None:
+    """Workers that had stood still for it stood still for ever."""
+    flow, server = counting_flow(consistency=BSP(), records=200)
+    job = await flow.start(checkpoints=checkpoints(MemoryStore()))
+    await handled(job, 10)
+    await job.checkpoint()
+    await until(lambda: job.statistics().state == "finished")
+    assert await count_of_each(server) == [1.0] * 200

@@ -1,0 +1,162 @@
+"""Checkpoints of a flow with a server, gone on from with other workers, other shards or other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from parameter_server.flows.counting import (
+    MATRIX,
+    RECORDS,
+    Counts,
+    checkpoints,
+    count_of_each,
+    counting_flow,
+    cut_off_again_and_again,
+    ended,
+    handled,
+)
+
+from streamiter import Flow, Operator
+from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.errors import CheckpointError, ConfigurationError, JobFailed
+from streamiter.operators import Output
+from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
+from streamiter.parameter_server.consistency.settings import Consistency
+
+KINDS = [ASP(), BSP(), SSP(staleness=2)]
+
+
+@pytest.mark.parametrize("turns", [3, 11, 24])
+@pytest.mark.parametrize("workers", [(2, 4), (4, 2), (1, 3, 2)], ids=str)
+@pytest.mark.parametrize("consistency", KINDS, ids=repr)
+async def test_another_number_of_workers_goes_on(
+    consistency: Consistency, workers: tuple[int, ...], turns: int
+) -> None:
+    """A worker that was not there stood at clock 0, and all waited for it; one that is gone was waited for."""
+    makes = [
+        lambda count=count: counting_flow(consistency=consistency, workers=count, records=60)  # type: ignore[misc]
+        for count in workers
+    ]
+    server = await cut_off_again_and_again(makes, turns=turns)
+    assert await count_of_each(server) == [1.0] * 60
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+async def test_another_number_of_shards_goes_on_with_the_same_blocks(sparse: bool) -> None:
+    """A server that is to hold more is given more shards."""
+    makes = [
+        lambda shards=shards: counting_flow(  # type: ignore[misc]
+            consistency=BSP(), shards=shards, records=60, block=(1, 7), sparse=sparse
+        )
+        for shards in (2, 5, 1)
+    ]
+    server = await cut_off_again_and_again(makes, turns=11)
+    assert await count_of_each(server) == [1.0] * 60
+
+
+async def suspended(store: MemoryStore, **options: Any) -> None:
+    """A run that has taken its checkpoint."""
+    flow, _ = counting_flow(**options)
+    job = await flow.start(checkpoints=checkpoints(store))
+    await handled(job, 6)
+    await job.stop("suspend")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (
+            {"shards": 2},
+            {"shards": 3},
+            "expected a snapshot of blocks such as rows 0 to 0, columns 0 to 7, given blocks such as rows 0 to 0, "
+            "columns 0 to 11; make the matrix with block=(1, 12)",
+        ),
+        ({"dtype": "float32"}, {}, "expected dtype='float32' as in the snapshot, given 'float64'"),
+        ({}, {"sparse": True}, "expected sparse=False as in the snapshot, given True"),
+        ({}, {"rows": 2}, "expected rows=1 as in the snapshot, given 2"),
+    ],
+    ids=["shards", "dtype", "sparse", "rows"],
+)
+async def test_what_does_not_fit_the_checkpoint_is_refused(
+    before: dict[str, Any], now: dict[str, Any], said: str
+) -> None:
+    """Half of a matrix, or numbers read as others, would go on as if nothing were wrong."""
+    store = MemoryStore()
+    shards = [options.pop("shards", 2) for options in (before, now)]
+    await suspended(store, operator=counts_with(**before), shards=shards[0])
+    flow, server = counting_flow(counts_with(**now), shards=shards[1])
+    with pytest.raises(JobFailed) as failed:
+        await flow.start(checkpoints=checkpoints(store))
+    assert "step 'count'" in str(failed.value)
+    assert f"matrix 'counts': {said}" in str(failed.value)
+    assert server.workers == []
+
+
+def counts_with(**settings: Any) -> Callable[[], Operator]:
+    return lambda: Counts(BSP(), **{"columns": RECORDS, **settings})
+
+
+class AddsThenClocks(Counts):
+    """Adds with one record, and clocks with the next one."""
+
+    async def process(self, record: int, out: Output) -> None:
+        await self.client.add(MATRIX, row=0, columns=[record], values=[1.0])
+        if record % 4 >= 2:
+            await self.client.clock(MATRIX)
+            await self.client.get(MATRIX, row=0)
+
+
+@pytest.mark.parametrize("turns", [3, 7, 8, 9, 10, 11, 15])
+async def test_adds_that_wait_for_a_clock_are_part_of_the_checkpoint(turns: int) -> None:
+    """A barrier between an add and its clock dropped the add."""
+    server = await cut_off_again_and_again(
+        [lambda: counting_flow(lambda: AddsThenClocks(BSP()))] * 4, turns=turns
+    )
+    assert await count_of_each(server) == [1.0] * RECORDS
+
+
+@pytest.mark.parametrize("now", [ASP(), SSP(staleness=0)], ids=repr)
+async def test_adds_that_waited_for_a_clock_count_under_another_consistency(now: Consistency) -> None:
+    """They were in the snapshot, and nobody took them over."""
+    before, after = ParameterServer(shards=2), ParameterServer(shards=3)
+    await before.create_matrix(MATRIX, rows=1, columns=6, consistency=BSP(), block=(1, 2))
+    await before.client(worker=0).add(MATRIX, row=0, values=[1.0] * 6)
+    await after.create_matrix(MATRIX, rows=1, columns=6, consistency=now, block=(1, 2))
+    client = after.client(worker=0)
+    await after.restore(await before.snapshot())
+    assert (await client.get(MATRIX, row=0)).tolist() == [1.0] * 6
+
+
+async def test_a_server_of_another_name_is_not_given_the_state() -> None:
+    """Where a name was mistyped, training would begin anew without a word."""
+    store = MemoryStore()
+    await suspended(store)
+    flow, _ = counting_flow(server=ParameterServer(name="weights"))
+    with pytest.raises(
+        CheckpointError, match="it has state of step 'parameter server', which the flow does not have"
+    ):
+        await flow.start(checkpoints=checkpoints(store))
+
+
+async def test_a_server_that_is_new_in_the_flow_begins_anew_when_told_to() -> None:
+    """As for any step that keeps state."""
+    store = MemoryStore()
+    await suspended(store)
+    flow, _ = counting_flow(server=ParameterServer(name="weights"))
+    changed = ["parameter server", "weights"]
+    job = await flow.start(checkpoints=checkpoints(store), changed_steps=changed)
+    assert (await ended(job)).state == "finished"
+
+
+async def test_a_snapshot_of_a_flow_without_the_server_is_refused() -> None:
+    """The parameters would be missing in the middle of a training."""
+    flow = Flow("counting")
+    flow.from_items(list(range(4)), name="numbers").map(str, name="count").collect(name="results")
+    job = await flow.start()
+    snapshot = await job.snapshot()
+    await job.stop("abort")
+    other, _ = counting_flow()
+    with pytest.raises(ConfigurationError, match="is only in the"):
+        await other.start(snapshot=snapshot)

@@ -1,0 +1,153 @@
+"""A matrix in blocks, without a server: what a psf does to it, as clients and shards take it there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streamiter.parameter_server.matrix import DType, Matrix
+from streamiter.parameter_server.partitioning import Partitioning
+from streamiter.parameter_server.psf import GetFunction, UpdateFunction
+from streamiter.parameter_server.storage import make_block
+from streamiter.parameter_server.storage.block import SparseRow
+
+ROWS, COLUMNS = 10, 100
+
+SHAPES: dict[str, tuple[int, int]] = {
+    "whole": (10, 100),
+    "5 × 50": (5, 50),
+    "uneven": (7, 33),
+    "one column": (10, 1),
+}
+
+
+@dataclass(frozen=True)
+class Fixture:
+    """What the matrix holds at first. Rows 0 to 4 lie in one row block in all shapes; the result goes to row 3."""
+
+    name: str
+    dtype: DType
+    default: float | None = None
+    """Of a sparse matrix."""
+    density: float = 1.0
+    special: bool = False
+
+    def values(self) -> np.ndarray[Any, Any]:
+        """Row 0 ~ U(0, 1), row 1 ~ N(0, 1), row 2 = 1; the others are there to be left alone."""
+        random = np.random.default_rng(5)
+        values = random.normal(size=(ROWS, COLUMNS)) * 3.0
+        values[0] = random.uniform(size=COLUMNS)
+        values[1] = random.normal(size=COLUMNS)
+        values[2] = 1.0
+        if self.dtype == "int64":
+            values = np.round(values * 7.0)
+            values[2] = 1.0
+        if self.special:
+            values[0, ::9] = [0.0, -0.0, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, -0.5, -1.5, 1e30, -1e-30]
+            values[1, ::7] = [
+                0.0,
+                np.inf,
+                -0.0,
+                np.nan,
+                -np.inf,
+                1.0,
+                0.0,
+                -2.5,
+                1e30,
+                0.0,
+                3.0,
+                -1.0,
+                0.5,
+                2,
+                7,
+            ]
+        if self.default is not None:
+            absent = random.uniform(size=values.shape) >= self.density
+            values[absent] = self.default
+        return values.astype(self.dtype)
+
+
+def fixtures(dtype: DType) -> Iterator[Fixture]:
+    """Dense, and sparse at several densities with both kinds of default."""
+    yield Fixture("dense", dtype)
+    if dtype != "int64":
+        yield Fixture("dense with NaN, infinities and zeros", dtype, special=True)
+    other = 2.0 if dtype == "int64" else 2.5
+    for default, density in ((0.0, 0.1), (0.0, 1.0), (other, 0.0), (other, 0.3)):
+        yield Fixture(f"sparse, {density:.0%} beside {default}", dtype, default, density)
+    if dtype != "int64":
+        yield Fixture("sparse with NaN, infinities and zeros", dtype, 0.0, 0.5, special=True)
+
+
+class OnBlocks:
+    """The blocks of one matrix that is cut in one way."""
+
+    def __init__(self, fixture: Fixture, shape: tuple[int, int] | None) -> None:
+        self.fixture = fixture
+        self.matrix = Matrix(
+            "w",
+            rows=ROWS,
+            columns=COLUMNS,
+            dtype=fixture.dtype,
+            sparse=fixture.default is not None,
+            default=fixture.default or 0.0,
+            block=shape,
+        )
+        self.partitioning = Partitioning(self.matrix, shards=1)
+        self.blocks = [make_block(self.matrix, block) for block in self.partitioning.blocks]
+        self.initial = fixture.values()
+        self.reset(range(ROWS))
+
+    def reset(self, rows: Any) -> None:
+        """The fixture's values, and its default."""
+        nothing = SparseRow(
+            np.empty(0, np.int64), np.empty(0, self.fixture.dtype), self.fixture.default or 0.0
+        )
+        for block in self.blocks:
+            for row in block.rows:
+                if row in rows:
+                    if block.is_sparse:
+                        block.replace_row(row, nothing)
+                    block.put(
+                        row,
+                        None,
+                        np.ascontiguousarray(self.initial[row, block.columns.start : block.columns.stop]),
+                    )
+
+    def values(self) -> np.ndarray[Any, Any]:
+        """The whole matrix, dense."""
+        values = np.empty((ROWS, COLUMNS), self.matrix.numpy_dtype)
+        for block in self.blocks:
+            for row in block.rows:
+                values[row, block.columns.start : block.columns.stop] = block.get(row, None)
+        return values
+
+    def update(self, function: UpdateFunction) -> None:
+        """As client and shards do it: check, split, ask all blocks, then change them."""
+        self._check(function)
+        parts = [
+            (self.blocks[block.number], part)
+            for block, part in function.split(self.matrix, self.partitioning)
+        ]
+        if function.checks_blocks:
+            function.check_together([function.partition_check(block, part) for block, part in parts])
+        for block, part in parts:
+            function.partition_update(block, part)
+
+    def aggregate(self, function: GetFunction) -> Any:
+        """What the blocks give, merged."""
+        self._check(function)
+        parts = function.split(self.matrix, self.partitioning)
+        return function.merge(
+            [function.partition_get(self.blocks[block.number], part) for block, part in parts]
+        )
+
+    def _check(self, function: Any) -> None:
+        rows = function.rows(self.matrix)
+        for row in rows:
+            self.partitioning.checked_row(row)
+        self.partitioning.check_same_row_block(rows, function.name)
+        function.check(self.matrix)

@@ -1,0 +1,117 @@
+"""Every psf × dense and sparse × blocks of all shapes × dtypes, compared with numpy."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from parameter_server.psf import aggregate_cases, update_cases
+from parameter_server.psf.on_blocks import ROWS, SHAPES, Fixture, OnBlocks, fixtures
+
+from streamiter.errors import ParameterServerError
+from streamiter.parameter_server import psf
+from streamiter.parameter_server.matrix import DTYPES, DType
+from streamiter.parameter_server.storage.block import SparseRow
+
+TOLERANCE = 1e-6
+
+TABLE = """
+Abs Ceil Exp Expm1 Floor Log Log10 Log1p Signum Sqrt Round Copy Fill Add Sub Mul Div MaxV MinV AddS DivS MulS Pow Scale
+Axpy Increment Put MaxA MinA RandomNormal RandomUniform Map MapWithIndex Zip2Map Zip2MapWithIndex Zip3Map
+Zip3MapWithIndex
+"""
+
+TESTED_ELSEWHERE = {"Optimize", "InitialSlots"}
+"""With the optimizers."""
+
+
+@pytest.fixture(scope="module")
+def on_blocks() -> Any:
+    """The matrices are made once, and put back after each psf."""
+    return cache(lambda fixture, shape: OnBlocks(fixture, SHAPES[shape]))
+
+
+def ids(cases: Any) -> list[str]:
+    numbered: dict[str, int] = {}
+    names = []
+    for case in cases:
+        name = case.function.name
+        numbered[name] = numbered.get(name, 0) + 1
+        names.append(f"{name} {numbered[name]}")
+    return names
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", update_cases.CASES, ids=ids(update_cases.CASES))
+def test_an_update_gives_what_numpy_gives_however_the_matrix_is_stored(
+    case: update_cases.Case, dtype: DType, on_blocks: Any
+) -> None:
+    """A psf mapped the values of sparse rows and forgot the default; another wrote past its own block's columns."""
+    if dtype not in case.dtypes:
+        with pytest.raises(ParameterServerError, match=rf"psf\.{case.function.name} on matrix 'w'.*given"):
+            on_blocks(Fixture("dense", dtype), "whole").update(case.function)
+        return
+    for fixture in fixtures(dtype):
+        expected = fixture.values()
+        with np.errstate(all="ignore"):
+            case.expected(expected)
+        results = {}
+        for shape in SHAPES:
+            driver = on_blocks(fixture, shape)
+            driver.update(case.function)
+            results[shape] = driver.values()
+            driver.reset(case.function.rows(driver.matrix) or range(ROWS))
+            np.testing.assert_allclose(
+                results[shape],
+                expected,
+                rtol=TOLERANCE,
+                atol=TOLERANCE,
+                err_msg=f"{case.function}, {fixture}, blocks: {shape}",
+            )
+            assert results[shape].tobytes() == results["whole"].tobytes(), (
+                f"{case.function}, {fixture}: not the same in blocks {shape}"
+            )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", aggregate_cases.CASES, ids=ids(aggregate_cases.CASES))
+def test_an_aggregate_gives_what_numpy_gives_however_the_matrix_is_stored(
+    case: aggregate_cases.Case, dtype: DType, on_blocks: Any
+) -> None:
+    """The absent columns of a sparse row with a default other than 0 were once left out of its sum."""
+    for fixture in fixtures(dtype):
+        with np.errstate(all="ignore"):
+            expected = case.expected(fixture.values(), fixture.default)
+        for shape in SHAPES:
+            given = on_blocks(fixture, shape).aggregate(case.function)
+            where = f"{case.function}, {fixture}, blocks: {shape}"
+            if isinstance(given, SparseRow):
+                assert given.columns.tolist() == expected.tolist(), where
+                np.testing.assert_array_equal(given.values, fixture.values()[1, expected], err_msg=where)
+            elif isinstance(given, np.ndarray):
+                assert given.dtype == fixture.dtype, where
+                np.testing.assert_array_equal(given, expected, err_msg=where)
+            else:
+                assert type(given) is type(
+                    expected.item() if isinstance(expected, np.generic) else expected
+                ), where
+                np.testing.assert_allclose(given, expected, rtol=TOLERANCE, atol=TOLERANCE, err_msg=where)
+
+
+def test_every_psf_there_is_has_a_case() -> None:
+    """A psf without one would be compared with nothing."""
+    exported = {
+        name
+        for name in psf.__all__
+        if name not in {"PartitionFunction", "UpdateFunction", "GetFunction"} | TESTED_ELSEWHERE
+    }
+    tested = {case.function.name for case in (*update_cases.CASES, *aggregate_cases.CASES)}
+    assert exported == tested
+
+
+def test_all_37_functions_of_the_table_are_there() -> None:
+    """They are known by these names elsewhere."""
+    assert len(TABLE.split()) == 37
+    assert set(TABLE.split()) <= set(psf.__all__)

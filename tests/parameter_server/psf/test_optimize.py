@@ -1,0 +1,478 @@
+"""Optimizers as psfs, on real blocks of many shapes, against the same rule on whole rows."""
+
+import numpy as np
+import pytest
+from optimizers import written_out
+
+from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks
+from streamiter.optimizers import (
+    FTRL,
+    SGD,
+    AdaDelta,
+    AdaGrad,
+    Adam,
+    GradientDescent,
+    InverseSquareRoot,
+    Momentum,
+    RMSProp,
+)
+from streamiter.parameter_server import BSP, ParameterServer
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.partitioning import Partitioning
+from streamiter.parameter_server.psf.optimize import InitialSlots, Optimize
+from streamiter.parameter_server.storage import make_block
+from streamiter.parameter_server.storage.block import SparseRow
+
+COLUMNS = 23
+RULES = [
+    SGD(InverseSquareRoot(0.3), l1=0.02, l2=0.1),
+    SGD(0.3, l2=np.linspace(0.0, 2.0, COLUMNS)),
+    GradientDescent(0.1, l1=0.02, l2=0.3),
+    FTRL(0.3, 0.1, l1=0.05, l2=0.1),
+    Momentum(0.1, l1=0.02, l2=0.1),
+    AdaGrad(0.3, l1=0.02, l2=0.1),
+    RMSProp(0.1, l1=0.02, l2=0.1),
+    AdaDelta(epsilon=1e-2, l1=0.01, l2=0.1),
+    Adam(InverseSquareRoot(0.3), l1=0.02, l2=0.1),
+]
+WIDTHS = [COLUMNS, 12, 5, 1]
+
+
+class Blocks:
+    """All blocks of one matrix; psfs run on them as they are split."""
+
+    def __init__(self, rows, *, width=COLUMNS, block_rows=None, dtype="float64", sparse=False, **settings):
+        block = (block_rows or rows, width)
+        self.matrix = Matrix("w", rows, COLUMNS, dtype, sparse=sparse, block=block, **settings)
+        self.partitioning = Partitioning(self.matrix, 2)
+        self.blocks = {block.number: make_block(self.matrix, block) for block in self.partitioning.blocks}
+
+    def run(self, psf):
+        psf.check(self.matrix)
+        self.partitioning.check_same_row_block(psf.rows(self.matrix), psf.name)
+        split = psf.split(self.matrix, self.partitioning)
+        for block, part in split:
+            psf.partition_check(self.blocks[block.number], part)
+        for block, part in split:
+            psf.partition_update(self.blocks[block.number], part)
+
+    def add(self, row, values, columns=None):
+        columns = np.arange(COLUMNS) if columns is None else np.asarray(columns)
+        for block, mine, positions in self.partitioning.split(row, columns):
+            self.blocks[block.number].add(row, mine, np.asarray(values)[positions].astype(self.matrix.dtype))
+
+    def row(self, row):
+        return np.concatenate(
+            [self.blocks[block.number].get(row, None) for block in self.partitioning.blocks_of_row(row)]
+        )
+
+    def updates(self):
+        return [block.updates for block in self.blocks.values()]
+
+
+@pytest.fixture
+def gradients():
+    """Steps × columns; about half of the columns have a gradient in each step."""
+    random = np.random.default_rng(8)
+    return random.normal(size=(15, COLUMNS)) * (random.random((15, COLUMNS)) < 0.5)
+
+
+def start(dtype="float64"):
+    return np.random.default_rng(9).normal(size=COLUMNS).astype(dtype)
+
+
+def on_whole_rows(rule, gradients, *, named_only, dtype="float64"):
+    """The weights, and all slots one after the other, when the rule itself is called."""
+    weights = start(dtype)
+    slots = rule.new_slots(weights)
+    for step, gradient in enumerate(gradients.astype(dtype), start=1):
+        if named_only:
+            at = np.flatnonzero(gradient)
+            rule.update_at(at, weights, gradient[at], slots, step)
+        else:
+            rule.update(weights, gradient, slots, step)
+    return [weights, *(slots[name] for name in rule.slot_names)]
+
+
+def on_blocks(rule, gradients, **settings):
+    """The same by way of blocks; settings of both."""
+    named_only = settings.pop("named_only", False)
+    blocks = Blocks(Optimize.rows_needed(rule), **settings)
+    optimize = Optimize("w", rule, sparse=named_only)
+    blocks.add(0, start())
+    for gradient in gradients:
+        at = np.flatnonzero(gradient)
+        half = gradient[at] / 2
+        blocks.add(optimize.gradient_row(), half, at)
+        blocks.add(optimize.gradient_row(), half, at)  # of another worker
+        blocks.run(optimize)
+    assert not blocks.row(optimize.gradient_row()).any()
+    assert blocks.updates() == [len(gradients)] * len(blocks.blocks)
+    return [blocks.row(row) for row in range(1 + len(rule.slot_names))]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_blocks_of_any_shape_give_what_the_rule_gives_on_the_whole_row(rule, width, dtype, gradients):
+    """A block that counted its own steps, or took the l2 of other columns, learned something else."""
+    given = on_blocks(rule, gradients, width=width, dtype=dtype)
+    expected = on_whole_rows(rule, gradients, named_only=False, dtype=dtype)
+    assert [row.tobytes() for row in given] == [row.tobytes() for row in expected]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_sparse_updates_touch_only_columns_with_a_gradient(rule, sparse, width, dtype, gradients):
+    """Momentum and l2 moved millions of weights that no worker had named."""
+    given = on_blocks(rule, gradients, width=width, dtype=dtype, sparse=sparse, named_only=not sparse)
+    expected = on_whole_rows(rule, gradients, named_only=True, dtype=dtype)
+    assert [row.tobytes() for row in given] == [row.tobytes() for row in expected]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_numbers_are_those_of_the_formula(sparse, gradients):
+    """Blocks and the rule may agree with each other and be wrong together."""
+    given = on_blocks(Adam(0.1, l2=0.2), gradients, width=7, sparse=sparse)
+    with_gaps = [[float(g) if g or not sparse else None for g in row] for row in gradients]
+    weights, slots = written_out.learn(
+        written_out.adam, start().tolist(), with_gaps, slots=("m", "v"), rate=lambda t: 0.1, l2=0.2
+    )
+    for row, expected in zip(given, (weights, slots["m"], slots["v"]), strict=True):
+        assert row == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_rows_longer_than_what_is_updated_at_once_are_updated_to_their_end(sparse):
+    """The last, shorter piece of a row, and pieces without any gradient."""
+    columns = 100_000
+    matrix = Matrix("w", 4, columns, "float32")
+    block = make_block(matrix, Partitioning(matrix, 1).blocks[0])
+    random = np.random.default_rng(1)
+    weights, gradient = random.normal(size=(2, columns)).astype(np.float32)
+    gradient[32_000:66_000] = 0.0
+    rule = Adam(0.1, l1=0.1)
+    slots = rule.new_slots(weights)
+    block.put(0, None, weights)
+    for step in range(1, 4):
+        block.add(3, None, gradient)
+        Optimize("w", rule, sparse=sparse).partition_update(block, None)
+        at = np.flatnonzero(gradient) if sparse else np.arange(columns)
+        rule.update_at(at, weights, gradient[at], slots, step)
+    rows = [weights, slots["m"], slots["v"], np.zeros(columns, np.float32)]
+    assert [block.get(row, None).tobytes() for row in range(4)] == [row.tobytes() for row in rows]
+    assert block.updates == 3
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_each_row_of_weights_has_slots_and_gradients_of_its_own(sparse):
+    """The classes of a softmax shared one momentum."""
+    rule = Adam(0.1)
+    optimize = Optimize("w", rule, weights=3)
+    assert Optimize.rows_needed(rule, weights=3) == 12
+    assert [optimize.gradient_row(row) for row in range(3)] == [9, 10, 11]
+    assert [optimize.slot_row("m", row) for row in range(3)] == [3, 4, 5]
+    assert [optimize.slot_row("v", row) for row in range(3)] == [6, 7, 8]
+    blocks = Blocks(14, width=5, sparse=sparse)  # two rows more, for something else
+    blocks.add(12, np.ones(COLUMNS))
+    alone = [Blocks(4, sparse=sparse) for _ in range(3)]
+    random = np.random.default_rng(2)
+    for _ in range(5):
+        for row in range(3):
+            gradient = random.normal(size=COLUMNS)
+            blocks.add(9 + row, gradient)
+            alone[row].add(3, gradient)
+            alone[row].run(Optimize("w", rule))
+        blocks.run(optimize)
+    for row in range(3):
+        for place, name in enumerate(["weights", "m", "v", "gradient"]):
+            assert blocks.row(3 * place + row).tobytes() == alone[row].row(place).tobytes(), name
+    assert blocks.row(12).tolist() == [1.0] * COLUMNS
+    assert not blocks.row(13).any()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("named_only", [False, True])
+def test_the_gradient_is_divided_by_the_scale(sparse, named_only):
+    """With four workers every step was four times too long."""
+    gradient = np.random.default_rng(3).normal(size=COLUMNS)
+    scaled, whole = Blocks(2, width=5, sparse=sparse), Blocks(2, width=5, sparse=sparse)
+    for _ in range(4):
+        scaled.add(1, gradient)
+    whole.add(1, gradient)
+    scaled.run(Optimize("w", SGD(0.5), scale=4, sparse=named_only))
+    whole.run(Optimize("w", SGD(0.5), sparse=named_only))
+    assert scaled.row(0) == pytest.approx(whole.row(0), rel=1e-14)
+    assert whole.row(0) == pytest.approx(-0.5 * gradient)
+    assert not scaled.row(1).any()
+
+
+def test_a_step_that_is_given_counts_in_place_of_the_block_s_own():
+    """Where workers count epochs, the rate is to decay with these."""
+    blocks = Blocks(2)
+    rule = SGD(InverseSquareRoot(1.0, decay=1.0))
+    for step, expected in ((8, -1 / 3), (None, -1 / 3 - 1 / np.sqrt(3.0))):
+        blocks.add(1, np.ones(COLUMNS))
+        blocks.run(Optimize("w", rule, step=step))
+        assert blocks.row(0) == pytest.approx(np.full(COLUMNS, expected))
+    assert blocks.updates() == [2]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_block_without_gradients_counts_its_updates_too(sparse):
+    """Its columns would come to another t than those of other blocks, and depend on the partitioning."""
+    blocks = Blocks(4, width=5, sparse=sparse)
+    optimize = Optimize("w", Adam(0.1), sparse=True)
+    for _ in range(3):
+        blocks.add(3, [1.0], [7])
+        blocks.run(optimize)
+    assert blocks.updates() == [3, 3, 3, 3, 3]
+    blocks.add(3, [1.0], [20])
+    blocks.run(optimize)
+    expected, _ = written_out.learn(
+        written_out.adam, [0.0], [[None], [None], [None], [1.0]], slots=("m", "v")
+    )
+    assert blocks.row(0)[20] == pytest.approx(expected[0])
+
+
+def test_the_count_of_updates_goes_on_after_a_restore():
+    """Adam began at t = 1 again with the slots of thousands of updates, and made a huge first step."""
+    whole, first, second = Blocks(4), Blocks(4), Blocks(4)
+    optimize = Optimize("w", Adam(0.1))
+    for blocks in (whole, first):
+        for _ in range(3):
+            blocks.add(3, np.ones(COLUMNS))
+            blocks.run(optimize)
+    for number, block in first.blocks.items():
+        second.blocks[number].updates = block.updates
+        for row in block.rows:
+            second.blocks[number].put(row, None, block.get(row, None))
+    for blocks in (whole, second):
+        blocks.add(3, np.full(COLUMNS, -3.0))
+        blocks.run(optimize)
+    assert whole.row(0).tobytes() == second.row(0).tobytes()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_that_cancel_are_none_where_only_some_columns_are_updated(sparse):
+    """As documented: whether somebody has added a 0 is not to be seen in a sum. A dense update goes on there."""
+    blocks = Blocks(3, sparse=sparse)
+    blocks.add(2, [1.0], [4])
+    blocks.run(Optimize("w", Momentum(1.0), sparse=True))
+    for value in (3.0, -3.0):
+        blocks.add(2, [value], [4])
+    blocks.run(Optimize("w", Momentum(1.0), sparse=True))
+    assert (blocks.row(0)[4], blocks.row(1)[4]) == (-1.0, 1.0)
+    if not sparse:
+        blocks.run(Optimize("w", Momentum(1.0)))
+        assert (blocks.row(0)[4], blocks.row(1)[4]) == (-1.9, 0.9)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_numbers_that_run_away_become_infinite_and_stop_nobody(sparse):
+    """A warning of numpy, made an error, ended the job of a worker that had done nothing wrong."""
+    blocks = Blocks(4, dtype="float32", sparse=sparse)
+    for value in (1e30, np.nan):  # the square of the first is too large for float32
+        blocks.add(3, [value], [2])
+        blocks.run(Optimize("w", Adam(1.0)))
+    assert np.isnan(blocks.row(0)[2])
+    assert not np.isnan(np.delete(blocks.row(0), 2)).any()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_slots_begin_as_the_rule_wants_them_for_the_weights_that_are_there(sparse, gradients):
+    """``FTRL(keep_start=True)`` lost its start with the first gradient when z began at 0."""
+    rule = FTRL(0.3, 0.5, l1=0.1, l2=0.1, keep_start=True)
+    blocks = Blocks(4, width=5, sparse=sparse)
+    weights = start()
+    weights[::3] = 0.0
+    blocks.add(0, weights)
+    blocks.add(2, np.ones(COLUMNS))
+    blocks.run(InitialSlots("w", rule))
+    slots = rule.new_slots(weights)
+    assert blocks.row(1).tobytes() == (slots["z"] + 0.0).tobytes()
+    assert not blocks.row(2).any()
+    for step, gradient in enumerate(gradients, start=1):
+        at = np.flatnonzero(gradient)
+        rule.update_at(at, weights, gradient[at], slots, step)
+        blocks.add(3, gradient[at], at)
+        blocks.run(Optimize("w", rule))
+    assert blocks.row(0).tobytes() == weights.tobytes()
+    assert blocks.updates() == [15] * 5
+
+
+def test_weights_of_a_sparse_matrix_may_have_a_default():
+    """A column that nobody had touched yet began its learning at 0."""
+    blocks = Blocks(4, width=5, sparse=True)
+    rule = FTRL(0.3, 0.5, keep_start=True)
+    for block in blocks.blocks.values():
+        block.replace_row(0, SparseRow(np.empty(0, np.int64), np.empty(0), 0.25))
+    blocks.run(InitialSlots("w", rule))
+    weights = np.full(1, 0.25)
+    slots = rule.new_slots(weights)
+    assert blocks.row(1).tolist() == slots["z"].tolist() * COLUMNS
+    blocks.add(3, [2.0], [6])
+    blocks.run(Optimize("w", rule))
+    rule.update(weights, np.array([2.0]), slots, 1)
+    assert blocks.row(0)[6] == weights[0]
+    assert np.delete(blocks.row(0), 6).tolist() == [0.25] * (COLUMNS - 1)
+
+
+def test_a_gradient_for_all_absent_columns_is_refused_before_anything_changes():
+    """It was dropped without a word: no column was named."""
+    blocks = Blocks(2, width=5, sparse=True)
+    blocks.add(1, [1.0], [3])
+    for block in blocks.blocks.values():
+        block.replace_row(1, SparseRow(np.empty(0, np.int64), np.empty(0), 0.5))
+    with pytest.raises(
+        ParameterServerError,
+        match=r"psf.Optimize on matrix 'w': expected gradients \(row 1\) of which absent .* default of 0.5",
+    ):
+        blocks.run(Optimize("w", SGD()))
+    with pytest.raises(ParameterServerError, match=r"a default of 0\.5"):
+        Optimize("w", SGD()).partition_update(blocks.blocks[0], None)
+    assert not blocks.row(0).any()
+    assert blocks.updates() == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("psf", "settings", "error", "message"),
+    [
+        (
+            Optimize("w", Adam(), weights=2),
+            {"rows": 7},
+            ParameterServerError,
+            r"psf.Optimize on matrix 'w': expected at least 8 rows \(2 each of weights, m, v, and gradients\), "
+            r"given 7; make the matrix with rows=8",
+        ),
+        (
+            InitialSlots("w", SGD()),
+            {"rows": 1},
+            ParameterServerError,
+            r"psf.InitialSlots on matrix 'w': expected at least 2 rows \(1 each of weights, and gradients\), given 1",
+        ),
+        (
+            Optimize("w", SGD()),
+            {"rows": 2, "dtype": "int64"},
+            ParameterServerError,
+            r"psf.Optimize on matrix 'w': expected a matrix of float32 or float64",
+        ),
+        (
+            Optimize("w", SGD()),
+            {"rows": 2, "sparse": True, "default": 0.5},
+            ParameterServerError,
+            r"psf.Optimize on matrix 'w': expected default=0.0, .* given 0.5; give the weights .* with psf.Fill",
+        ),
+        (
+            Optimize("w", SGD(l2=[0.1, 0.2])),
+            {"rows": 2},
+            ParameterServerError,
+            r"psf.Optimize on matrix 'w': SGD\(l2=\): expected one number for each of the 23 weights, given 2",
+        ),
+        (Optimize("w", Adam()), {"rows": 4, "block_rows": 2}, RowsInDifferentBlocks, r"rows 0, 1, 2, 3"),
+    ],
+)
+def test_a_matrix_that_does_not_fit_is_refused_with_what_would(psf, settings, error, message):
+    """The gradients of a matrix with one row too few were taken from a slot."""
+    blocks = Blocks(**settings)
+    with pytest.raises(error, match=message):
+        blocks.run(psf)
+    assert not any(blocks.updates())
+
+
+async def test_a_server_refuses_too_few_rows_with_the_number_that_is_needed():
+    """It said that row 2 is not there, and left the user to guess how many there should be."""
+    async with ParameterServer() as server:
+        await server.create_matrix("w", rows=2, columns=COLUMNS)
+        client = server.client(worker=0)
+        with pytest.raises(ParameterServerError, match="make the matrix with rows=4"):
+            await client.update(Optimize("w", Adam()))
+        with pytest.raises(ParameterServerError, match="make the matrix with rows=4"):
+            await server.create_matrix("v", rows=3, columns=COLUMNS, on_clock=Optimize("v", Adam()))
+
+
+async def test_workers_in_step_make_one_update_of_the_sum_of_their_gradients():
+    """The way it is meant to be used: under BSP, with the clock, over two shards."""
+    rule = Adam(0.1)
+    optimize = Optimize("w", rule, scale=2)
+    rows = Optimize.rows_needed(rule)
+    gradients = np.random.default_rng(6).normal(size=(4, 2, COLUMNS))
+    async with ParameterServer(shards=2) as server:
+        await server.create_matrix("w", rows=rows, columns=COLUMNS, consistency=BSP(), on_clock=optimize)
+        clients = [server.client(worker=worker) for worker in range(2)]
+        for step in gradients:
+            for client, gradient in zip(clients, step, strict=True):
+                await client.add(
+                    "w", row=optimize.gradient_row(), columns=np.arange(COLUMNS), values=gradient
+                )
+            for client in clients:
+                await client.clock("w")
+        learned = await clients[0].get("w", row=0)
+    means = gradients.mean(axis=1).tolist()
+    expected, _ = written_out.learn(written_out.adam, [0.0] * COLUMNS, means, slots=rule.slot_names)
+    assert learned == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: Optimize("w", Adam),
+            ConfigurationError,
+            r"psf.Optimize\(optimizer=\): .* make one of it: Adam\(\)",
+        ),
+        (
+            lambda: Optimize("w", SGD(), weights=0),
+            ConfigurationError,
+            r"psf.Optimize\(weights=\): .* given 0",
+        ),
+        (lambda: Optimize("w", SGD(), step=0), ConfigurationError, r"psf.Optimize\(step=\): .* given 0"),
+        (
+            lambda: Optimize("w", SGD(), scale=0.0),
+            ConfigurationError,
+            r"psf.Optimize\(scale=\): .* given 0.0",
+        ),
+        (
+            lambda: Optimize("w", Adam()).slot_row("z"),
+            OutOfRange,
+            r"psf.Optimize.slot_row: expected a slot of 'adam' \(m, v\), given 'z'",
+        ),
+        (lambda: Optimize("w", SGD()).slot_row("z"), OutOfRange, r"a slot of 'sgd' \(none\), given 'z'"),
+        (
+            lambda: Optimize("w", SGD(), weights=2).gradient_row(2),
+            OutOfRange,
+            r"psf.Optimize, row of weights: expected a whole number from 0 to 1, given 2",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(make, error, message):
+    """A scale of 0 makes every weight infinite."""
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_equal_settings_are_equal():
+    """A matrix is made again by every worker, and compared with the one that is there, ``on_clock`` included."""
+    assert Optimize("w", Adam(0.1), scale=2) == Optimize("w", Adam(0.1), scale=2.0)
+    assert Optimize("w", SGD(0.1, l2=[0.1, 0.2])) == Optimize("w", SGD(0.1, l2=[0.1, 0.2]))
+    assert Optimize("w", Adam(0.1)) != Optimize("w", Adam(0.2))
+
+
+class OfThisTest(SGD):
+    """A rule at the top level of a module."""
+
+
+def test_a_rule_that_another_process_cannot_import_is_refused_where_it_is_given():
+    """It failed in the shard's process, far from the line that was wrong."""
+
+    class OfThisFunction(SGD):
+        pass
+
+    assert Optimize("w", OfThisTest()).require_importable() == Optimize("w", OfThisTest())
+    with pytest.raises(
+        ConfigurationError,
+        match=r"psf.Optimize\(optimizer=\): expected its class at the top level of a module",
+    ):
+        Optimize("w", OfThisFunction()).require_importable()

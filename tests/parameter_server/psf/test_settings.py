@@ -1,0 +1,335 @@
+"""How psfs are written, compared, sent, and what is refused where they are written."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from functools import partial, wraps
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import pytest
+from parameter_server.psf import aggregate_cases, update_cases, user_functions
+from parameter_server.psf.on_blocks import Fixture, OnBlocks
+
+from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks
+from streamiter.parameter_server import psf
+
+WRONG_WHERE_WRITTEN: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "a row below 0": (
+        lambda: psf.Abs("w", -1, 0),
+        OutOfRange,
+        "psf.Abs(source=): expected a whole number of at least 0, given -1",
+    ),
+    "a row that is a fraction": (
+        lambda: psf.Add("w", 0, 1, to=2.0),  # type: ignore[arg-type]
+        OutOfRange,
+        "psf.Add(to=): expected a whole number of at least 0, given 2.0",
+    ),
+    "a number that is none": (
+        lambda: psf.Scale("w", 0, "2"),  # type: ignore[arg-type]
+        ConfigurationError,
+        "psf.Scale(scalar=): expected a number, given '2'",
+    ),
+    "division by 0": (
+        lambda: psf.DivS("w", 0, 1, 0.0),
+        ConfigurationError,
+        "psf.DivS(scalar=): expected a number other than 0, given 0.0",
+    ),
+    "a table for a row": (
+        lambda: psf.Put("w", 0, [[1.0, 2.0]]),
+        ConfigurationError,
+        "psf.Put(values=): expected a one-dimensional array of numbers, given float64 of shape (1, 2)",
+    ),
+    "words for numbers": (
+        lambda: psf.Increment("w", 0, ["a"]),
+        ConfigurationError,
+        "psf.Increment(delta=): expected a one-dimensional array of numbers, given <U1 of shape (1,)",
+    ),
+    "columns and values that do not match": (
+        lambda: psf.Push("w", 0, [1, 2], [1.0]),
+        ConfigurationError,
+        "psf.Push: expected as many values as columns, given 1 values and 2 columns",
+    ),
+    "columns that are fractions": (
+        lambda: psf.Pull("w", 0, [1.5]),
+        ConfigurationError,
+        "psf.Pull(columns=): expected a one-dimensional array of whole numbers, given float64 of shape (1,)",
+    ),
+    "a seed below 0": (
+        lambda: psf.RandomNormal("w", 0, 0.0, 1.0, seed=-1),
+        ConfigurationError,
+        "psf.RandomNormal(seed=): expected a whole number from 0 to 18,446,744,073,709,551,615, given -1",
+    ),
+    "a negative deviation": (
+        lambda: psf.RandomNormal("w", 0, 0.0, -1.0, seed=1),
+        ConfigurationError,
+        "psf.RandomNormal(std=): expected a number of 0 or more, given -1.0",
+    ),
+    "a mean without end": (
+        lambda: psf.RandomNormal("w", 0, math.inf, 1.0, seed=1),
+        ConfigurationError,
+        "psf.RandomNormal(mean=): expected a finite number, given inf",
+    ),
+    "bounds the wrong way round": (
+        lambda: psf.RandomUniform("w", 0, 2.0, 1.0, seed=1),
+        ConfigurationError,
+        "psf.RandomUniform: expected low ≤ high, given low=2.0 and high=1.0",
+    ),
+    "no inputs": (
+        lambda: psf.XavierNormal("w", 1.0, 0, 0, seed=1),
+        ConfigurationError,
+        "psf.XavierNormal(fan_in=): expected a number above 0, given 0",
+    ),
+    "a number for a function": (
+        lambda: psf.Map("w", 0, 1, 3),  # type: ignore[arg-type]
+        ConfigurationError,
+        "psf.Map(function=): expected a function or its name as 'module:function', given 3",
+    ),
+    "a tolerance below 0": (
+        lambda: psf.Equal("w", 0, 1, tolerance=-1.0),
+        ConfigurationError,
+        "psf.Equal(tolerance=): expected a number of 0 or more, given -1.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WHERE_WRITTEN)
+def test_what_can_never_be_is_refused_where_it_is_written(name: str) -> None:
+    """The error came from a shard in another process, and pointed at no line of the user's."""
+    write, error, message = WRONG_WHERE_WRITTEN[name]
+    with pytest.raises(error) as refusal:
+        write()
+    assert str(refusal.value) == message
+
+
+def test_a_random_psf_without_a_seed_is_no_psf() -> None:
+    """Nobody could have repeated what it did."""
+    with pytest.raises(TypeError, match="seed"):
+        psf.RandomNormal("w", 0, 0.0, 1.0)  # type: ignore[call-arg]
+
+
+WRONG_FOR_THE_MATRIX: dict[str, tuple[Any, type[Exception], str]] = {
+    "width": (
+        psf.Put("w", 0, np.zeros(99)),
+        ParameterServerError,
+        "psf.Put on matrix 'w', values=: expected 100 numbers, one for each column, given 99",
+    ),
+    "diagonal": (
+        psf.Diag("w", [1, 2]),
+        ParameterServerError,
+        "psf.Diag on matrix 'w', values=: expected 10 numbers, as the diagonal of 10 × 100 has, given 2",
+    ),
+    "column": (
+        psf.Push("w", 0, [5, 100], [1, 1]),
+        OutOfRange,
+        "psf.Push on matrix 'w': expected columns from 0 to 99, given column 100",
+    ),
+    "column below 0": (
+        psf.Pull("w", 0, [5, -1]),
+        OutOfRange,
+        "psf.Pull on matrix 'w': expected columns from 0 to 99, given column -1",
+    ),
+    "fractions": (
+        psf.Sqrt("w", 0, 1),
+        ParameterServerError,
+        "psf.Sqrt on matrix 'w': expected a matrix of float32 or float64, for its results are fractions; given int64",
+    ),
+    "a fraction": (
+        psf.Axpy("w", 0, 1, a=0.5),
+        ParameterServerError,
+        "psf.Axpy on matrix 'w', a=: expected whole numbers of 64 bits, as in the matrix, given 0.5",
+    ),
+    "too large": (
+        psf.Fill("w", 0, 2**63),
+        ParameterServerError,
+        "psf.Fill on matrix 'w', value=: expected whole numbers of 64 bits, as in the matrix, "
+        "given 9223372036854775808",
+    ),
+    "not a number": (
+        psf.FullFill("w", math.nan),
+        ParameterServerError,
+        "psf.FullFill on matrix 'w', value=: expected whole numbers of 64 bits, as in the matrix, given nan",
+    ),
+    "an array of fractions": (
+        psf.MaxA("w", 0, np.zeros(100)),
+        ParameterServerError,
+        "psf.MaxA on matrix 'w', other=: expected whole numbers of 64 bits, as in the matrix, given float64",
+    ),
+    "a negative exponent": (
+        psf.Pow("w", 0, 1, -2),
+        ParameterServerError,
+        "psf.Pow on matrix 'w', exponent=: expected a number of 0 or more, for the matrix is of int64, given -2",
+    ),
+    "no such module": (
+        psf.Map("w", 0, 1, "no_such_module:f"),
+        ConfigurationError,
+        "psf.Map(function=): expected a function that can be imported, given 'no_such_module:f': "
+        "No module named 'no_such_module'",
+    ),
+    "no name": (
+        psf.Map("w", 0, 1, "exp"),
+        ConfigurationError,
+        "psf.Map(function=): expected a function or its name as 'module:function', given 'exp'",
+    ),
+    "not a function": (
+        psf.Map("w", 0, 1, "math:pi"),
+        ConfigurationError,
+        "psf.Map(function=): expected a function, given 'math:pi', which is 3.141592653589793",
+    ),
+    "one number for all": (
+        psf.Map("w", 0, 1, np.sum),
+        ParameterServerError,
+        "psf.Map on matrix 'w': expected its function to return an array of shape (50,), as its arguments have, "
+        "given ()",
+    ),
+    "fractions from a function": (
+        psf.Map("w", 0, 1, np.sqrt),
+        ParameterServerError,
+        "psf.Map on matrix 'w': expected its function to return whole numbers, for a matrix of int64; given float64",
+    ),
+    "words from a function": (
+        psf.Map("w", 0, 1, lambda x: x.astype(str)),
+        ParameterServerError,
+        "psf.Map on matrix 'w': expected its function to return whole numbers, for a matrix of int64; given <U21",
+    ),
+    "an argument changed": (
+        psf.Map("w", 0, 1, lambda x: x.fill(0)),
+        ParameterServerError,
+        "psf.Map on matrix 'w': expected its function to return an array, given ValueError: "
+        "assignment destination is read-only",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FOR_THE_MATRIX)
+def test_what_does_not_fit_the_matrix_is_refused_before_it_changes(name: str) -> None:
+    """A row of another width was cut off silently; half of the blocks had changed when the error came."""
+    function, error, message = WRONG_FOR_THE_MATRIX[name]
+    driver = OnBlocks(Fixture("dense", "int64"), (5, 50))
+    run: Any = driver.aggregate if isinstance(function, psf.GetFunction) else driver.update
+    with pytest.raises(error) as refusal:
+        run(function)
+    assert str(refusal.value) == message
+    assert driver.values().tobytes() == driver.initial.tobytes()
+
+
+def test_rows_must_be_there_and_lie_in_one_row_block() -> None:
+    """A row that did not exist was a silent no-op; rows of two shards cannot be added where they are."""
+    driver = OnBlocks(Fixture("dense", "float64"), (5, 50))
+    with pytest.raises(OutOfRange, match="from 0 to 9, given 10"):
+        driver.update(psf.Copy("w", 0, 10))
+    with pytest.raises(RowsInDifferentBlocks, match=r"given rows 4, 5"):
+        driver.aggregate(psf.Dot("w", 4, 5))
+    with pytest.raises(RowsInDifferentBlocks, match=r"given rows 0, 1, 9"):
+        driver.update(psf.Add("w", 0, 1, to=9))
+
+
+ALL_CASES = (*update_cases.CASES, *aggregate_cases.CASES)
+
+
+def test_psfs_are_compared_by_their_settings() -> None:
+    """Making a matrix once more with the same on_clock was refused as another matrix."""
+    for case in ALL_CASES:
+        function = case.function
+        settings = {name: _copied(value) for name, value in vars(function).items()}
+        again = type(function)(**settings)
+        assert again == function
+        assert hash(again) == hash(function)
+        assert function != "psf"
+        assert repr(again) == repr(function)
+    assert psf.Put("w", 0, [1, 2]) != psf.Put("w", 0, [1, 3])
+    assert psf.Pull("w", 0) != psf.Pull("w", 0, [1])
+    assert psf.Add("w", 0, 1, 2) != psf.Sub("w", 0, 1, 2)
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def test_settings_are_plain_and_their_own() -> None:
+    """Scalars of numpy could not be sent; and an array that its owner filled anew changed what was under way."""
+    values = np.ones(100)
+    function = psf.Put("w", np.int64(1), values)  # type: ignore[arg-type]
+    values.fill(5.0)
+    assert type(function.row) is int
+    assert np.asarray(function.values).tolist() == [1.0] * 100
+    assert type(psf.AddS("w", 0, 1, np.float32(0.5)).scalar) is float  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        function.row = 2  # type: ignore[misc]
+
+
+def test_every_psf_can_go_to_another_process() -> None:
+    """What goes there is found by its name; Ray sends it pickled."""
+    for case in ALL_CASES:
+        sent = case.function.require_importable()
+        assert all(not callable(value) for value in vars(sent).values())
+        assert repr(pickle.loads(pickle.dumps(sent))) == repr(sent)
+    assert psf.Map("w", 0, 1, np.exp).require_importable() == psf.Map("w", 0, 1, "numpy:exp")
+    by_name = psf.Map("w", 0, 1, user_functions.twice_plus_one).require_importable()
+    assert by_name == psf.Map("w", 0, 1, "parameter_server.psf.user_functions:twice_plus_one")
+
+
+def test_what_another_process_cannot_import_is_refused() -> None:
+    """It failed over there, with an error about a module nobody had heard of."""
+
+    def local(x: Any) -> Any:
+        return x
+
+    class Local(psf.UpdateFunction):
+        matrix = "w"
+
+        def partition_update(self, block: Any, part: Any) -> None: ...
+
+    expected = (
+        r"psf\.Map\(function=\): expected a function at the top level of a module, so that another process can import "
+        r"it, given .*, which "
+    )
+    for function in (lambda x: x, local):
+        with pytest.raises(ConfigurationError, match=expected + "is a lambda or is made inside a function"):
+            psf.Map("w", 0, 1, function).require_importable()
+    taken = wraps(user_functions.twice_plus_one)(local)
+    main = FunctionType(local.__code__, {"__name__": "__main__"}, "top")
+    main.__qualname__ = "top"
+    with pytest.raises(
+        ConfigurationError, match=expected + "is not what '.*user_functions:twice_plus_one' names"
+    ):
+        psf.Map("w", 0, 1, taken).require_importable()
+    with pytest.raises(ConfigurationError, match=expected + "is part of the program that was started"):
+        psf.Map("w", 0, 1, main).require_importable()
+    with pytest.raises(ConfigurationError, match=expected + "has no name of its own"):
+        psf.Map("w", 0, 1, partial(local)).require_importable()
+    with pytest.raises(
+        ConfigurationError, match=r"psf\.Local: expected its class at the top level of a module"
+    ):
+        Local().require_importable()
+
+
+def test_numbers_too_large_for_float32_are_infinite() -> None:
+    """They were a warning, and warnings were an error."""
+    driver = OnBlocks(Fixture("dense", "float32"), (5, 50))
+    driver.update(psf.Fill("w", 3, 1e300))
+    assert (driver.values()[3] == np.inf).all()
+    driver.update(psf.Put("w", 3, np.full(100, -1e300)))
+    assert (driver.values()[3] == -np.inf).all()
+    driver.update(psf.MulS("w", 3, 3, 0))
+    assert np.isnan(driver.values()[3]).all()
+
+
+def test_whole_numbers_are_exact_and_wrap_around() -> None:
+    """Through float64, 2⁵³ + 1 came back as 2⁵³."""
+    for fixture in (Fixture("dense", "int64"), Fixture("sparse", "int64", default=0.0)):
+        driver = OnBlocks(fixture, (5, 50))
+        driver.update(psf.Fill("w", 0, 2**53 + 1))
+        driver.update(psf.Fill("w", 1, 2**53))
+        assert not driver.aggregate(psf.Equal("w", 0, 1))
+        assert driver.aggregate(psf.Equal("w", 0, 1, tolerance=1))
+        assert driver.aggregate(psf.Sum("w", 0)) == 100 * (2**53 + 1)
+        driver.update(psf.Fill("w", 0, -(2**63)))
+        driver.update(psf.Fill("w", 1, 2**63 - 1))
+        assert not driver.aggregate(psf.Equal("w", 0, 1, tolerance=1e18))
+        driver.update(psf.AddS("w", 1, 3, 1))
+        assert driver.aggregate(psf.Equal("w", 0, 3))
+        assert driver.aggregate(psf.Sum("w", 1)) == -100

@@ -1,0 +1,154 @@
+"""Functions of the column's number on sparse rows, and what is refused there before anything changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from parameter_server.psf.on_blocks import SHAPES, Fixture, OnBlocks
+
+from streamiter.errors import ParameterServerError
+from streamiter.parameter_server import psf
+
+Array = np.ndarray[Any, Any]
+
+SPARSE = Fixture("sparse", "float64", default=0.0, density=0.2)
+
+
+def refused(driver: OnBlocks, function: Any) -> str:
+    before = driver.values()
+    with pytest.raises(ParameterServerError) as refusal:
+        driver.update(function)
+    assert driver.values().tobytes() == before.tobytes()
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_function_of_the_column_must_give_absent_columns_one_number(shape: str) -> None:
+    """There is one default: it stood for the last block's number, and other columns read wrong."""
+    driver = OnBlocks(SPARSE, SHAPES[shape])
+    absent = np.flatnonzero(driver.initial[1] == 0)
+    message = refused(driver, psf.MapWithIndex("w", 1, 3, lambda i, x: x + i))
+    given = f"{float(absent[0])} for column {absent[0]} and {float(absent[1])} for column {absent[1]}"
+    assert message == (
+        "psf.MapWithIndex on matrix 'w': expected its function to return one number for all columns that are absent "
+        f"from sparse rows, given {given}; use a dense matrix"
+    )
+
+
+def test_blocks_that_are_content_each_for_itself_must_agree() -> None:
+    """With blocks as wide as the function's steps each block had one default, and the whole matrix none."""
+    steps = psf.MapWithIndex("w", 1, 3, lambda i, x: i // 50 + 0 * x)
+    message = refused(OnBlocks(SPARSE, (5, 50)), steps)
+    assert "given 0.0 for column 0 and 1.0 for column 50" in message
+
+
+def test_the_last_block_is_asked_before_the_first_is_changed() -> None:
+    """The first blocks had the new values, the last the old."""
+
+    def fails_at_the_end(index: Array, x: Array) -> Array:
+        if index.max() == 99:
+            raise ValueError("no such column")
+        return x
+
+    for fixture in (SPARSE, Fixture("dense", "float64")):
+        message = refused(OnBlocks(fixture, (5, 50)), psf.MapWithIndex("w", 1, 3, fails_at_the_end))
+        assert message == (
+            "psf.MapWithIndex on matrix 'w': expected its function to return an array, given ValueError: no such column"
+        )
+
+
+def test_the_last_block_is_asked_also_where_the_column_does_not_matter() -> None:
+    """A function that fails on one value left the blocks before it changed."""
+    for fixture in (SPARSE, Fixture("dense", "float64")):
+        driver = OnBlocks(fixture, (5, 50))
+        bad = driver.initial[1, 50:].max()
+
+        def fails_on_one(x: Array, bad: float = bad) -> Array:
+            if (x == bad).any():
+                raise ValueError("too much")
+            return x + 1
+
+        assert "given ValueError: too much" in refused(driver, psf.Map("w", 1, 3, fails_on_one))
+
+
+def test_not_a_number_may_be_the_number_for_absent_columns() -> None:
+    """NaN is not equal to itself, and so was taken for two numbers."""
+    driver = OnBlocks(SPARSE, (5, 50))
+    driver.update(psf.MapWithIndex("w", 1, 3, lambda i, x: np.where(x == 0, np.nan, i)))
+    expected = np.where(driver.initial[1] == 0, np.nan, np.arange(100))
+    np.testing.assert_array_equal(driver.values()[3], expected)
+    assert driver.aggregate(psf.Size("w", 3)) == np.count_nonzero(driver.initial[1])
+
+
+def test_a_row_without_absent_columns_may_become_anything() -> None:
+    """It was refused for the sake of columns that do not exist."""
+    driver = OnBlocks(Fixture("full", "float64", default=0.0), (5, 50))
+    driver.update(psf.MapWithIndex("w", 1, 3, lambda i, x: i + x))
+    np.testing.assert_array_equal(driver.values()[3], np.arange(100) + driver.initial[1])
+
+
+@pytest.mark.parametrize(
+    ("function", "default"),
+    [
+        (psf.Log("w", 1, 3), -np.inf),
+        (psf.Div("w", 1, 1, 3), np.nan),
+        (psf.Exp("w", 1, 3), 1.0),
+        (psf.Fill("w", 3, 4), 4.0),
+        (psf.Put("w", 3, np.zeros(100)), 0.0),
+    ],
+)
+def test_what_equals_the_new_default_takes_no_room(function: Any, default: float) -> None:
+    """Log filled the row with −inf, column by column; and NaN beside a default of NaN was kept."""
+    driver = OnBlocks(SPARSE, (5, 50))
+    driver.update(function)
+    pulled = driver.aggregate(psf.PullSparse("w", 3))
+    np.testing.assert_equal(pulled.default, default)
+    assert len(pulled.columns) <= np.count_nonzero(driver.initial[1])
+
+
+def test_random_numbers_fill_all_columns_of_a_sparse_row() -> None:
+    """They were drawn for the columns that happened to be there."""
+    driver = OnBlocks(SPARSE, (5, 50))
+    driver.update(psf.RandomUniform("w", 3, 1.0, 2.0, seed=3))
+    assert driver.aggregate(psf.Size("w", 3)) == 100
+
+
+def test_blocks_with_defaults_of_their_own_are_pulled_as_one_row() -> None:
+    """A block without absent columns keeps its default; the other's was taken for its columns, too."""
+    driver = OnBlocks(SPARSE, (5, 50))
+    driver.update(psf.Fill("w", 1, 0.0))
+    driver.update(psf.Push("w", 1, np.arange(50), np.ones(50)))
+    driver.update(psf.MapWithIndex("w", 1, 3, lambda i, x: np.where(i < 50, i, 7.0)))
+    pulled = driver.aggregate(psf.PullSparse("w", 3))
+    values = np.full(100, pulled.default)
+    values[pulled.columns] = pulled.values
+    np.testing.assert_array_equal(values, np.where(np.arange(100) < 50, np.arange(100), 7.0))
+
+
+def test_a_wide_sparse_row_is_tried_in_pieces() -> None:
+    """Arguments for all absent columns at once took more memory than the matrix was made sparse to save."""
+    from streamiter.parameter_server.matrix import Matrix
+    from streamiter.parameter_server.partitioning import Partitioning
+    from streamiter.parameter_server.storage import make_block
+
+    matrix = Matrix("w", rows=2, columns=200_000, sparse=True, block=(2, 200_000))
+    (place,) = Partitioning(matrix, shards=1).blocks
+    block = make_block(matrix, place)
+    block.add(0, np.array([5, 150_000]), np.array([1.0, 2.0]))
+    longest = 0
+
+    def watched(index: Array, x: Array) -> Array:
+        nonlocal longest
+        longest = max(longest, len(index))
+        return np.where(x == 0, 3.0, index * x)
+
+    psf.MapWithIndex("w", 0, 1, watched).partition_update(block, None)
+    content = block.sparse_row(1)
+    assert (content.columns.tolist(), content.values.tolist(), content.default) == (
+        [5, 150_000],
+        [5.0, 3e5],
+        3.0,
+    )
+    assert longest <= 1 << 16

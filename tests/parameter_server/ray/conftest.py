@@ -1,0 +1,68 @@
+"""A Ray of the tests' own: one for each test process, started with the first test that needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamiter.clock import SystemClock
+from streamiter.parameter_server.transport.ray.protocol import RayAddress
+
+# Enough for what tests keep, and little enough for two test processes side by side.
+_OBJECT_STORE_BYTES = 256 << 20
+
+TESTS = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Ray without a dashboard, without fixed ports, in a folder of its own. Its path is short: sockets lie there."""
+    if importlib.util.find_spec("ray") is None:
+        if os.environ.get("CI"):
+            pytest.fail("these tests need the package ray, which must be there where CI is set: make test")
+        pytest.skip("the package ray is not installed: pip install 'streamiter[ray]'")
+    folder = Path(tempfile.mkdtemp(prefix="ray"))
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray would write one into the home folder.
+        environment.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        # Actors of tests are imported by name.
+        environment.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+        import ray
+
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(folder),
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def shared_address(ray_cluster: None) -> Iterator[RayAddress]:
+    """Two shards for all tests that do not end any; each has matrices of its own."""
+    from streamiter.parameter_server.transport.ray.hosting import RayHosting
+
+    hosting = RayHosting(2, name="shared shards", clock=SystemClock())
+    yield hosting.address
+    asyncio.run(hosting.close())

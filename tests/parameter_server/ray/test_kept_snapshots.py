@@ -1,0 +1,61 @@
+"""Which snapshot is gone back to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamiter.errors import ConfigurationError
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.recovery import KeptSnapshots, ShardSnapshot, SnapshotEvery
+from streamiter.parameter_server.requests import Create
+
+
+def part(number: int, state: str, workers: tuple[int, ...] = (0, 1)) -> ShardSnapshot[str]:
+    """What one shard gives."""
+    return ShardSnapshot(number, workers, (Create(Matrix("w", rows=1, columns=2), 2),), state)
+
+
+def test_only_a_snapshot_that_all_shards_have_given_is_gone_back_to() -> None:
+    """One half of the parameters from clock 10, the other from clock 20."""
+    kept = KeptSnapshots[str](shards=2)
+    assert not kept.add(0, part(1, "left 1"))
+    assert not kept.add(0, part(2, "left 2"))
+    assert kept.latest is None
+    assert kept.add(1, part(1, "right 1"))
+    assert kept.latest is not None
+    assert kept.latest.states == ("left 1", "right 1")
+    assert kept.add(1, part(2, "right 2"))
+    assert kept.latest.states == ("left 2", "right 2")
+    assert [create.matrix.name for create in kept.latest.matrices] == ["w"]
+
+
+def test_what_a_past_that_no_longer_counts_has_left_is_not_put_together_with_what_comes() -> None:
+    """After a loss the shards come to the same clock again; one half was from the first time."""
+    kept = KeptSnapshots[str](shards=2)
+    for shard in range(2):
+        kept.add(shard, part(1, f"{shard}"))
+    kept.add(0, part(2, "of the past"))
+    kept.replace(kept.latest)
+    assert not kept.add(1, part(2, "new right"))
+    assert kept.add(0, part(2, "new left"))
+    assert kept.latest is not None
+    assert kept.latest.states == ("new left", "new right")
+    assert not kept.add(0, part(1, "late"))
+
+
+def test_a_worker_that_is_not_on_all_shards_yet_is_not_in_a_snapshot() -> None:
+    """A worker that came back on one shard only, whose clock the others waited for."""
+    kept = KeptSnapshots[str](shards=2)
+    kept.add(0, part(1, "left", workers=(0, 1, 2)))
+    kept.add(1, part(1, "right", workers=(0, 2)))
+    assert kept.latest is not None
+    assert kept.latest.workers == (0, 2)
+
+
+@pytest.mark.parametrize(("clocks", "of"), [(0, "w"), (1.5, "w"), (1, ""), (1, None)])
+def test_settings_that_make_no_sense_are_refused(clocks: Any, of: Any) -> None:
+    """A snapshot every 0 clocks."""
+    with pytest.raises(ConfigurationError, match="SnapshotEvery"):
+        SnapshotEvery(clocks=clocks, of=of)

@@ -1,0 +1,252 @@
+"""Reads of clients with a row cache, on real servers: they promise what reads without one do, and spare the shards."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamiter.errors import RowsInDifferentBlocks
+from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
+from streamiter.parameter_server.call import Call
+from streamiter.parameter_server.client import Client
+from streamiter.parameter_server.consistency.settings import Consistency
+
+_WORKERS = 3
+_CACHE_BYTES = 1 << 16
+
+_steps = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["add", "fused add", "update", "clock", "get", "get columns", "start get", "finish get"]
+        ),
+        st.integers(0, _WORKERS - 1),
+        st.integers(0, 1),
+    ),
+    min_size=20,
+    max_size=60,
+)
+
+
+class _Workers:
+    """Each adds ones to its own column only, so that a row says whose adds are in it."""
+
+    def __init__(self, clients: list[Client], consistency: Consistency) -> None:
+        self.clients = clients
+        self.consistency = consistency
+        self.reads: list[list[float]] = []
+        self.begun: list[tuple[int, Call[Any]]] = []
+
+    def clock_of(self, worker: int) -> int:
+        return self.clients[worker].clock_of("w")
+
+    @property
+    def minimum(self) -> int:
+        return min(map(self.clock_of, range(_WORKERS)))
+
+    def may_write(self, worker: int) -> bool:
+        return not isinstance(self.consistency, BSP) or self.clock_of(worker) == self.minimum
+
+    def may_read(self, worker: int) -> bool:
+        """Whether a read is answered at once."""
+        ahead = self.clock_of(worker) - self.minimum
+        if isinstance(self.consistency, SSP):
+            return ahead <= self.consistency.staleness
+        return ahead == 0 or isinstance(self.consistency, ASP)
+
+    async def do(self, kind: str, worker: int, row: int) -> None:
+        client = self.clients[worker]
+        if kind == "add" and self.may_write(worker):
+            await client.add("w", row=row, columns=[worker], values=[1.0])
+        elif kind == "fused add" and not isinstance(self.consistency, BSP):
+            await client.add("w", row=row, columns=[worker], values=[1.0], update=self.increment(worker, row))
+        elif kind == "update":
+            await client.update(self.increment(worker, row))
+        elif kind == "clock" and self.may_write(worker):
+            await client.clock("w")
+        elif kind == "all clock":
+            for one in range(_WORKERS):
+                if self.may_write(one):
+                    await self.clients[one].clock("w")
+        elif kind == "get" and self.may_read(worker):
+            self.read(worker, row, await client.get("w", row=row))
+        elif kind == "get columns" and self.may_read(worker):
+            backwards = await client.get("w", row=row, columns=np.arange(_WORKERS)[::-1])
+            self.read(worker, row, backwards[::-1])
+        elif kind == "start get" and self.may_read(worker):
+            self.begun.append((worker, await client.start_get("w", rows=[0, 1])))
+        elif kind == "finish get":
+            for _, call in self.begun:
+                self.reads += (await call).tolist()
+            self.begun.clear()
+
+    def increment(self, worker: int, row: int) -> psf.Increment:
+        return psf.Increment("w", row=row, delta=np.eye(_WORKERS)[worker])
+
+    def read(self, worker: int, row: int, values: Any) -> None:
+        self.reads.append(values.tolist())
+        values[:] = -1.0  # it belongs to the caller
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    consistency=st.sampled_from([ASP(), BSP()]),
+    read_my_writes=st.booleans(),
+    shards=st.integers(1, 2),
+    steps=_steps,
+)
+def test_under_asp_and_bsp_reads_with_a_cache_are_those_without_one(
+    consistency: Consistency, read_my_writes: bool, shards: int, steps: list[tuple[str, int, int]]
+) -> None:
+    """BSP promises one exact value for each read; a cache that gives another makes runs that cannot be repeated."""
+    # What update functions of others do belongs to no clock: a cached row need not have it.
+    steps = [step for step in steps if isinstance(consistency, ASP) or step[0] != "update"]
+
+    async def reads(cache_bytes: int) -> list[list[float]]:
+        async with ParameterServer(shards=shards) as server:
+            await server.create_matrix("w", rows=2, columns=_WORKERS, consistency=consistency)
+            clients = [
+                server.client(worker, cache_bytes=cache_bytes, read_my_writes=read_my_writes)
+                for worker in range(_WORKERS)
+            ]
+            workers = _Workers(clients, consistency)
+            for step in steps:
+                await workers.do(*step)
+            return workers.reads
+
+    assert asyncio.run(reads(_CACHE_BYTES)) == asyncio.run(reads(0))
+
+
+class _CheckedWorkers(_Workers):
+    """Knows what each worker has added, and by when."""
+
+    def __init__(self, clients: list[Client], consistency: SSP) -> None:
+        super().__init__(clients, consistency)
+        self.staleness = consistency.staleness
+        self.added: list[tuple[int, int, int]] = []
+        """(worker, row, its clock) of all that has been added so far."""
+
+    async def do(self, kind: str, worker: int, row: int) -> None:
+        clock = self.clock_of(worker)
+        await super().do(kind, worker, row)
+        times = {"add": 1, "fused add": 2, "update": 1}.get(kind, 0)
+        self.added += [(worker, row, clock)] * times
+
+    def read(self, worker: int, row: int, values: Any) -> None:
+        oldest = self.clock_of(worker) - self.staleness
+        for other in range(_WORKERS):
+            clocks = [clock for who, where, clock in self.added if (who, where) == (other, row)]
+            certain = sum(clock < oldest for clock in clocks)
+            if other == worker:
+                assert values[other] == len(clocks), "a worker reads all of its own writes"
+            else:
+                assert certain <= values[other] <= len(clocks)
+        super().read(worker, row, values)
+
+
+@settings(max_examples=80, deadline=None)
+@given(staleness=st.integers(0, 2), shards=st.integers(1, 2), steps=_steps)
+def test_under_ssp_a_cached_read_has_all_that_the_staleness_promises_and_all_own_writes(
+    staleness: int, shards: int, steps: list[tuple[str, int, int]]
+) -> None:
+    """A worker that does not see its own step takes it again; one that sees too little of others diverges."""
+
+    async def run() -> None:
+        async with ParameterServer(shards=shards) as server:
+            await server.create_matrix("w", rows=2, columns=_WORKERS, consistency=SSP(staleness))
+            clients = [server.client(worker, cache_bytes=_CACHE_BYTES) for worker in range(_WORKERS)]
+            workers = _CheckedWorkers(clients, SSP(staleness))
+            for step in steps:
+                await workers.do(*step)
+
+    asyncio.run(run())
+
+
+async def test_a_cached_row_is_read_without_the_shards_until_it_is_too_old() -> None:
+    """What the cache is for: a fast worker reads the same row many times within its staleness."""
+    async with ParameterServer(shards=2) as server:
+        await server.create_matrix("w", rows=1, columns=4, consistency=SSP(staleness=2))
+        client = server.client(0, cache_bytes=_CACHE_BYTES)
+        await client.get("w", row=0)
+        asked = server.statistics().matrix("w").gets
+        for _ in range(3):
+            for _ in range(5):
+                await client.get("w", row=0)
+                await client.get("w", row=0, columns=[3, 1])
+            await client.clock("w")
+        assert server.statistics().matrix("w").gets == asked
+        await client.get("w", row=0)
+        assert server.statistics().matrix("w").gets == asked + 2  # one for each shard
+
+
+@pytest.mark.parametrize(("consistency", "goes_there"), [(ASP(), 2), (BSP(), 1)], ids=["ASP", "BSP"])
+async def test_how_often_a_row_is_fetched_within_a_clock(consistency: Consistency, goes_there: int) -> None:
+    """Under ASP a cached row would hide what others add; under BSP nothing happens within a clock."""
+    async with ParameterServer() as server:
+        await server.create_matrix("w", rows=1, columns=4, consistency=consistency)
+        client = server.client(0, cache_bytes=_CACHE_BYTES)
+        for _ in range(2):
+            await client.get("w", row=0)
+        assert server.statistics().matrix("w").gets == goes_there
+
+
+@pytest.mark.parametrize(
+    ("consistency", "read_my_writes", "seen"),
+    [(BSP(), False, 0.0), (BSP(), True, 1.0), (SSP(staleness=1), False, 1.0), (ASP(), False, 1.0)],
+    ids=["BSP", "BSP reading its own writes", "SSP", "ASP"],
+)
+async def test_which_own_adds_a_read_shows_within_a_clock(
+    consistency: Consistency, read_my_writes: bool, seen: float
+) -> None:
+    """Under BSP the worker saw half of its own iteration with a cache, and none of it without."""
+    async with ParameterServer() as server:
+        await server.create_matrix("w", rows=1, columns=2, consistency=consistency)
+        client = server.client(0, cache_bytes=_CACHE_BYTES, read_my_writes=read_my_writes)
+        await client.get("w", row=0)
+        await client.add("w", row=0, columns=[1], values=[1.0])
+        assert (await client.get("w", row=0)).tolist() == [0.0, seen]
+
+
+async def test_a_row_that_was_being_read_as_its_worker_added_to_it_is_not_kept() -> None:
+    """What was read lacked the add, and so did every read after it, for as long as the row was new enough."""
+    async with ParameterServer() as server:
+        await server.create_matrix("w", rows=1, columns=2, consistency=SSP(staleness=3))
+        client = server.client(0, cache_bytes=_CACHE_BYTES)
+        reading = await client.start_get("w", row=0)
+        await client.add("w", row=0, values=[1.0, 1.0])
+        assert (await reading).tolist() == [0.0, 0.0]
+        assert (await client.get("w", row=0)).tolist() == [1.0, 1.0]
+
+
+async def test_an_add_that_is_refused_is_not_in_the_cached_row() -> None:
+    """The worker read a step that nobody has taken, for as long as the row was new enough."""
+    async with ParameterServer() as server:
+        await server.create_matrix("w", rows=2, columns=2, consistency=SSP(staleness=5), block=(1, 2))
+        client = server.client(0, cache_bytes=_CACHE_BYTES)
+        await client.get("w", row=0)
+        with pytest.raises(RowsInDifferentBlocks):
+            await client.add("w", row=0, values=[1.0, 1.0], update=psf.Copy("w", 0, 1))
+        assert (await client.get("w", row=0)).tolist() == [0.0, 0.0]
+
+
+async def test_an_add_that_is_cancelled_before_it_is_sent_is_not_in_the_cached_row() -> None:
+    """It waited for room among the calls under way; the cache had it already."""
+    async with ParameterServer() as server:
+        await server.create_matrix("w", rows=1, columns=2, consistency=SSP(staleness=1))
+        await server.create_matrix("slow", rows=1, columns=2, consistency=SSP(staleness=0))
+        client, _ = server.client(0, cache_bytes=_CACHE_BYTES, max_calls=1), server.client(1)
+        await client.get("w", row=0)
+        await client.clock("slow")
+        waits = asyncio.ensure_future(client.get("slow", row=0))
+        await asyncio.sleep(0)
+        add = asyncio.ensure_future(client.add("w", row=0, values=[1.0, 1.0]))
+        await asyncio.sleep(0)
+        add.cancel()
+        await asyncio.wait([add])
+        waits.cancel()
+        await asyncio.wait([waits])
+        assert (await client.get("w", row=0)).tolist() == [0.0, 0.0]

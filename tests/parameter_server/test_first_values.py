@@ -1,0 +1,95 @@
+"""What a matrix begins with, and what runs on its clock, is checked before any shard makes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks
+from streamiter.optimizers import SGD
+from streamiter.parameter_server import ParameterServer, psf
+
+FUNCTIONS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    (psf.Fill("v", row=0, value=1.0), {}, ParameterServerError, "Fill: expected matrix 'w', given 'v'"),
+    (psf.Fill("w", row=2, value=1.0), {}, OutOfRange, "expected a whole number from 0 to 1, given 2"),
+    (
+        psf.Axpy("w", 0, 1, 1.0),
+        {"block": (1, 4)},
+        RowsInDifferentBlocks,
+        "Axpy on matrix 'w': expected rows of one",
+    ),
+    (
+        psf.Optimize("w", SGD(0.5)),
+        {"dtype": "int64"},
+        ParameterServerError,
+        "expected a matrix of float32 or float64",
+    ),
+]
+
+
+@pytest.mark.parametrize("setting", ["init", "on_clock"])
+@pytest.mark.parametrize(("function", "settings", "error", "message"), FUNCTIONS)
+async def test_a_function_that_does_not_fit_is_refused_and_nothing_is_made(
+    setting: str, function: Any, settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """A function of a row that is not there did nothing, silently; others failed with a clock of somebody else."""
+    async with ParameterServer(shards=2) as server:
+        with pytest.raises(error, match=message):
+            await server.create_matrix("w", rows=2, columns=4, **settings, **{setting: function})
+        await server.create_matrix("w", rows=2, columns=4)
+        assert await server.aggregate(psf.Size("w", row=0)) == 4
+
+
+@pytest.mark.parametrize("init", [[1.0, 2.0], "abc", [[1.0], [2.0]], [[1.0], [2.0, 3.0]], [psf.Eye, 1.0]])
+async def test_first_values_of_another_shape_or_kind_are_refused(init: Any) -> None:
+    """An error of numpy about broadcasting, out of a shard, and a matrix that was half made."""
+    async with ParameterServer(shards=2) as server:
+        with pytest.raises(ConfigurationError, match="matrix 'w', init=: expected numbers of float64"):
+            await server.create_matrix("w", rows=2, columns=4, init=init)
+
+
+async def test_fractions_are_refused_for_whole_numbers() -> None:
+    """1.5 became 1."""
+    async with ParameterServer() as server:
+        with pytest.raises(ConfigurationError, match=r"given 1\.5"):
+            await server.create_matrix("w", rows=1, columns=2, dtype="int64", init=1.5)
+        await server.create_matrix("w", rows=1, columns=2, dtype="int64", init=2.0)
+        assert (await server.aggregate(psf.Pull("w", row=0))).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("init", [1.0, [1.0, 2.0], [[1.0, 2.0], [3.0, 4.0]], np.float32(1), np.arange(2)])
+async def test_first_values_reach_every_block(init: Any) -> None:
+    """Blocks that begin with the numbers of others."""
+    async with ParameterServer(shards=2) as server:
+        await server.create_matrix("w", rows=2, columns=2, init=init)
+        found = await server.client(worker=0).get("w", rows=[0, 1])
+        np.testing.assert_array_equal(found, np.broadcast_to(np.asarray(init, float), (2, 2)))
+
+
+async def test_what_is_no_function_is_refused_as_on_clock() -> None:
+    """A matrix was made, and each clock failed."""
+    async with ParameterServer() as server:
+        with pytest.raises(ConfigurationError, match="on_clock=: expected a psf that changes parameters"):
+            await server.create_matrix("w", rows=1, columns=2, on_clock=psf.Sum("w", row=0))
+
+
+async def test_a_block_that_is_no_pair_is_refused() -> None:
+    """A TypeError about unpacking."""
+    async with ParameterServer() as server:
+        with pytest.raises(ConfigurationError, match=r"block=: expected \(rows, columns\), given 5"):
+            await server.create_matrix("w", rows=1, columns=2, block=5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "default"),
+    [("float64", float("nan")), ("int64", 0.5), ("int64", float("inf")), ("float64", "0")],
+)
+async def test_a_default_that_columns_cannot_be_compared_with_is_refused(dtype: Any, default: Any) -> None:
+    """0.5 was the default of a matrix of whole numbers, and became 0 without a word."""
+    async with ParameterServer() as server:
+        with pytest.raises(ConfigurationError, match=f"default=: expected .*given {default!r}"):
+            await server.create_matrix("w", rows=1, columns=4, dtype=dtype, sparse=True, default=default)
+        await server.create_matrix("w", rows=1, columns=4, dtype=dtype, sparse=True, default=2.0)
+        assert (await server.aggregate(psf.Sum("w", row=0))) == 8

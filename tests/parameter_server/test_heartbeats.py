@@ -1,0 +1,150 @@
+"""Who is taken for dead, and when."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamiter.errors import ConfigurationError
+from streamiter.parameter_server.heartbeats import Heartbeats, SilenceWatch
+from streamiter.testing import VirtualClock
+
+
+async def test_a_worker_is_silent_once_the_timeout_has_passed_since_it_was_last_heard_of() -> None:
+    """Taken for dead too early a worker loses its clocks; too late, all others wait for it."""
+    clock = VirtualClock()
+    heartbeats = Heartbeats(clock, timeout_s=10.0)
+    heartbeats.joined(1)
+    heartbeats.joined(2)
+    await clock.advance(6.0)
+    heartbeats.heard(2)
+    assert heartbeats.silent(9.99) == []
+    assert heartbeats.silent(10.0) == [1]
+    assert heartbeats.silent(16.0) == [1, 2]
+
+
+async def test_a_late_message_of_a_worker_that_has_left_does_not_bring_it_back() -> None:
+    """It would be let leave once more, again and again, by whoever keeps sending."""
+    heartbeats = Heartbeats(VirtualClock(), timeout_s=1.0)
+    heartbeats.joined(1)
+    heartbeats.left(1)
+    heartbeats.heard(1)
+    heartbeats.waits(1)
+    heartbeats.goes_on(1)
+    assert heartbeats.silent(100.0) == []
+
+
+async def test_a_worker_whose_call_waits_at_the_server_is_not_silent() -> None:
+    """The fast workers of an iteration wait for the slowest one, and have nothing to send meanwhile."""
+    clock = VirtualClock()
+    heartbeats = Heartbeats(clock, timeout_s=10.0)
+    heartbeats.joined(1)
+    heartbeats.waits(1)
+    heartbeats.waits(1)
+    await clock.advance(50.0)
+    heartbeats.goes_on(1)
+    assert heartbeats.silent(100.0) == []
+    heartbeats.goes_on(1)
+    assert heartbeats.silent(59.0) == []
+    assert heartbeats.silent(60.0) == [1]
+
+
+def test_the_timeout_is_above_zero() -> None:
+    """With a timeout of 0 every worker is dead on arrival."""
+    with pytest.raises(
+        ConfigurationError, match="heartbeat timeout, in seconds: expected a number above 0, given 0"
+    ):
+        Heartbeats(VirtualClock(), timeout_s=0)
+
+
+class _Watched:
+    def __init__(self, timeout_s: float = 10.0) -> None:
+        self.clock = VirtualClock()
+        self.heartbeats = Heartbeats(self.clock, timeout_s)
+        self.left: list[tuple[int, float]] = []
+        self.reasons: list[str] = []
+        self.watch = SilenceWatch(self.clock, self.heartbeats, self._leave)
+
+    def _leave(self, worker: int, reason: str) -> None:
+        self.heartbeats.left(worker)
+        self.left.append((worker, self.clock.monotonic_s()))
+        self.reasons.append(reason)
+
+
+async def test_the_watch_has_silent_workers_leave_and_says_why() -> None:
+    """Nobody else notices: the worker says nothing, and all others wait for it."""
+    watched = _Watched()
+    watched.watch.start()
+    watched.heartbeats.joined(1)
+    watched.heartbeats.joined(2)
+    for _ in range(5):
+        await watched.clock.advance(4.0)
+        watched.heartbeats.heard(2)
+    assert watched.left == [(1, 10.0)]
+    assert watched.reasons == ["nothing was heard of it for 10 s (its heartbeat timeout)"]
+    watched.watch.stop()
+
+
+async def test_the_watch_sees_a_worker_that_joins_while_nobody_was_there() -> None:
+    """A timer that ends with the last worker is not set again for the next."""
+    watched = _Watched()
+    watched.watch.start()
+    await watched.clock.advance(37.0)
+    watched.heartbeats.joined(5)
+    await watched.clock.advance(11.0)
+    [(worker, at_s)] = watched.left
+    assert worker == 5
+    assert 47.0 <= at_s <= 48.0
+    watched.watch.stop()
+
+
+async def test_a_watch_that_is_stopped_leaves_no_timer_behind() -> None:
+    """A timer of a closed server keeps it in memory, and has its workers leave again."""
+    watched = _Watched()
+    watched.heartbeats.joined(1)
+    watched.watch.start()
+    watched.watch.start()
+    assert watched.clock.timers == 1
+    watched.watch.stop()
+    watched.watch.stop()
+    assert watched.clock.timers == 0
+    await watched.clock.advance(100.0)
+    assert watched.left == []
+
+
+async def test_the_watch_may_be_stopped_by_what_it_has_done() -> None:
+    """The last worker leaves, its server closes and stops the watch, and the watch sets its timer once more."""
+    watched = _Watched()
+    watched.heartbeats.joined(1)
+    watch = SilenceWatch(watched.clock, watched.heartbeats, lambda worker, reason: watch.stop())
+    watch.start()
+    await watched.clock.advance(30.0)
+    assert watched.clock.timers == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    heard=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=12),
+    timeout_eighths=st.integers(8, 48),
+)
+async def test_every_silent_worker_leaves_within_a_twentieth_of_the_timeout(
+    heard: list[tuple[int, int]], timeout_eighths: int
+) -> None:
+    """A check that comes at fixed times only is late by up to a whole timeout."""
+    timeout_s = timeout_eighths / 8
+    watched = _Watched(timeout_s)
+    watched.watch.start()
+    last_s = dict.fromkeys(range(4), 0.0)
+    for worker in last_s:
+        watched.heartbeats.joined(worker)
+    for worker, pause_eighths in heard:
+        await watched.clock.advance(pause_eighths / 8)
+        if worker not in {left for left, _ in watched.left}:
+            watched.heartbeats.heard(worker)
+            last_s[worker] = watched.clock.monotonic_s()
+    await watched.clock.advance(8.0)
+    assert sorted(worker for worker, _ in watched.left) == [0, 1, 2, 3]
+    for worker, at_s in watched.left:
+        assert 0 <= at_s - (last_s[worker] + timeout_s) <= timeout_s / 20 + 1e-9
+    watched.watch.stop()

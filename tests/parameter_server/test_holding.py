@@ -1,0 +1,239 @@
+"""What comes behind a barrier is in no snapshot, is not lost, and keeps nobody waiting who need not wait."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamiter.errors import CheckpointError, ParameterServerError, ServerReset, WorkerHasLeft
+from streamiter.parameter_server import ASP, BSP, SSP, Client, ParameterServer, psf
+from streamiter.parameter_server.consistency.settings import Consistency
+from streamiter.parameter_server.psf.function import UpdateFunction
+from streamiter.parameter_server.snapshots import thawed
+from streamiter.parameter_server.storage.block import Block
+
+COLUMNS = 4
+CONSISTENCIES = [ASP(), BSP(), SSP(staleness=1)]
+
+
+async def server_of_two(consistency: Consistency) -> tuple[ParameterServer, Client, Client]:
+    server = ParameterServer(shards=2)
+    await server.create_matrix("w", rows=1, columns=COLUMNS, consistency=consistency)
+    return server, server.client(0), server.client(1)
+
+
+async def stored(server: ParameterServer) -> list[float]:
+    """What another server has after going back to the state of this moment."""
+    return await stored_in(await server.snapshot())
+
+
+async def stored_in(state: Any) -> list[float]:
+    other = ParameterServer(shards=2)
+    await other.restore(state)
+    await other.create_matrix("w", rows=1, columns=COLUMNS, consistency=ASP())
+    reader = other.client(99)
+    row = await reader.get("w", row=0)
+    return list(map(float, row))
+
+
+async def at_barrier(server: ParameterServer, taking: Any) -> list[float]:
+    return await stored_in(thawed(await taking, server._plain_data))
+
+
+@pytest.mark.parametrize("consistency", CONSISTENCIES, ids=repr)
+async def test_a_snapshot_has_what_came_before_each_barrier_and_nothing_behind(
+    consistency: Consistency,
+) -> None:
+    """An add behind the barrier that was in the snapshot, and was added once more when its record came again."""
+    server, first, second = await server_of_two(consistency)
+    await first.add("w", row=0, columns=[0, 3], values=1.0)
+    await first.clock("w")
+    await second.clock("w")
+    server.checkpoint_begins(1)
+    first.pass_barrier(1)
+    behind = await first.start_add("w", row=0, columns=[0, 3], values=10.0)
+    second.pass_barrier(1)
+    await behind
+    assert await at_barrier(server, server.take_state(1)) == [1.0, 0.0, 0.0, 1.0]
+    await first.clock("w")
+    await second.clock("w")
+    assert (await first.get("w", row=0)).tolist() == [11.0, 0.0, 0.0, 11.0]
+
+
+async def test_gets_of_an_asynchronous_worker_go_on_behind_its_barrier_and_see_its_own_adds() -> None:
+    """A fast worker that stood still until the slowest had its barrier."""
+    server, first, second = await server_of_two(ASP())
+    server.checkpoint_begins(1)
+    first.pass_barrier(1)
+    await asyncio.wait_for(first.add("w", row=0, values=2.0), 5)
+    await asyncio.wait_for(first.clock("w"), 5)
+    assert (await asyncio.wait_for(first.get("w", row=0), 5)).tolist() == [2.0] * COLUMNS
+    assert (await second.get("w", row=0)).tolist() == [0.0] * COLUMNS
+    second.pass_barrier(1)
+    assert await at_barrier(server, server.take_state(1)) == [0.0] * COLUMNS
+    assert (await second.get("w", row=0)).tolist() == [2.0] * COLUMNS
+
+
+async def test_what_a_worker_added_behind_its_barrier_counts_though_it_leaves_before_the_others_have_passed() -> (
+    None
+):
+    """The last mini-batch of a worker whose input ended just behind a barrier was acknowledged, and thrown away."""
+    server, first, second = await server_of_two(ASP())
+    server.checkpoint_begins(1)
+    first.pass_barrier(1)
+    await first.add("w", row=0, values=3.0)
+    await first.leave()
+    second.pass_barrier(1)
+    assert await at_barrier(server, server.take_state(1)) == [0.0] * COLUMNS
+    assert (await second.get("w", row=0)).tolist() == [3.0] * COLUMNS
+    assert server.statistics().matrix("w").clocks == {1: 0}
+
+
+async def test_a_worker_that_leaves_before_its_barrier_is_not_waited_for() -> None:
+    """A checkpoint that never ended, because the input of one worker had."""
+    server, first, second = await server_of_two(BSP())
+    server.checkpoint_begins(1)
+    first.pass_barrier(1)
+    await second.leave()
+    assert await asyncio.wait_for(at_barrier(server, server.take_state(1)), 5) == [0.0] * COLUMNS
+
+
+@pytest.mark.parametrize("consistency", CONSISTENCIES, ids=repr)
+async def test_a_checkpoint_that_is_given_up_lets_go_of_what_was_held(consistency: Consistency) -> None:
+    """A worker that waited for ever for a barrier that nobody sent any more."""
+    server, first, second = await server_of_two(consistency)
+    server.checkpoint_begins(1)
+    first.pass_barrier(1)
+    adding = await first.start_add("w", row=0, values=1.0)
+    server.checkpoint_abandoned(1)
+    await asyncio.wait_for(_awaited(adding), 5)
+    await first.clock("w")
+    await second.clock("w")
+    assert (await second.get("w", row=0)).tolist() == [1.0] * COLUMNS
+    server.checkpoint_begins(2)
+    first.pass_barrier(2)
+    second.pass_barrier(2)
+    assert await at_barrier(server, server.take_state(2)) == [1.0] * COLUMNS
+
+
+async def test_a_held_add_whose_caller_has_given_up_is_added_all_the_same() -> None:
+    """Shards that differed for ever, since one had applied its part before the barrier and one had thrown it away."""
+    server, first, second = await server_of_two(BSP())
+    server.checkpoint_begins(1)
+    first.pass_barrier(1)
+    adding = asyncio.ensure_future(first.add("w", row=0, values=1.0))
+    await asyncio.sleep(0)
+    adding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    second.pass_barrier(1)
+    await first.clock("w")
+    await second.clock("w")
+    assert (await first.get("w", row=0)).tolist() == [1.0] * COLUMNS
+
+
+async def test_a_get_that_is_held_fails_when_its_worker_leaves() -> None:
+    """A coroutine that waited for the reply of a worker that was no more."""
+    server, first, second = await server_of_two(BSP())
+    server.checkpoint_begins(1)
+    first.pass_barrier(1)
+    clocking = asyncio.ensure_future(first.clock("w"))
+    await asyncio.sleep(0)
+    reading = asyncio.ensure_future(first.get("w", row=0))
+    await asyncio.sleep(0)
+    await first.leave()
+    for call in (clocking, reading):
+        with pytest.raises(WorkerHasLeft, match="worker 0"):
+            await call
+    second.pass_barrier(1)
+    assert np.all(await second.get("w", row=0) == 0.0)
+
+
+class Refusing(UpdateFunction):
+    """Fails wherever it runs."""
+
+    matrix = "w"
+
+    def partition_update(self, block: Block, part: Any) -> None:
+        raise ValueError("not today")
+
+
+async def test_an_error_of_an_add_that_was_acknowledged_comes_with_the_workers_next_call() -> None:
+    """A function that failed behind the barrier, and nobody ever heard of it."""
+    server, first, second = await server_of_two(ASP())
+    server.checkpoint_begins(1)
+    first.pass_barrier(1)
+    await first.add("w", row=0, values=1.0, update=Refusing())
+    second.pass_barrier(1)
+    with pytest.raises(ParameterServerError, match=r"Refusing on matrix 'w'.*not today"):
+        await first.get("w", row=0)
+
+
+async def test_what_is_held_fails_when_the_server_goes_back() -> None:
+    """A worker whose clock was held while somebody restored a snapshot waited for ever."""
+    server, first, second = await server_of_two(BSP())
+    state = await server.snapshot()
+    first.pass_barrier(1)
+    adding = await first.start_add("w", row=0, values=1.0)
+    clocking = asyncio.ensure_future(first.clock("w"))
+    await asyncio.sleep(0)
+    await server.restore(state)
+    for held in (_awaited(adding), clocking):
+        with pytest.raises(ServerReset, match="given a snapshot to go back to"):
+            await asyncio.wait_for(held, 5)
+    for worker in (first, second):
+        await worker.clock("w")
+    assert (await first.get("w", row=0)).tolist() == [0.0] * COLUMNS
+
+
+async def test_what_is_held_fails_when_the_server_starts_over_but_what_was_acknowledged_counts() -> None:
+    """A clock from before the reset was counted after it, on the shards only: its worker stood elsewhere."""
+    server, first, second = await server_of_two(ASP())
+    first.pass_barrier(1)
+    await first.add("w", row=0, values=1.0)
+    await first.clock("w")
+    filling = asyncio.ensure_future(first.update(psf.Fill("w", row=0, value=9.0)))
+    await asyncio.sleep(0)
+    await server.reset()
+    with pytest.raises(ServerReset, match="started over"):
+        await asyncio.wait_for(filling, 5)
+    server.checkpoint_begins(1)
+    second.pass_barrier(1)
+    assert await at_barrier(server, server.take_state(1)) == [0.0] * COLUMNS
+    assert (await second.get("w", row=0)).tolist() == [1.0] * COLUMNS
+    assert server.statistics().matrix("w").clocks == {0: 0, 1: 0}
+
+
+async def test_a_state_that_is_waited_for_is_refused_when_the_server_is_closed() -> None:
+    """A checkpoint that never ended, because the server was closed before all had passed its barrier."""
+    server, first, _ = await server_of_two(BSP())
+    server.checkpoint_begins(1)
+    first.pass_barrier(1)
+    taking = asyncio.ensure_future(server.take_state(1))
+    await asyncio.sleep(0)
+    await server.close()
+    with pytest.raises(CheckpointError, match="checkpoint 1, given a server that was closed"):
+        await asyncio.wait_for(taking, 5)
+
+
+async def test_a_clock_whose_caller_has_given_up_counts_on_both_sides() -> None:
+    """A client that stood a clock behind what its shards knew took cached rows for newer than they were."""
+    server, first, second = await server_of_two(BSP())
+    server.checkpoint_begins(1)
+    first.pass_barrier(1)
+    clocking = asyncio.ensure_future(first.clock("w"))
+    await asyncio.sleep(0)
+    clocking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await clocking
+    second.pass_barrier(1)
+    await server.take_state(1)
+    assert server.statistics().matrix("w").clocks == {0: 1, 1: 0}
+    assert first.clock_of("w") == 1
+
+
+async def _awaited(handle: Any) -> Any:
+    return await handle

@@ -1,0 +1,56 @@
+"""Workers that are not heard of any more leave, and those that waited for them go on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamiter.errors import ConfigurationError, WorkerHasLeft
+from streamiter.parameter_server import BSP, ParameterServer
+from streamiter.testing import VirtualClock
+
+
+async def test_a_silent_worker_leaves_and_the_others_go_on() -> None:
+    """A worker that hung held up the training of all others for ever."""
+    clock = VirtualClock()
+    async with ParameterServer(clock=clock, heartbeat_timeout_s=10.0) as server:
+        await server.create_matrix("w", rows=1, columns=2, consistency=BSP())
+        lively, silent = server.client(0), server.client(1)
+        await lively.add("w", row=0, values=1.0)
+        await lively.clock("w")
+        reading = asyncio.ensure_future(lively.get("w", row=0))
+        await clock.advance(9.0)
+        assert not reading.done()
+        silent.heartbeat()
+        await clock.advance(9.0)
+        assert not reading.done()
+        await clock.advance(2.0)
+        assert (await asyncio.wait_for(reading, 5)).tolist() == [1.0, 1.0]
+        assert server.workers == [0]
+        with pytest.raises(WorkerHasLeft, match=r"worker 1: .* nothing was heard of it for 10 s"):
+            await silent.get("w", row=0)
+
+
+async def test_a_worker_that_waits_for_others_is_not_taken_for_dead() -> None:
+    """The fast worker was thrown out, since it had nothing to say while it waited for the slow one."""
+    clock = VirtualClock()
+    async with ParameterServer(clock=clock, heartbeat_timeout_s=10.0) as server:
+        await server.create_matrix("w", rows=1, columns=2, consistency=BSP())
+        fast, slow = server.client(0), server.client(1)
+        await fast.clock("w")
+        reading = asyncio.ensure_future(fast.get("w", row=0))
+        for _ in range(5):
+            await clock.advance(9.0)
+            slow.heartbeat()
+        assert server.workers == [0, 1]
+        await slow.clock("w")
+        await reading
+        await clock.advance(9.0)
+        assert server.workers == [0, 1]
+
+
+def test_a_timeout_of_nothing_is_refused() -> None:
+    """Every worker would have been dead at once."""
+    with pytest.raises(ConfigurationError, match="expected a number above 0, given 0"):
+        ParameterServer(heartbeat_timeout_s=0)

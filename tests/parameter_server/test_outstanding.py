@@ -1,0 +1,127 @@
+"""The bound on calls under way: nobody above it, nobody past his turn, nothing lost when a task is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamiter.errors import ConfigurationError, WorkerHasLeft
+from streamiter.parameter_server.outstanding import Outstanding, OutstandingStatistics
+
+
+async def _turns(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_room_is_taken_at_once_while_there_is_some() -> None:
+    """A call that need not wait is a direct call: no turn of the event loop passes."""
+    outstanding = Outstanding(limit=2)
+    assert outstanding.take() is None
+    with pytest.raises(StopIteration):
+        outstanding.acquire().send(None)
+    assert outstanding.statistics() == OutstandingStatistics(now=2, peak=2, waiting=0, waited=0)
+
+
+async def test_who_waits_comes_in_by_turns_and_nobody_gets_in_between() -> None:
+    """A busy caller that takes the room it has just given back starves all others."""
+    outstanding, order = Outstanding(limit=1), []
+    assert outstanding.take() is None
+
+    async def call(name: str) -> None:
+        await outstanding.acquire()
+        order.append(name)
+
+    tasks = [asyncio.ensure_future(call(name)) for name in "abc"]
+    await _turns()
+    for expected in ("a", "ab", "abc"):
+        outstanding.release()
+        late = outstanding.take()
+        assert late is not None
+        late.give_up()
+        await _turns()
+        assert "".join(order) == expected
+    await asyncio.gather(*tasks)
+    outstanding.release()
+    assert outstanding.statistics() == OutstandingStatistics(now=0, peak=1, waiting=0, waited=6)
+
+
+async def test_a_caller_that_is_cancelled_as_it_gets_room_passes_it_on() -> None:
+    """Room that a task gets in the very turn in which it is cancelled is gone for ever: in the end all calls hang."""
+    outstanding = Outstanding(limit=1)
+    assert outstanding.take() is None
+    first, second = (asyncio.ensure_future(outstanding.acquire()) for _ in range(2))
+    await _turns()
+    outstanding.release()
+    first.cancel()
+    await asyncio.wait_for(second, 5)
+    assert first.cancelled()
+    outstanding.release()
+    assert outstanding.statistics().now == 0
+
+
+async def test_who_waits_when_the_client_leaves_is_told_so() -> None:
+    """A call that waits for room in a client that has left would wait for ever."""
+    outstanding = Outstanding(limit=1)
+    assert outstanding.take() is None
+    waiting = [asyncio.ensure_future(outstanding.acquire()) for _ in range(2)]
+    await _turns()
+    outstanding.fail_waiting(WorkerHasLeft("worker 1 has left"))
+    for task in waiting:
+        with pytest.raises(WorkerHasLeft, match="worker 1 has left"):
+            await task
+    outstanding.release()
+    assert outstanding.statistics().now == 0
+
+
+def test_the_limit_is_at_least_one() -> None:
+    """With a limit of 0 the first call would wait for ever."""
+    with pytest.raises(ConfigurationError, match=r"limit=\): expected a whole number of at least 1, given 0"):
+        Outstanding(limit=0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    limit=st.integers(1, 3),
+    steps=st.lists(st.sampled_from(["acquire", "release", "cancel", "turn"]), max_size=40),
+    chosen=st.randoms(use_true_random=False),
+)
+def test_any_mix_of_calls_and_cancellations_keeps_the_bound_and_ends_with_room(
+    limit: int, steps: list[str], chosen: object
+) -> None:
+    """Counts of room drift by one in some rare order of a release and a cancellation."""
+
+    async def run() -> None:
+        outstanding = Outstanding(limit)
+        tasks: list[asyncio.Task[None]] = []
+
+        def holders() -> list[asyncio.Task[None]]:
+            return [task for task in tasks if task.done() and not task.cancelled()]
+
+        for step in steps:
+            if step == "acquire":
+                tasks.append(asyncio.ensure_future(outstanding.acquire()))
+            elif step == "release" and holders():
+                tasks.remove(holders()[0])
+                outstanding.release()
+            elif step == "cancel" and tasks:
+                chosen.choice(tasks).cancel()  # type: ignore[attr-defined]
+            elif step == "turn":
+                await asyncio.sleep(0)
+            assert outstanding.statistics().now <= limit
+        await _turns(5)
+        while holders():
+            tasks.remove(holders()[0])
+            outstanding.release()
+            await _turns(5)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+        statistics = outstanding.statistics()
+        assert (statistics.now, statistics.waiting) == (0, 0)
+        assert statistics.peak <= limit
+
+    asyncio.run(run())

@@ -1,0 +1,84 @@
+"""Adds that wait for a clock take bounded memory, and bounded time."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from streamiter.parameter_server import BSP, ParameterServer, add_parts, matrix_shard
+from streamiter.parameter_server.requests import Add, AddPart, Get
+
+COLUMNS = 1_000
+
+
+@pytest.fixture(autouse=True)
+def small_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is summed up above 64 MiB elsewhere is summed up above 4 KiB here."""
+    monkeypatch.setattr(matrix_shard, "_PENDING_BYTES", 4 << 10)
+
+
+async def test_many_small_adds_of_one_iteration_are_summed_up() -> None:
+    """A worker that added one key at a time filled the memory: an add was counted as its 16 bytes of numbers."""
+    async with ParameterServer() as server:
+        await server.create_matrix("w", rows=1, columns=COLUMNS, consistency=BSP())
+        client = server.client(worker=0)
+        for number in range(1_000):
+            await client.add("w", row=0, columns=[number % 3], values=[1.0])
+            assert server.statistics().matrix("w").buffered_adds <= 10
+        await client.clock("w")
+        assert (await client.get("w", row=0, columns=[0, 1, 2, 3])).tolist() == [334.0, 333.0, 333.0, 0.0]
+
+
+async def test_a_large_add_is_not_summed_up_anew_with_each_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gradient of some keys behind one of all 10 M took 40 ms."""
+    summed: list[int] = []
+    sum_up = add_parts.summed
+    monkeypatch.setattr(add_parts, "summed", lambda parts: (summed.append(1), sum_up(parts))[1])
+    async with ParameterServer() as server:
+        await server.create_matrix("w", rows=1, columns=COLUMNS, consistency=BSP())
+        client = server.client(worker=0)
+        for _ in range(2):
+            await client.add("w", row=0, values=1.0)
+            for number in range(100):
+                await client.add("w", row=0, columns=[number], values=[1.0])
+            await client.clock("w")
+        assert 2 <= len(summed) <= 20
+        assert (await client.get("w", row=0)).tolist() == [4.0] * 100 + [2.0] * (COLUMNS - 100)
+
+
+def test_the_size_of_an_add_of_one_key_is_what_it_takes() -> None:
+    """The bound is one of memory, not of numbers."""
+    request = Add("w", 0, -1, (AddPart(0, 0, np.array([3]), np.array([1.0])),))
+    tracemalloc.start()
+    try:
+        before_bytes, _ = tracemalloc.get_traced_memory()
+        kept = [add_parts.kept(request) for _ in range(1_000)]
+        after_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    said_bytes = sum(add_parts.size_bytes(one.parts) for one in kept)
+    assert 0.7 < said_bytes / (after_bytes - before_bytes) < 1.4
+
+
+async def test_a_read_behind_a_barrier_looks_through_few_of_the_workers_own_adds() -> None:
+    """A quick worker under ASP waited for the barrier of a slow one: each of its reads took 170 ms by then."""
+    async with ParameterServer() as server:
+        await server.create_matrix("w", rows=2, columns=COLUMNS)
+        quick, slow = (server.client(worker=number) for number in range(2))
+        server.checkpoint_begins(1)
+        quick.pass_barrier(1)
+        [shard] = server._hosting._shards  # type: ignore[attr-defined]
+        await quick.add("w", row=1, values=1.0)
+        for number in range(1_000):
+            await quick.add("w", row=0, columns=[number % 3, 999], values=1.0)
+            assert len(shard._holding._own_adds(Get("w", 0))) <= 70
+            if number % 100 == 7:
+                assert (await quick.get("w", row=0, columns=[999])).tolist() == [number + 1.0]
+        assert shard._holding.held > 0
+        assert (await slow.get("w", row=0)).sum() == 0.0
+        slow.pass_barrier(1)
+        await server.take_state(1)
+        rows = await slow.get("w", rows=[0, 1])
+        assert (rows[0, [0, 1, 2, 999]].tolist(), rows[1].sum()) == ([334.0, 333.0, 333.0, 1000.0], COLUMNS)

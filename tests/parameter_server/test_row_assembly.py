@@ -1,0 +1,58 @@
+"""Rows that come from several shards, one part at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamiter.parameter_server.changes import ChangedRows, Changes
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.partitioning import Partitioning
+from streamiter.parameter_server.row_assembly import RowAssembly
+
+
+def _assembly(columns_of_block: int) -> RowAssembly:
+    matrix = Matrix("w", rows=2, columns=6, block=(2, columns_of_block))
+    return RowAssembly(matrix, Partitioning(matrix, shards=3))
+
+
+def _changes(block: int, clock: int, rows: list[int], values: list[list[float]]) -> Changes:
+    return Changes(1, clock, [ChangedRows(block, np.array(rows, np.int64), np.array(values))])
+
+
+def test_a_row_is_told_of_only_when_all_of_its_blocks_have_come() -> None:
+    """What has not come yet is whatever lay in memory there."""
+    rows = _assembly(columns_of_block=2)
+    rows.take(_changes(2, 7, [1], [[5.0, 6.0]]))
+    rows.take(_changes(0, 5, [1], [[1.0, 2.0]]))
+    assert not rows.has_news
+    rows.take(_changes(1, 6, [0, 1], [[0.0, 0.0], [3.0, 4.0]]))
+    change = rows.tell()
+    assert (change.row, change.clock, change.columns) == (1, 5, None)
+    assert change.values.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert not rows.has_news
+
+
+def test_parts_that_come_before_a_row_is_told_of_are_told_together() -> None:
+    """A slow subscriber is told of each part of each row."""
+    rows = _assembly(columns_of_block=2)
+    for block in range(3):
+        rows.take(_changes(block, 0, [0], [[0.0, 0.0]]))
+    rows.tell()
+    rows.take(_changes(2, 3, [0], [[5.0, 6.0]]))
+    rows.take(_changes(1, 2, [0], [[3.0, 4.0]]))
+    rows.take(_changes(2, 4, [0], [[7.0, 8.0]]))
+    change = rows.tell()
+    assert (change.clock, change.columns) == (2, range(2, 6))
+    assert change.values.tolist() == [0.0, 0.0, 3.0, 4.0, 7.0, 8.0]
+    assert not rows.has_news
+
+
+def test_rows_in_one_block_are_not_kept_once_they_are_told_of() -> None:
+    """A subscriber to a whole matrix would hold it twice; one that keeps a row would hold all that came with it."""
+    rows = _assembly(columns_of_block=6)
+    changes = _changes(0, 1, [0, 1], [[1.0] * 6, [2.0] * 6])
+    rows.take(changes)
+    first, second = rows.tell(), rows.tell()
+    assert (first.columns, second.values.tolist()) == (None, [2.0] * 6)
+    assert first.values.base is None
+    assert not rows._rows

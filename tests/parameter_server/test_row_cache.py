@@ -1,0 +1,181 @@
+"""The row cache against a brute-force one: which rows it gives, and which it keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamiter.errors import ConfigurationError
+from streamiter.parameter_server.consistency.settings import ASP, BSP, SSP
+from streamiter.parameter_server.row_cache import RowCache, cache_rules
+
+_WIDTHS = {"a": 2, "b": 5}
+_ROWS = range(2)
+_LIMIT_BYTES = 80  # of the 112 of all rows
+
+
+class _BruteForce:
+    """A list of everything that is cached, the least recently used row first."""
+
+    def __init__(self) -> None:
+        self.cached: list[tuple[tuple[str, int], int, list[float]]] = []
+        self.hits = self.misses = self.evictions = 0
+
+    def find(self, key: tuple[str, int], oldest: int) -> list[float] | None:
+        found = [entry for entry in self.cached if entry[0] == key]
+        if found:
+            self.cached.remove(found[0])
+        if not found or found[0][1] < oldest:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self.cached.append(found[0])
+        return list(found[0][2])
+
+    def put(self, key: tuple[str, int], values: list[float], clock: int) -> None:
+        if any(entry[0] == key and entry[1] > clock for entry in self.cached):
+            return
+        self.cached = [entry for entry in self.cached if entry[0] != key]
+        self.cached.append((key, clock, list(values)))
+        while self.size_bytes() > _LIMIT_BYTES:
+            self.cached.pop(0)
+            self.evictions += 1
+
+    def own_add(self, key: tuple[str, int], columns: list[int], value: float) -> None:
+        for entry in self.cached:
+            if entry[0] == key:
+                for column in columns:
+                    entry[2][column] += value
+
+    def invalidate(self, matrix: str) -> None:
+        self.cached = [entry for entry in self.cached if entry[0][0] != matrix]
+
+    def size_bytes(self) -> int:
+        return sum(8 * len(values) for _, _, values in self.cached)
+
+
+_steps = st.tuples(
+    st.sampled_from(
+        [
+            *["read", "find", "add"] * 3,
+            "clock",
+            "invalidate",
+            "clear",
+            "add while reading",
+            "invalidate while reading",
+        ]
+    ),
+    st.tuples(st.sampled_from(sorted(_WIDTHS)), st.sampled_from(_ROWS)),
+    st.none() | st.lists(st.integers(0, 1), max_size=3),
+    st.integers(0, 3),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=st.lists(_steps, min_size=30, max_size=60), staleness=st.integers(0, 3))
+def test_gives_and_keeps_what_a_brute_force_cache_would(
+    steps: list[tuple[str, tuple[str, int], list[int] | None, int]], staleness: int
+) -> None:
+    """A cache that gave rows from before the allowed clocks let training go on with weights nobody would ever get."""
+    cache, expected, clock = RowCache(_LIMIT_BYTES), _BruteForce(), 0
+    for number, (kind, key, named, age) in enumerate(steps):
+        width = _WIDTHS[key[0]]
+        columns = list(range(width)) if named is None else named
+        keys = slice(0, width) if named is None else np.array(named, np.int64)
+        if kind == "read":
+            values = np.full(width, float(number))
+            cache.put(cache.begin(*key), values, clock - age)
+            values[:] = -1.0  # it is the caller's: the cache must not look at it again
+            expected.put(key, [float(number)] * width, clock - age)
+        elif kind == "find":
+            found = cache.find(*key, clock, staleness)
+            _same(found, expected.find(key, clock - staleness))
+            if found is not None:
+                found[:] = -1.0  # the same
+        elif kind == "clock":
+            clock += 1
+        elif kind in {"add", "add while reading"}:
+            reading = cache.begin(*key)
+            cache.own_add(*key, keys, np.full(len(columns), 0.5))
+            expected.own_add(key, columns, 0.5)
+            if kind == "add while reading":
+                cache.put(reading, np.zeros(width), clock)  # with the add in it or not: nobody knows
+        elif kind in {"invalidate", "invalidate while reading"}:
+            reading = cache.begin(*key)
+            cache.invalidate(key[0])
+            expected.invalidate(key[0])
+            if kind == "invalidate while reading":
+                cache.put(reading, np.zeros(width), clock)
+        else:
+            cache.clear()
+            expected.cached.clear()
+        statistics = cache.statistics()
+        assert statistics.size_bytes == expected.size_bytes() <= _LIMIT_BYTES
+        assert statistics.rows == len(expected.cached)
+    statistics = cache.statistics()
+    assert (statistics.hits, statistics.misses, statistics.evictions) == (
+        expected.hits,
+        expected.misses,
+        expected.evictions,
+    )
+
+
+def _same(found: npt.NDArray[Any] | None, expected: list[float] | None) -> None:
+    assert (None if found is None else found.tolist()) == expected
+
+
+def test_what_each_consistency_means_for_cached_rows() -> None:
+    """Under ASP any cached row may be older than what a read must give; own adds under BSP are not in storage yet."""
+    assert cache_rules(ASP()) == (None, False)
+    assert cache_rules(ASP(), read_my_writes=True) == (None, False)
+    assert cache_rules(BSP()) == (0, False)
+    assert cache_rules(BSP(), read_my_writes=True) == (0, True)
+    assert cache_rules(SSP(staleness=3)) == (3, True)
+
+
+def test_some_columns_of_a_cached_row_are_given_in_the_order_they_are_asked_for() -> None:
+    """Columns are named in any order, and twice; a view of the cached row would change it when its caller writes."""
+    cache = RowCache(limit_bytes=100)
+    cache.put(cache.begin("w", 0), np.array([1, 2, 3]), clock=0)
+    found = cache.find("w", 0, 0, 0, np.array([2, 0, 2]))
+    assert found is not None
+    assert found.tolist() == [3, 1, 3]
+    found[:] = 7
+    again = cache.find("w", 0, 0, 0)
+    assert again is not None
+    assert again.tolist() == [1, 2, 3]
+
+
+def test_a_row_that_is_larger_than_the_cache_is_not_kept_and_drives_nothing_out() -> None:
+    """One row of a wide matrix must not empty the cache of all others."""
+    cache = RowCache(limit_bytes=64)
+    cache.put(cache.begin("narrow", 0), np.zeros(4), clock=0)
+    cache.put(cache.begin("wide", 0), np.zeros(9), clock=0)
+    assert cache.find("wide", 0, 0, 0) is None
+    assert cache.find("narrow", 0, 0, 0) is not None
+
+
+def test_a_cache_of_no_bytes_keeps_nothing() -> None:
+    """It is what every client has that did not ask for a cache."""
+    cache = RowCache(limit_bytes=0)
+    assert not cache.is_on
+    cache.put(cache.begin("w", 0), np.zeros(1), clock=0)
+    assert cache.find("w", 0, 0, 0) is None
+    with pytest.raises(ConfigurationError, match=r"limit_bytes=\): expected a whole number of at least 0"):
+        RowCache(limit_bytes=-1)
+
+
+def test_the_answer_of_an_older_read_does_not_replace_a_newer_row() -> None:
+    """Reads that are under way together are answered in any order."""
+    cache = RowCache(limit_bytes=100)
+    older, newer = cache.begin("w", 0), cache.begin("w", 0)
+    cache.put(newer, np.array([2.0]), clock=5)
+    cache.put(older, np.array([1.0]), clock=4)
+    found = cache.find("w", 0, my_clock=5, staleness=0)
+    assert found is not None
+    assert found.tolist() == [2.0]

@@ -1,0 +1,141 @@
+"""Going back to a snapshot: what was there then is there again, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamiter import Checkpoints, Flow, Operator
+from streamiter.errors import ParameterServerError, ServerReset
+from streamiter.operators.context import Context
+from streamiter.operators.output import Output
+from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
+from streamiter.parameter_server.consistency.settings import Consistency
+from streamiter.topics import MemoryBroker, OutgoingBatch
+
+COLUMNS = 3
+
+
+async def test_a_matrix_made_after_the_snapshot_begins_anew() -> None:
+    """Its adds stayed when the server went back, and were counted twice."""
+    server = ParameterServer(shards=2)
+    worker = server.client(0)
+    await server.create_matrix("old", rows=1, columns=COLUMNS)
+    state = await server.snapshot()
+    await server.create_matrix("new", rows=1, columns=COLUMNS, init=5.0)
+    await worker.add("new", row=0, values=1.0)
+    await worker.clock("new")
+    await server.restore(state)
+    assert (await worker.get("new", row=0)).tolist() == [5.0] * COLUMNS
+    assert worker.clock_of("new") == server.statistics().matrix("new").minimum_clock == 0
+
+
+async def test_the_state_of_a_matrix_that_is_not_made_again_yet_is_in_the_next_snapshot() -> None:
+    """A checkpoint between a restart and the first use of a matrix forgot all that it had learned."""
+    server = ParameterServer(shards=2)
+    worker = server.client(0)
+    await server.create_matrix("w", rows=2, columns=COLUMNS)
+    await worker.add("w", row=1, values=[1.0, 2.0, 3.0])
+    state = await server.snapshot()
+    for _ in range(2):
+        another = ParameterServer(shards=2)
+        await another.restore(state)
+        state = await another.snapshot()
+    await another.create_matrix("w", rows=2, columns=COLUMNS)
+    assert (await another.client(0).get("w", row=1)).tolist() == [1.0, 2.0, 3.0]
+
+
+async def test_who_waits_at_a_barrier_is_told_that_the_server_went_back() -> None:
+    """The others went back to before it, and this one waited for ever."""
+    server = ParameterServer(shards=2)
+    early, late = server.client(0), server.client(1)
+    state = await server.snapshot()
+    waiting = asyncio.ensure_future(early.barrier(0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await server.restore(state)
+    with pytest.raises(ServerReset, match="a snapshot to go back to; ask again"):
+        await asyncio.wait_for(waiting, 5)
+    async with asyncio.timeout(5):
+        await asyncio.gather(early.barrier(0), late.barrier(0))
+
+
+@pytest.mark.parametrize("junk", [None, {}, {"matrices": 3}, {"matrices": {}}, {"matrices": {"w": 1}}, [1]])
+async def test_what_is_no_snapshot_is_refused(junk: Any) -> None:
+    """A KeyError: 'matrices', with nothing that said whose."""
+    with pytest.raises(ParameterServerError, match=r"restore: expected what snapshot\(\) has given"):
+        await ParameterServer().restore(junk)
+
+
+@pytest.mark.parametrize("consistency", [ASP(), BSP(), SSP(staleness=3)], ids=repr)
+async def test_on_clock_runs_for_what_the_last_workers_have_added(consistency: Consistency) -> None:
+    """The last gradients lay in their row for ever, since the slow worker died and the fast one had ended."""
+    server = ParameterServer(shards=2)
+    await server.create_matrix(
+        "w", rows=2, columns=COLUMNS, consistency=consistency, on_clock=psf.Axpy("w", x=0, y=1, a=2.0)
+    )
+    fast, slow = server.client(0), server.client(1)
+    await fast.add("w", row=0, values=1.0)
+    await fast.clock("w")
+    await fast.leave()
+    await slow.leave()
+    assert (await server.aggregate(psf.Pull("w", row=1))).tolist() == [2.0] * COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"columns": COLUMNS + 1}, rf"expected columns={COLUMNS} as in the snapshot, given {COLUMNS + 1}"),
+        ({"columns": COLUMNS, "block": (1, 1)}, "expected a snapshot of blocks such as"),
+    ],
+)
+async def test_a_snapshot_that_does_not_fit_changes_nothing(settings: dict[str, Any], message: str) -> None:
+    """The first of two matrices had gone back, and with it the workers, before the second was refused."""
+    snapshots = []
+    for of_second in ({"columns": COLUMNS}, settings):
+        server = ParameterServer(shards=2)
+        await server.create_matrix("v", rows=1, columns=COLUMNS, consistency=SSP(staleness=1))
+        await server.create_matrix("w", rows=1, **of_second)
+        client = server.client(len(snapshots))
+        await client.add("v", row=0, values=1.0 + len(snapshots))
+        await client.clock("v")
+        snapshots.append(await server.snapshot())
+    with pytest.raises(ParameterServerError, match=message):
+        await server.restore(snapshots[0])
+    assert (await client.get("v", row=0)).tolist() == [2.0] * COLUMNS
+    assert server.statistics().matrix("v").clocks == {1: 1}
+
+
+class MakesItsMatrixLate(Operator):
+    """Only when it has something to add."""
+
+    def open(self, context: Context) -> None:
+        self.client = context.parameter_server
+
+    async def process(self, record: int, out: Output) -> None:
+        await self.client.create_matrix("late", rows=1, columns=COLUMNS)
+        await self.client.add("late", row=0, values=1.0)
+        await self.client.clock("late")
+
+
+async def test_a_matrix_made_long_after_the_restart_finds_its_state(tmp_path: Path) -> None:
+    """The store had been closed when the first record came."""
+    records = MemoryBroker().topic("records")
+    await records.create()
+    for run in range(1, 4):
+        server = ParameterServer(shards=2)
+        flow = Flow("late")
+        flow.source(records).process(MakesItsMatrixLate, name="add", parameter_server=server)
+        job = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=100))
+        await job.checkpoint()
+        writer = await records.open_writer()
+        await writer.write(OutgoingBatch([b"1", b"2"]))
+        await writer.close()
+        async with asyncio.timeout(10):
+            while job.statistics().step("add").records_in < 2:
+                await asyncio.sleep(0)
+        await job.stop("suspend")
+        assert (await server.aggregate(psf.Pull("late", row=0))).tolist() == [2.0 * run] * COLUMNS

@@ -1,0 +1,334 @@
+"""Subscriptions on a shard: what is told, when, and how much is held."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamiter.errors import OutOfTurn, UnknownMatrix, UnknownWorker, WorkerHasLeft
+from streamiter.parameter_server import ASP, BSP, SSP, Matrix, psf
+from streamiter.parameter_server.changes import Changes, NextChanges, Unsubscribe
+from streamiter.parameter_server.consistency.settings import Consistency
+from streamiter.parameter_server.matrix_shard import MatrixShard
+from streamiter.parameter_server.requests import Add, AddPart, Clock, Update
+from streamiter.parameter_server.subscriptions import Subscriptions
+from streamiter.parameter_server.waiting import Waiting
+
+_WORKERS = (0, 1)
+_ROWS, _COLUMNS = 5, 4
+_ROW_BYTES = 2 * 8
+_REPLY_BYTES = 3 * _ROW_BYTES  # three rows of one block: all rows take several replies
+
+
+class _OnShard:
+    """One matrix in blocks of 2 × 2 on one shard, its workers, and its subscriptions."""
+
+    def __init__(self, consistency: Consistency) -> None:
+        self.matrix = Matrix("w", rows=_ROWS, columns=_COLUMNS, consistency=consistency, block=(2, 2))
+        self.shard = MatrixShard(self.matrix, shard=0, shards=1, workers=_WORKERS)
+        self.subscriptions = Subscriptions(self._find, reply_bytes=_REPLY_BYTES)
+        self.clocks = dict.fromkeys(_WORKERS, 0)
+        self.adds = 0
+
+    def _find(self, name: str) -> MatrixShard:
+        if name != "w":
+            raise UnknownMatrix(name)
+        return self.shard
+
+    @property
+    def minimum(self) -> int:
+        return min(self.clocks.values())
+
+    def add(self, worker: int, row: int, column: int) -> None:
+        if isinstance(self.matrix.consistency, BSP) and self.clocks[worker] > self.minimum:
+            return  # it would be out of turn
+        self.adds += 1
+        [part] = self.shard.partitioning.split(row, np.array([column]))
+        parts = (AddPart(part.block.number, row, part.columns, np.array([float(self.adds)])),)
+        self.shard.add(Add("w", worker, parts=parts))
+
+    def fill(self, row: int) -> None:
+        self.adds += 1
+        function = psf.Fill("w", row=row, value=float(self.adds))
+        split = function.split(self.matrix, self.shard.partitioning)
+        parts = [(block.number, part) for block, part in split]
+        self.shard.update(Update("w", 0, function=function, parts=parts))
+
+    def clock(self, worker: int) -> None:
+        if isinstance(self.matrix.consistency, BSP) and self.clocks[worker] > self.minimum:
+            return
+        self.clocks[worker] += 1
+        self.shard.clock(Clock("w", worker))
+
+    def row(self, row: int) -> list[float]:
+        blocks = self.shard.partitioning.blocks_of_row(row)
+        return [
+            value for block in blocks for value in self.shard.blocks[block.number].get(row, None).tolist()
+        ]
+
+    def next(self, after: int, rows: list[int] | None = None, subscription: int = 0) -> Any:
+        wanted = None if rows is None else np.array(rows, np.int64)
+        return self.subscriptions.next(
+            NextChanges("w", 0, subscription=subscription, rows=wanted, after=after)
+        )
+
+
+class _Subscriber:
+    """Knows of the matrix what it was told."""
+
+    def __init__(self, server: _OnShard, rows: list[int] | None, subscription: int = 0) -> None:
+        self.server = server
+        self.rows = rows
+        self.subscription = subscription
+        self.number = 0
+        self.seen: dict[tuple[int, int], list[float]] = {}
+        self.waiting: Waiting[Changes] | None = None
+
+    def ask(self, *, is_lost: bool = False) -> bool:
+        """Ask, or see to a reply that was waited for; whether there was one."""
+        if self.waiting is None:
+            reply = self.server.next(self.number, self.rows, self.subscription)
+            if isinstance(reply, Waiting):
+                self.waiting = reply
+        if self.waiting is not None:
+            if not self.waiting.is_settled:
+                return False
+            reply, self.waiting = self.waiting.result(), None
+        if not is_lost:
+            self.take(reply)
+        return True
+
+    def take(self, changes: Changes) -> None:
+        assert changes.parts
+        size_bytes = sum(values.nbytes for _, _, values in changes.parts)
+        assert size_bytes <= _REPLY_BYTES
+        self.number = changes.number
+        for block, rows, values in changes.parts:
+            for row, part in zip(rows.tolist(), values.tolist(), strict=True):
+                self.seen[block, row] = part
+
+    def row(self, row: int) -> list[float]:
+        blocks = self.server.shard.partitioning.blocks_of_row(row)
+        return [value for block in blocks for value in self.seen[block.number, row]]
+
+
+_steps = st.one_of(
+    st.tuples(st.just("add"), st.integers(0, _ROWS - 1), st.integers(0, _COLUMNS - 1)),
+    st.tuples(st.just("fill"), st.integers(0, _ROWS - 1), st.just(0)),
+    st.tuples(st.just("clock"), st.sampled_from(_WORKERS), st.just(0)),
+    st.tuples(
+        st.sampled_from(["ask", "lose", "give up", "unsubscribe", "reload"]), st.integers(0, 1), st.just(0)
+    ),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    consistency=st.sampled_from([ASP(), BSP(), SSP(staleness=1)]),
+    steps=st.lists(_steps, min_size=10, max_size=50),
+    rows=st.none() | st.lists(st.integers(0, _ROWS - 1), min_size=1, max_size=3, unique=True),
+)
+def test_what_subscribers_have_seen_last_is_what_is_stored(
+    consistency: Consistency, steps: list[tuple[str, int, int]], rows: list[int] | None
+) -> None:
+    """A served model kept an old row for good: its last change fell between two pushes, or the reply was lost."""
+    server = _OnShard(consistency)
+    subscribers = [_Subscriber(server, None, 0), _Subscriber(server, rows, 1)]
+    for kind, first, second in steps:
+        if kind == "add":
+            server.add(worker=second % 2, row=first, column=second)
+        elif kind == "fill":
+            server.fill(first)
+        elif kind == "clock":
+            server.clock(first)
+        elif kind == "reload":
+            server.subscriptions.reload()
+        else:
+            subscriber = subscribers[first]
+            if kind in {"ask", "lose"}:
+                subscriber.ask(is_lost=kind == "lose")
+            elif kind == "give up" and subscriber.waiting is not None:
+                subscriber.waiting.give_up()
+                subscriber.waiting = None
+            elif kind == "unsubscribe":
+                server.subscriptions.unsubscribe(Unsubscribe("w", 0, subscription=first))
+                subscriber.waiting = None
+    for _ in range(2):  # both workers, each clock: whatever is pending is pushed
+        for worker in _WORKERS:
+            while server.clocks[worker] <= server.minimum:
+                server.clock(worker)
+    for subscriber in subscribers:
+        while subscriber.ask():
+            pass
+        for row in range(_ROWS) if subscriber.rows is None else subscriber.rows:
+            assert subscriber.row(row) == server.row(row)
+        followed = None if subscriber.rows is None else set(subscriber.rows)
+        assert followed is None or {row for _, row in subscriber.seen} == followed
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(staleness=1)], ids=["BSP", "SSP"])
+def test_changes_are_told_when_the_minimum_clock_moves(consistency: Consistency) -> None:
+    """A subscriber that hears of half an iteration works with weights that belong to no clock."""
+    server = _OnShard(consistency)
+    subscriber = _Subscriber(server, [0, 3])
+    while subscriber.ask():
+        pass
+    server.add(0, row=0, column=1)
+    server.add(1, row=1, column=1)
+    server.clock(0)
+    assert not subscriber.ask()
+    server.clock(1)
+    waiting = subscriber.waiting
+    assert waiting is not None
+    changes = waiting.result()
+    assert changes.clock == 1
+    assert [(block, rows.tolist()) for block, rows, _ in changes.parts] == [(0, [0])]
+    assert subscriber.ask()
+    assert subscriber.row(0) == server.row(0) == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_under_asp_changes_are_told_after_each_request() -> None:
+    """There, clocks may stand still for ever."""
+    server = _OnShard(ASP())
+    subscriber = _Subscriber(server, None)
+    while subscriber.ask():
+        pass
+    server.add(1, row=4, column=3)
+    assert subscriber.ask()
+    assert subscriber.row(4) == [0.0, 0.0, 0.0, 1.0]
+    assert not subscriber.ask()
+
+
+def test_a_fused_update_is_told_with_the_add_and_not_before_it() -> None:
+    """A subscriber saw the gradient in the row, and the weights without it."""
+    server = _OnShard(ASP())
+    subscriber = _Subscriber(server, [0])
+    while subscriber.ask():
+        pass
+    function = psf.Scale("w", row=0, scalar=10.0)
+    [(block, part), _] = function.split(server.matrix, server.shard.partitioning)
+    parts = (AddPart(block.number, 0, np.array([0]), np.array([2.0])),)
+    update = Update("w", 1, function=function, parts=[(block.number, part)])
+    server.shard.add(Add("w", 1, parts=parts, update=update))
+    assert subscriber.ask()
+    assert subscriber.row(0)[0] == 20.0
+
+
+def test_a_slow_subscriber_is_told_the_newest_values_once() -> None:
+    """A backlog for each slow subscriber fills the memory of the shard, and the subscriber never catches up."""
+    server = _OnShard(ASP())
+    subscriber = _Subscriber(server, None)
+    while subscriber.ask():
+        pass
+    assert subscriber.waiting is not None
+    subscriber.waiting.give_up()
+    subscriber.waiting = None
+    for _ in range(500):
+        server.add(0, row=2, column=0)
+        server.add(1, row=3, column=1)
+    number = subscriber.number
+    assert subscriber.ask()
+    assert subscriber.number == number + 1
+    assert subscriber.row(2) == server.row(2)
+    assert subscriber.row(3) == server.row(3)
+    assert not subscriber.ask()
+
+
+def test_what_was_in_a_reply_that_did_not_come_is_told_once_more() -> None:
+    """The task that asked was cancelled in the turn in which its reply came; the row was taken for told."""
+    server = _OnShard(ASP())
+    subscriber = _Subscriber(server, None)
+    while subscriber.ask():
+        pass
+    server.add(0, row=2, column=0)
+    server.add(0, row=4, column=3)
+    assert subscriber.ask(is_lost=True)
+    assert subscriber.ask()
+    while subscriber.ask():
+        pass
+    for row in range(_ROWS):
+        assert subscriber.row(row) == server.row(row)
+
+
+def test_rows_take_turns_where_more_change_all_the_time_than_a_reply_has() -> None:
+    """The rows at the end were never told, because those at the beginning had changed again before each reply."""
+    server = _OnShard(ASP())
+    subscriber = _Subscriber(server, None)
+    for _ in range(8):
+        for row in range(_ROWS):
+            server.fill(row)
+        subscriber.ask()
+    assert len(subscriber.seen) == 2 * _ROWS
+    replies_for_all = -(-2 * _ROWS * _ROW_BYTES // _REPLY_BYTES)
+    oldest_told = min(values[0] for values in subscriber.seen.values())
+    assert oldest_told > server.adds - (replies_for_all + 1) * _ROWS
+
+
+def test_a_shard_that_does_not_know_a_subscription_begins_it_anew() -> None:
+    """A shard that was started again waited for changes, and its subscribers missed what it had gone back to."""
+    server = _OnShard(SSP(staleness=1))
+    changes = server.next(after=17)
+    assert isinstance(changes, Changes)
+    assert changes.number == 18
+    assert len(changes.parts) > 0
+
+
+def test_a_second_call_of_one_subscription_ends_the_first_with_an_error() -> None:
+    """Two that wait for one reply: one of them would never be answered."""
+    server = _OnShard(ASP())
+    subscriber = _Subscriber(server, [1])
+    while subscriber.ask():
+        pass
+    earlier = subscriber.waiting
+    assert earlier is not None
+    assert isinstance(server.next(subscriber.number, [1]), Waiting)
+    with pytest.raises(
+        OutOfTurn, match="subscription 0 of worker 0 to matrix 'w': expected one call for changes at a time"
+    ):
+        earlier.result()
+
+
+def test_all_subscriptions_of_a_worker_that_leaves_end() -> None:
+    """They were marked for ever, and their calls waited for ever."""
+    server = _OnShard(ASP())
+    subscribers = [_Subscriber(server, [1], number) for number in range(2)]
+    for subscriber in subscribers:
+        while subscriber.ask():
+            pass
+    assert len(server.subscriptions) == 2
+    server.subscriptions.leave(1)
+    assert len(server.subscriptions) == 2
+    server.subscriptions.leave(0, WorkerHasLeft("worker 0 has left"))
+    assert len(server.subscriptions) == 0
+    assert server.shard.followed is None
+    for subscriber in subscribers:
+        assert subscriber.waiting is not None
+        with pytest.raises(WorkerHasLeft, match="worker 0 has left"):
+            subscriber.waiting.result()
+
+
+def test_a_closed_shard_ends_subscriptions_and_takes_no_more() -> None:
+    """A call for changes that comes after the end has nobody to answer it."""
+    server = _OnShard(ASP())
+    subscriber = _Subscriber(server, [1])
+    while subscriber.ask():
+        pass
+    server.subscriptions.close()
+    assert subscriber.waiting is not None
+    assert subscriber.waiting.result().has_ended
+    assert server.next(subscriber.number, [1]).has_ended
+    assert len(server.subscriptions) == 0
+
+
+def test_whoever_does_not_take_part_cannot_subscribe() -> None:
+    """It would never leave, and so never end."""
+    server = _OnShard(ASP())
+    with pytest.raises(UnknownWorker):
+        server.subscriptions.next(NextChanges("w", 9))
+    with pytest.raises(UnknownMatrix):
+        server.subscriptions.next(NextChanges("v", 0))
+    assert len(server.subscriptions) == 0

@@ -1,0 +1,59 @@
+"""A shard that writes down what it is asked, and lets some requests wait."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from streamiter.errors import OutOfTurn
+from streamiter.parameter_server.waiting import Waiting
+from streamiter.testing.simulation.simulated_time import SimulatedTime
+
+__all__ = ["Ask", "RecordingShard"]
+
+# A request that waits is answered by then, or by a later one of anybody.
+_LONGEST_WAIT_S = 40.0
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request: the ``index``-th of a client, counted from 0."""
+
+    client: str
+    index: int
+    kind: Literal["answered", "waits", "refused"]
+
+
+class RecordingShard:
+    """Answers with the place of the request in the order of all, so that each reply is another one."""
+
+    def __init__(self, time: SimulatedTime, chances: random.Random) -> None:
+        self._time = time
+        self._chances = chances
+        self.handled: dict[str, list[int]] = {}
+        self.replies: dict[Ask, int] = {}
+        self.parked: dict[Ask, Waiting[Any]] = {}
+        self.given_up: list[Ask] = []
+
+    def handle(self, request: Ask) -> Any:
+        self.handled.setdefault(request.client, []).append(request.index)
+        self.replies[request] = reply = len(self.replies)
+        if self.parked and self._chances.random() < 0.3:
+            self.release(next(iter(self.parked)))
+        if request.kind == "refused":
+            raise OutOfTurn(f"{request.client}, {request.index}: refused as {reply}")
+        if request.kind == "answered":
+            return reply
+        self.parked[request] = waiting = Waiting(lambda: self._given_up(request))
+        self._time.call_later(self._chances.random() * _LONGEST_WAIT_S, lambda: self.release(request))
+        return waiting
+
+    def release(self, request: Ask) -> None:
+        """Answer a request that waits, if it still does."""
+        if (waiting := self.parked.pop(request, None)) is not None:
+            waiting.succeed(self.replies[request])
+
+    def _given_up(self, request: Ask) -> None:
+        del self.parked[request]
+        self.given_up.append(request)

@@ -1,0 +1,168 @@
+"""One random run of several clients on one shard over a lossy network, and what must be true of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from parameter_server.transport.lossy_network import (
+    CALM,
+    EVERYTHING,
+    LossyNetwork,
+    NetworkCarrier,
+    NetworkFaults,
+)
+from parameter_server.transport.recording_shard import Ask, RecordingShard
+
+from streamiter.errors import OutOfTurn
+from streamiter.parameter_server.transport.client_session import LinkTiming
+from streamiter.parameter_server.transport.messages import SessionId
+from streamiter.parameter_server.transport.remote_link import RemoteLink
+from streamiter.parameter_server.transport.shard_sessions import ShardSessions
+from streamiter.parameter_server.waiting import Waiting
+from streamiter.testing.simulation.simulated_time import SimulatedTime
+
+__all__ = ["PATIENT", "Broken", "Schedule", "check_schedule"]
+
+PATIENT = LinkTiming(lost_after_s=1e9)
+"""Never takes a shard for lost: losses in a row are part of the game."""
+
+# Virtual seconds within which everything must be answered: three times as long as it takes with the worst faults here.
+_BOUND_S = 1_500.0
+# What lingers in the network, and what a link still wants to say, is through by then.
+_AFTERWARDS_S = 60.0
+
+
+class Broken(AssertionError):
+    """What must hold does not."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is drawn from a seed beforehand."""
+
+    seed: int
+    faults: NetworkFaults = EVERYTHING
+    clients: int = 3
+    requests: int = 12
+    give_up: float = 0.1
+
+
+class _Run:
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.chances = random.Random(schedule.seed)
+        self.time = SimulatedTime()
+        self.network = LossyNetwork(self.time, self.chances, schedule.faults)
+        self.shard = RecordingShard(self.time, self.chances)
+        self.window = self.chances.choice([1, 2, 4, 16])
+        self.reorder = self.chances.choice([1, 2, 16])
+        self.sessions = ShardSessions(self.shard, window=self.window, reorder=self.reorder)
+        self.calls: list[tuple[Ask, Waiting[Any]]] = []
+        self.carriers: list[NetworkCarrier] = []
+        self.to_be_settled = schedule.clients * schedule.requests
+        self.links = [self._client(f"client {number}") for number in range(schedule.clients)]
+
+    def _client(self, name: str) -> RemoteLink:
+        carrier = NetworkCarrier(self.network, self.sessions)
+        self.carriers.append(carrier)
+        link = RemoteLink("shard 0", SessionId(name), carrier, self.time, window=self.window, timing=PATIENT)
+        carrier.link = link
+        carrier.after_each_message = self.check_bounds
+        at_s = 0.0
+        for index in range(self.schedule.requests):
+            at_s += self.chances.choice([0.0, 0.1, 1.0]) * self.chances.random()
+            ask = Ask(name, index, self.chances.choice(["answered", "answered", "waits", "refused"]))
+            self.time.call_later(at_s, lambda ask=ask: self._send(link, ask))
+        return link
+
+    def _send(self, link: RemoteLink, ask: Ask) -> None:
+        waiting = link.send(ask)
+        self.calls.append((ask, waiting))
+        waiting.when_settled(self._one_is_settled)
+        if self.chances.random() < self.schedule.give_up:
+            self.time.call_later(self.chances.random() * 10.0, waiting.give_up)
+
+    def _one_is_settled(self) -> None:
+        self.to_be_settled -= 1
+
+    # -- what must be true -----------------------------------------------------------------------------
+
+    def check_bounds(self) -> None:
+        for opened in self.sessions._open.values():
+            kept, early = opened._session.kept, opened._session.early
+            if kept > self.window or early > self.reorder:
+                raise self.broken(
+                    f"the shard keeps {kept} of {self.window}, {early} of {self.reorder} before their turn"
+                )
+        for link in self.links:
+            self.require(link.unanswered <= self.window, "more is unanswered than the window")
+
+    def require(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise self.broken(what)
+
+    def broken(self, what: str) -> Broken:
+        return Broken(
+            f"seed {self.schedule.seed}, window {self.window}, reorder {self.reorder}, at {self.time.now_s:.1f} s: "
+            f"{what}"
+        )
+
+    def play(self) -> None:
+        while self.to_be_settled:
+            due_s = self.time.next_timer_s
+            if due_s is None or due_s > _BOUND_S:
+                hanging = [ask for ask, waiting in self.calls if not waiting.is_settled]
+                self._check_replies()
+                raise self.broken(f"these hang: {hanging[:3]}")
+            self.time.pass_until(due_s)
+        while any(link.unanswered for link in self.links):  # Of calls that were given up.
+            self.require(self.time.now_s < _BOUND_S, "calls that were given up stay open")
+            self.time.pass_until(self.time.now_s + 1.0)
+        self.time.pass_until(self.time.now_s + _AFTERWARDS_S)
+
+    def check(self) -> None:
+        self.require(not any(link.queued for link in self.links), "requests are left in the queue")
+        wanted = {
+            f"client {number}": list(range(self.schedule.requests)) for number in range(self.schedule.clients)
+        }
+        if self.shard.handled != wanted:
+            raise self.broken(f"requests were handled as {self.shard.handled}")
+        self._check_replies()
+        self.require(not self.shard.parked, "requests are parked that nobody waits for any more")
+        if self.schedule.faults == CALM and self.reorder >= self.window:
+            again = [
+                count for carrier in self.carriers for count in carrier.requests_sent.values() if count > 1
+            ]
+            self.require(not again, f"where no message is lost, requests were sent whole {again} times")
+        self.require(self.time.next_timer_s is None, "a timer runs on where nothing is asked")
+
+    def _check_replies(self) -> None:
+        for ask, waiting in self.calls:
+            if waiting.is_settled:
+                self._check_reply(ask, waiting)
+
+    def _check_reply(self, ask: Ask, waiting: Waiting[Any]) -> None:
+        right = self.shard.replies.get(ask)
+        refusal = f"{ask.client}, {ask.index}: refused as {right}"
+        try:
+            reply = waiting.result()
+        except asyncio.CancelledError:
+            return  # Given up.
+        except OutOfTurn as error:
+            if ask.kind != "refused" or str(error) != refusal:
+                raise self.broken(f"{ask} failed with {error!r}") from error
+        else:
+            if reply != right or ask.kind == "refused":
+                raise self.broken(
+                    f"{ask} was given {reply}, right is {refusal if ask.kind == 'refused' else right}"
+                )
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Play it; raises Broken where something does not hold that must."""
+    run = _Run(schedule)
+    run.play()
+    run.check()

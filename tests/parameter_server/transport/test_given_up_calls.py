@@ -1,0 +1,124 @@
+"""Calls to a shard elsewhere that are given up: what only reads is taken back, all else is done."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from parameter_server.transport.connection import add_ones, recording, whole_row, with_matrix
+from parameter_server.transport.recording_shard import Ask
+
+from streamiter.parameter_server import BSP, SSP
+from streamiter.parameter_server.requests import (
+    AbandonBarrier,
+    Clock,
+    PassBarrier,
+)
+
+
+def test_a_get_that_is_given_up_is_taken_from_the_shard() -> None:
+    """Calls with a time limit leave gets behind on the shard, more with every try."""
+    connection, shard = with_matrix(BSP(), workers=2)
+    link, _ = connection.link()
+    connection.ask(link, Clock("w", 0))
+    waiting = link.send(whole_row())
+    connection.pass_s(1.0)
+    assert shard.statistics().matrices[0].waiting == 1
+    waiting.give_up()
+    connection.pass_s(1.0)
+    assert shard.statistics().matrices[0].waiting == 0
+    assert link.unanswered == 0
+
+
+def test_a_get_that_is_given_up_before_it_is_sent_is_not_sent() -> None:
+    """Behind a shard that does not answer, tries with a time limit pile up."""
+    connection, shard = with_matrix(BSP(), workers=2, window=1)
+    link, _ = connection.link()
+    connection.ask(link, Clock("w", 0))
+    first = link.send(whole_row())
+    for _ in range(10):
+        link.send(whole_row()).give_up()
+    assert link.queued == 0
+    shard.handle(Clock("w", 1))
+    connection.pass_s(1.0)
+    assert first.result().clock == 1
+    assert shard.statistics().matrices[0].gets == 1
+
+
+def test_a_clock_that_is_given_up_is_counted_all_the_same() -> None:
+    """A worker would stand at one clock on some shards and at another on others, for ever."""
+    connection, shard = with_matrix(BSP(), window=1)
+    link, _ = connection.link()
+    link.send(Clock("w", 0)).give_up()
+    connection.pass_s(1.0)
+    parked = link.send(add_ones())
+    link.send(Clock("w", 0)).give_up()
+    connection.pass_s(1.0)
+    assert parked.is_settled
+    assert shard.statistics().matrices[0].minimum_clock == 2
+
+
+def test_the_shard_hears_of_a_get_that_is_given_up_even_if_the_first_word_of_it_is_lost() -> None:
+    """One lost message, and the get stays on the shard until its clock comes, or for ever."""
+    connection, shard = with_matrix(BSP(), workers=2)
+    link, carrier = connection.link()
+    connection.ask(link, Clock("w", 0))
+    waiting = link.send(whole_row())
+    connection.pass_s(5.0)
+    carrier.partitioned = True
+    waiting.give_up()
+    carrier.partitioned = False
+    connection.pass_s(20.0)
+    assert shard.statistics().matrices[0].waiting == 0
+
+
+def test_giving_up_a_call_from_before_a_rollback_leaves_those_after_it_alone() -> None:
+    """Numbers begin anew: a worker that cleans up after a rollback would cancel what it has just asked."""
+    connection, shard = recording()
+    link, _ = connection.link()
+    old = [link.send(Ask("old", index, "waits")) for index in range(2)]
+    connection.pass_s(0.5)
+    connection.sessions.restart(1)
+    new: list[Any] = []
+
+    def clean_up() -> None:
+        new.extend(link.send(Ask("new", index, "waits")) for index in range(2))
+        old[1].give_up()
+
+    old[0].when_settled(clean_up)
+    link.replaced(1, {})
+    connection.pass_s(60.0)
+    assert [ask.client for ask in shard.given_up] == ["old", "old"]
+    assert all(reply.is_settled for reply in new)
+
+
+def test_an_add_that_is_held_for_a_checkpoint_is_done_even_if_its_caller_gave_up() -> None:
+    """A worker whose call was cancelled, or whose client was replaced, would lose what the shard had taken."""
+    connection, shard = with_matrix(SSP(staleness=1), workers=2)
+    link, _ = connection.link()
+    connection.ask(link, PassBarrier(0, 1))
+    held = link.send(add_ones())
+    connection.pass_s(5.0)
+    held.give_up()
+    connection.pass_s(5.0)
+    connection.ask(connection.link(incarnation=1)[0], AbandonBarrier(1))
+    assert shard.matrices["w"].blocks[0].get(0, None).tolist() == [1.0, 1.0, 1.0, 1.0]
+
+
+async def test_a_cancelled_call_ends_at_once() -> None:
+    """A task that is cancelled while its shard does not answer could not be stopped."""
+    connection, _ = recording()
+    link, carrier = connection.link()
+    carrier.partitioned = True
+    waiting = link.send(Ask("worker 0", 0, "answered"))
+
+    async def call() -> Any:
+        return await waiting
+
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert waiting.is_settled

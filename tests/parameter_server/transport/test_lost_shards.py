@@ -1,0 +1,179 @@
+"""A shard that is gone, or back from a snapshot; a client that is closed."""
+
+from __future__ import annotations
+
+import pytest
+from parameter_server.transport.connection import recording, whole_row, with_matrix
+from parameter_server.transport.lossy_network import NetworkFaults
+from parameter_server.transport.recording_shard import Ask
+
+from streamiter.errors import (
+    RolledBack,
+    ServerReset,
+    ShardLost,
+    WorkerHasLeft,
+)
+from streamiter.parameter_server import BSP
+from streamiter.parameter_server.requests import (
+    Clock,
+)
+from streamiter.parameter_server.transport.client_session import LinkTiming
+from streamiter.parameter_server.transport.messages import (
+    ClientMessage,
+    Control,
+    Received,
+    SessionId,
+)
+
+
+class Unreachable:
+    """A carrier whose shard is gone."""
+
+    def send(self, message: ClientMessage) -> None:
+        raise ConnectionResetError("the process has ended")
+
+
+def test_a_shard_that_says_nothing_for_long_is_lost() -> None:
+    """A call to a machine that was switched off waits for ever."""
+    connection, _ = recording(window=1)
+    link, carrier = connection.link(timing=LinkTiming(lost_after_s=20.0))
+    carrier.partitioned = True
+    replies = [link.send(Ask("worker 0", index, "answered")) for index in range(2)]
+    connection.pass_s(19.0)
+    assert not any(reply.is_settled for reply in replies)
+    connection.pass_s(2.0)
+    for reply in replies:
+        with pytest.raises(
+            ShardLost, match="shard 0: expected its replies, given TimeoutError: nothing was heard"
+        ):
+            reply.result()
+    assert (link.unanswered, link.queued, connection.time.next_timer_s) == (0, 0, None)
+
+
+def test_a_shard_on_which_a_call_waits_long_is_not_lost() -> None:
+    """A worker that waits for a slow one would take its shard for dead."""
+    connection, shard = recording()
+    shard.release = lambda request: None
+    link, _ = connection.link(timing=LinkTiming(lost_after_s=20.0))
+    waiting = link.send(Ask("worker 0", 0, "waits"))
+    connection.pass_s(1_000.0)
+    assert not waiting.is_settled
+
+
+def test_silence_counts_from_when_something_was_asked() -> None:
+    """After a pause of some minutes the first call would find its shard lost."""
+    connection, _ = recording()
+    link, _ = connection.link(timing=LinkTiming(lost_after_s=20.0))
+    connection.ask(link, Ask("worker 0", 0, "answered"))
+    connection.pass_s(1_000.0)
+    assert connection.ask(link, Ask("worker 0", 1, "answered")) == 1
+
+
+def test_calls_fail_with_what_the_carrier_says_of_the_shard() -> None:
+    """An error without its cause says nothing about the process that ended."""
+    connection, _ = recording()
+    link, _ = connection.link()
+    waiting = link.send(Ask("worker 0", 0, "waits"))
+    link.replaced(0, {}, Unreachable())
+    with pytest.raises(RolledBack):
+        waiting.result()
+    again = link.send(Ask("worker 0", 1, "answered"))
+    with pytest.raises(ShardLost, match="ConnectionResetError: the process has ended") as caught:
+        again.result()
+    assert isinstance(caught.value.__cause__, ConnectionResetError)
+    with pytest.raises(ShardLost):
+        link.send(Ask("worker 0", 2, "answered")).result()
+
+
+def test_each_call_fails_with_an_error_of_its_own() -> None:
+    """One error raised in many tasks collects the tracebacks of all."""
+    connection, _ = recording()
+    link, _ = connection.link()
+    replies = [link.send(Ask("worker 0", index, "waits")) for index in range(2)]
+    link.lost(ConnectionResetError("gone"))
+    errors = []
+    for reply in replies:
+        with pytest.raises(ShardLost) as caught:
+            reply.result()
+        errors.append(caught.value)
+    assert errors[0] is not errors[1]
+
+
+def test_after_a_rollback_calls_fail_with_its_clocks_and_new_ones_are_answered() -> None:
+    """Workers that go on from where they were add twice what the snapshot lacks, or wait for what is gone."""
+    connection, shard = recording(faults=NetworkFaults(delay_s=3.0))
+    link, _ = connection.link()
+    before = link.send(Ask("worker 0", 0, "answered"))
+    connection.sessions.restart(1)
+    link.replaced(1, {"w": 7})
+    with pytest.raises(RolledBack, match="go on from its clocks: w 7") as caught:
+        before.result()
+    assert caught.value.clocks == {"w": 7}
+    after = link.send(Ask("worker 0", 1, "answered"))
+    connection.pass_s(30.0)
+    assert after.result() == 0
+    assert shard.handled == {"worker 0": [1]}
+
+
+def test_a_lost_shard_that_is_replaced_is_used_again() -> None:
+    """A worker would need a new client after each loss."""
+    connection, _ = recording()
+    link, _ = connection.link()
+    link.lost(ConnectionResetError("gone"))
+    connection.sessions.restart(1)
+    link.replaced(1, {})
+    assert connection.ask(link, Ask("worker 0", 0, "answered")) == 0
+
+
+def test_what_waits_on_a_shard_is_given_up_when_it_goes_back() -> None:
+    """A get of before the rollback would be answered to nobody, and keep its place among those that wait."""
+    connection, shard = with_matrix(BSP(), workers=2)
+    link, _ = connection.link()
+    connection.ask(link, Clock("w", 0))
+    link.send(whole_row())
+    connection.pass_s(0.5)
+    connection.sessions.restart(1)
+    assert shard.statistics().matrices[0].waiting == 0
+
+
+def test_a_closed_link_fails_its_calls_and_takes_no_more() -> None:
+    """A call that was forgotten when its client was closed waits for ever."""
+    connection, _ = recording()
+    link, _ = connection.link()
+    waiting = link.send(Ask("worker 0", 0, "waits"))
+    connection.pass_s(0.5)
+    link.close()
+    link.replaced(1, {})
+    link.lost(ConnectionResetError("gone"))
+    for reply in (waiting, link.send(Ask("worker 0", 1, "answered"))):
+        with pytest.raises(
+            ServerReset, match="shard 0: expected a client that is in use, given one that was closed"
+        ):
+            reply.result()
+    connection.pass_s(1.0)
+    assert connection.sessions._open == {}
+
+
+def test_a_late_copy_of_what_a_closed_client_has_sent_is_not_applied_again() -> None:
+    """The shard has dropped all it knew of the client: to it a late first request looks like that of a new one."""
+    connection, shard = recording()
+    session = SessionId("worker 0")
+    message = ClientMessage(session, 1, Received(2, (1,)), Ask("worker 0", 0, "answered"))
+    connection.sessions.receive(message)
+    connection.sessions.receive(ClientMessage(session, 0, Received(2, ()), Control.CLOSE))
+    connection.sessions.receive(message)
+    assert shard.handled == {"worker 0": [0]}
+    newer, _ = connection.link(incarnation=1)
+    assert connection.ask(newer, Ask("worker 0", 1, "answered")) == 1
+
+
+def test_a_replaced_client_is_refused_after_a_rollback_too() -> None:
+    """All go back, and the worker that was taken for dead would be let in again beside its successor."""
+    connection, shard = recording()
+    old, _ = connection.link()
+    connection.ask(connection.link(incarnation=1)[0], Ask("new", 0, "answered"))
+    connection.sessions.restart(1)
+    old.replaced(1, {})
+    with pytest.raises(WorkerHasLeft, match="expected client 1 of this name or a newer one, given client 0"):
+        connection.ask(old, Ask("old", 0, "answered"))
+    assert "old" not in shard.handled

@@ -1,0 +1,198 @@
+"""A link to a shard elsewhere: errors, arrays, and what is under way at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from parameter_server.transport.connection import Connection, add_ones, recording, whole_row, with_matrix
+from parameter_server.transport.recording_shard import Ask
+
+from streamiter.errors import (
+    OutOfRange,
+    ParameterServerError,
+    RolledBack,
+    UnknownMatrix,
+)
+from streamiter.parameter_server import ASP
+from streamiter.parameter_server.requests import (
+    Add,
+    Get,
+)
+from streamiter.parameter_server.transport.messages import (
+    ServerMessage,
+    SessionId,
+    Standing,
+)
+
+
+class RaisesOn:
+    """A shard that fails in its own way."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def handle(self, request: Any) -> Any:
+        raise self.error
+
+
+def test_an_error_of_the_shard_is_raised_by_the_call_with_its_class_and_words() -> None:
+    """Whoever catches UnknownMatrix would not catch it from a shard elsewhere."""
+    connection, _ = with_matrix(ASP())
+    link, _ = connection.link()
+    with pytest.raises(UnknownMatrix, match="matrix 'v': expected one of 'w', given 'v'"):
+        connection.ask(link, Get("v", 0))
+
+
+def test_an_error_that_is_not_ours_names_its_type_and_where_it_was_raised() -> None:
+    """A mistake in a user's function on another machine shows as an error without a line to look at."""
+    connection = Connection(RaisesOn(ZeroDivisionError("division by zero")))
+    link, _ = connection.link()
+    with pytest.raises(
+        ParameterServerError, match="a shard raised ZeroDivisionError: division by zero"
+    ) as caught:
+        connection.ask(link, "anything")
+    assert type(caught.value) is ParameterServerError
+    assert "raise self.error" in caught.value.__notes__[0]
+
+
+def test_an_error_that_only_has_the_name_of_ours_does_not_pass_for_it() -> None:
+    """What a library calls OutOfRange is not for those who handle a wrong column."""
+    connection = Connection(RaisesOn(type("OutOfRange", (Exception,), {})("of something else")))
+    link, _ = connection.link()
+    with pytest.raises(ParameterServerError, match="a shard raised OutOfRange: of something else") as caught:
+        connection.ask(link, "anything")
+    assert not isinstance(caught.value, OutOfRange)
+
+
+def test_an_error_of_a_class_derived_from_ours_does_not_pass_for_it() -> None:
+    """Made from its message alone, a class of the user's own might raise another error while it is raised."""
+
+    class OutOfMyRange(OutOfRange):
+        def __init__(self, low: int, high: int) -> None:
+            super().__init__(f"{low} to {high}")
+
+    connection = Connection(RaisesOn(OutOfMyRange(1, 2)))
+    link, _ = connection.link()
+    with pytest.raises(ParameterServerError, match="a shard raised OutOfMyRange: 1 to 2"):
+        connection.ask(link, "anything")
+
+
+def test_a_rollback_told_by_the_shard_has_its_clocks() -> None:
+    """A worker would go back to no clock at all."""
+    connection = Connection(RaisesOn(RolledBack("go back", {"w": 3})))
+    link, _ = connection.link()
+    with pytest.raises(RolledBack, match="go back") as caught:
+        connection.ask(link, "anything")
+    assert caught.value.clocks == {"w": 3}
+
+
+def test_the_callers_array_is_filled_when_the_reply_comes() -> None:
+    """An array that was sent to be filled elsewhere stays as it was."""
+    connection, _ = with_matrix(ASP())
+    link, _ = connection.link()
+    connection.ask(link, add_ones())
+    out = np.zeros(4)
+    reply = connection.ask(link, whole_row(out))
+    assert reply.values[0] is out
+    assert out.tolist() == [1.0, 1.0, 1.0, 1.0]
+    fused = np.zeros(4)
+    assert connection.ask(link, Add("w", 0, parts=add_ones().parts, get=whole_row(fused))).values[0] is fused
+    assert fused.tolist() == [2.0, 2.0, 2.0, 2.0]
+
+
+def test_an_array_is_not_filled_for_a_call_that_was_given_up() -> None:
+    """The caller has its array back, and something else in it by then."""
+    connection, _ = with_matrix(ASP())
+    link, _ = connection.link()
+    out = np.full(4, 7.0)
+    link.send(whole_row(out)).give_up()
+    connection.pass_s(60.0)
+    assert link.unanswered == 0
+    assert out.tolist() == [7.0, 7.0, 7.0, 7.0]
+
+
+@pytest.mark.parametrize("window", [1, 4], ids=["queued", "sent"])
+def test_an_add_that_is_given_up_is_done_with_the_values_it_had(window: int) -> None:
+    """Sent once more after its caller went on, it would add what the caller has in its array by then."""
+    connection, shard = with_matrix(ASP(), window=window)
+    link, carrier = connection.link()
+    carrier.partitioned = True
+    link.send(add_ones())
+    delta = np.full(4, 10.0)
+    link.send(add_ones(delta)).give_up()
+    delta[:] = 500.0
+    carrier.partitioned = False
+    connection.pass_s(60.0)
+    assert shard.matrices["w"].blocks[0].get(0, None).tolist() == [11.0, 11.0, 11.0, 11.0]
+
+
+def test_a_request_that_waits_is_not_sent_again() -> None:
+    """A gradient of many MB would go out every second while its worker waits for a clock."""
+    connection, shard = recording()
+    link, carrier = connection.link()
+    waiting = link.send(Ask("worker 0", 0, "waits"))
+    connection.pass_s(30.0)
+    assert carrier.requests_sent == {1: 1}
+    shard.release(Ask("worker 0", 0, "waits"))
+    connection.pass_s(1.0)
+    assert waiting.result() == 0
+
+
+def test_a_lost_request_is_sent_again_soon_beside_one_that_waits_long() -> None:
+    """Each call would take as long as the pause between two questions about the oldest."""
+    connection, shard = recording()
+    shard.release = lambda request: None
+    link, carrier = connection.link()
+    link.send(Ask("worker 0", 0, "waits"))
+    connection.pass_s(100.0)
+    carrier.partitioned = True
+    waiting = link.send(Ask("worker 0", 1, "answered"))
+    carrier.partitioned = False
+    connection.pass_s(1.5)
+    assert waiting.is_settled
+
+
+def test_a_request_is_sent_again_once_for_each_time_the_shard_was_asked() -> None:
+    """A network that repeats a short answer would have a long request sent as often."""
+    connection, _ = recording()
+    link, carrier = connection.link()
+    carrier.partitioned = True
+    link.send(Ask("worker 0", 0, "answered"))
+    connection.pass_s(1.5)
+    for _ in range(3):
+        link.receive(ServerMessage(SessionId("worker 0"), 1, Standing.UNKNOWN))
+    assert carrier.requests_sent == {1: 2}
+
+
+def test_requests_above_the_window_wait_in_the_client_and_follow_in_order() -> None:
+    """A client that sends without end fills the memory of the shard."""
+    connection, shard = recording(window=2)
+    link, _ = connection.link()
+    waits = Ask("worker 0", 0, "waits")
+    replies = [link.send(waits), *(link.send(Ask("worker 0", index, "answered")) for index in range(1, 6))]
+    assert (link.unanswered, link.queued) == (2, 4)
+    connection.pass_s(100.0)
+    assert [reply.result() for reply in replies] == [0, 1, 2, 3, 4, 5]
+    assert shard.handled == {"worker 0": [0, 1, 2, 3, 4, 5]}
+
+
+def test_a_request_that_waits_long_does_not_hold_up_those_behind_it() -> None:
+    """A subscription waits for the next change: with a window that counts from the oldest, none could be made."""
+    connection, shard = recording(window=2)
+    shard.release = lambda request: None
+    link, _ = connection.link()
+    link.send(Ask("worker 0", 0, "waits"))
+    for index in range(1, 50):
+        assert connection.ask(link, Ask("worker 0", index, "answered")) == index
+
+
+def test_the_shard_forgets_replies_of_a_client_that_has_nothing_more_to_ask() -> None:
+    """Rows of many MB stay on the shard until their worker happens to ask again."""
+    connection, _ = recording()
+    link, _ = connection.link()
+    connection.ask(link, Ask("worker 0", 0, "answered"))
+    connection.pass_s(1.0)
+    assert connection.sessions._open["worker 0"]._session.kept == 0
+    assert connection.time.next_timer_s is None

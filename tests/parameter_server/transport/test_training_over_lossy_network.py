@@ -1,0 +1,55 @@
+"""Real matrices behind a network that loses messages: every worker reads what its consistency promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+from parameter_server.transport.lossy_network import EVERYTHING
+from parameter_server.transport.planted_bugs import (
+    forget_a_reply_that_was_sent,
+    handle_every_message,
+    handle_in_order_of_arrival,
+)
+from parameter_server.transport.schedule import Broken
+from parameter_server.transport.training import Training
+from support.soak import ForEachSeed
+
+from streamiter.errors import ParameterServerError
+from streamiter.parameter_server import ASP, BSP, SSP
+from streamiter.parameter_server.consistency.settings import Consistency
+
+SEEDS = range(40)
+
+
+def _play_all(seeds: Iterable[int], consistency: Consistency) -> None:
+    for seed in seeds:
+        Training(seed, consistency, EVERYTHING).play()
+
+
+@pytest.mark.parametrize("consistency", [ASP(), BSP(), SSP(staleness=0), SSP(staleness=2)], ids=repr)
+def test_workers_read_what_their_consistency_promises_whatever_becomes_of_messages(
+    consistency: Consistency,
+) -> None:
+    """A get that overtakes the clock before it reads another iteration, and the training is not the one asked for."""
+    _play_all(SEEDS, consistency)
+
+
+@pytest.mark.parametrize(
+    "plant", [handle_every_message, handle_in_order_of_arrival, forget_a_reply_that_was_sent]
+)
+@pytest.mark.parametrize("consistency", [BSP(), SSP(staleness=1)], ids=repr)
+def test_a_planted_bug_is_found_by_what_workers_read(
+    consistency: Consistency, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that read too little of the matrix would not see that an add was done twice."""
+    plant(monkeypatch)
+    with pytest.raises((Broken, ParameterServerError)):
+        _play_all(range(10), consistency)
+
+
+@pytest.mark.soak
+def test_training_holds_for_many_more_seeds(for_each_soak_seed: ForEachSeed) -> None:
+    """Some orders of messages are rare."""
+    kinds = (ASP(), BSP(), SSP(staleness=0), SSP(staleness=2))
+    for_each_soak_seed(lambda seed: Training(seed, kinds[seed % 4], EVERYTHING).play())

@@ -1,0 +1,173 @@
+"""Workers that get, add and clock on two real shards over a lossy network, and what each of them must read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+from parameter_server.transport.lossy_network import LossyNetwork, NetworkCarrier, NetworkFaults
+from parameter_server.transport.schedule import PATIENT, Broken
+
+from streamiter.parameter_server.consistency.settings import ASP, BSP, SSP, Consistency
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.requests import Add, AddPart, Clock, Create, Get, GetPart, GetReply, Join
+from streamiter.parameter_server.shard import Shard
+from streamiter.parameter_server.transport.messages import SessionId
+from streamiter.parameter_server.transport.remote_link import RemoteLink
+from streamiter.parameter_server.transport.shard_sessions import ShardSessions
+from streamiter.parameter_server.waiting import Waiting
+from streamiter.testing.simulation.simulated_time import SimulatedTime
+
+__all__ = ["Training"]
+
+_BOUND_S = 3_000.0
+_SHARDS = 2
+
+Step = Generator[list[Waiting[Any]], None, None]
+"""A worker: gives what it waits for, and goes on when all of it is settled."""
+
+
+class Training:
+    """Each worker has a column on each shard, and adds 1 to both in every iteration: a read says which adds count."""
+
+    def __init__(self, seed: int, consistency: Consistency, faults: NetworkFaults) -> None:
+        chances = random.Random(seed)
+        self.seed = seed
+        self.consistency = consistency
+        self.workers = chances.randint(1, 4)
+        self.iterations = chances.randint(2, 5)
+        self.matrix = Matrix(
+            "w", rows=2, columns=_SHARDS * self.workers, dtype="float64", consistency=consistency
+        )
+        self.time = SimulatedTime()
+        self.network = LossyNetwork(self.time, chances, faults)
+        self.chances = chances
+        self.shards = [Shard(number) for number in range(_SHARDS)]
+        window = chances.choice([1, 3, 16])
+        self.sessions = [ShardSessions(shard, window=window) for shard in self.shards]
+        self.links = [
+            [self._link(worker, sessions, window) for sessions in self.sessions]
+            for worker in range(self.workers)
+        ]
+        self.finished = 0
+        self.added: list[Waiting[Any]] = []
+        self.begun = [0] * self.workers
+        """Iterations whose add has been sent."""
+
+    def _link(self, worker: int, sessions: ShardSessions, window: int) -> RemoteLink:
+        carrier = NetworkCarrier(self.network, sessions)
+        link = RemoteLink(
+            "a shard", SessionId(f"worker {worker}"), carrier, self.time, window=window, timing=PATIENT
+        )
+        carrier.link = link
+        return link
+
+    # -- what workers do -------------------------------------------------------------------------------
+
+    def _everywhere(self, worker: int, request: Any) -> list[Waiting[Any]]:
+        return [link.send(request) for link in self.links[worker]]
+
+    def _meet(self, worker: int) -> Step:
+        yield self._everywhere(worker, Create(self.matrix, _SHARDS))
+        yield self._everywhere(worker, Join(worker))
+
+    def _train(self, worker: int) -> Step:
+        observed = 0
+        for iteration in range(self.iterations):
+            read = [self._get(worker, shard, observed) for shard in range(_SHARDS)]
+            yield read
+            replies: list[GetReply] = [waiting.result() for waiting in read]
+            observed = max(observed, *(reply.clock for reply in replies))
+            for reply in replies:
+                self._check_read(worker, iteration, reply.values)
+            self.begun[worker] += 1
+            for shard in range(_SHARDS):
+                self._add(worker, shard, observed)
+            clocked = self._everywhere(worker, Clock("w", worker, observed))
+            if (
+                self.chances.random() < 0.5
+            ):  # Otherwise the next get follows at once, and must not overtake it.
+                yield clocked
+                observed = max(observed, *(waiting.result() for waiting in clocked))
+            yield self._pause()
+
+    def _get(self, worker: int, shard: int, observed: int) -> Waiting[Any]:
+        out = np.full(self.workers, np.nan)
+        columns = np.arange(self.workers)[::-1].copy() + shard * self.workers
+        parts = [GetPart(shard, 1, None, out), GetPart(shard, 1, columns)]
+        return self.links[worker][shard].send(Get("w", worker, observed, parts=parts))
+
+    def _add(self, worker: int, shard: int, observed: int) -> None:
+        column = worker + shard * self.workers
+        part = AddPart(shard, 1, np.array([column, column]), np.array([0.25, 0.75]))
+        self.added.append(self.links[worker][shard].send(Add("w", worker, observed, parts=[part])))
+
+    def _pause(self) -> list[Waiting[Any]]:
+        waiting: Waiting[Any] = Waiting()
+        self.time.call_later(
+            self.chances.random() * self.chances.choice([0.1, 10.0]), lambda: waiting.succeed(None)
+        )
+        return [waiting]
+
+    def _check_read(self, worker: int, clock: int, values: list[Any]) -> None:
+        whole, backwards = values
+        self.require(np.array_equal(whole, backwards[::-1]), f"one row is read as {whole} and as {backwards}")
+        self.require(
+            whole[worker] == clock, f"worker {worker} at clock {clock} reads {whole[worker]} of its own adds"
+        )
+        for other in range(self.workers):
+            seen = whole[other]
+            if isinstance(self.consistency, BSP):
+                holds = seen == clock
+            else:
+                staleness = self.consistency.staleness if isinstance(self.consistency, SSP) else clock
+                holds = clock - staleness <= seen <= self.begun[other]
+            self.require(holds, f"worker {worker} at clock {clock} reads {seen} adds of worker {other}")
+
+    # -- playing ---------------------------------------------------------------------------------------
+
+    def play(self) -> None:
+        """Until all workers are done; raises Broken where something is not as it must be."""
+        for part in (self._meet, self._train):
+            self.finished = 0
+            for worker in range(self.workers):
+                self._go_on(part(worker))
+            self._until(lambda: self.finished == self.workers, "workers hang")
+        self._until(lambda: not any(link.unanswered for of in self.links for link in of), "requests hang")
+        self.time.pass_until(self.time.now_s + 60.0)
+        for waiting in self.added:
+            waiting.result()
+        for number, shard in enumerate(self.shards):
+            total = shard.matrices["w"].blocks[number].get(1, None)
+            self.require(bool((total == self.iterations).all()), f"in the end shard {number} has {total}")
+            self.require(shard.statistics().matrices[0].waiting == 0, "gets are left on a shard")
+
+    def _go_on(self, worker: Step) -> None:
+        waits = next(worker, None)
+        if waits is None:
+            self.finished += 1
+        else:
+            self._go_on_after(waits, worker)
+
+    def _go_on_after(self, waits: list[Waiting[Any]], worker: Step) -> None:
+        left = [waiting for waiting in waits if not waiting.is_settled]
+        if left:
+            left[0].when_settled(lambda: self._go_on_after(left, worker))
+        else:
+            self._go_on(worker)
+
+    def _until(self, condition: Any, otherwise: str) -> None:
+        while not condition():
+            due_s = self.time.next_timer_s
+            self.require(due_s is not None and due_s < _BOUND_S, otherwise)
+            assert due_s is not None
+            self.time.pass_until(due_s)
+
+    def require(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise Broken(f"seed {self.seed}, {self.consistency}: {what}; {self.iterations} iterations")
+
+
+ALL = (ASP(), BSP(), SSP(staleness=0), SSP(staleness=2))
