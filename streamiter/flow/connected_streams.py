@@ -9,6 +9,7 @@ from streamiter.flow.next_step import add_next_step, label_of
 from streamiter.flow.step_options import StepOptions
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.service import Service
 from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class ConnectedStreams:
         parallelism: int | None = None,
         on_error: RejectionPolicy = "fail",
         dead_letter: Topic | None = None,
+        parameter_server: Service | None = None,
     ) -> Stream:
         """An operator with ``process_<input>(record, out)`` or ``process_<input>_batch(batch, out)`` each.
 
@@ -39,5 +41,5 @@ class ConnectedStreams:
         """
         label = name or label_of(factory)
         check_factory(factory, list(self._streams), step=label)
-        options = StepOptions(name, parallelism, on_error, dead_letter)
+        options = StepOptions(name, parallelism, on_error, dead_letter, parameter_server)
         return add_next_step(self._streams, label, factory, options)

@@ -382,8 +382,9 @@ class Flow:
         """The graph as text: Mermaid or SVG; or as bytes: PNG, which takes the extra ``draw``.
 
         An iteration is a box, with its feedback dotted; where streams enter it one sees of which epochs their
-        records are. With statistics, ``job.statistics()`` or what :meth:`run` returned, the steps show the
-        records they were given and emitted, and how far their epochs have come.
+        records are. A parameter server is a node of its own, with dashed lines to the steps that work with it. With
+        statistics, ``job.statistics()`` or what :meth:`run` returned, the steps show the records they were given
+        and emitted, and how far their epochs have come; a server shows its workers and where its matrices stand.
 
         >>> flow = Flow("squares")
         >>> squares = flow.from_items([1, 2, 3]).map(lambda x: x * x).collect()

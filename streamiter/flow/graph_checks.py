@@ -14,6 +14,7 @@ from streamiter.errors import GraphError
 from streamiter.operators.functions import asynchronous_kind
 from streamiter.operators.operator import Operator
 from streamiter.operators.rejection import RejectionPolicy, shortened
+from streamiter.operators.service import Service
 from streamiter.runtime.entries import check_handlers
 from streamiter.topics.topic import StartPosition, StopPosition, Topic
 
@@ -63,6 +64,17 @@ def check_seconds(seconds: Any, option: str, otherwise: str, *, step: str) -> No
             f"step {step!r}: expected {option} to be a number of seconds above 0, given {seconds!r}; "
             f"leave it out to {otherwise}"
         )
+
+
+def check_service(given: Any, *, step: str) -> Service | None:
+    """What was given as ``parameter_server=``."""
+    if given is None or (isinstance(given, Service) and not isinstance(given, type)):
+        return given
+    what = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
+    raise GraphError(
+        f"step {step!r}: expected a ParameterServer as parameter_server=, given {what}; make one before the flow, and "
+        "give it to every step that works with it"
+    )
 
 
 def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: str) -> RejectionPolicy:

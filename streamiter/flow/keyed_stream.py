@@ -18,6 +18,7 @@ from streamiter.operators.keyed_reduce import KeyedReduce
 from streamiter.operators.keyed_reduce_batch import KeyedReduceBatch
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.service import Service
 from streamiter.operators.stateful_map import StatefulMap
 from streamiter.runtime.graph import SINGLE_INPUT, KeySelector
 from streamiter.runtime.partitioning import ByKey
@@ -115,6 +116,7 @@ class KeyedStream(Stream):
         parallelism: int | None = None,
         on_error: RejectionPolicy = "fail",
         dead_letter: Topic | None = None,
+        parameter_server: Service | None = None,
         time_to_live_s: float | None = None,
     ) -> Stream:
         """Your own operator with ``context.key``, ``context.state`` and timers.
@@ -141,7 +143,7 @@ class KeyedStream(Stream):
         check_factory(factory, [SINGLE_INPUT], step=label, keyed=True)
         check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
         keys = KeySelector(self._record_key("process"), time_to_live_s)
-        options = StepOptions(name, parallelism, on_error, dead_letter)
+        options = StepOptions(name, parallelism, on_error, dead_letter, parameter_server)
         return self._add_keyed(label, factory, options, keys)
 
     def _add_keyed(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from streamiter.errors import GraphError
-from streamiter.flow.graph_checks import check_name, check_parallelism, check_policy
+from streamiter.flow.graph_checks import check_name, check_parallelism, check_policy, check_service
 from streamiter.flow.step_options import StepOptions
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.rejection import DEAD_LETTERS
@@ -56,6 +56,7 @@ def add_next_step(
         inputs=edges,
         keys=keys,
         policy=policy,
+        service=check_service(options.service, step=label),
         has_lasting_name=(named or label_lasts) and not flow.is_numbered(name),
         loop=flow.loop,
         round_scope=getattr(flow.loop, "round_scope", None),

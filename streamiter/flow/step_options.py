@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.service import Service
 from streamiter.topics.topic import Topic
 
 __all__ = ["StepOptions"]
@@ -17,3 +18,4 @@ class StepOptions(NamedTuple):
     parallelism: int | None
     on_error: RejectionPolicy = "fail"
     dead_letter: Topic | None = None
+    service: Service | None = None

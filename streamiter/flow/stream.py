@@ -34,6 +34,7 @@ from streamiter.operators.mini_batch import MiniBatch
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.reduce_all import ReduceAll
 from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.service import Service
 from streamiter.operators.sort import Sort
 from streamiter.records import Batch, OutputTag
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step
@@ -273,11 +274,15 @@ class Stream:
         parallelism: int | None = None,
         on_error: RejectionPolicy = "fail",
         dead_letter: Topic | None = None,
+        parameter_server: Service | None = None,
     ) -> Stream:
         """Your own :class:`~streamiter.Operator`: its class, or a callable that makes one for each subtask.
 
         A record for which its ``process`` raises ``RejectRecords([0], reason)`` follows ``on_error``; anything
         else that it raises ends the job, since the operator may have been in the middle of something.
+
+        With ``parameter_server=`` each subtask is a worker of that server: ``context.parameter_server`` is its client,
+        and the server's state is part of the flow's checkpoints. The worker leaves when its input ends.
 
         >>> from streamiter import Flow, Operator
         >>> class Differences(Operator):
@@ -293,7 +298,9 @@ class Stream:
         """
         label = name or label_of(factory)
         check_factory(factory, [SINGLE_INPUT], step=label)
-        return self._add(label, factory, StepOptions(name, parallelism, on_error, dead_letter))
+        return self._add(
+            label, factory, StepOptions(name, parallelism, on_error, dead_letter, parameter_server)
+        )
 
     def side_output(self, tag: OutputTag) -> Stream:
         """What the step before emits with ``out.emit(record, tag=tag)``; nothing else reads it.

@@ -9,6 +9,7 @@ from streamiter.clock import Clock
 from streamiter.deferred import Encode
 from streamiter.errors import ConfigurationError
 from streamiter.operators.keyed_state import KeyedState
+from streamiter.operators.service import ServiceWorker
 from streamiter.operators.statistics import OperatorStatistics
 from streamiter.records import Control
 
@@ -81,6 +82,7 @@ class Context:
         self._set_timer = set_timer
         self._in_iteration = in_iteration
         self._keyed = keyed
+        self._service_worker: ServiceWorker | None = None
         self.key: Any = None
 
     @property
@@ -120,6 +122,23 @@ class Context:
     @state.deleter
     def state(self) -> None:
         self._keyed_state().delete(self.key)
+
+    @property
+    def parameter_server(self) -> Any:
+        """The client of this subtask, where the step was given ``parameter_server=``.
+
+        A :class:`~streamiter.parameter_server.Client`, a registered worker from before ``open`` until the input ends.
+        """
+        if self._service_worker is None:
+            raise ConfigurationError(
+                f"context.parameter_server: expected a step with a parameter server, given step {self.name!r} without; "
+                "write .process(…, parameter_server=server)"
+            )
+        return self._service_worker
+
+    def serve_with(self, worker: ServiceWorker) -> None:
+        """Be told of the step's service, before ``open``."""
+        self._service_worker = worker
 
     def set_timer(self, delay_s: float, payload: Any = None) -> None:
         """Call ``on_timer(payload, out)`` in ``delay_s`` seconds, with the same ``context.key``.

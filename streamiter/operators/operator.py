@@ -123,6 +123,9 @@ class Boundary(Operator):
     hears_of_epochs: bool = True
     """Whether it is told of epoch watermarks and the ends of data; not to be told saves a turn in each epoch."""
 
+    brings_input: bool = False
+    """Whether it emits what has not come in just now, and is to be told when the job is drained."""
+
     gives_epochs: bool = False
     """Whether epochs begin with it: its subtasks may have come to different ones, and leave out what lies between."""
 

@@ -60,6 +60,8 @@ class Gate:
         )
         self._in_order = epochs_aside is not None
         self._feedback_only = False
+        self.stands_still = False
+        """Whether nothing is read, so that a barrier comes before whatever lies in the channels."""
         self._served: Port | None = None
         """The port that the last data came from, if its watermark waits for it to be handled."""
         self._ending: tuple[Port, EndOfInput] | None = None
@@ -91,6 +93,11 @@ class Gate:
                 self._epochs.hold_due(port)
             message = port.peek()
             if message is None or port.blocked:
+                continue
+            if self.stands_still and not isinstance(message, CheckpointBarrier) and not port.is_feedback:
+                self._leave(port)
+                if self._posted:
+                    return None, self._posted.popleft()
                 continue
             if isinstance(message, (Control, SourceBatch)):  # A source has one input, which is always wanted.
                 port.take()
@@ -180,7 +187,13 @@ class Gate:
     def is_wanted(self, input_name: str) -> bool:
         """Whether this input is read now."""
         wanted = self._wanted.names
-        return wanted is None or input_name in wanted
+        return not self.stands_still and (wanted is None or input_name in wanted)
+
+    def stand_still(self, stands_still: bool) -> None:
+        """Read nothing from now on but a barrier, and what lies before that into the ports' own buffers; or go on."""
+        if self.stands_still and not stands_still:
+            self._unpark()
+        self.stands_still = stands_still
 
     def reconsider_wanted(self) -> None:
         """Some input has ended: where only ended ones are wanted, all are read."""

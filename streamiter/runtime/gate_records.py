@@ -17,6 +17,7 @@ from streamiter.records import (
 )
 
 __all__ = [
+    "AskAgain",
     "BarrierReturned",
     "BarrierTrigger",
     "CheckpointAbandoned",
@@ -45,6 +46,13 @@ class BarrierTrigger(Control):
 
     def __init__(self, barrier: CheckpointBarrier) -> None:
         self.barrier = barrier
+
+
+@final
+class AskAgain(Control):
+    """Posted to a task that is to ask again whether to stand still; see ``ClockAlignment``."""
+
+    __slots__ = ()
 
 
 @final

@@ -9,6 +9,7 @@ from typing import Any
 from streamiter.errors import GraphError
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.service import Service
 from streamiter.operators.source import SourceFactory
 from streamiter.records import OutputTag
 from streamiter.runtime.partitioning import Forward, Partitioning
@@ -65,6 +66,8 @@ class Step:
     inputs: list[Edge] = field(default_factory=list)
     keys: KeySelector | None = None
     policy: RejectionPolicy = "fail"
+    service: Service | None = None
+    """What its subtasks are workers of."""
     has_lasting_name: bool = False
     """Whether an edit of the flow leaves the name to this step: it was chosen, or follows from a topic or model."""
     loop: Any = None

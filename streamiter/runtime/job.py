@@ -31,6 +31,7 @@ from streamiter.runtime.failure import (
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.graph import Step
 from streamiter.runtime.plan import ChannelLimits, Planner, new_id
+from streamiter.runtime.services import JobServices, service_key
 from streamiter.runtime.statistics import (
     JobState,
     JobStatistics,
@@ -102,7 +103,10 @@ class Job:
             check_shared(flow, steps)
         self._tasks = planner.tasks()
         self._topic_feedback = planner.topic_feedback
-        self._barriers.watch(self._tasks, self._checkpoint_abandoned)
+        self._services = JobServices(
+            flow, self._tasks, plain_data=plain_data, has_checkpoints=options.checkpoints is not None
+        )
+        self._barriers.watch(self._tasks, self._services, self._checkpoint_abandoned)
         self._checkpointer = self._make_checkpointer(options)
         self._watchdog = Watchdog(self._tasks, options.clock, options.stall_after_s)
         self._state: JobState = "running"
@@ -127,6 +131,7 @@ class Job:
             changed_steps=options.changed_steps,
             tasks=self._tasks,
             barriers=self._barriers,
+            services=self._services,
             scope=self._scope,
             plain_data=self._plain_data,
             clock=options.clock,
@@ -143,6 +148,8 @@ class Job:
             snapshot = independent_copy(snapshot)
         states = snapshot if self._checkpointer is None else await self._take_over(self._checkpointer)
         try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._services.open(states), name=f"open services of {self.flow}")
             async with asyncio.TaskGroup() as group:
                 for task in self._tasks:
                     state = None if states is None else states.get(task.name)
@@ -182,6 +189,7 @@ class Job:
 
     def _check_same_tasks(self, snapshot: JobSnapshot) -> None:
         names = {task.name: None for task in self._tasks}
+        names.update({service_key(name): None for name in self._services.names()})
         for given, expected, kind in (
             (snapshot, names, "only in the snapshot"),
             (names, snapshot, "only in the flow"),
@@ -230,7 +238,7 @@ class Job:
             self._abort()
         elif mode == "drain":
             for task in self._tasks:
-                if task.feeder is not None and not task.ended:
+                if task.brings_input and not task.ended:
                     task.post(DrainInput())
             for loop in self._loops:
                 loop.drain(self._scope, again=self._is_draining)
@@ -239,7 +247,7 @@ class Job:
             with contextlib.suppress(StreamiterError):  # wait() raises what the job ends with for want of it.
                 await self._while_running(self._checkpointer.take(suspend=True), to_its_end=True)
         else:
-            await self._while_running(self._take(suspend=True))
+            await self._while_running(self._take(suspend=True, keeps_state=False))
         return await self.wait()
 
     def _abort(self) -> None:
@@ -284,9 +292,11 @@ class Job:
             raise CheckpointError(f"flow {self.flow!r}: expected a running job, given one that has ended")
         return number
 
-    async def _take(self, *, suspend: bool = False) -> JobSnapshot:
+    async def _take(self, *, suspend: bool = False, keeps_state: bool = True) -> JobSnapshot:
         async with self._barriers.one_at_a_time:
-            return in_memory(await self._barriers.take(suspend=suspend), self._plain_data)
+            return in_memory(
+                await self._barriers.take(suspend=suspend, keeps_state=keeps_state), self._plain_data
+            )
 
     def _checkpoint_abandoned(self, checkpoint: int) -> None:
         for loop in self._loops:
@@ -335,7 +345,7 @@ class Job:
                 await self._run_tasks()
             except ExceptionGroup as errors:
                 failures.append(first_failure(errors))
-            failures += await self._close()
+            failures += await self._close(went_well=not failures)
         except BaseException as ending:
             # Most often an abort; where it came while one was closing, the others are still to be closed.
             failures += await self._close()
@@ -377,9 +387,10 @@ class Job:
 
     async def _run(self, task: Task) -> None:
         await unless_cancelled(task.run(), task.head.step.name)
+        await self._services.task_ended(task)
         self._barriers.ended(task)
 
-    async def _close(self) -> list[Exception]:
+    async def _close(self, *, went_well: bool = False) -> list[Exception]:
         for gathering in self._gathering:
             gathering.cancel()
         await asyncio.gather(*self._gathering, return_exceptions=True)
@@ -391,6 +402,7 @@ class Job:
             errors += await task.close()
         for feedback in self._topic_feedback:
             errors += await feedback.close()
+        errors += await self._services.close(went_well=went_well)
         if self._checkpointer is not None:
             try:
                 await self._checkpointer.close()
@@ -435,6 +447,7 @@ class Job:
             tasks=tuple(_task_statistics(task) for task in self._tasks),
             loops=tuple(loop.statistics(self._scope) for loop in self._loops),
             checkpoints=None if self._checkpointer is None else self._checkpointer.statistics(),
+            parameter_servers=self._services.statistics(),
         )
 
 

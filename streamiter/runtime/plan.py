@@ -117,6 +117,8 @@ class Planner:
         operator = self._operators[step][0]
         return (
             isinstance(operator, Boundary)
+            or step.service
+            is not None  # It stops reading at a clock, and must stop with nothing handled in between.
             or self._has_epochs_in_order(step)
             or hasattr(operator, "wanted_inputs")
             or is_awaited(operator, step.input_names(), step=step.name, keyed=step.keys is not None)

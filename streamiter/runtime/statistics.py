@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from streamiter.channels import ChannelStatistics
 from streamiter.operators.statistics import OperatorStatistics
@@ -129,6 +129,8 @@ class JobStatistics:
     """The iterations, in the order they were built."""
     checkpoints: CheckpointStatistics | None = None
     """Where checkpoints stand, if the job has any."""
+    parameter_servers: Mapping[str, Any] = field(default_factory=dict)
+    """Where the parameter servers of its steps stand, by name: each a ``ParameterServerStatistics``."""
 
     def step(self, name: str) -> OperatorStatistics:
         """The counts of a step, all subtasks together. KeyError if there is no such step."""

@@ -15,6 +15,7 @@ from streamiter.errors import StreamiterError
 from streamiter.operators.context import Progress
 from streamiter.operators.operator import Boundary, BoundaryOutput
 from streamiter.operators.rejection import RecordFailure
+from streamiter.operators.service import ServiceWorker
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.records import (
     Batch,
@@ -26,11 +27,13 @@ from streamiter.records import (
     slice_batch,
 )
 from streamiter.runtime.chain import Chain
+from streamiter.runtime.checkpointing.clock_alignment import ClockAlignment
 from streamiter.runtime.checkpointing.task_parts import encode_log, encode_task, release_parts
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_records import (
+    AskAgain,
     BarrierReturned,
     BarrierTrigger,
     CheckpointAbandoned,
@@ -56,7 +59,7 @@ _State = dict[str, Any]
 
 @final
 class DrainInput(Control):
-    """Posted to a source: no more input from here, go to the end."""
+    """Posted to what brings input: no more from here, go to the end."""
 
     __slots__ = ()
 
@@ -102,6 +105,10 @@ class Task:
         self.positions: Positions = {}
         self.positions_at_barrier: Positions = {}
         self.ended = False
+        self.worker: ServiceWorker | None = None
+        """Where its head works with a parameter server: the access to it."""
+        self._clocks: ClockAlignment | None = None
+        self._keeps_state_of_last = True
         self.suspended = False
         """Has ended at a barrier, not at the end of its input."""
         self.is_handling = False
@@ -149,6 +156,14 @@ class Task:
             return {name: self._in_thread(head.entry(name)) for name in self._input_names}
         make = head.async_entry if self._awaited else head.entry
         return {name: make(name) for name in self._input_names}
+
+    def serve_with(self, worker: ServiceWorker, clocks: ClockAlignment, *, keeps_state_of_last: bool) -> None:
+        """Be told of the service of the step at the head, before ``open``.
+
+        ``keeps_state_of_last``: whether the barrier that stops a job is one of a checkpoint.
+        """
+        self.worker, self._clocks, self._keeps_state_of_last = worker, clocks, keeps_state_of_last
+        self.head.context.serve_with(worker)
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -206,10 +221,20 @@ class Task:
         self.gate.close()
         return errors
 
+    @property
+    def may_hold_back_barriers(self) -> bool:
+        """Whether it leaves input where it is, and has to be told of a barrier that may lie behind it."""
+        return self._clocks is not None or hasattr(self.head.operator, "wanted_inputs")
+
     def held_for(self) -> str:
         """Why it leaves its input where it is, for the log."""
         reason = None if self._boundary is None else self._boundary.held_for()
         return reason or "it has input that it does not want now"
+
+    @property
+    def brings_input(self) -> bool:
+        """Whether it is to be told when the job is drained."""
+        return self.feeder is not None or (self._boundary is not None and self._boundary.brings_input)
 
     def post(self, control: Control) -> None:
         """Have a control record handled next (from anywhere in the job)."""
@@ -260,6 +285,8 @@ class Task:
             if self._rounds is not None:
                 await self._rounds.tell_ended_inputs()
             self._ask_what_is_wanted()
+            if self._clocks is not None:
+                self.gate.stand_still(self._clocks.stands_still(self.name))
         await self.clear_lanes()
 
     async def clear_lanes(self) -> None:
@@ -304,7 +331,7 @@ class Task:
         if self._rounds is not None and not await self._in_its_round(self._rounds, port, records, epoch):
             return
         entry = self._entries[port.input_name]
-        if self._wanted is not None:
+        if self._wanted is not None or self._clocks is not None:
             await self._handle_while_wanted(port, entry, records, epoch)
         elif self._awaited:
             await entry(records)
@@ -346,6 +373,8 @@ class Task:
                 await result
             self.progress.handled += 1
             self._ask_what_is_wanted()
+            if self._clocks is not None:
+                self.gate.stand_still(self._clocks.stands_still(self.name))
             if index + 1 < len(records) and not self.gate.is_wanted(port.input_name):
                 self.gate.put_back(port, slice_batch(records, index + 1, len(records)), epoch)
                 return
@@ -367,9 +396,10 @@ class Task:
             events = self.gate.accept(port, control)
         elif isinstance(control, BarrierTrigger):
             events = self._triggered(control.barrier)
-        elif isinstance(control, DrainInput):
-            assert self.feeder is not None
+        elif isinstance(control, DrainInput) and self.feeder is not None:
             self.feeder.stop(EndOfInput())
+            events = []
+        elif isinstance(control, AskAgain):  # Done after whatever is handled.
             events = []
         else:
             events = [control]
@@ -382,7 +412,7 @@ class Task:
                 return [barrier]
             self.feeder.stop(barrier)
             return []
-        if self._boundary is not None and self._boundary.outlives_inputs:
+        if self.gate.stands_still or (self._boundary is not None and self._boundary.outlives_inputs):
             return self.gate.accept_trigger(barrier)
         self.gate.announce(barrier)
         return []
@@ -425,6 +455,11 @@ class Task:
         if self._boundary is not None:
             self._boundary.checkpoint_begins(number)
         parts = [] if is_abandoned else await self.parts()
+        is_kept = not barrier.suspend or self._keeps_state_of_last
+        if self.worker is not None and is_kept and not is_abandoned:
+            self.worker.pass_barrier(number)
+        if self._clocks is not None:
+            self._clocks.passed(self.name)
         self.chain.write_control(barrier)
         if self.gate.has_feedback:
             self._pending_parts, self._pending_checkpoint = parts, number

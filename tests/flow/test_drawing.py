@@ -19,8 +19,9 @@ from streamiter import (
 from streamiter.errors import ConfigurationError
 from streamiter.flow.drawing.mermaid import mermaid
 from streamiter.flow.drawing.picture import Link, Node, Picture, picture_of
-from streamiter.operators import Output
+from streamiter.operators import Context, Output
 from streamiter.operators.identity import Identity
+from streamiter.parameter_server import SSP, ParameterServer
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 
 
@@ -163,6 +164,55 @@ async def test_statistics_of_a_running_job_are_shown() -> None:
     await job.stop("abort")
     assert "title: loop (running)" in drawn
     assert "iteration 1 · no epoch complete · 0 records fed back" in drawn
+
+
+def training_flow(server: ParameterServer) -> Flow:
+    """Two steps that work with a server, one of them in a loop, and one with another server."""
+    flow = Flow("training")
+    embeddings = ParameterServer(name="embeddings")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        worked = variables[0].process(Works, name="train", parameter_server=server)
+        return IterationBodyResult([worked.filter(lambda x: x < 0)], [worked])
+
+    [out] = iterate_unbounded_streams([flow.from_items([0], name="start")], [], body)
+    judged = out.process(Works, name="judge", parameter_server=server)
+    judged.process(Works, name="embed", parameter_server=embeddings).collect()
+    return flow
+
+
+class Works(Operator):
+    async def open(self, context: Context) -> None:
+        self._client = context.parameter_server
+        await self._client.create_matrix("weights", rows=1, columns=3, consistency=SSP(staleness=2))
+
+    async def process(self, record: Any, out: Output) -> None:
+        await self._client.clock("weights")
+        out.emit(record)
+
+
+def test_a_parameter_server_is_a_node_linked_to_the_steps_that_work_with_it() -> None:
+    """State that lies beside the flow was not in its picture."""
+    drawn = training_flow(ParameterServer(shards=2)).draw().splitlines()
+    assert drawn[-5:] == [
+        "    s5 --> s6",
+        "    s6 --> s7",
+        '    s2 <-. "get, add" .-> s8',
+        '    s5 <-. "get, add" .-> s8',
+        '    s6 <-. "get, add" .-> s9',
+    ]
+    assert '    s8[["parameter server<br>2 shards in this process"]]' in drawn
+    assert '    s9[["embeddings<br>1 shard in this process"]]' in drawn
+
+
+async def test_statistics_show_the_workers_and_clocks_of_a_parameter_server() -> None:
+    """Whether workers go on is seen where they meet."""
+    flow = training_flow(ParameterServer(shards=2))
+    job = await flow.start()
+    running = picture_of(flow.name, flow.steps, job.statistics()).nodes[8]
+    ended = picture_of(flow.name, flow.steps, await job.wait()).nodes[8]
+    assert running.notes[:2] == ("2 shards in this process", "2 workers")
+    assert ended.notes == ("2 shards in this process", "weights, SSP(staleness=2): minimum clock 1")
 
 
 def test_records_that_were_refused_are_shown() -> None:

@@ -49,7 +49,7 @@ def _check_texts(picture: Picture, shown: Shown) -> None:
     labels = [text for _, text in shown.labels]
     labelled = [link for link in picture.links if link.label.strip()]
     for link, text in zip(labelled, labels, strict=True):
-        if link.kind != "data" and (box := picture.nodes[link.source].box) is not None:
+        if link.goes_back and (box := picture.nodes[link.source].box) is not None:
             assert shown.boxes[box].contains(text)
     for text in labels:
         assert shown.canvas.contains(text)
@@ -63,7 +63,7 @@ def _check_links(picture: Picture, shown: Shown) -> None:
         assert _is_on_side(source, points[0], source.right)
         assert _is_on_side(target, points[-1], target.left)
         assert not any(place.has_inside(point) for place in shown.nodes for point in points)
-        if link.kind != "data":
+        if link.goes_back:
             own = shown.boxes[picture.nodes[link.source].box or 0] if shown.boxes else shown.canvas
             assert all(own.has_inside(point) for point in points)
 
@@ -76,7 +76,7 @@ def _is_on_side(place: Rectangle, point: tuple[float, float], side: float) -> bo
 
 @st.composite
 def pictures(draw: st.DrawFn) -> Picture:
-    """Graphs without cycles but for feedback, with up to two iterations somewhere in the middle."""
+    """Graphs without cycles but for feedback, with up to two iterations in the middle, and services of some steps."""
     count = draw(st.integers(1, 14))
     texts = st.text(LETTERS, min_size=1, max_size=70).filter(lambda text: bool(text.strip()))
     borders = sorted(draw(st.sets(st.integers(0, count), max_size=4)))
@@ -100,6 +100,10 @@ def pictures(draw: st.DrawFn) -> Picture:
             links.append(Link(one, other, label=label))
         elif one in box_of and box_of[one] == box_of.get(other):
             links.append(Link(one, other, draw(st.sampled_from(["feedback", "criteria"])), label))
+    for number in range(count, count + draw(st.integers(0, 3))):
+        nodes.append(Node(draw(texts), "service", notes=tuple(draw(st.lists(texts, max_size=4)))))
+        users = draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=5))
+        links += [Link(user, number, "service", draw(st.just("") | texts)) for user in users]
     boxes = tuple(Box(draw(texts), tuple(draw(st.lists(texts, max_size=2)))) for _ in ranges)
     return Picture(draw(texts), tuple(nodes), tuple(links), boxes)
 
@@ -140,6 +144,30 @@ def test_a_head_that_feeds_itself_goes_round_itself() -> None:
     links = (Link(0, 1, label="initial"), Link(1, 1, "feedback", "feedback, epoch + 1, rebalance"))
     shown = check(Picture("flow", nodes, links, (Box("iteration 1"),)))
     assert max(y for _, y in shown.links[1]) > shown.nodes[1].bottom
+
+
+def test_a_service_bends_no_way_of_data() -> None:
+    """It lies below: data goes straight on, as without it."""
+    nodes = (
+        Node("clicks", "source"),
+        Node("train", "operator", 4),
+        Node("losses", "sink"),
+        Node("parameter server", "service", notes=("2 shards in this process", "w, BSP: minimum clock 7")),
+    )
+    links = (Link(0, 1), Link(1, 2), Link(1, 3, "service", "get, add"))
+    shown = check(Picture("flow", nodes, links))
+    [_, train, losses, server] = shown.nodes
+    assert max(train.bottom, losses.bottom) < server.top
+    to_losses = [y for _, y in shown.links[1]]
+    assert max(to_losses) - min(to_losses) < 8
+
+
+def test_what_a_step_does_with_a_service_goes_both_ways() -> None:
+    """With one arrowhead it was taken for a sink."""
+    nodes = (Node("train", "operator"), Node("server", "service"), Node("losses", "sink"))
+    drawn = svg(Picture("flow", nodes, (Link(0, 1, "service", "get, add"), Link(0, 2))))
+    assert drawn.count('marker-start="url(#streamiter-service)" marker-end="url(#streamiter-service)"') == 1
+    assert drawn.count("marker-start=") == 1
 
 
 @pytest.mark.parametrize(

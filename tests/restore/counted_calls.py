@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-ASKED = ("snapshot", "state", "positions")
+ASKED = ("snapshot", "state", "positions", "freeze")
 """The methods that give state."""
 
 

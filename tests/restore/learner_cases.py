@@ -12,6 +12,9 @@ from streamiter import Columns, Flow, Operator, Stream, connect
 from streamiter.learn import (
     FTRL,
     SGD,
+    AdaDelta,
+    AdaGrad,
+    Adam,
     DelayedLabels,
     Examples,
     FeatureHasher,
@@ -21,16 +24,20 @@ from streamiter.learn import (
     LinearModel,
     LinearRegression,
     LogisticRegression,
+    Momentum,
     OnlineKMeans,
     OnlineTraining,
     ProgressiveValidation,
+    RMSProp,
     SparseRows,
     StandardScaler,
     apriori,
     k_means,
+    k_means_on_parameter_server,
     online_k_means,
     online_standard_scaler,
     train_offline,
+    train_on_parameter_server,
     train_online,
 )
 from streamiter.learn.clustering.k_means import _SomePoints
@@ -41,6 +48,9 @@ from streamiter.learn.linear.parameter_owner import ParameterOwner
 from streamiter.learn.linear.weights import LinearWeights
 from streamiter.learn.offline.owners import AsynchronousOfflineOwner, SynchronousOfflineOwner
 from streamiter.learn.offline.workers import AsynchronousWorker, ReplayingWorker, _KeepingWorker
+from streamiter.learn.on_parameter_server.repeating import Repeater
+from streamiter.learn.on_parameter_server.versions import Versions
+from streamiter.learn.on_parameter_server.worker import ParameterServerWorker
 from streamiter.learn.online.delayed_labels import DelayedGradientWorker
 from streamiter.learn.online.gradient_worker import GradientWorker, WorkerOptions
 from streamiter.learn.online.owners import AsynchronousOwner, SynchronousOwner, _StartedOwner
@@ -52,6 +62,9 @@ from streamiter.learn.trees.worker import HistogramWorker
 from streamiter.learn.validation.auc import ScoreHistogram
 from streamiter.learn.validation.validate import Validate
 from streamiter.operators import Output
+from streamiter.parameter_server import ASP, BSP, ParameterServer
+from streamiter.parameter_server.arrivals import Arrivals
+from streamiter.parameter_server.consistency.progress_tracker import ProgressTracker
 
 TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])
 OPTIMIZERS = {
@@ -59,6 +72,11 @@ OPTIMIZERS = {
     "sgd_decaying": SGD(InverseSquareRoot(0.3), l1=0.01, l2=0.05),
     "ftrl": FTRL(0.3, 0.1, l1=0.01, l2=0.1),
     "gradient_descent": GradientDescent(Inverse(0.2, 3.0)),
+    "momentum": Momentum(0.1, l1=0.01, l2=0.05),
+    "adagrad": AdaGrad(0.3),
+    "rmsprop": RMSProp(0.1, l2=0.05),
+    "adadelta": AdaDelta(epsilon=1e-3),
+    "adam": Adam(InverseSquareRoot(0.3), l1=0.01),
 }
 
 
@@ -332,8 +350,49 @@ def decision_tree(flow: Flow) -> dict[str, Stream]:
     return grow_tree(fed(flow, columns, batch=5, parallelism=2), options)
 
 
+# -- on a parameter server -------------------------------------------------------------------------------------
+
+
+def parameter_server_training(how: str, flow: Flow) -> dict[str, Stream]:
+    training = train_on_parameter_server(
+        fed(flow, table(14), batch=3, parallelism=2),
+        ParameterServer(shards=2),
+        features=3,
+        consistency=BSP() if how == "BSP" else ASP(),
+        optimizer=OPTIMIZERS["adam"],
+        extract=extract_from_dicts,
+        batch=2,
+        epochs=3,
+        # What two workers make of it that do not wait for each other depends on who is faster.
+        workers=2 if how == "BSP" else 1,
+        publish_every=2,
+        name="fit",
+    )
+    return {"models": training.models}
+
+
+def extract_from_dicts(rows: Any) -> Examples:
+    """Of two subtasks the records come as dicts to one worker."""
+    return Examples(*(np.array([row[name] for row in rows]) for name in ("x", "y", "weight")))
+
+
+def parameter_server_clustering(flow: Flow) -> dict[str, Stream]:
+    clustering = k_means_on_parameter_server(
+        fed(flow, table(12)["x"], batch=3, parallelism=2),
+        ParameterServer(shards=2),
+        initial=[[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]],
+        consistency=BSP(),
+        batch=2,
+        decay=0.9,
+        epochs=2,
+        name="fit",
+    )
+    return {"models": clustering.models}
+
+
 ONLINE = (GradientWorker, ParameterOwner, _StartedOwner, LinearWeights, Validate)
 OFFLINE = (_KeepingWorker, ParameterOwner)
+ON_SERVER = (ParameterServerWorker, Versions, Repeater, Arrivals, ProgressTracker)
 
 CASES = [
     *(
@@ -373,4 +432,10 @@ CASES = [
     Case(item_sets, (CountItemSets, ChooseFrequent), {"cuts": 4, "compare_state": False}),
     Case(decision_tree, (HistogramWorker, TreeOwner), turns(6)),
     Case(decision_tree, (HistogramWorker, TreeOwner), {"cuts": 4}),
+    # What is kept to be repeated is cut into other pieces after a restore.
+    *(
+        Case(functools.partial(parameter_server_training, how), ON_SERVER, turns(6, compare_state=False))
+        for how in ("BSP", "ASP")
+    ),
+    Case(parameter_server_clustering, ON_SERVER, turns(6, compare_state=False)),
 ]

@@ -8,7 +8,13 @@ import pkgutil
 from typing import Any
 
 import pytest
-from restore import iteration_cases, learner_cases, operator_cases, topic_cases
+from restore import (
+    iteration_cases,
+    learner_cases,
+    operator_cases,
+    parameter_server_cases,
+    topic_cases,
+)
 from restore.case import Case
 from restore.counted_calls import asked_of, count_calls
 
@@ -18,7 +24,13 @@ import streamiter_kafka
 import streamiter_sqlite
 from streamiter.testing import RestoreProcess, check_flow_restore
 
-CASES: list[Case] = [*operator_cases.CASES, *iteration_cases.CASES, *learner_cases.CASES, *topic_cases.CASES]
+CASES: list[Case] = [
+    *operator_cases.CASES,
+    *iteration_cases.CASES,
+    *learner_cases.CASES,
+    *topic_cases.CASES,
+    *parameter_server_cases.CASES,
+]
 
 
 @pytest.mark.parametrize(
@@ -40,13 +52,17 @@ ELSEWHERE = {
     "streamiter_sqlite.reader.SqliteReader": "test_restore_of_topics",
     "streamiter_kafka.reader.KafkaReader": "tests/kafka/test_kafka_restore.py",
     "streamiter.runtime.feedback_log._Ranges": "test_restore_of_topics",
+    "streamiter.parameter_server.server.ParameterServer": "tests/parameter_server/test_snapshots.py",
+    "streamiter.networks.training._Judge": "tests/networks/test_network_training.py",
 }
-"""Classes whose case needs a file or a server, and the test that has it."""
+"""Classes whose case needs a file or a server, or no flow, and the test that has it."""
 
 NO_STATE = {
     "streamiter.operators.operator.Operator": "the base of operators",
     "streamiter.operators.source.Source": "the base of sources",
     "streamiter.topics.topic.TopicReader": "the base of readers",
+    "streamiter.parameter_server.storage.block.Block": "the base of blocks",
+    "streamiter.parameter_server.rows_of_blocks.RowsOfBlocks": "its positions are those of rows in blocks",
     "streamiter.runtime.job.Job": "gathers the states of all",
     "streamiter.runtime.checkpointing.lag_reports.LagReports": "tells tools how far others have come",
 }

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from simulation.flows_on_parameter_servers import (
+    asynchronous_server,
+    bulk_synchronous_server,
+    stale_synchronous_server,
+)
 from simulation.flows_that_learn import asynchronous_learner, online_learner
 from simulation.flows_with_loops import (
     bounded_loop_of_many,
@@ -47,6 +52,9 @@ FLOWS: tuple[MakeFlow, ...] = (
     per_round_operators,
     online_learner,
     asynchronous_learner,
+    bulk_synchronous_server,
+    stale_synchronous_server,
+    asynchronous_server,
 )
 
 SETTLE_S = {"keyed_state_and_timers": 5.0, "another_parallelism": 5.0}

@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 
 from streamiter.learn.linear.weights import LinearWeights
+from streamiter.parameter_server.holding import Holding
+from streamiter.parameter_server.requests import Add
+from streamiter.parameter_server.shard import Shard
 from streamiter.runtime.checkpointing.transactional_writer import TransactionalWriter
 from streamiter.runtime.feedback_log import FeedbackLog
 from streamiter.runtime.gate_records import BarrierReturned
+from streamiter.runtime.services import JobServices
 from streamiter.runtime.task import Task
 from streamiter.topics.memory.transactions import MemoryTransactions
 
@@ -47,6 +51,53 @@ def forget_an_optimizer_slot(patch: pytest.MonkeyPatch) -> None:
         return kept
 
     patch.setattr(LinearWeights, "state", without_n)
+
+
+def hold_nothing_behind_a_barrier(patch: pytest.MonkeyPatch) -> None:
+    """A parameter server adds at once what a worker sends behind its barrier."""
+    patch.setattr(Holding, "is_behind", lambda self, worker: False)
+
+
+def let_nobody_stand_still(patch: pytest.MonkeyPatch) -> None:
+    """Barriers come to the workers of a parameter server at whatever clocks they are."""
+
+    async def at_once(self: JobServices) -> None:
+        pass
+
+    patch.setattr(JobServices, "stand_still", at_once)
+
+
+def drop_held_adds(patch: pytest.MonkeyPatch) -> None:
+    """What a parameter server holds for a checkpoint is forgotten with it."""
+    apply = Shard.apply
+
+    def without_adds(self: Shard, request: Any) -> Any:
+        return 0 if isinstance(request, Add) else apply(self, request)
+
+    patch.setattr(Shard, "apply", without_adds)
+
+
+def forget_the_parameters(patch: pytest.MonkeyPatch) -> None:
+    """A restarted job goes on with a parameter server that begins anew."""
+
+    async def without_state(self: JobServices, states: Any) -> None:
+        await opened(self, None)
+
+    opened = JobServices.open
+    patch.setattr(JobServices, "open", without_state)
+
+
+def keep_what_a_cut_off_worker_has_passed(patch: pytest.MonkeyPatch) -> None:
+    """The state of a shard is taken when the first worker has passed its barrier, not the last."""
+
+    def with_the_first(self: Holding) -> None:
+        if self._checkpoint is not None and self._behind:
+            if (taking := self._taking.pop(self._checkpoint, None)) is not None:
+                taking.succeed(self._shard.freeze())
+            if all(worker in self._behind for worker in self._shard.workers):
+                self._go_on()
+
+    patch.setattr(Holding, "_check", with_the_first)
 
 
 def fence_nobody(patch: pytest.MonkeyPatch) -> None:

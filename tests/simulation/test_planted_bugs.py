@@ -7,15 +7,23 @@ from collections.abc import Callable
 import pytest
 from simulation.flows import (
     MakeFlow,
+    asynchronous_server,
+    bulk_synchronous_server,
     online_learner,
     running_totals,
+    stale_synchronous_server,
     unbounded_asynchronous_loop,
 )
 from simulation.planted_bugs import (
     commit_offsets_early,
+    drop_held_adds,
     drop_logged_feedback,
     fence_nobody,
     forget_an_optimizer_slot,
+    forget_the_parameters,
+    hold_nothing_behind_a_barrier,
+    keep_what_a_cut_off_worker_has_passed,
+    let_nobody_stand_still,
     write_behind_the_barrier,
 )
 from simulation.simulation_runs import first_failure, run, undisturbed
@@ -34,6 +42,13 @@ SEEDS = range(40)
         (online_learner, forget_an_optimizer_slot),
         (running_totals, write_behind_the_barrier),
         (running_totals, fence_nobody),
+        (asynchronous_server, hold_nothing_behind_a_barrier),
+        (stale_synchronous_server, hold_nothing_behind_a_barrier),
+        (bulk_synchronous_server, let_nobody_stand_still),
+        (asynchronous_server, drop_held_adds),
+        (stale_synchronous_server, drop_held_adds),
+        (bulk_synchronous_server, forget_the_parameters),
+        (asynchronous_server, keep_what_a_cut_off_worker_has_passed),
     ],
 )
 def test_a_planted_bug_is_found_and_replayed_by_its_seed(

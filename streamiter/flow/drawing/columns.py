@@ -38,6 +38,8 @@ class Arc:
     source_port: float | None = None
     """Where it begins, from the middle of its item downward; None if that is free."""
     target_port: float | None = None
+    weight: float = 1.0
+    """How much it matters that it is level."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +67,7 @@ class Piece:
     right: Spot
     left_port: float = 0.0
     right_port: float = 0.0
+    weight: float = 1.0
 
 
 @dataclass(slots=True)
@@ -105,7 +108,7 @@ def make_columns(items: Sequence[Item], arcs: Sequence[Arc]) -> Columns:
 
 
 def _chain(spots: Sequence[Spot], arc: Arc) -> list[Piece]:
-    pieces = [Piece(left, right, left.line, right.line) for left, right in pairwise(spots)]
+    pieces = [Piece(left, right, left.line, right.line, arc.weight) for left, right in pairwise(spots)]
     pieces[0].left_port = arc.source_port or 0.0
     pieces[-1].right_port = arc.target_port or 0.0
     for piece in pieces:

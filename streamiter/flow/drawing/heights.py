@@ -105,7 +105,7 @@ def _wishes_of_both(spot: Spot) -> list[_Wish]:
 
 def _weight(piece: Piece) -> float:
     items = (piece.left.item is not None) + (piece.right.item is not None)
-    return (_WEIGHT_WITHIN_LINK, _WEIGHT_AT_ITEM, 1.0)[items]
+    return piece.weight * (_WEIGHT_WITHIN_LINK, _WEIGHT_AT_ITEM, 1.0)[items]
 
 
 def _place(column: Sequence[Spot], wishes_of: Callable[[Spot], Iterable[_Wish]]) -> None:

@@ -15,6 +15,7 @@ _SHAPES = {
     "sink": ("[/", "/]"),
     "iteration": ("{{", "}}"),
     "operator": ("[", "]"),
+    "service": ("[[", "]]"),
 }
 # Mermaid's own way to write a character that means something to it or to HTML.
 _CODES = {ord(character): f"#{ord(character)};" for character in '"#&<>`'} | dict.fromkeys(
@@ -25,7 +26,7 @@ _PLAIN_LABEL = re.compile(r"[\w ,+-]*")
 
 
 def mermaid(picture: Picture) -> str:
-    """A node for each step, a box for each iteration; feedback is dotted."""
+    """A node for each step and service, a box for each iteration; what is not on its way forward is dotted."""
     lines = ["---", f"title: {_title(picture.title)}", "---", "flowchart LR"]
     lines += _nodes(picture, None, indent=4)
     for number, box in enumerate(picture.boxes):
@@ -49,7 +50,9 @@ def _node(node: Node) -> str:
 
 
 def _link(link: Link) -> str:
-    if link.kind != "data":
+    if link.kind == "service":
+        return f's{link.source} <-. "{_text(link.label)}" .-> s{link.target}'
+    if link.goes_back:
         return f's{link.source} -. "{_text(link.label)}" .-> s{link.target}'
     plain = _PLAIN_LABEL.fullmatch(link.label)
     label = link.label if plain else f'"{_text(link.label)}"'

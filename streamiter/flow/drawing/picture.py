@@ -1,4 +1,7 @@
-"""What a drawing shows, whatever it is drawn with: nodes, links, and a box for each iteration."""
+"""What a drawing shows, whatever it is drawn with: nodes, links, and a box for each iteration.
+
+A service that steps share, a parameter server, is a node behind them that no data flows to.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,28 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from streamiter.errors import ConfigurationError
+from streamiter.operators.service import Service
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step
 from streamiter.runtime.partitioning import Broadcast, ByFunction, ByKey, Rebalance
 from streamiter.runtime.statistics import JobStatistics, LoopStatistics
 
 __all__ = ["Box", "Link", "LinkKind", "Node", "Picture", "picture_of"]
 
-LinkKind = Literal["data", "feedback", "criteria"]
+LinkKind = Literal["data", "feedback", "criteria", "service"]
+"""``feedback`` and ``criteria`` go back; ``service`` leads to what a step works with, and both ways."""
 
 _PARTITIONINGS = {Broadcast: "broadcast", Rebalance: "rebalance", ByKey: "by key", ByFunction: "by function"}
 _BACK_LABELS = {"feedback": "feedback, epoch + 1", "criteria": "criteria, epoch + 1"}
+_SERVICE_LABEL = "get, add"
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A step."""
+    """A step, or a service."""
 
     name: str
     shape: str
-    """operator, source, sink or iteration."""
+    """operator, source, sink, iteration or service."""
     parallelism: int = 1
     notes: tuple[str, ...] = ()
     """Lines below the name: the epochs it sees, what it has handled."""
@@ -46,6 +52,11 @@ class Link:
     target: int
     kind: LinkKind = "data"
     label: str = ""
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether it closes a loop."""
+        return self.kind in _BACK_LABELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +87,51 @@ def picture_of(flow: str, steps: Sequence[Step], statistics: JobStatistics | Non
     if statistics is not None:
         _check_statistics(flow, steps, statistics)
     numbers = {step: number for number, step in enumerate(steps)}
+    services = list(dict.fromkeys(step.service for step in steps if step.service is not None))
     loops = list(dict.fromkeys(step.loop for step in steps if step.loop is not None))
     return Picture(
         title=flow if statistics is None else f"{flow} ({statistics.state})",
-        nodes=tuple(
-            Node(
-                name=step.name,
-                shape=step.shape,
-                parallelism=step.parallelism,
-                notes=(*_notes(step), *(() if statistics is None else _counts(step, statistics))),
-                box=None if step.loop is None else loops.index(step.loop),
-            )
-            for step in steps
+        nodes=(
+            *(_step(step, loops, statistics) for step in steps),
+            *(_service(service, statistics) for service in services),
         ),
-        links=tuple(
-            Link(numbers[edge.upstream], numbers[step], kind := _kind(edge, step), _label(edge, step, kind))
-            for step in steps
-            for edge in step.inputs
+        links=(
+            *(
+                Link(
+                    numbers[edge.upstream], numbers[step], kind := _kind(edge, step), _label(edge, step, kind)
+                )
+                for step in steps
+                for edge in step.inputs
+            ),
+            *(
+                Link(numbers[step], len(steps) + services.index(step.service), "service", _SERVICE_LABEL)
+                for step in steps
+                if step.service is not None
+            ),
         ),
         boxes=tuple(
             Box(f"iteration {number}", _progress_notes(loop, steps, statistics))
             for number, loop in enumerate(loops, 1)
         ),
     )
+
+
+# -- nodes -------------------------------------------------------------------------------------------------
+
+
+def _step(step: Step, loops: Sequence[Any], statistics: JobStatistics | None) -> Node:
+    return Node(
+        name=step.name,
+        shape=step.shape,
+        parallelism=step.parallelism,
+        notes=(*_notes(step), *(() if statistics is None else _counts(step, statistics))),
+        box=None if step.loop is None else loops.index(step.loop),
+    )
+
+
+def _service(service: Service, statistics: JobStatistics | None) -> Node:
+    told = None if statistics is None else statistics.parameter_servers.get(service.name)
+    return Node(service.name, "service", notes=(service.drawn_as, *(() if told is None else told.notes)))
 
 
 # -- links -------------------------------------------------------------------------------------------------

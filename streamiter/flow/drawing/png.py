@@ -9,7 +9,7 @@ from streamiter.flow.drawing.font_file import FONT_FAMILY, FONT_FILE, advances
 from streamiter.flow.drawing.picture import Picture
 from streamiter.flow.drawing.svg import svg
 
-__all__ = ["png"]
+__all__ = ["png", "png_of_svg"]
 
 # Pixels for each unit of the drawing: text is sharp on screens with small pixels too.
 _SCALE = 2
@@ -17,8 +17,12 @@ _SCALE = 2
 
 def png(picture: Picture) -> bytes:
     """The light drawing, with the same font on every machine."""
+    return png_of_svg(svg(picture, for_screens=False))
+
+
+def png_of_svg(text: str) -> bytes:
+    """Any drawing in SVG. Raises ConfigurationError where the package that renders it is missing."""
     render = _renderer()
-    text = svg(picture, for_screens=False)
     return render(
         svg_string=text,
         zoom=_SCALE,

@@ -28,6 +28,9 @@ _BOX_HEADING_HEIGHT = 38.0
 # Between a label and the link below it.
 _LABEL_GAP = 3.0
 
+# Links to services are level where that bends no way of data.
+_SERVICE_WEIGHT = 0.05
+
 Key = tuple[str, int]
 """A node, a box, or the place where a link crosses a box's border: "node", "box" or "port", and its number."""
 
@@ -76,10 +79,12 @@ class Region:
     def add_link(self, number: int, source: Key, target: Key, *, labelled: bool = True) -> None:
         numbers = {key: place for place, key in enumerate(self.items)}
         width, height = self.sizes.label(number) if labelled else (0.0, 0.0)
-        if self.sizes.picture.links[number].kind == "data":
-            self.arcs[number] = Arc(numbers[source], numbers[target], width, height)
-        else:
+        if self.sizes.picture.links[number].goes_back:
             self.backs[number] = Back(numbers[source], numbers[target], width, height)
+        else:
+            arc = self.arcs[number] = Arc(numbers[source], numbers[target], width, height)
+            if self.sizes.picture.links[number].kind == "service":
+                arc.weight = _SERVICE_WEIGHT
 
     def arrange(self) -> None:
         self.arrangement = arrange(

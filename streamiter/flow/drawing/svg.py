@@ -26,7 +26,10 @@ _CUT = 9.0
 # Of a line of text, what lies above the line it is written on.
 _ASCENT = 0.86
 
-_KINDS = ("data", "feedback", "criteria")
+_KINDS = ("data", "feedback", "criteria", "service")
+
+# From the ends of a service to the lines beside its text.
+_SIDE = 6.0
 
 _LIGHT = {
     "canvas": "#ffffff",
@@ -42,9 +45,12 @@ _LIGHT = {
     "sink border": "#1a7f37",
     "iteration": "#fff4d4",
     "iteration border": "#9a6700",
-    "data": "#57606a",
-    "feedback": "#bf3989",
-    "criteria": "#8250df",
+    "service": "#ffe9dc",
+    "service border": "#bc4c00",
+    "data link": "#57606a",
+    "feedback link": "#bf3989",
+    "criteria link": "#8250df",
+    "service link": "#bc4c00",
 }
 _DARK = {
     "canvas": "#0d1117",
@@ -60,9 +66,12 @@ _DARK = {
     "sink border": "#3fb950",
     "iteration": "#3a2d0a",
     "iteration border": "#d29922",
-    "data": "#9aa4af",
-    "feedback": "#f778ba",
-    "criteria": "#be8fff",
+    "service": "#3d1f0a",
+    "service border": "#f0883e",
+    "data link": "#9aa4af",
+    "feedback link": "#f778ba",
+    "criteria link": "#be8fff",
+    "service link": "#f0883e",
 }
 
 
@@ -98,22 +107,23 @@ def _style(colours: dict[str, str]) -> str:
         ".muted": f"fill: {colours['muted']}",
         ".loop": f"fill: {colours['box']}; stroke: {colours['box border']}",
     }
-    for shape in ("operator", "source", "sink", "iteration"):
+    for shape in _SHAPES:
         border = colours[f"{shape} border"]
         rules[f".{shape} .body"] = f"fill: {colours[shape]}; stroke: {border}; stroke-width: 1.3"
         rules[f".{shape} .rim"] = f"fill: none; stroke: {border}; stroke-width: 1.3"
     for kind in _KINDS:
         dashes = "" if kind == "data" else "; stroke-dasharray: 5 4"
-        rules[f".link.{kind}"] = f"fill: none; stroke: {colours[kind]}; stroke-width: 1.4{dashes}"
-        rules[f".label.{kind}"] = f"fill: {colours['muted' if kind == 'data' else kind]}"
-        rules[f".arrowhead.{kind}"] = f"fill: {colours[kind]}"
+        rules[f".link.{kind}"] = f"fill: none; stroke: {colours[f'{kind} link']}; stroke-width: 1.4{dashes}"
+        rules[f".label.{kind}"] = f"fill: {colours['muted' if kind == 'data' else f'{kind} link']}"
+        rules[f".arrowhead.{kind}"] = f"fill: {colours[f'{kind} link']}"
     return "".join(f".streamiter {selector} {{ {rule} }}\n" for selector, rule in rules.items())
 
 
 def _arrowhead(kind: str) -> str:
     return (
         f'<marker id="streamiter-{kind}" viewBox="0 0 10 10" refX="10" refY="5" markerWidth="9" markerHeight="9" '
-        f'markerUnits="userSpaceOnUse" orient="auto"><path class="arrowhead {kind}" d="M0,1 L10,5 L0,9 Z"/></marker>'
+        'markerUnits="userSpaceOnUse" orient="auto-start-reverse">'
+        f'<path class="arrowhead {kind}" d="M0,1 L10,5 L0,9 Z"/></marker>'
     )
 
 
@@ -175,7 +185,21 @@ def _cut_rectangle(place: Place) -> Iterable[str]:
     yield f'<polygon class="body" points="{" ".join(map(_point, corners))}"/>'
 
 
-_SHAPES = {"operator": _plain, "source": _cylinder, "sink": _cylinder, "iteration": _cut_rectangle}
+def _with_sides(place: Place) -> Iterable[str]:
+    """A line along its left and right end."""
+    yield f'<rect class="body" {_rectangle(place)} rx="3"/>'
+    top, bottom = _number(place.y), _number(place.y + place.height)
+    for x in (place.x + _SIDE, place.x + place.width - _SIDE):
+        yield f'<path class="rim" d="M{_number(x)},{top} L{_number(x)},{bottom}"/>'
+
+
+_SHAPES = {
+    "operator": _plain,
+    "source": _cylinder,
+    "sink": _cylinder,
+    "iteration": _cut_rectangle,
+    "service": _with_sides,
+}
 
 
 def _rectangle(place: Place) -> str:
@@ -191,7 +215,9 @@ def _rectangle(place: Place) -> str:
 def _link(placed: PlacedLink) -> Iterable[str]:
     kind = placed.link.kind
     way = _curves(placed.runs) if placed.runs else _rounded(placed.corners)
-    yield f'<path class="link {kind}" d="{way}" marker-end="url(#streamiter-{kind})"/>'
+    ends = ("start", "end") if kind == "service" else ("end",)
+    markers = " ".join(f'marker-{end}="url(#streamiter-{kind})"' for end in ends)
+    yield f'<path class="link {kind}" d="{way}" {markers}/>'
     if (place := placed.label) is not None:
         for line in placed.caption.lines:
             x, y = place.x + place.width / 2, place.y + line.size

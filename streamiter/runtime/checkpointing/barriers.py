@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from streamiter.checkpoints.snapshot import Part
 from streamiter.clock import Clock
@@ -15,7 +15,10 @@ from streamiter.runtime.checkpointing.task_parts import release_parts
 from streamiter.runtime.gate_records import BarrierTrigger, CheckpointAbandoned
 from streamiter.runtime.task import Task
 
-__all__ = ["Barriers", "CheckpointTimedOut", "JobIsOver", "TakenParts"]
+if TYPE_CHECKING:
+    from streamiter.runtime.services import JobServices
+
+__all__ = ["Barriers", "CheckpointTimedOut", "JobIsOver", "TakenParts", "WorkersApart"]
 
 TakenParts = dict[str, list[Part]]
 """What each task has given, by its name."""
@@ -25,6 +28,10 @@ FIRST_CHECKPOINT: Final = 1
 
 class CheckpointTimedOut(CheckpointError):
     """A barrier did not get through the job in time."""
+
+
+class WorkersApart(CheckpointTimedOut):
+    """Workers of a parameter server did not come to the same clock in time, so no barrier was sent."""
 
 
 class JobIsOver(CheckpointError):
@@ -48,15 +55,19 @@ class Barriers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._tasks: Sequence[Task] = ()
+        self._services: JobServices | None = None
         self._on_abandoned: Callable[[int], None] = lambda checkpoint: None
         self._next = FIRST_CHECKPOINT
         self._pending: _Pending | None = None
         self.one_at_a_time = asyncio.Lock()
         """To be held from the barrier until what it took is stored and committed, or dropped."""
 
-    def watch(self, tasks: Sequence[Task], on_abandoned: Callable[[int], None]) -> None:
-        """These are the tasks of the job; ``on_abandoned`` hears of checkpoints that are given up."""
+    def watch(
+        self, tasks: Sequence[Task], services: JobServices, on_abandoned: Callable[[int], None]
+    ) -> None:
+        """These are the tasks and services of the job; ``on_abandoned`` hears of checkpoints that are given up."""
         self._tasks = tasks
+        self._services = services
         self._on_abandoned = on_abandoned
 
     def go_on_after(self, checkpoint: int) -> None:
@@ -73,6 +84,8 @@ class Barriers:
         *,
         suspend: bool = False,
         timeout_s: float | None = None,
+        stand_still_timeout_s: float | None = None,
+        keeps_state: bool = True,
         begins: Callable[[int], None] = lambda checkpoint: None,
     ) -> TakenParts:
         """Send a barrier through the job; gives what all tasks have given for it, to be released by the caller.
@@ -80,19 +93,25 @@ class Barriers:
         ``begins`` is told its number as it is sent, when no barrier of before is under way any more.
 
         Of a task which ended before the barrier came it is its state at its end. Raises CheckpointTimedOut
-        after ``timeout_s`` seconds; whoever waits no longer has given the checkpoint up.
+        after ``timeout_s`` seconds; whoever waits no longer has given the checkpoint up. Workers of a parameter server
+        have to stand at the same clock first, within ``stand_still_timeout_s``, unless nobody ``keeps_state`` of it.
         """
         due_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         if self._pending is not None:
             # A second barrier in a loop would cut off the log of the one that is still under way.
             await self._until_passed(self._pending, due_s)
+        services = self._services if keeps_state else None
+        if services:
+            await self._stand_still(services, self._sooner(due_s, stand_still_timeout_s))
         barrier = CheckpointBarrier(self._next, suspend=suspend)
         self._next += 1
         begins(barrier.checkpoint)
+        if services:
+            services.begins(barrier.checkpoint)
         running = [task for task in self._tasks if not task.ended]
         pending = self._pending = _Pending(barrier.checkpoint, {task.name: task for task in running})
         for task in running:
-            if task.feeder is not None or hasattr(task.head.operator, "wanted_inputs"):
+            if task.feeder is not None or task.may_hold_back_barriers:
                 task.post(BarrierTrigger(barrier))
         self._check()
         try:
@@ -100,36 +119,75 @@ class Barriers:
             for task in self._tasks:
                 if task.name not in pending.parts:
                     pending.parts[task.name] = await task.parts()
+            if services:
+                pending.parts.update(await services.parts(barrier.checkpoint))
         except BaseException:
             self._abandon(pending)
             raise
         self._pending = None
         return pending.parts
 
+    def _sooner(self, due_s: float | None, timeout_s: float | None) -> float | None:
+        if timeout_s is None:
+            return due_s
+        then_s = self._clock.monotonic_s() + timeout_s
+        return then_s if due_s is None else min(due_s, then_s)
+
+    async def _stand_still(self, services: JobServices, due_s: float | None) -> None:
+        """Have the workers of parameter servers stand at the same clock; give up in time."""
+        standing = asyncio.ensure_future(services.stand_still())
+        try:
+            await self._until(standing, due_s)
+        except BaseException:
+            services.go_on()
+            raise
+        finally:
+            is_late = not standing.done()
+            standing.cancel()
+        if is_late:
+            behind = services.behind()
+            services.go_on()
+            raise WorkersApart(
+                f"checkpoint {self._next}: expected all workers of a parameter server at the same clock, given "
+                f"{_some(behind)} behind the others; see whether their input stands still, or raise alignment_timeout_s"
+            )
+
     async def _until_passed(self, pending: _Pending, due_s: float | None) -> None:
         if due_s is None or pending.passed.is_set():
             await pending.passed.wait()
             return
-        is_late = asyncio.Event()
-        timer = self._clock.call_later(max(0.0, due_s - self._clock.monotonic_s()), is_late.set)
-        waits = [asyncio.ensure_future(event.wait()) for event in (pending.passed, is_late)]
+        passed = asyncio.ensure_future(pending.passed.wait())
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await self._until(passed, due_s)
         finally:
-            timer.cancel()
-            for wait in waits:
-                wait.cancel()
+            passed.cancel()
         if not pending.passed.is_set():
             raise CheckpointTimedOut(
                 f"checkpoint {pending.checkpoint}: its barrier has not passed {_some(pending.waiting_for)} in time; "
                 "see what holds it up there, or raise alignment_timeout_s"
             )
 
+    async def _until(self, done: asyncio.Future[Any], due_s: float | None) -> None:
+        """Wait until it is done, or it is time to give up."""
+        if due_s is None:
+            await asyncio.wait([done])
+            return
+        is_late = asyncio.Event()
+        timer = self._clock.call_later(max(0.0, due_s - self._clock.monotonic_s()), is_late.set)
+        late = asyncio.ensure_future(is_late.wait())
+        try:
+            await asyncio.wait([done, late], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            late.cancel()
+
     def _abandon(self, pending: _Pending) -> None:
         """Nobody waits for it any more, but it is still under way: let it pass without meaning."""
         pending.is_abandoned = True
         release_parts(part for parts in pending.parts.values() for part in parts)
         pending.parts.clear()
+        if self._services:
+            self._services.abandoned(pending.checkpoint)
         if pending.passed.is_set():
             return
         self._on_abandoned(pending.checkpoint)

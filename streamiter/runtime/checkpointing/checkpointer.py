@@ -25,6 +25,7 @@ from streamiter.runtime.checkpointing.barriers import (
     CheckpointTimedOut,
     JobIsOver,
     TakenParts,
+    WorkersApart,
 )
 from streamiter.runtime.checkpointing.beginning import Beginning
 from streamiter.runtime.checkpointing.choice import Restore
@@ -34,6 +35,7 @@ from streamiter.runtime.checkpointing.stateful_steps import stateful_steps
 from streamiter.runtime.checkpointing.statistics import CheckpointStatistics
 from streamiter.runtime.checkpointing.task_parts import release_parts
 from streamiter.runtime.checkpointing.transaction import JobTransaction
+from streamiter.runtime.services import JobServices
 from streamiter.runtime.task import Task
 from streamiter.topics.outputs import Outputs
 
@@ -58,6 +60,7 @@ class Checkpointer:
         changed_steps: Collection[str],
         tasks: Sequence[Task],
         barriers: Barriers,
+        services: JobServices,
         scope: JobScope,
         plain_data: PlainData,
         clock: Clock,
@@ -69,6 +72,7 @@ class Checkpointer:
         self._changed_steps = changed_steps
         self._tasks = tasks
         self._barriers = barriers
+        self._services = services
         self._scope = scope
         self._plain_data = plain_data
         self._clock = clock
@@ -89,7 +93,7 @@ class Checkpointer:
 
     async def open(self) -> dict[str, dict[str, Any]]:
         """Take over from older runs, and find where to go on: the states of the tasks, none to begin anew."""
-        self._steps = stateful_steps(self._tasks)
+        self._steps = {**stateful_steps(self._tasks), **self._services.steps()}
         self._store = _store_of(self._settings)
         output = output_to_commit_with(self._flow, self._tasks)
         if output is not None:
@@ -205,6 +209,8 @@ class Checkpointer:
             self._statistics = replace(self._statistics, given_up=self._statistics.given_up + 1)
             if self._is_over:
                 self._failure = error
+                if isinstance(error, WorkersApart):  # Tasks still run, and nothing else would end them.
+                    self._has_failed.set()
             elif self._transaction is not None:
                 await self._transaction.checkpoint_over()
             return type(error)(f"flow {self._flow!r}: {error}")
@@ -212,7 +218,12 @@ class Checkpointer:
     async def _take(self, *, suspend: bool, is_last: bool) -> int:
         began_s = self._clock.monotonic_s()
         timeout_s = None if suspend or is_last else self._settings.alignment_timeout_s
-        parts = await self._barriers.take(suspend=suspend, timeout_s=timeout_s, begins=self._begins)
+        parts = await self._barriers.take(
+            suspend=suspend,
+            timeout_s=timeout_s,
+            stand_still_timeout_s=self._settings.alignment_timeout_s,
+            begins=self._begins,
+        )
         checkpoint = CheckpointId(self._barriers.last_number, self._run_id)
         aligned_s = self._clock.monotonic_s()
         size_bytes = await self._save(checkpoint, parts)

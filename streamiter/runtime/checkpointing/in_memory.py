@@ -6,12 +6,12 @@ from typing import Any
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.runtime.checkpointing.barriers import TakenParts
-from streamiter.runtime.checkpointing.task_parts import STEP, PartName, held_in_memory, task_state
+from streamiter.runtime.checkpointing.task_parts import SERVICE, STEP, PartName, held_in_memory, task_state
 
 __all__ = ["JobSnapshot", "in_memory"]
 
 JobSnapshot = dict[str, Any]
-"""States of the tasks by name: plain data."""
+"""States of the tasks, and of parameter servers, by name: plain data."""
 
 
 def in_memory(taken: TakenParts, plain_data: PlainData) -> JobSnapshot:
@@ -23,6 +23,9 @@ def in_memory(taken: TakenParts, plain_data: PlainData) -> JobSnapshot:
             # As lists, since one snapshot may be gone on from more than once.
             pieces = [list(map(plain_data.decode, held_in_memory(deferred))) for deferred in part.deferred]
             states[part.name] = plain_data.decode_state(part.content, pieces.__getitem__)
+        if (name := PartName.of(next(iter(states)))).kind == SERVICE:
+            snapshot[task] = states[str(name)]
+            continue
         steps = [name.step for name in map(PartName.of, states) if name.kind == STEP]
         head, _, subtask = task.removesuffix("]").rpartition("[")
         snapshot[task] = task_state(head, int(subtask), steps, states)

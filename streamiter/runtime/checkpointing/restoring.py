@@ -19,7 +19,7 @@ from streamiter.runtime.checkpointing.redistribution import (
     redistributed,
     with_batches,
 )
-from streamiter.runtime.checkpointing.task_parts import PartName, task_state
+from streamiter.runtime.checkpointing.task_parts import SERVICE, PartName, task_state
 from streamiter.runtime.task import Task
 
 __all__ = ["check_steps", "left_behind", "states_of_tasks"]
@@ -74,7 +74,7 @@ async def states_of_tasks(
     dropped: Collection[str],
     queues: ExitStack,
 ) -> dict[str, dict[str, Any]]:
-    """The state of each task by its name. What is deferred in them is read from ``stored`` as they take it over.
+    """The state of each task and service by its name. What is deferred is read from ``stored`` as they take it over.
 
     Where the parallelism of steps has changed, or other steps are chained, it is shared out anew; what was fed back
     through topics may wait in ``queues`` then, to be closed when the tasks have taken over.
@@ -86,13 +86,19 @@ async def states_of_tasks(
         content = await stored.content(name)
         states[name] = plain_data.decode_state(content, functools.partial(_Again, stored, name, plain_data))
         await asyncio.sleep(0)
+    services = {
+        f"{part.kind} {part.step}": states.pop(name)
+        for name in list(states)
+        if (part := PartName.of(name)).kind == SERVICE
+    }
     old = OldJob.of(stored.header, states)
     if not fits(old, tasks):
         heads = dict.fromkeys(task.head.step for task in tasks)
-        return await redistributed(
+        shared_out = await redistributed(
             await with_batches(old, heads, plain_data, clock, queues), tasks, plain_data
         )
-    found: dict[str, dict[str, Any]] = {}
+        return {**shared_out, **services}
+    found: dict[str, dict[str, Any]] = dict(services)
     for task in tasks:
         steps = [instance.step.name for instance in task.instances]
         state = task_state(task.head.step.name, task.head.subtask, steps, states)

@@ -2,7 +2,7 @@
 
 Parts are named after steps, so that chains may change between two runs: ``step NAME[i]`` is the state of subtask i of
 an operator, ``task NAME[i]`` that of the task at whose head the step stands, ``feedback NAME[i]`` what came
-back to it between its barrier and the barrier's return.
+back to it between its barrier and the barrier's return, ``service NAME[0]`` that of a parameter server.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ from streamiter.deferred import Deferred
 from streamiter.errors import PlainDataError
 from streamiter.operators.rejection import RecordFailure
 
-__all__ = ["PartName", "encode_log", "encode_task", "held_in_memory", "release_parts", "task_state"]
+__all__ = [
+    "PartName",
+    "encode_log",
+    "encode_service",
+    "encode_task",
+    "held_in_memory",
+    "release_parts",
+    "task_state",
+]
 
-STEP, TASK, FEEDBACK = "step", "task", "feedback"
+STEP, TASK, FEEDBACK, SERVICE = "step", "task", "feedback", "service"
 
 
 class PartName(NamedTuple):
@@ -68,6 +76,11 @@ def release_parts(parts: Iterable[Part]) -> None:
 def encode_log(head: str, subtask: int, logged: Any, plain_data: PlainData) -> Part:
     """The feedback that belongs to the snapshot of a head."""
     return _encoded(PartName(FEEDBACK, head, subtask), logged, plain_data)
+
+
+def encode_service(name: PartName, state: Any, plain_data: PlainData) -> Part:
+    """The state of a parameter server."""
+    return _encoded(name, state, plain_data)
 
 
 def _encoded(name: PartName, state: Any, plain_data: PlainData) -> Part:

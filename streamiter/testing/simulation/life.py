@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from streamiter.checkpoints.settings import Checkpoints
 from streamiter.errors import CheckpointError, JobFailed, ProducerFenced
 from streamiter.flow.flow import Flow
+from streamiter.runtime.checkpointing.barriers import WorkersApart
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.runtime.statistics import JobState
@@ -34,6 +35,9 @@ _FAULTS = (SimulatedUnavailable, SimulatedStorageFull, ProducerFenced)
 
 # A run that was paused while it started may know of a checkpoint that others have removed meanwhile.
 _FAULTS_OF_THE_PAUSED = (*_FAULTS, CheckpointError)
+
+# With a shorter limit a suspension may be told that workers are apart because their input is late; then it ends there.
+_LONG_ENOUGH_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Life:
         self._has_unbounded_source = False
         self.is_stopping = False
         """Whether it was told to end."""
+        self._is_suspending = False
         self.was_paused = False
         """Whether others have begun while it lived."""
         world.network.event(f"run {number} begins: {settings}")
@@ -130,6 +135,7 @@ class Life:
         """Have the job stop; it needs turns for that."""
         assert self.job is not None
         self.is_stopping = True
+        self._is_suspending |= mode == "suspend"
         self.world.network.event(f"run {self.number} is to stop: {mode}")
         self.loop.create_task(self._stop(self.job, mode), name=f"stop run {self.number}")
 
@@ -159,6 +165,8 @@ class Life:
             return state
         self.world.network.event(f"run {self.number} fails: {_first_line(error)}")
         faults = _FAULTS_OF_THE_PAUSED if self.was_paused else _FAULTS
+        if self._is_suspending and self._settings.alignment_timeout_s < _LONG_ENOUGH_S:
+            faults = (*faults, WorkersApart)
         if isinstance(error, Exception) and _comes_from(error, faults):
             return "failed by a fault"
         raise error

@@ -1,0 +1,159 @@
+"""The services that a job's operators share: their workers, their place in checkpoints, their life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.snapshot import Part, StepState
+from streamiter.errors import GraphError
+from streamiter.operators.rejection import RecordFailure
+from streamiter.operators.service import Service
+from streamiter.runtime.checkpointing.clock_alignment import ClockAlignment
+from streamiter.runtime.checkpointing.task_parts import SERVICE, PartName, encode_service, release_parts
+from streamiter.runtime.gate_records import AskAgain
+from streamiter.runtime.task import Task
+
+__all__ = ["JobServices", "service_key"]
+
+
+def service_key(name: str) -> str:
+    """Under which the state of a service stands beside those of tasks."""
+    return f"{SERVICE} {name}"
+
+
+@final
+class JobServices:
+    """All services of one job. Each subtask of a step that has one is a worker, numbered in the order of steps."""
+
+    def __init__(
+        self, flow: str, tasks: Sequence[Task], *, plain_data: PlainData, has_checkpoints: bool
+    ) -> None:
+        self._flow = flow
+        self._plain_data = plain_data
+        self._has_checkpoints = has_checkpoints
+        self._tasks: dict[Service, list[Task]] = {}
+        for task in tasks:
+            if (service := task.head.step.service) is not None:
+                self._tasks.setdefault(service, []).append(task)
+        self._alignments = {service: ClockAlignment() for service in self._tasks}
+        self._begun: list[Service] = []
+        """Those that serve this job: one that has refused it may serve another."""
+        _check_names(flow, list(self._tasks), tasks)
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    def names(self) -> list[str]:
+        """Their names."""
+        return [service.name for service in self._tasks]
+
+    def steps(self) -> dict[str, StepState]:
+        """What a snapshot says of them, as of steps that keep state."""
+        return {service.name: StepState(1, type(service).__name__) for service in self._tasks}
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    async def open(self, states: Mapping[str, Any] | None) -> None:
+        """Begin, from the states of the tasks and services that the job goes on from; before the tasks are opened."""
+        for service, tasks in self._tasks.items():
+            state = None if states is None else states.get(service_key(service.name))
+            try:
+                workers = await service.begin_job(
+                    self._flow, len(tasks), state, has_checkpoints=self._has_checkpoints
+                )
+            except Exception as error:
+                raise RecordFailure(tasks[0].head.step.name) from error
+            self._begun.append(service)
+            alignment = self._alignments[service]
+            for task, worker in zip(tasks, workers, strict=True):
+                alignment.add(task.name, worker, _asking_again(task))
+                task.serve_with(worker, alignment, keeps_state_of_last=self._has_checkpoints)
+
+    async def close(self, *, went_well: bool) -> list[Exception]:
+        """Let go, of a job that was cut off in the middle of something or not; gives what went wrong.
+
+        May be called more than once.
+        """
+        errors: list[Exception] = []
+        for service in self._begun:
+            try:
+                await service.end_job(went_well=went_well)
+            except Exception as error:
+                errors.append(error)
+        return errors
+
+    async def task_ended(self, task: Task) -> None:
+        """A task has come to its end, perhaps in a run before: its worker leaves, unless a checkpoint waits for it."""
+        if task.worker is None:
+            return
+        step = task.head.step
+        assert step.service is not None
+        self._alignments[step.service].ended(task.name)
+        if not (task.suspended and self._has_checkpoints):
+            try:
+                await task.worker.leave(f"step {step.name!r} has come to its end")
+            except Exception as error:
+                raise RecordFailure(step.name) from error
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    async def stand_still(self) -> None:
+        """Return when the workers of each service are at the same clock; they read no more until a barrier passes."""
+        for event in [alignment.seek() for alignment in self._alignments.values()]:
+            await event.wait()
+
+    def behind(self) -> list[str]:
+        """The tasks that others wait for at a clock."""
+        return [task for alignment in self._alignments.values() for task in alignment.behind()]
+
+    def go_on(self) -> None:
+        """No barrier comes: those that stand still read on."""
+        for alignment in self._alignments.values():
+            alignment.give_up()
+
+    def begins(self, checkpoint: int) -> None:
+        """Its barriers are about to be sent."""
+        for service in self._tasks:
+            service.checkpoint_begins(checkpoint)
+
+    def abandoned(self, checkpoint: int) -> None:
+        """It is given up: what was held for it goes on."""
+        self.go_on()
+        for service in self._tasks:
+            service.checkpoint_abandoned(checkpoint)
+
+    async def parts(self, checkpoint: int) -> dict[str, list[Part]]:
+        """The state of each service at this barrier, when all workers have passed it."""
+        parts: dict[str, list[Part]] = {}
+        try:
+            for service in self._tasks:
+                state = await service.take_state(checkpoint)
+                name = PartName(SERVICE, service.name, 0)
+                parts[service_key(service.name)] = [encode_service(name, state, self._plain_data)]
+        except BaseException:
+            release_parts(part for of_service in parts.values() for part in of_service)
+            raise
+        return parts
+
+    def statistics(self) -> dict[str, Any]:
+        """Where each stands, by name."""
+        return {service.name: service.statistics() for service in self._tasks}
+
+
+def _asking_again(task: Task) -> Callable[[], None]:
+    return lambda: task.post(AskAgain())
+
+
+def _check_names(flow: str, services: Sequence[Service], tasks: Sequence[Task]) -> None:
+    steps = {instance.step.name: instance.step for task in tasks for instance in task.instances}
+    seen: dict[str, Service] = {}
+    for service in services:
+        if service.name in seen or service.name in steps:
+            other = "a step" if service.name in steps else "another one"
+            raise GraphError(
+                f"flow {flow!r}: expected a name of its own for each parameter server, given {service.name!r}, which "
+                f"{other} has; give ParameterServer(name=…)"
+            )
+        seen[service.name] = service
