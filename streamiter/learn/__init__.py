@@ -2,22 +2,22 @@
 
 A sub-package sees those below it, and none beside it:
 
-================  ======================================================================================
-``flights``       the example data of the demo
-``regression``    ``LinearRegression``, ``LogisticRegression``: learn step by step, or ``fit``
-``online``        ``train_online``: linear models from a stream without end, delayed labels
-``offline``       ``train_offline``: linear models from bounded data, round after round
-``clustering``    k-means, offline and online
-``trees``         ``DecisionTree``
-``item_sets``     ``apriori``, association rules
-``scaling``       mean and deviation of features, and rows in units of them
-``validation``    ``ProgressiveValidation``: predict, then learn, then see what it was worth
-``estimators``    what all ``fit`` methods share: arrays or a topic, progress, a Ctrl-C that keeps the model
-``linear``        ``LinearModel``, losses, ``Gradient``: the arithmetic of the linear models
-``features``      ``FeatureHasher``: from records with named fields to rows
-``rows``          ``SparseRows``, ``Examples``, ``BadRows``: mini-batches, and what is refused of them
-``optimizers``    ``SGD``, ``FTRL``, ``GradientDescent``, learning rates
-================  ======================================================================================
+=======================  ===============================================================================
+``flights``              the example data of the demo
+``regression``           ``LinearRegression``, ``LogisticRegression``: learn step by step, or ``fit``
+``on_parameter_server``  linear models and k-means by workers that share parameters through a server
+``online``               ``train_online``: linear models from a stream without end, delayed labels
+``offline``              ``train_offline``: linear models from bounded data, round after round
+``clustering``           k-means, offline and online
+``trees``                ``DecisionTree``
+``item_sets``            ``apriori``, association rules
+``scaling``              mean and deviation of features, and rows in units of them
+``validation``           ``ProgressiveValidation``: predict, then learn, then see what it was worth
+``estimators``           what all ``fit`` methods share: arrays or a topic, progress, a Ctrl-C that keeps the model
+``linear``               ``LinearModel``, losses, ``Gradient``: the arithmetic of the linear models
+``features``             ``FeatureHasher``: from records with named fields to rows
+``rows``                 ``SparseRows``, ``Examples``, ``BadRows``: mini-batches, and what is refused of them
+=======================  ===============================================================================
 """
 
 from streamiter.learn.clustering.estimator import KMeans
@@ -31,18 +31,12 @@ from streamiter.learn.item_sets.transactions import ItemSet
 from streamiter.learn.linear.gradients import Gradient
 from streamiter.learn.linear.model import LinearModel
 from streamiter.learn.offline.training import OfflineTraining, train_offline
+from streamiter.learn.on_parameter_server.flow import ParameterServerTraining
+from streamiter.learn.on_parameter_server.k_means import k_means_on_parameter_server
+from streamiter.learn.on_parameter_server.training import train_on_parameter_server
+from streamiter.learn.on_parameter_server.worker import ParameterServerWorker
 from streamiter.learn.online.delayed_labels import DelayedLabels
 from streamiter.learn.online.training import OnlineTraining, train_online
-from streamiter.learn.optimizers import (
-    FTRL,
-    SGD,
-    Constant,
-    GradientDescent,
-    Inverse,
-    InverseSquareRoot,
-    LearningRate,
-    Optimizer,
-)
 from streamiter.learn.regression.fitting import Fit
 from streamiter.learn.regression.models import LinearRegression, LogisticRegression
 from streamiter.learn.rows.checks import BadRows
@@ -52,13 +46,34 @@ from streamiter.learn.scaling.online_scaler import online_standard_scaler
 from streamiter.learn.scaling.scaler import StandardScaler, scaled
 from streamiter.learn.trees.decision_tree import DecisionTree
 from streamiter.learn.validation.progressive import ProgressiveValidation
+from streamiter.optimizers import (
+    FTRL,
+    SGD,
+    AdaDelta,
+    AdaGrad,
+    Adam,
+    Constant,
+    Correction,
+    GradientDescent,
+    Inverse,
+    InverseSquareRoot,
+    LearningRate,
+    Momentum,
+    Optimizer,
+    RMSProp,
+    WarmRestarts,
+)
 
 __all__ = [
     "FTRL",
     "SGD",
+    "AdaDelta",
+    "AdaGrad",
+    "Adam",
     "AssociationRule",
     "BadRows",
     "Constant",
+    "Correction",
     "DecisionTree",
     "DelayedLabels",
     "Examples",
@@ -74,19 +89,26 @@ __all__ = [
     "LinearModel",
     "LinearRegression",
     "LogisticRegression",
+    "Momentum",
     "OfflineTraining",
     "OnlineKMeans",
     "OnlineTraining",
     "Optimizer",
+    "ParameterServerTraining",
+    "ParameterServerWorker",
     "ProgressiveValidation",
+    "RMSProp",
     "SparseRows",
     "StandardScaler",
+    "WarmRestarts",
     "apriori",
     "association_rules",
     "k_means",
+    "k_means_on_parameter_server",
     "online_k_means",
     "online_standard_scaler",
     "scaled",
     "train_offline",
+    "train_on_parameter_server",
     "train_online",
 ]

@@ -1,0 +1,264 @@
+"""One of four workers is five times slower: what that costs under BSP, SSP and ASP.
+
+The same logistic regression is trained on a parameter server three times. Time is virtual: a mini-batch takes as long
+as this program says, so a run takes seconds, and prints the same numbers on every machine. With made-up data::
+
+    python examples/parameter_server/stragglers.py
+
+Or with two files of examples in libsvm format, one to learn from and one to judge by::
+
+    python examples/parameter_server/stragglers.py file:train.libsvm file:test.libsvm
+
+It prints a table and draws ``stragglers.png`` (``--picture`` says where; ``.svg`` is possible, too). With ``--hiccups``
+no worker is slow for good, but each of them now and then: that is what bounded staleness is for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chart import BarPanel, LinePanel, Series, draw
+
+from streamiter import Flow, Stream, topic
+from streamiter.learn import FTRL, Examples, ParameterServerWorker, SparseRows, train_on_parameter_server
+from streamiter.learn.validation.auc import area_under_curve
+from streamiter.models import model_updates
+from streamiter.parameter_server import ASP, BSP, SSP, Consistency, ParameterServer
+from streamiter.testing import VirtualClock
+from streamiter.topics import MemoryBroker, Topic
+
+WORKERS = 4
+SLOW_WORKER = 3
+MINI_BATCH = 200
+MINI_BATCH_S = 0.01
+"""What a mini-batch takes, in virtual seconds."""
+TIMES_SLOWER = 5
+SECONDS = 10.0
+"""How long each training lasts."""
+PUBLISH_EVERY = 5
+LOOKED_AT_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+
+HOW: dict[str, Consistency] = {"BSP": BSP(), "SSP(3)": SSP(staleness=3), "ASP": ASP()}
+COLOURS = {"BSP": "#0969da", "SSP(3)": "#bf3989", "ASP": "#1a7f37"}
+
+
+class Worker(ParameterServerWorker):
+    """Takes its time over a mini-batch, and stops when the time is over."""
+
+    async def process(self, mini_batch: Any, out: Any) -> None:
+        if self.context.clock.monotonic_s() < SECONDS:
+            await super().process(mini_batch, out)
+
+    async def compute(self, mini_batch: Any, pulled: Any) -> Any:
+        await self.context.clock.sleep(MINI_BATCH_S * (TIMES_SLOWER if self.is_slow() else 1))
+        return await super().compute(mini_batch, pulled)
+
+    def is_slow(self) -> bool:
+        return self.context.subtask_index == SLOW_WORKER
+
+
+class Stumbling(Worker):
+    """Slow for one in ten mini-batches, at random."""
+
+    async def open(self, context: Any) -> None:
+        await super().open(context)
+        self.generator = np.random.default_rng(context.subtask_index)
+
+    def is_slow(self) -> bool:
+        return bool(self.generator.random() < 0.1)
+
+
+SCENES = {
+    Worker: f"worker {SLOW_WORKER} is {TIMES_SLOWER} times slower",
+    Stumbling: f"each is {TIMES_SLOWER} times slower for one in ten mini-batches",
+}
+
+
+@dataclass
+class Data:
+    """What is learned from, and what the models are judged by; targets are 0 or 1."""
+
+    train: Examples
+    held_out: Examples
+
+
+@dataclass
+class Result:
+    """How one training went."""
+
+    epochs_per_s: float
+    waited_s: Sequence[float]
+    """By worker."""
+    times_s: Sequence[float]
+    losses: Sequence[float]
+    """On the rows held out, of the version at each of these times."""
+    accuracy: float
+    area: float
+
+
+# -- training ------------------------------------------------------------------------------------------------
+
+
+def training(flow: Flow, data: Data, how: str, worker: type[Worker], updates: Topic) -> Stream:
+    """Publishes versions to a topic; gives the stream of what the workers tell."""
+    rows, targets = data.train.features, np.asarray(data.train.targets)
+    assert isinstance(rows, SparseRows)
+
+    def examples_of(numbers: Sequence[int]) -> Examples:
+        return Examples(rows[numbers], targets[numbers])
+
+    trained = train_on_parameter_server(
+        flow.from_items(np.arange(len(rows)), name="rows"),
+        ParameterServer(shards=2),
+        features=rows.width,
+        consistency=HOW[how],
+        optimizer=FTRL(alpha=0.2, beta=0.1),
+        extract=examples_of,
+        batch=MINI_BATCH,
+        epochs=more_than_all_epochs(len(rows)),
+        workers=WORKERS,
+        publish_every=PUBLISH_EVERY,
+        worker=worker,
+    )
+    trained.models.publish_model(updates, model=how)
+    return trained.losses
+
+
+def more_than_all_epochs(rows: int) -> int:
+    """That anybody gets through in the time there is."""
+    return 1 + math.ceil(SECONDS / MINI_BATCH_S * MINI_BATCH * WORKERS / rows)
+
+
+async def run(data: Data, how: str, worker: type[Worker], updates: Topic) -> Result:
+    """One training in virtual time, and what came of it."""
+    flow, clock = Flow(f"stragglers {how}"), VirtualClock()
+    told = training(flow, data, how, worker, updates).collect()
+    began_ms = clock.now_ms()
+    job = await flow.start(clock=clock)
+    ended = asyncio.ensure_future(job.wait())
+    while not ended.done():
+        await clock.advance(SECONDS / 100)
+    await ended
+    targets = np.asarray(data.held_out.targets)
+    times_s, losses = [], []
+    async for update in model_updates(updates, how, follow=False):
+        probabilities = predicted(update.parameters, data.held_out.features)
+        times_s.append(min((update.created_at_ms - began_ms) / 1000, SECONDS))
+        losses.append(float(-np.mean(np.log(np.where(targets > 0, probabilities, 1 - probabilities)))))
+    area = area_under_curve(probabilities, targets, np.ones(len(targets)))
+    assert area is not None
+    waited_s = np.bincount([each["worker"] for each in told.items], [each["waited_s"] for each in told.items])
+    return Result(
+        epochs_per_s=sum(each["records"] for each in told.items) / len(data.train.targets) / SECONDS,
+        waited_s=waited_s.tolist(),
+        times_s=times_s,
+        losses=losses,
+        accuracy=float(np.mean((probabilities >= 0.5) == targets)),
+        area=area,
+    )
+
+
+def predicted(parameters: Any, rows: Any) -> Any:
+    """The probability of target 1 of each row."""
+    margins = rows.dot(parameters["weights"]) + parameters["intercept"]
+    return 1.0 / (1.0 + np.exp(-margins))
+
+
+# -- data ----------------------------------------------------------------------------------------------------
+
+
+def made_up_examples(rows: int, seed: int) -> Examples:
+    """Of 200 features 15 are there in a row, some of them seldom; the weights behind the targets are the same."""
+    weights = np.random.default_rng(0).normal(size=200)
+    generator = np.random.default_rng(seed)
+    there = np.argsort(generator.random((rows, 200)) ** (1 / np.linspace(0.2, 3, 200)), axis=1)[:, -15:]
+    chances = 1 / (1 + np.exp(-weights[there].sum(axis=1)))
+    features = SparseRows.from_rows(((row, np.ones(15)) for row in there), width=200)
+    return Examples(features, (generator.random(rows) < chances).astype(float))
+
+
+def examples_in(urls: Sequence[str]) -> list[Examples]:
+    """The examples of some topics, with as many features as there are in any of them."""
+    parts = []
+    for url in urls:
+        flow = Flow("read")
+        records = flow.source(topic(url), stop="latest").collect()
+        flow.run()
+        parts.append(records.items)
+    width = 1 + max(int(max(record["indices"], default=0)) for records in parts for record in records)
+    return [
+        Examples(
+            SparseRows.from_rows(((record["indices"], record["values"]) for record in records), width),
+            np.array([float(record["label"] > 0) for record in records]),
+        )
+        for records in parts
+    ]
+
+
+# -- what is shown -------------------------------------------------------------------------------------------
+
+
+def table(results: dict[str, Result], scene: str) -> str:
+    """A line for each training."""
+    lines = [
+        f"{WORKERS} workers, {scene}; {SECONDS:g} virtual seconds",
+        "",
+        f"{'':8}{'epochs/s':>9}{'accuracy':>10}{'AUC':>8}  {'waited (s), by worker':<24}"
+        + "".join(f"{f'loss {at:g} s':>12}" for at in LOOKED_AT_S),
+    ]
+    for how, result in results.items():
+        waits = " ".join(f"{waited:.1f}" for waited in result.waited_s)
+        losses = "".join(f"{np.interp(at, result.times_s, result.losses):>12.4f}" for at in LOOKED_AT_S)
+        lines.append(
+            f"{how:8}{result.epochs_per_s:>9.3f}{result.accuracy:>10.4f}{result.area:>8.4f}  {waits:<24}{losses}"
+        )
+    return "\n".join(lines)
+
+
+def picture(results: dict[str, Result]) -> list[Any]:
+    """The panels."""
+    return [
+        LinePanel(
+            "Loss on rows held out",
+            "virtual seconds",
+            "log loss",
+            [Series(how, COLOURS[how], each.times_s, each.losses) for how, each in results.items()],
+        ),
+        BarPanel(
+            "Epochs per virtual second",
+            {how: (COLOURS[how], each.epochs_per_s) for how, each in results.items()},
+        ),
+    ]
+
+
+async def main(data: Data, worker: type[Worker], to: Path) -> None:
+    updates = MemoryBroker().topic("model-updates")
+    await updates.create()
+    results = {how: await run(data, how, worker, updates) for how in HOW}
+    print(table(results, SCENES[worker]))
+    draw(picture(results), to)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("files", nargs="*", help="two topics: examples to learn from, examples to judge by")
+    parser.add_argument(
+        "--hiccups", action="store_true", help="all are slow now and then, instead of one always"
+    )
+    parser.add_argument("--picture", type=Path, default=Path("stragglers.png"))
+    given = parser.parse_args()
+    if len(given.files) not in (0, 2):
+        parser.error(f"expected two topics or none, given {len(given.files)}")
+    made = (
+        examples_in(given.files)
+        if given.files
+        else [made_up_examples(20_000, 1), made_up_examples(10_000, 2)]
+    )
+    asyncio.run(main(Data(*made), Stumbling if given.hiccups else Worker, given.picture))

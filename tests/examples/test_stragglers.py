@@ -1,0 +1,85 @@
+"""The example of a slow worker on a parameter server, run as a user runs it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "parameter_server" / "stragglers.py"
+PATIENCE_S = 100.0
+ROW = re.compile(
+    r"^(?P<how>BSP|SSP\(3\)|ASP) +(?P<epochs>[\d.]+) +(?P<accuracy>0\.\d{4}) +(?P<area>0\.\d{4})  "
+    r"(?P<waited>[\d.]+ [\d.]+ [\d.]+ [\d.]+) +(?P<losses>[\d. ]+)$",
+    re.MULTILINE,
+)
+
+
+def ran(*arguments: str, cwd: Path) -> dict[str, dict[str, str]]:
+    """The lines of the table it prints."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert done.stderr == ""
+    return {row["how"]: row.groupdict() for row in ROW.finditer(done.stdout)}
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in text.split()]
+
+
+def test_it_prints_what_a_slow_worker_costs_and_draws_it(tmp_path: Path) -> None:
+    """Virtual time makes the table the same everywhere, so that what it shows can be told beforehand."""
+    rows = ran(cwd=tmp_path)
+    epochs = {how: float(row["epochs"]) for how, row in rows.items()}
+    # In 10 s the slow worker makes 200 mini-batches of 200 of 20,000 rows; in step the others as many, else 1,000.
+    assert epochs["BSP"] == pytest.approx(4 * 200 * 200 / 20_000 / 10, rel=0.02)
+    assert epochs["SSP(3)"] == pytest.approx((3 * 204 + 200) * 200 / 20_000 / 10, rel=0.02)
+    assert epochs["ASP"] == pytest.approx((3 * 1_000 + 200) * 200 / 20_000 / 10, rel=0.02)
+    assert numbers(rows["ASP"]["waited"]) == [0.0] * 4
+    assert numbers(rows["BSP"]["waited"]) == pytest.approx([8.0, 8.0, 8.0, 0.0], abs=0.2)
+    losses = {how: numbers(row["losses"]) for how, row in rows.items()}
+    assert [len(each) for each in losses.values()] == [5] * 3
+    for at in range(3):  # After half a second, one, and two.
+        assert losses["ASP"][at] < losses["SSP(3)"][at] < losses["BSP"][at]
+    assert all(float(row["accuracy"]) > 0.85 and float(row["area"]) > 0.93 for row in rows.values())
+    with Image.open(tmp_path / "stragglers.png") as picture:
+        assert (picture.format, picture.size) == ("PNG", (1840, 680))
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20) or []}
+    # A line and a bar for each.
+    assert {(9, 105, 218), (191, 57, 137), (26, 127, 55)} <= colours
+
+
+def test_with_hiccups_bounded_staleness_waits_less_than_going_in_step(tmp_path: Path) -> None:
+    """From files, and with a picture as SVG."""
+    for name, count in (("train", 8_000), ("test", 2_000)):
+        lines = (
+            f"{'+1' if (number % 5 < 2) != (number % 7 == 0) else '-1'} {1 + number % 5}:1 {11 + number % 9}:1"
+            for number in range(count)
+        )
+        (tmp_path / f"{name}.libsvm").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = ran(
+        *("file:train.libsvm", "file:test.libsvm", "--hiccups", "--picture", "hiccups.svg"), cwd=tmp_path
+    )
+    epochs = {how: float(row["epochs"]) for how, row in rows.items()}
+    assert epochs["BSP"] * 1.2 < epochs["SSP(3)"] < epochs["ASP"]
+    waited = {how: sum(numbers(row["waited"])) for how, row in rows.items()}
+    assert waited["BSP"] > 1.5 * waited["SSP(3)"] > waited["ASP"] == 0.0
+    picture = (tmp_path / "hiccups.svg").read_text(encoding="utf-8")
+    for words in (
+        "Loss on rows held out",
+        "Epochs per virtual second",
+        "SSP(3)",
+        "virtual seconds",
+        "log loss",
+    ):
+        assert words in picture

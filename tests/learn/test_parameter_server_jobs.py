@@ -1,0 +1,147 @@
+"""Training on a parameter server as a job: slow workers, snapshots, stops."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from iteration.iteration_support import PATIENCE_S, ended, until
+from learn.parameter_server_support import ALL, WORKERS, made_up_rows
+
+from streamiter import Flow
+from streamiter.learn import (
+    FTRL,
+    ParameterServerWorker,
+    train_on_parameter_server,
+)
+from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
+from streamiter.runtime.plan import ChannelLimits
+from streamiter.testing import VirtualClock
+
+EVERY = pytest.mark.parametrize("how", ALL)
+
+
+# -- stragglers ------------------------------------------------------------------------------------------------
+
+
+class SlowThird(ParameterServerWorker):
+    """Takes 1 virtual second for a mini-batch, the third worker 5."""
+
+    async def compute(self, mini_batch: Any, pulled: Any) -> Any:
+        await self.context.clock.sleep(5.0 if self.context.subtask_index == 2 else 1.0)
+        return await super().compute(mini_batch, pulled)
+
+
+@pytest.mark.parametrize(
+    ("how", "ahead"), [(BSP(), 0), (SSP(staleness=0), 0), (SSP(staleness=3), 3), (ASP(), None)]
+)
+async def test_a_slow_worker_is_waited_for_as_the_consistency_says(how: Any, ahead: int | None) -> None:
+    """At no time is a worker's mini-batch begun more than so many clocks ahead of the slowest."""
+    flow, clock = Flow("stragglers"), VirtualClock()
+    training = train_on_parameter_server(
+        flow.from_items(made_up_rows(240)),
+        ParameterServer(),
+        features=40,
+        consistency=how,
+        workers=WORKERS,
+        batch=5,
+        worker=SlowThird,
+    )
+    losses = training.losses.collect()
+    job = await flow.start(clock=clock)
+    done = asyncio.ensure_future(job.wait())
+    while not done.done():
+        await clock.advance(5.0)
+    told = losses.items
+    # They come in the order of their clocks.
+    lead, clocks = 0, dict.fromkeys(range(WORKERS), 0)
+    for each in told:
+        clocks[each["worker"]] = each["clock"]
+        lead = max(lead, max(clocks.values()) - min(clocks.values()))
+    waited = [sum(each["waited_s"] for each in told if each["worker"] == worker) for worker in range(WORKERS)]
+    if ahead is None:
+        assert lead >= 8
+        assert waited == [0.0] * WORKERS
+    else:
+        # A mini-batch that was begun at most so far ahead is one clock more when it ends.
+        assert lead == ahead + 1
+        assert waited[2] == 0.0
+        # They began their twelfth when the slow one, after 5 s each, had made so many fewer than eleven.
+        assert [waited[0], waited[1], waited[3]] == [5.0 * (11 - ahead) - 11.0] * 3
+
+
+# -- snapshots -------------------------------------------------------------------------------------------------
+
+
+@EVERY
+@pytest.mark.parametrize("mini_batches", [1, 20, 50])
+async def test_a_job_goes_on_from_a_snapshot_as_if_nothing_had_happened(how: str, mini_batches: int) -> None:
+    """Weights, slots, clocks, what is repeated and where each worker is in it: all of one moment."""
+
+    def made() -> tuple[Flow, Any, Any]:
+        flow = Flow("cut")
+        training = train_on_parameter_server(
+            flow.from_items(made_up_rows(201)),
+            ParameterServer(shards=2),
+            features=40,
+            consistency=ALL[how],
+            optimizer=FTRL(0.3, 0.1),
+            workers=WORKERS,
+            batch=10,
+            epochs=4,
+            worker=GivesWay,
+            name="fit",
+        )
+        return flow, training.models.collect(), training.losses.collect()
+
+    flow, whole, _ = made()
+    await ended(await flow.start())
+    flow, _, losses = made()
+    job = await flow.start()
+    await until(lambda: len(losses.items) >= mini_batches)
+    snapshot = await job.snapshot()
+    await job.stop("abort")
+    flow, rest, _ = made()
+    await ended(await flow.start(snapshot=snapshot))
+    [expected], [model] = whole.items, rest.items
+    assert model.records == expected.records == 4 * 201
+    exact = (
+        {"rel": 1e-12, "abs": 1e-12} if how == "BSP" else {"abs": 0.1}
+    )  # Others depend on who is when where.
+    assert model.parameters["weights"] == pytest.approx(expected.parameters["weights"], **exact)
+
+
+@EVERY
+@pytest.mark.parametrize("mode", ["drain", "suspend"])
+async def test_a_job_can_be_stopped_in_the_middle(how: str, mode: Any) -> None:
+    """Drained it gives what it has learned so far; a worker that waits for one that has ended must not hold it up."""
+    flow = Flow("stopped")
+    training = train_on_parameter_server(
+        flow.from_items(made_up_rows(201)),
+        ParameterServer(),
+        features=40,
+        consistency=ALL[how],
+        workers=WORKERS,
+        batch=10,
+        epochs=10_000,
+        worker=GivesWay,
+    )
+    models, losses = training.models.collect(), training.losses.collect()
+    job = await flow.start(channel_limits=ChannelLimits(records=5))
+    await until(lambda: len(losses.items) >= 50)
+    statistics = await asyncio.wait_for(job.stop(mode), PATIENCE_S)
+    if mode == "drain":
+        assert statistics.state == "finished"
+        assert [model.records for model in models.items] == [sum(each["records"] for each in losses.items)]
+    else:
+        assert (statistics.state, models.items) == ("suspended", [])
+    assert len(losses.items) < 500
+
+
+class GivesWay(ParameterServerWorker):
+    """Lets the others work, too, so that a job can be stopped in the middle."""
+
+    async def compute(self, mini_batch: Any, pulled: Any) -> Any:
+        await asyncio.sleep(0)
+        return await super().compute(mini_batch, pulled)

@@ -1,0 +1,215 @@
+"""k-means on a parameter server: Lloyd's rounds where all go in step, and about as good where they do not."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from files.files_support import data_file
+from iteration.iteration_support import cut_items, run
+from learn.parameter_server_support import ALL, WORKERS
+
+from streamiter import Flow, topic
+from streamiter.errors import ConfigurationError, GraphError, JobFailed
+from streamiter.learn import KMeans, OnlineKMeans, SparseRows, k_means_on_parameter_server
+from streamiter.learn.on_parameter_server.move_centroids import CentroidRows, MoveCentroids
+from streamiter.models import model_updates
+from streamiter.parameter_server import ASP, BSP, Matrix, ParameterServer
+from streamiter.topics import MemoryBroker
+
+POINTS = (
+    np.random.default_rng(5).normal(size=(203, 3))
+    + np.repeat([[0, 0, 0], [4, 0, 0], [0, 5, 1]], 68, axis=0)[:203]
+)
+INITIAL = POINTS[[0, 70, 150]]
+
+
+def clustered(
+    points: Any, consistency: Any, *, shards: int = 2, seed: int | None = None, **options: Any
+) -> Any:
+    """Versions and losses; with a ``seed`` under a schedule that it decides."""
+    flow = Flow("k-means")
+    given = flow.from_items(points) if seed is None else cut_items(flow, points, seed=seed)
+    settings = {"initial": INITIAL, "workers": WORKERS} | options
+    clustering = k_means_on_parameter_server(
+        given, ParameterServer(shards=shards), consistency=consistency, **settings
+    )
+    models, losses = clustering.models.collect(), clustering.losses.collect()
+    run(flow, seed=seed or 0)
+    return models.items, losses.items
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5])
+def test_in_step_with_all_points_it_is_lloyds_rounds(shards: int) -> None:
+    """Whatever shard a cluster lies on; another one's count would move it somewhere else."""
+    lloyd = KMeans(clusters=3, rounds=6, initial=INITIAL, tolerance=None).fit(POINTS)
+    [model], losses = clustered(POINTS, BSP(), shards=shards, epochs=6)
+    assert model.parameters["centroids"] == pytest.approx(lloyd.centroids, rel=1e-12, abs=1e-12)
+    assert model.parameters["weights"].tolist() == lloyd.counts.tolist()
+    assert model.records == 6 * len(POINTS)
+    means = [np.mean([each["loss"] for each in losses if each["clock"] == clock]) for clock in range(1, 7)]
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(means))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.7, 1.0])
+def test_mini_batches_move_centroids_as_online_k_means_does(decay: float) -> None:
+    """The weights by which older points count: forgotten, or counted again with every mini-batch."""
+    online = OnlineKMeans(3, decay=decay, initial=INITIAL)
+    for start in range(0, len(POINTS), 20):
+        online.learn(POINTS[start : start + 20])
+    [model], _ = clustered(POINTS, BSP(), workers=1, batch=20, decay=decay, epochs=1)
+    expected = online.parameters()
+    assert model.parameters["centroids"] == pytest.approx(expected["centroids"], rel=1e-12, abs=1e-12)
+    assert model.parameters["weights"] == pytest.approx(expected["weights"], rel=1e-12)
+
+
+@pytest.mark.parametrize("how", ALL)
+def test_a_centroid_without_points_stays_where_it_is(how: str) -> None:
+    """0/0 made it NaN, and then it was the nearest to none for ever."""
+    far_off = np.array([[0.0, 0.0, 0.0], [500.0, 0.0, 0.0]])
+    [model], _ = clustered(POINTS, ALL[how], initial=far_off, epochs=3)
+    assert model.parameters["centroids"][1].tolist() == [500.0, 0.0, 0.0]
+    assert model.parameters["weights"][1] == 0.0
+    assert np.isfinite(model.parameters["centroids"]).all()
+
+
+@pytest.mark.parametrize("how", ALL)
+def test_the_number_of_shards_changes_nothing(how: str) -> None:
+    """Bit for bit."""
+    results = [
+        clustered(POINTS, ALL[how], shards=shards, batch=15, decay=0.9, epochs=2)[0][-1].parameters
+        for shards in (1, 2, 3)
+    ]
+    for other in results[1:]:
+        assert other["centroids"].tolist() == results[0]["centroids"].tolist()
+        assert other["weights"].tolist() == results[0]["weights"].tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_step_the_schedule_changes_the_last_digits_only(seed: int) -> None:
+    """A worker's sums came too late for the move, and were counted to the next."""
+    [expected], _ = clustered(POINTS, BSP(), batch=20, decay=0.5, epochs=3)
+    [model], _ = clustered(POINTS, BSP(), batch=20, decay=0.5, epochs=3, seed=seed)
+    assert model.parameters["centroids"] == pytest.approx(expected.parameters["centroids"], rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def a9a() -> tuple[Any, Any, float]:
+    """The rows, centroids to begin with, and the inertia after ten of Lloyd's rounds."""
+    flow = Flow("read")
+    records = flow.source(topic(f"file:{data_file('a9a/a9a_123d_train.libsvm')}")).collect()
+    flow.run()
+    pairs = ((record["indices"], record["values"]) for record in records.items)
+    rows = SparseRows.from_rows(pairs, width=123).to_dense()
+    initial = rows[np.random.default_rng(1).choice(len(rows), 8, replace=False)]
+    lloyd = KMeans(clusters=8, rounds=10, initial=initial, tolerance=None).fit(rows)
+    return rows, initial, lloyd.inertia
+
+
+@pytest.mark.parametrize("how", ALL)
+def test_on_a9a_it_comes_as_close_to_the_rows_as_lloyds_rounds(how: str, a9a: tuple[Any, Any, float]) -> None:
+    """Within two percent of the sum of squared distances, in three passes instead of ten."""
+    rows, initial, inertia = a9a
+    flow = Flow("a9a")
+    clustering = k_means_on_parameter_server(
+        flow.from_items(rows),
+        ParameterServer(shards=2),
+        initial=initial,
+        consistency=ALL[how],
+        workers=WORKERS,
+        batch=1_000,
+        decay=0.9,
+        epochs=3,
+    )
+    models = clustering.models.collect()
+    flow.run()
+    centroids = models.items[-1].parameters["centroids"]
+    products = (
+        np.square(rows).sum(axis=1)[:, None] - 2 * rows @ centroids.T + np.square(centroids).sum(axis=1)
+    )
+    assert float(products.min(axis=1).sum()) <= 1.02 * inertia
+
+
+async def test_versions_are_published() -> None:
+    """Another service assigns points with them."""
+    updates = MemoryBroker().topic("updates")
+    await updates.create()
+    flow = Flow("publish")
+    clustering = k_means_on_parameter_server(
+        flow.from_items(POINTS),
+        ParameterServer(),
+        initial=INITIAL,
+        consistency=BSP(),
+        workers=2,
+        epochs=5,
+        publish_every=2,
+    )
+    clustering.models.publish_model(updates, model="clusters")
+    await (await flow.start()).wait()
+    seen = [update async for update in model_updates(updates, "clusters", follow=False)]
+    assert [update.version for update in seen] == [1, 2, 3]
+    lloyd = [
+        KMeans(clusters=3, rounds=rounds, initial=INITIAL, tolerance=None).fit(POINTS) for rounds in (2, 4, 5)
+    ]
+    for update, expected in zip(seen, lloyd, strict=True):
+        parameters: Any = update.parameters
+        assert parameters["centroids"] == pytest.approx(expected.centroids, rel=1e-9)
+    assert seen[-1].metrics["distance"] < seen[0].metrics["distance"]
+
+
+# -- what is refused -------------------------------------------------------------------------------------------
+
+
+def test_rows_that_are_no_points_are_left_out() -> None:
+    """A row too short ended the job for all others."""
+    points = [*POINTS.tolist()[:10], [1.0, np.nan, 0.0], [1.0], *POINTS.tolist()[10:]]
+    [model], _ = clustered(points, BSP(), epochs=1, on_error="skip")
+    assert model.records == len(POINTS)
+
+
+def test_without_points_the_job_fails_and_says_so() -> None:
+    """The initial centroids were published as if they had been learned."""
+    with pytest.raises(
+        JobFailed, match="k_means_on_parameter_server: expected examples to learn from, given none"
+    ):
+        clustered([], ASP())
+
+
+def test_points_of_another_length_fail_the_job_and_name_it() -> None:
+    """Numpy said that shapes could not be broadcast."""
+    with pytest.raises(JobFailed, match="expected points as arrays of 3 numbers, given some of 2"):
+        clustered(POINTS[:, :2], BSP())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"initial": [1.0, 2.0]}, r"\(initial=\): expected points as arrays of numbers"),
+        ({"initial": np.zeros((0, 2))}, r"\(initial=\): expected a row for each centroid, given none"),
+        ({"initial": [[np.nan]]}, r"\(initial=\): expected points of numbers"),
+        ({"decay": 1.5}, r"\(decay=\): expected a number from 0 .* to 1 .*, given 1.5"),
+        ({"decay": float("nan")}, r"\(decay=\): expected a number from 0"),
+        ({"epochs": 0}, r"\(epochs=\): expected a whole number of at least 1, given 0"),
+        ({"batch": 0}, r"\(batch=\): expected a whole number of at least 1, given 0"),
+        ({"consistency": None}, r"\(consistency=\): expected BSP\(\)"),
+    ],
+)
+def test_what_cannot_run_is_refused_where_it_is_written(options: dict[str, Any], message: str) -> None:
+    """Found out when the job ran, it pointed at no line of the user's."""
+    settings: dict[str, Any] = {"initial": [[0.0]], "consistency": BSP()} | options
+    with pytest.raises(GraphError, match=f"k_means_on_parameter_server.*{message}"):
+        k_means_on_parameter_server(Flow("refused").from_items([[1.0]]), ParameterServer(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"), [({"sparse": True}, "a sparse one"), ({"dtype": "int64"}, "one of int64")]
+)
+def test_centroids_need_a_dense_matrix_of_fractions(settings: dict[str, Any], given: str) -> None:
+    """Centroids of whole numbers went to the left, and nobody said why."""
+    rows = len(CentroidRows(2))
+    with pytest.raises(
+        ConfigurationError, match=rf"expected a dense matrix of float64 or float32, given {given}"
+    ):
+        MoveCentroids("centroids", 2).check(Matrix("centroids", rows=rows, columns=3, **settings))

@@ -1,0 +1,110 @@
+"""Versions of a model that is trained on a parameter server: what they count, and where they go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from iteration.iteration_support import ended
+from learn.parameter_server_support import ALL, WORKERS, made_up_rows
+
+from streamiter import Flow
+from streamiter.learn import (
+    SGD,
+    train_on_parameter_server,
+)
+from streamiter.learn.linear.losses import LogLoss
+from streamiter.learn.on_parameter_server.linear_learner import LinearLearner
+from streamiter.learn.on_parameter_server.versions import Versions
+from streamiter.models import ServedModel, model_updates
+from streamiter.operators import Output
+from streamiter.parameter_server import ASP, BSP, ParameterServer
+from streamiter.topics import MemoryBroker
+
+EVERY = pytest.mark.parametrize("how", ALL)
+
+
+@EVERY
+async def test_versions_are_published_and_served(how: str) -> None:
+    """The last version is that of the end, when every worker has left, and not of when the first one was through."""
+    updates = MemoryBroker().topic("updates")
+    await updates.create()
+    server, flow = ParameterServer(shards=2), Flow("publish")
+    training = train_on_parameter_server(
+        flow.from_items(made_up_rows(203)),
+        server,
+        features=40,
+        consistency=ALL[how],
+        workers=WORKERS,
+        batch=10,
+        epochs=3,
+        publish_every=4,
+    )
+    training.models.publish_model(updates, model="ctr")
+    await ended(await flow.start())
+    seen = [update async for update in model_updates(updates, "ctr", follow=False)]
+    # The first worker makes 18 clocks; at the fourth, eighth … it has others to come.
+    assert [update.version for update in seen] == [1, 2, 3, 4, 5]
+    assert [update.records for update in seen] == sorted(update.records or 0 for update in seen)
+    assert seen[-1].records == 3 * 203
+    assert all(0 < update.metrics["loss"] < 1 for update in seen)
+    assert seen[-1].metrics["loss"] < seen[0].metrics["loss"]
+    last = await server.client(worker=0).get("w", row=0)
+    parameters: Any = seen[-1].parameters
+    assert parameters["weights"].tolist() == last[:40].tolist()
+    async with ServedModel(updates, "ctr") as served:
+        await served.ready(timeout_s=10)
+        prediction = served.predict(([1, 2], [1.0, -1.0]))
+        assert prediction.version == 5
+        margin = last[1] - last[2] + last[40]
+        assert prediction.value == pytest.approx(1 / (1 + np.exp(-margin)))
+
+
+def versions_of(told: list[dict[str, Any]], consistency: Any) -> list[tuple[int | None, float]]:
+    """Records and loss of the versions that two workers' messages make."""
+    learner = LinearLearner(
+        matrix="w",
+        features=1,
+        intercept=True,
+        loss=LogLoss(),
+        labels="0/1",
+        optimizer=SGD(),
+        consistency=consistency,
+        dtype="float64",
+        rows_in_step=2,
+    )
+    versions, out, made = Versions(learner, ParameterServer(), 2, "train"), Output(), []
+    out.connect(made.extend, None)
+    for message in told:
+        versions.process(message, out)
+    out.flush()
+    return [(version.records, version.metrics["loss"]) for version in made]
+
+
+def told_by(worker: int, clock: int) -> dict[str, Any]:
+    return {"worker": worker, "clock": clock, "records": 10, "loss": 10.0 * clock + worker, "waited_s": 0.0}
+
+
+@pytest.mark.parametrize("late", range(4))
+def test_in_step_a_version_counts_what_all_had_learned_from_at_its_clock(late: int) -> None:
+    """Heard a moment later, a worker's mini-batch was counted to the next version: no two runs said the same."""
+    told = [told_by(0, 1), told_by(0, 2), {"clock": 2, "parameters": {}}, told_by(0, 3)]
+    others = [told_by(1, 1), told_by(1, 2), told_by(1, 3)]
+    for place, message in enumerate(others):
+        told.insert(late + 2 * place, message)
+    assert versions_of(told, BSP()) == [(40, 62.0 / 40)]
+
+
+def test_in_step_a_version_does_not_wait_for_who_has_ended() -> None:
+    """It came with the last one, at the end."""
+    told = [told_by(1, 1), told_by(0, 1), told_by(0, 2), {"clock": 2, "parameters": {}}]
+    assert versions_of(told, BSP()) == []
+    assert versions_of([*told, {"worker": 1, "ended": True}], BSP()) == [(30, 41.0 / 30)]
+
+
+def test_out_of_step_a_version_counts_what_was_heard_of() -> None:
+    """Nobody's clock says what another one has learned from."""
+    assert versions_of([told_by(1, 7), told_by(0, 1), {"clock": 1, "parameters": {}}], ASP()) == [
+        (20, 81.0 / 20)
+    ]
