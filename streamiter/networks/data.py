@@ -1,0 +1,181 @@
+"""Rows with labels that networks learn from: read, with labels as the loss wants them, and parted for validation.
+
+>>> rows = LabelledRows(np.eye(5), np.array([0.0, 1.0, 0.0, 1.0, 1.0]))
+>>> parted = part(rows, validate_ratio=0.4)
+>>> len(parted.training), parted.validation.labels.tolist()
+(3, [0.0, 1.0])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ModelError
+from streamiter.learn.estimators.sources import examples_in_topic
+from streamiter.learn.rows.examples import Examples
+from streamiter.learn.rows.sparse import SparseRows
+from streamiter.networks.configuration.settings import DataSettings, LabelTransformation
+from streamiter.networks.dense_lines import DenseLines
+from streamiter.networks.parameters import Array
+from streamiter.topics.lookup import topic
+from streamiter.topics.topic import Topic
+
+__all__ = ["LabelledRows", "Parted", "as_labelled_rows", "part", "read_rows", "translated"]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledRows:
+    """Rows (dense (rows, features), or sparse) and a label for each of them."""
+
+    rows: SparseRows | Array
+    labels: Array
+
+    @property
+    def features(self) -> int:
+        """How wide the rows are."""
+        return self.rows.width if isinstance(self.rows, SparseRows) else int(self.rows.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, which: slice | npt.NDArray[np.intp]) -> LabelledRows:
+        """Some of the rows; in one piece they are views, not copies."""
+        return LabelledRows(self.rows[which], self.labels[which])
+
+    def widened(self, features: int, owner: str) -> LabelledRows:
+        """The same with so many features. Raises ModelError where a row has one beyond them."""
+        if self.features == features:
+            return self
+        if not isinstance(self.rows, SparseRows):
+            raise ModelError(
+                f"{owner}: expected rows of {features} features, given {self.features}; change indexrange, or the rows"
+            )
+        most = int(self.rows.indices.max(initial=-1))
+        if most >= features:
+            raise ModelError(
+                f"{owner}: expected features from 0 to {features - 1}, given {most} in row "
+                f"{int(np.searchsorted(self.rows.indptr, int(self.rows.indices.argmax()), side='right')) - 1}; raise "
+                "indexrange of the configuration, or look at how the rows count them"
+            )
+        rows = SparseRows(self.rows.indptr, self.rows.indices, self.rows.values, features)
+        return LabelledRows(rows, self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Parted:
+    """What is learned from, and what is judged by."""
+
+    training: LabelledRows
+    validation: LabelledRows
+
+
+def read_rows(
+    source: Topic | str | Path, settings: DataSettings, *, owner: str = "read_rows"
+) -> LabelledRows:
+    """All rows that are in a topic or file now, with labels as ``translabel`` says.
+
+    A text without ``:`` and a path name a file. One whose name ends in ``.libsvm`` or ``.dummy`` (also with ``.gz``) is
+    read as that, any other as ``data.format`` says. Raises ModelError for no rows, JobFailed for those that are none,
+    the errors of topics.
+    """
+    decode = DenseLines() if settings.format == "dense" else None
+    if not isinstance(source, Topic):
+        source, decode = _topic_of(source, settings, decode)
+    parts = examples_in_topic(source, decode, None, owner=owner)
+    if not parts:
+        raise ModelError(f"{owner}: expected rows in {source.name!r}, given none; look at the file")
+    data = _joined(parts, owner)
+    if settings.index_range > 0:
+        data = data.widened(settings.index_range, owner)
+    return LabelledRows(data.rows, translated(data.labels, settings.trans_label))
+
+
+def as_labelled_rows(owner: str, rows: Any, labels: Any, features: int | None = None) -> LabelledRows:
+    """Arrays as rows with labels. Raises ModelError for what does not fit."""
+    try:
+        given: Any = rows if isinstance(rows, SparseRows) else np.asarray(rows, dtype=np.float64)
+        vector = np.asarray(labels, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{owner}: expected rows and labels of numbers, given {error}") from None
+    if not isinstance(given, SparseRows) and given.ndim != 2:
+        raise ModelError(f"{owner}: expected rows as (rows, features), given shape {given.shape}")
+    if vector.shape != (len(given),):
+        raise ModelError(
+            f"{owner}: expected {len(given)} labels, one for each row, given shape {vector.shape}"
+        )
+    data = LabelledRows(given, vector)
+    return data if features is None else data.widened(features, owner)
+
+
+def translated(labels: Array, way: LabelTransformation) -> Array:
+    """Labels as ``translabel`` says.
+
+    ===============  ======================================
+    ``NoTrans``      as they are
+    ``PosNegTrans``  above 0: 1, otherwise −1
+    ``ZeroOneTrans`` above 0: 1, otherwise 0
+    ``AddOneTrans``  plus 1
+    ``SubOneTrans``  minus 1
+    ===============  ======================================
+
+    >>> translated(np.array([0.0, 1.0]), "PosNegTrans").tolist()
+    [-1.0, 1.0]
+    """
+    return _TRANSFORMATIONS[way](labels)
+
+
+_TRANSFORMATIONS: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType(
+    {
+        "NoTrans": lambda labels: labels,
+        "PosNegTrans": lambda labels: np.where(labels > 0, 1.0, -1.0),
+        "ZeroOneTrans": lambda labels: np.where(labels > 0, 1.0, 0.0),
+        "AddOneTrans": lambda labels: labels + 1.0,
+        "SubOneTrans": lambda labels: labels - 1.0,
+    }
+)
+
+
+def part(data: LabelledRows, *, validate_ratio: float) -> Parted:
+    """Every ⌈1/ratio⌉-th row for validation, the others for training; with a ratio of 0 all for training."""
+    if not validate_ratio:
+        return Parted(data, data[:0])
+    is_held_out = np.zeros(len(data), dtype=np.bool_)
+    every = math.ceil(1.0 / validate_ratio)
+    is_held_out[::every] = True
+    return Parted(data[np.flatnonzero(~is_held_out)], data[np.flatnonzero(is_held_out)])
+
+
+def _topic_of(
+    source: str | Path, settings: DataSettings, decode: DenseLines | None
+) -> tuple[Topic, DenseLines | None]:
+    text = str(source)
+    url = text if ":" in text and not isinstance(source, Path) else f"file:{text}"
+    if not url.startswith("file:"):
+        return topic(url), decode
+    suffix = text.removesuffix(".gz").rpartition(".")[2]
+    if suffix in ("libsvm", "dummy"):
+        return topic(url), None
+    # Dense rows are lines, which the format of texts gives as they are.
+    return topic(url, format="txt" if decode is not None else settings.format), decode
+
+
+def _joined(parts: Sequence[Examples], owner: str) -> LabelledRows:
+    """One of all; sparse rows are as wide as the widest."""
+    labels = np.concatenate([np.asarray(part.targets, dtype=np.float64) for part in parts])
+    features: list[Any] = [part.features for part in parts]
+    if all(isinstance(rows, SparseRows) for rows in features):
+        width = max(rows.width for rows in features)
+        same = [LabelledRows(rows, labels[: len(rows)]).widened(width, owner).rows for rows in features]
+        return LabelledRows(SparseRows.concatenate(same), labels)  # type: ignore[arg-type]
+    widths = {rows.shape[1] for rows in features}
+    if len(widths) > 1:
+        raise ModelError(f"{owner}: expected dense rows of one width, given {sorted(widths)}")
+    return LabelledRows(np.concatenate(features), labels)

@@ -1,0 +1,22 @@
+"""Labels of two classes, −1 and 1."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.networks.parameters import Array
+
+__all__ = ["are_signs", "sign_labels"]
+
+
+def are_signs(labels: Array) -> npt.NDArray[np.bool_]:
+    """Which labels are −1 or 1."""
+    good: npt.NDArray[np.bool_] = np.abs(labels) == 1
+    return good
+
+
+def sign_labels(values: Array, at: float) -> Array:
+    """1 where a value is above ``at``, otherwise −1."""
+    labels: Array = np.where(values > at, values.dtype.type(1), values.dtype.type(-1))
+    return labels

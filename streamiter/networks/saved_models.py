@@ -1,0 +1,115 @@
+"""Networks on disk: a folder with the canonical JSON and the parameters.
+
+=========================  ==========================================================================
+``network.json``           the network, its number of features included
+``parameters.safetensors`` the parameters by name, which any safetensors library reads
+``results.json``           how its epochs went
+=========================  ==========================================================================
+
+What optimizers remember is not kept: training that goes on from a saved model begins with new slots, at step 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from streamiter.errors import ModelError
+from streamiter.networks.network import Network
+from streamiter.networks.parameters import Array
+from streamiter.networks.prediction import NetworkPredictor
+from streamiter.networks.results import EpochResult
+from streamiter.networks.versions import checked_arrays
+
+__all__ = ["SavedNetwork", "check_folder", "load_network", "save_network"]
+
+_NETWORK: Final = "network.json"
+_PARAMETERS: Final = "parameters.safetensors"
+_RESULTS: Final = "results.json"
+
+
+@dataclass(frozen=True, eq=False)
+class SavedNetwork:
+    """What a folder held: for prediction, or as ``start=`` of another training."""
+
+    network: Network
+    parameters: dict[str, Array]
+
+    @property
+    def predictor(self) -> NetworkPredictor:
+        """Predicts with these parameters."""
+        return NetworkPredictor(self.network, self.parameters)
+
+
+def check_folder(directory: str | os.PathLike[str]) -> None:
+    """Raise ModelError where a model cannot be saved because something else is there: said before it is trained."""
+    folder = Path(directory)
+    if folder.exists() and not (folder.is_dir() and (_is_ours(folder) or not any(folder.iterdir()))):
+        raise ModelError(
+            f"model {str(folder)!r}: expected a new folder, an empty one, or one with {_NETWORK}, given something "
+            "else; save it elsewhere"
+        )
+
+
+def save_network(
+    directory: str | os.PathLike[str],
+    network: Network,
+    parameters: Mapping[str, Array],
+    results: Sequence[EpochResult] = (),
+) -> None:
+    """Write a folder, or replace what an earlier call wrote into it; each file is whole at any moment.
+
+    Raises ModelError where something else is in the folder, or a parameter is missing or of another shape, OSError.
+    """
+    folder = Path(directory)
+    arrays = checked_arrays(network, parameters, f"model {str(folder)!r}")
+    check_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder / _RESULTS, _as_json([asdict(result) for result in results]))
+    _replace(folder / _NETWORK, _as_json(network.to_json()))
+    _replace(
+        folder / _PARAMETERS, safetensors.numpy.save({name: array.copy() for name, array in arrays.items()})
+    )
+
+
+def load_network(directory: str | os.PathLike[str]) -> SavedNetwork:
+    """What :func:`save_network` wrote. Raises ModelError for a folder that holds no such model."""
+    folder = Path(directory)
+    subject = f"model {str(folder)!r}"
+    if not _is_ours(folder):
+        raise ModelError(
+            f"{subject}: expected a folder with {_NETWORK} and {_PARAMETERS}, given "
+            f"{'a folder without them' if folder.is_dir() else 'no folder'}; streamiter train --model makes one"
+        )
+    network = Network.from_json(folder / _NETWORK)
+    try:
+        arrays = safetensors.numpy.load((folder / _PARAMETERS).read_bytes())
+    except (SafetensorError, ValueError) as error:
+        raise ModelError(
+            f"{subject}: expected parameters in {_PARAMETERS}, given a broken file: {error}"
+        ) from error
+    return SavedNetwork(network, checked_arrays(network, arrays, subject))
+
+
+def _is_ours(folder: Path) -> bool:
+    return (folder / _NETWORK).is_file() and (folder / _PARAMETERS).is_file()
+
+
+def _as_json(document: Any) -> bytes:
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(content)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

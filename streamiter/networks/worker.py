@@ -1,0 +1,36 @@
+"""The worker that trains a network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamiter.learn.on_parameter_server.learner import Computed
+from streamiter.learn.on_parameter_server.worker import ParameterServerWorker
+from streamiter.networks.learner import NetworkLearner, PulledParameters
+from streamiter.networks.mini_batches import MiniBatch
+from streamiter.operators.output import Output
+
+__all__ = ["NetworkWorker"]
+
+
+class NetworkWorker(ParameterServerWorker):
+    """Makes its mini-batch of what comes: the number of a step over bounded data, or prepared rows of a stream."""
+
+    learner: NetworkLearner
+
+    async def compute(self, mini_batch: MiniBatch, pulled: PulledParameters) -> Computed:
+        """With a number that no other mini-batch has, and the same one after a restart: dropout goes by it."""
+        number = self._clocks * self.context.parallelism + self.context.subtask_index
+        return self.learner.compute(mini_batch, pulled, number)
+
+    async def process(self, record: Any, out: Output) -> None:
+        """One clock, also where the step has no row for this worker: the others are in step with it."""
+        subtask = self.context.subtask_index
+        mini_batch = self.learner.mini_batch(record, subtask)
+        if mini_batch is not None:
+            await super().process(mini_batch, out)
+            return
+        await self.learner.settle(self.client)  # As a read would: nobody runs ahead of the others.
+        await self.learner.clock(self.client)
+        self._clocks += 1
+        out.emit({"worker": subtask, "clock": self._clocks, "loss": 0.0, "records": 0, "waited_s": 0.0})

@@ -1,0 +1,136 @@
+"""The canonical form: one for all files that mean the same, and itself a file that means that."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks.published import PUBLISHED, deep_fm, layer, published
+
+from streamiter.networks.configuration import as_text, canonical, read_configuration
+
+
+def form(source: Any) -> dict[str, Any]:
+    return canonical(read_configuration(source))
+
+
+def test_what_angel_saved_stays_as_it_is():
+    """graph.json is its canonical form: key for key, in this order; other programs read it, too."""
+    path = published("graph")
+    saved = json.loads(path.read_text())
+    assert json.dumps(form(path)) == json.dumps(saved)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_file_loaded_and_saved_means_the_same(name):
+    """A saved model is loaded with what was saved beside it."""
+    first = read_configuration(published(name))
+    again = read_configuration(canonical(first))
+    assert (again.data, again.model, again.train) == (first.data, first.model, first.train)
+    assert again.layers == first.layers
+    assert canonical(again) == canonical(first)
+
+
+def test_it_says_every_default():
+    """Defaults may change one day; what was saved must not."""
+    layers = {
+        "wide": {"type": "simpleinputlayer", "outputdim": 1},
+        "loss": {"type": "losslayer", "inputlayer": "wide"},
+    }
+    assert form({"default_optimizer": {"type": "adam", "reg2": 0.5}, "layers": layers}) == {
+        "data": {
+            "format": "dummy",
+            "indexrange": -1,
+            "numfield": -1,
+            "validateratio": 0.05,
+            "sampleratio": 1.0,
+            "useshuffle": False,
+            "posnegratio": -1.0,
+            "translabel": "NoTrans",
+        },
+        "model": {"modeltype": "T_FLOAT_DENSE", "modelsize": -1, "blockSize": 1_000_000},
+        "train": {
+            "epoch": 30,
+            "numupdateperepoch": 10,
+            "batchsize": 128,
+            "lr": 0.5,
+            "decayclass": "StandardDecay",
+            "decayalpha": 0.001,
+            "decaybeta": 0.001,
+        },
+        "layers": [
+            {
+                "name": "wide",
+                "type": "SimpleInputLayer",
+                "outputdim": 1,
+                "transfunc": {"type": "Identity"},
+                "optimizer": {"type": "Adam", "beta": 0.9, "gamma": 0.99, "reg2": 0.5},
+            },
+            {
+                "name": "loss",
+                "type": "LossLayer",
+                "outputdim": -1,
+                "inputlayer": "wide",
+                "lossfunc": {"type": "LogLoss"},
+            },
+        ],
+    }
+
+
+def test_paths_and_another_way_of_initial_values_are_kept():
+    """They are not in what Angel saves, so they stand there only where the file says them."""
+    document = deep_fm()
+    document["data"]["path"] = "rows"
+    document["model"] |= {"loadpath": "before", "savepath": "after", "init": "angel"}
+    saved = form(document)
+    assert saved["data"]["path"] == "rows"
+    assert {"loadpath": "before", "savepath": "after", "init": "angel"}.items() <= saved["model"].items()
+    assert form(saved) == saved
+
+
+def test_the_text_is_read_as_what_it_was_made_of(tmp_path):
+    """Also with names that are not ASCII."""
+    document = deep_fm()
+    layer(document, "wide")["name"] = "größe"
+    layer(document, "sum")["inputlayers"][0] = "größe"
+    saved = form(document)
+    path = tmp_path / "saved.json"
+    path.write_text(as_text(saved), encoding="utf-8")
+    assert form(path) == saved
+    assert '"größe"' in path.read_text(encoding="utf-8")
+
+
+CASES = st.sampled_from([str.lower, str.upper, str.title])
+
+
+@st.composite
+def rewritten(draw: st.DrawFn) -> dict[str, Any]:
+    """A DeepFM, written in another way."""
+    document = deep_fm()
+    for found in document["layers"]:
+        found["type"] = draw(CASES)(found["type"])
+    if draw(st.booleans()):
+        layer(document, "wide")["transfunc"] = {"type": "IDENTITY"}
+    if draw(st.booleans()):
+        layer(document, "deep")["transfuncs"][0] = {"type": "Relu"}
+    if draw(st.booleans()):
+        del layer(document, "wide")["transfunc"]
+    if draw(st.booleans()):
+        document["default_optimizer"] = {"type": "MOMENTUM", "reg1": 0}
+    if draw(st.booleans()):
+        layer(document, "deep")["optimizer"] = "momentum"
+    if draw(st.booleans()):
+        del layer(document, "cross")["outputdim"]
+    if draw(st.booleans()):
+        document["train"]["epoch"] = document["train"].pop("epoch")
+    layers = draw(st.permutations(document["layers"]))
+    document["layers"] = {found.pop("name"): found for found in layers} if draw(st.booleans()) else layers
+    return document
+
+
+@given(document=rewritten())
+@settings(max_examples=60, deadline=None)
+def test_files_that_mean_the_same_have_one_form(document):
+    """Models are compared, and checkpoints accepted, by it."""
+    assert as_text(form(document)) == as_text(form(deep_fm()))

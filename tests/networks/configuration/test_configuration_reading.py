@@ -1,0 +1,425 @@
+"""What a configuration file means: its keys, their defaults, and all the ways to write the same."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from networks.published import PUBLISHED, deep_fm, layer, published
+
+from streamiter.networks.configuration import (
+    Configuration,
+    DataSettings,
+    ModelSettings,
+    TrainSettings,
+    canonical,
+    read_configuration,
+)
+from streamiter.optimizers import (
+    FTRL,
+    SGD,
+    AdaDelta,
+    Adam,
+    Constant,
+    Correction,
+    InverseSquareRoot,
+    Momentum,
+    RMSProp,
+    WarmRestarts,
+)
+
+LOGISTIC = [
+    {"name": "wide", "type": "simpleinputlayer", "outputdim": 1},
+    {"name": "loss", "type": "simplelosslayer", "inputlayer": "wide"},
+]
+
+
+def wide(**document: Any) -> Any:
+    """The input layer of a logistic regression with these keys at the top."""
+    return read_configuration({"layers": LOGISTIC, **document}).layers[0]
+
+
+# ---- the published files
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_each_published_file_is_read_without_a_warning(name):
+    """A key of theirs that we do not know would change what the file means."""
+    configuration = read_configuration(published(name))
+    assert configuration.warnings == ()
+    assert configuration.source == f"{name}.json"
+    assert configuration.loss_layer.loss.type == "LogLoss"
+
+
+def test_the_published_deep_fm_says_what_it_says():
+    """One file from end to end, so that no key is read into the wrong setting."""
+    read = read_configuration(published("deepfm"))
+    assert read.data == DataSettings(
+        "dummy", index_range=148, num_field=13, validate_ratio=0.1, sample_ratio=0.2
+    )
+    assert read.model == ModelSettings("T_FLOAT_DENSE", model_size=148)
+    assert read.train == TrainSettings(epoch=5, lr=0.5, decay_class="WarmRestarts", decay_alpha=0.05)
+    assert [(found.name, found.type, found.output_dim, found.inputs) for found in read.layers] == [
+        ("wide", "SimpleInputLayer", 1, ()),
+        ("embedding", "Embedding", 104, ()),
+        ("biinnersumcross", "BiInnerSumCross", 1, ("embedding",)),
+        ("fclayer_0", "FCLayer", 100, ("embedding",)),
+        ("fclayer_1", "FCLayer", 100, ("fclayer_0",)),
+        ("fclayer", "FCLayer", 1, ("fclayer_1",)),
+        ("sumPooling", "SumPooling", 1, ("wide", "biinnersumcross", "fclayer")),
+        ("simplelosslayer", "SimpleLossLayer", -1, ("sumPooling",)),
+    ]
+    rate = WarmRestarts(0.5, 0.05)
+    assert read.layers[0].optimizer == Momentum(rate, momentum=0.9)
+    assert read.layers[1].optimizer == Momentum(rate, momentum=0.9, l2=0.01)
+    assert read.layers[1].num_factors == 8
+    functions = [found.transfer_function.type for found in read.layers[3:6]]
+    assert functions == ["Relu", "Relu", "Identity"]
+
+
+# ---- sections
+
+
+def test_what_is_not_said_has_the_published_default():
+    """Files leave most keys out."""
+    read = read_configuration({"layers": LOGISTIC})
+    assert read.data == DataSettings(
+        format="dummy",
+        path=None,
+        index_range=-1,
+        num_field=-1,
+        validate_ratio=0.05,
+        sample_ratio=1.0,
+        use_shuffle=False,
+        pos_neg_ratio=-1.0,
+        trans_label="NoTrans",
+    )
+    assert read.train == TrainSettings(30, 10, 128, 0.5, "StandardDecay", 0.001, 0.001)
+    assert read.model == ModelSettings("T_FLOAT_DENSE", -1, 1_000_000, None, None, "xavier")
+    assert read.layers[0].optimizer == Momentum(InverseSquareRoot(0.5, 0.001), momentum=0.9)
+    assert (read.layers[0].transfer_function.type, read.layers[1].loss.type) == ("Identity", "LogLoss")
+
+
+def test_every_key_of_the_sections_is_read():
+    """A key that is taken and thrown away looks like one that works."""
+    read = read_configuration(
+        {
+            "data": {
+                "path": "rows.txt",
+                "format": "libsvm",
+                "indexrange": 9,
+                "numfield": 3,
+                "validateratio": 0.2,
+                "sampleratio": 0.5,
+                "useshuffle": True,
+                "posnegratio": 0.01,
+                "translabel": "posnegtrans",
+            },
+            "model": {
+                "loadPath": "before",
+                "savepath": "after",
+                "modeltype": "t_double_sparse_longkey",
+                "modelsize": 7,
+                "blockSize": 100,
+                "init": "angel",
+            },
+            "train": {
+                "epoch": 2,
+                "numupdateperepoch": 3,
+                "batchsize": 4,
+                "lr": 1,
+                "decayclass": "correctiondecay",
+                "decayalpha": 0.25,
+                "decaybeta": 0.75,
+            },
+            "layers": LOGISTIC,
+        }
+    )
+    assert read.warnings == ()
+    assert read.data == DataSettings("libsvm", "rows.txt", 9, 3, 0.2, 0.5, True, 0.01, "PosNegTrans")
+    assert read.model == ModelSettings("T_DOUBLE_SPARSE_LONGKEY", 7, 100, "before", "after", "angel")
+    assert read.model.dtype == "float64"
+    assert read.train == TrainSettings(2, 3, 4, 1.0, "CorrectionDecay", 0.25, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "features"),
+    [
+        ({"indexrange": 9}, {"modelsize": 7}, 9),
+        ({"indexrange": -1}, {"modelsize": 7}, 7),
+        ({"indexrange": -1}, {"modelsize": -1}, None),
+        ({}, {}, None),
+    ],
+)
+def test_how_many_features_there_are_says_indexrange_then_modelsize_then_the_data(data, model, features):
+    """logreg.json says -1; and there are as many as the data has."""
+    assert read_configuration({"data": data, "model": model, "layers": LOGISTIC}).features == features
+
+
+# ---- optimizers, transfer functions, losses
+
+
+@pytest.mark.parametrize(
+    ("written", "optimizer"),
+    [
+        ("SGD", SGD(0.5)),
+        ("momentum", Momentum(0.5, momentum=0.9)),
+        ("Adam", Adam(0.5, beta=0.9, gamma=0.99)),
+        ("AdaGrad", RMSProp(0.5, beta=0.9)),
+        ("ADADELTA", AdaDelta(0.5, alpha=0.9, beta=0.9)),
+        ("FTRL", FTRL(alpha=0.1, beta=1.0)),
+        ({"type": "sgd", "reg1": 0.1, "reg2": 0.2}, SGD(0.5, l1=0.1, l2=0.2)),
+        (
+            {"type": "Momentum", "momentum": 0.8, "reg1": 0.1, "reg2": 0.2},
+            Momentum(0.5, momentum=0.8, l1=0.1, l2=0.2),
+        ),
+        ({"type": "adam", "beta": 0.8, "gamma": 0.7, "reg2": 1}, Adam(0.5, beta=0.8, gamma=0.7, l2=1.0)),
+        ({"type": "adagrad", "beta": 0.8}, RMSProp(0.5, beta=0.8)),
+        ({"type": "adadelta", "alpha": 0.8, "beta": 0.7}, AdaDelta(0.5, alpha=0.8, beta=0.7)),
+        (
+            {"type": "ftrl", "alpha": 0.2, "beta": 2, "reg1": 3, "reg2": 4},
+            FTRL(alpha=0.2, beta=2.0, l1=3.0, l2=4.0),
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("place", ["layer", "default"])
+def test_an_optimizer_is_a_name_or_an_object(written, optimizer, place):
+    """Of the layer, or for all that name none; what Angel calls AdaGrad forgets, so it is our RMSProp."""
+    train = {"lr": 0.5, "decayclass": "constant"}
+    if place == "default":
+        assert wide(train=train, default_optimizer=written).optimizer == optimizer
+    else:
+        layers = [{**LOGISTIC[0], "optimizer": written}, LOGISTIC[1]]
+        assert wide(train=train, layers=layers, default_optimizer="ftrl").optimizer == optimizer
+
+
+@pytest.mark.parametrize(
+    ("decay", "rate"),
+    [
+        ({"decayclass": "Constant"}, Constant(0.5)),
+        ({"decayclass": "StandardDecay", "decayalpha": 0.2}, InverseSquareRoot(0.5, 0.2)),
+        (
+            {"decayclass": "CorrectionDecay", "decayalpha": 0.2, "decaybeta": 0.8},
+            Correction(0.5, 0.2, 0.8),
+        ),
+        ({"decayclass": "warmrestarts", "decayalpha": 0.2, "decaybeta": 0.8}, WarmRestarts(0.5, 0.2)),
+        ({}, InverseSquareRoot(0.5, 0.001)),
+    ],
+    ids=str,
+)
+def test_the_learning_rate_decays_as_decayclass_says(decay, rate):
+    """All optimizers but FTRL go by it."""
+    assert wide(train={"lr": 0.5, **decay}).optimizer.learning_rate == rate
+
+
+@pytest.mark.parametrize("key", ["default_transfunc", "default_trandfunc"])
+def test_older_files_misspell_the_default_transfer_function(key):
+    """They exist, and must run as they are."""
+    layers = {
+        "embedding": {"type": "embedding", "numfactors": 2, "outputdim": 6},
+        "deep": {"type": "fclayer", "inputlayer": "embedding", "outputdims": [3, 1]},
+        "loss": {"type": "losslayer", "inputlayer": "deep"},
+    }
+    read = read_configuration({key: {"type": "Dropout", "proba": 0.25}, "layers": layers})
+    assert read.warnings == ()
+    assert [str(found.transfer_function) for found in read.layers] == [
+        "None",
+        "Dropout(proba 0.25)",
+        "Dropout(proba 0.25)",
+        "None",
+    ]
+
+
+def test_whether_dropout_drops_is_not_for_the_file_to_say():
+    """Angel's ``actiontype`` says whether this is training; the network knows, and the key is no surprise."""
+    layers = [
+        {**LOGISTIC[0], "transfunc": {"type": "dropout", "proba": 0.1, "actiontype": "train"}},
+        LOGISTIC[1],
+    ]
+    read = read_configuration({"layers": layers})
+    assert read.warnings == ()
+    assert read.layers[0].transfer_function.parameters == {"proba": 0.1}
+
+
+def test_a_loss_has_its_own_function_or_the_default():
+    """The last word is the layer's."""
+    document = {"default_lossfunc": {"type": "huberloss", "delta": 2}, "layers": LOGISTIC}
+    loss = read_configuration(document).loss_layer.loss
+    assert (loss.type, loss.parameters) == ("HuberLoss", {"delta": 2.0})
+    document["layers"] = [LOGISTIC[0], {**LOGISTIC[1], "lossfunc": "HINGELOSS"}]
+    assert read_configuration(document).loss_layer.loss.type == "HingeLoss"
+
+
+# ---- layers
+
+
+def same(first: Configuration, second: Configuration) -> bool:
+    """Whether they mean the same; they may be called something else."""
+    return canonical(first) == canonical(second) and first.layers == second.layers
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_of_an_array_of_layers_does_not_matter(seed):
+    """Angel looks layers up by name; so the order of parameters must not follow that of the file either."""
+    document = deep_fm()
+    expected = read_configuration(document)
+    random.Random(seed).shuffle(document["layers"])
+    assert same(read_configuration(document), expected)
+
+
+def test_layers_may_be_an_object_by_name():
+    """Saved files of some versions are."""
+    document = deep_fm()
+    expected = read_configuration(document)
+    document["layers"] = {found.pop("name"): found for found in document["layers"]}
+    assert same(read_configuration(document), expected)
+    document["layers"]["wide"]["name"] = "wide"
+    assert same(read_configuration(document), expected)
+
+
+def test_the_case_of_types_and_of_functions_does_not_matter():
+    """FCLayer, fclayer: files have both."""
+    document = deep_fm()
+    expected = read_configuration(document)
+    for found in document["layers"]:
+        found["type"] = found["type"].upper()
+    layer(document, "deep")["transfuncs"] = ["RELU", {"type": "ReLU"}, "Identity"]
+    assert same(read_configuration(document), expected)
+
+
+def test_an_outer_cross_has_two_spellings():
+    """Published attention-FM files double a t."""
+    for spelled in ("biOuterCross", "bioutterCross"):
+        document = {
+            "layers": {
+                "embedding": {"type": "embedding", "numfactors": 2, "outputdim": 6},
+                "outer": {"type": spelled, "inputlayer": "embedding", "outputdim": 12},
+                "deep": {"type": "fclayer", "inputlayer": "outer", "outputdim": 1, "transfunc": "tanh"},
+                "loss": {"type": "losslayer", "inputlayer": "deep"},
+            }
+        }
+        assert read_configuration(document).layers[1].type == "BiOuterCross"
+
+
+def test_a_folded_layer_is_as_many_layers_as_it_has_dimensions():
+    """name_0, name_1, …, the last called name: parameters of published models are named so."""
+    document = deep_fm()
+    folded = read_configuration(document)
+    document["layers"].remove(layer(document, "deep"))
+    document["layers"] += [
+        {"name": name, "type": "fclayer", "inputlayer": source, "outputdim": dim, "transfunc": function}
+        for name, source, dim, function in [
+            ("deep", "deep_1", 1, "identity"),
+            ("deep_1", "deep_0", 100, "relu"),
+            ("deep_0", "embedding", 100, "relu"),
+        ]
+    ]
+    written_out = read_configuration(document)
+
+    def told(configuration: Configuration) -> list[Any]:
+        return [
+            (found.name, found.output_dim, found.inputs, found.transfer_function, found.optimizer)
+            for found in configuration.layers
+        ]
+
+    assert told(written_out) == told(folded)
+
+
+def test_the_parts_of_a_folded_layer_may_be_inputs_themselves():
+    """They are layers like any other."""
+    document = deep_fm()
+    document["layers"].append(
+        {"name": "side", "type": "fclayer", "inputlayer": "deep_0", "outputdim": 1, "transfunc": "tanh"}
+    )
+    layer(document, "sum")["inputlayers"].append("side")
+    names = [found.name for found in read_configuration(document).layers]
+    assert names.index("deep_0") < names.index("side") < names.index("sum")
+
+
+def test_the_attention_fm_as_it_was_published_is_read():
+    """Its folded layer has weight dimensions, too."""
+    document = {
+        "data": {"indexrange": 148, "numfield": 13},
+        "layers": [
+            {"name": "embedding", "type": "embedding", "numfactors": 8, "outputdim": 104},
+            {"name": "pairs", "type": "BiInteractionCrossTiled", "outputdim": 624, "inputlayer": "embedding"},
+            {
+                "name": "attention",
+                "type": "ParamSharedFC",
+                "outputdims": [780, 78],
+                "transfuncs": ["relu", "softmax"],
+                "weightdims": [10, 1],
+                "inputlayer": "pairs",
+            },
+            {
+                "name": "pooled",
+                "type": "WeightedSumLayer",
+                "outputdim": 8,
+                "inputlayers": ["attention", "pairs"],
+            },
+            {
+                "name": "score",
+                "type": "FCLayer",
+                "outputdims": [1],
+                "transfuncs": ["identity"],
+                "inputlayer": "pooled",
+            },
+            {"name": "loss", "type": "losslayer", "inputlayer": "score"},
+        ],
+    }
+    read = read_configuration(document)
+    shared = [(found.name, found.output_dim, found.weight_dim) for found in read.layers[2:4]]
+    assert shared == [("attention_0", 780, 10), ("attention", 78, 1)]
+    # One at a time, the same layers have a weight dimension each.
+    folded = document["layers"].pop(2)
+    for name, source, part in [("attention_0", "pairs", 0), ("attention", "attention_0", 1)]:
+        single = {key: folded[f"{key}s"][part] for key in ("outputdim", "transfunc", "weightdim")}
+        document["layers"].append({"name": name, "type": folded["type"], "inputlayer": source, **single})
+    assert [
+        (found.name, found.output_dim, found.weight_dim) for found in read_configuration(document).layers[2:4]
+    ] == shared
+
+
+def test_a_chain_of_thousands_of_layers_is_read():
+    """Python's stack is a thousand calls deep."""
+    depth = 3_000
+    layers = [{"name": "0", "type": "simpleinputlayer", "outputdim": 1}]
+    layers += [
+        {"name": str(number), "type": "fclayer", "inputlayer": str(number - 1), "outputdim": 1}
+        for number in range(1, depth)
+    ]
+    layers.append({"name": "loss", "type": "losslayer", "inputlayer": str(depth - 1)})
+    read = read_configuration({"layers": layers[::-1]})
+    assert [found.name for found in read.layers[:-1]] == [str(number) for number in range(depth)]
+
+
+# ---- unknown keys
+
+
+def test_unknown_keys_are_warnings_that_name_them_and_what_they_may_mean(tmp_path):
+    """Other versions have other keys; but a typing error must not pass in silence."""
+    document = deep_fm()
+    document["deafult_optimizer"] = "adam"
+    document["train"]["decay"] = 0.01
+    document["data"]["indexrnage"] = 3
+    layer(document, "sum")["colour"] = "blue"
+    layer(document, "embedding")["optimizer"]["momentun"] = 0.5
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(document))
+    assert read_configuration(path).warnings == (
+        "mine.json: key 'deafult_optimizer': unknown, and left out; did you mean 'default_optimizer'?",
+        "mine.json: 'data', key 'indexrnage': unknown, and left out; did you mean 'indexrange'?",
+        "mine.json: 'train', key 'decay': unknown, and left out",
+        "mine.json: layer 'embedding', key 'optimizer.momentun': unknown, and left out; did you mean 'momentum'?",
+        "mine.json: layer 'sum', key 'colour': unknown, and left out",
+    )
+
+
+def test_a_key_that_another_type_of_layer_has_is_unknown_to_this_one():
+    """An optimizer of a layer without parameters does nothing, and whoever wrote it should know."""
+    document = deep_fm()
+    layer(document, "sum")["optimizer"] = "adam"
+    assert read_configuration(document).warnings == (
+        "configuration: layer 'sum', key 'optimizer': unknown, and left out",
+    )

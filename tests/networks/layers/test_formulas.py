@@ -1,0 +1,232 @@
+"""What each layer computes, beside its formula written out in loops, number by number."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from networks.finite_differences import give_values
+from networks.layers.cases import FACTORS, FIELDS, PAIRS, Nodes
+from networks.rows_at_hand import KINDS, rows_of
+
+from streamiter.learn.rows.sparse import SparseRows
+from streamiter.networks.layers import Layer
+from streamiter.networks.place_holder import PlaceHolder
+
+FEATURES = 9
+Lists = list[list[float]]
+
+
+def _computed(build: Callable[[Nodes], Layer], kind: str = "sparse", rows: int = 5) -> tuple[Nodes, Lists]:
+    """The nodes with values, and the output of the last of them."""
+    features = FIELDS if kind == "dense" else FEATURES
+    nodes = Nodes(PlaceHolder(features, "float64"))
+    last = build(nodes)
+    graph = nodes.graph(last)
+    generator = np.random.default_rng(23)
+    graph.feed_data(rows_of(kind, rows, features, FIELDS, generator))
+    give_values(graph, generator)
+    graph.forward()
+    return nodes, last.output.tolist()
+
+
+def _output(nodes: Nodes, position: int) -> Lists:
+    return nodes.layers[position].output.tolist()
+
+
+def _vectors(row: list[float], width: int = FACTORS) -> Lists:
+    return [row[start : start + width] for start in range(0, len(row), width)]
+
+
+def _values(nodes: Nodes, position: int) -> list:
+    return [np.array(parameter.values).tolist() for parameter in nodes.layers[position].parameters]
+
+
+def _present(nodes: Nodes) -> list[list[tuple[int, float]]]:
+    """Of each row the features that are there, as places in the parameters, with their values."""
+    rows = nodes.place_holder.rows
+    if isinstance(rows, SparseRows):
+        return [list(zip(indices, values, strict=True)) for indices, values in rows.rows()]
+    takes_all = rows.shape[1] == FIELDS
+    return [[(at, value) for at, value in enumerate(row) if value or takes_all] for row in rows.tolist()]
+
+
+def _equal(given: Lists, expected: Lists) -> None:
+    np.testing.assert_allclose(given, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_input_layer_is_the_transfer_function_of_xw_and_b(kind):
+    """Values of sparse rows other than 1 were left out of the product."""
+    nodes, output = _computed(lambda nodes: nodes.add("simpleinputlayer", 3, transfer="sigmoid"), kind)
+    weight, bias = _values(nodes, 0)
+    expected = [
+        [
+            1 / (1 + math.exp(-(sum(value * weight[at][out] for at, value in row) + bias[out])))
+            for out in range(3)
+        ]
+        for row in _present(nodes)
+    ]
+    _equal(output, expected)
+
+
+def test_an_input_layer_takes_rows_of_any_number_of_features():
+    """A row without features took over the sum of the row behind it."""
+    rows = SparseRows.from_rows([([0, 4], [1.0, 2.0]), ([], []), ([1], [3.0]), ([], [])], FEATURES)
+    nodes = Nodes(PlaceHolder(FEATURES, "float64"))
+    last = nodes.add("simpleinputlayer", 2)
+    graph = nodes.graph(last)
+    graph.feed_data(rows)
+    give_values(graph, np.random.default_rng(0))
+    graph.forward()
+    weight, bias = (np.array(values) for values in _values(nodes, 0))
+    expected = [bias + weight[0] + 2 * weight[2], bias, bias + 3 * weight[1], bias]
+    np.testing.assert_allclose(last.output, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_embedding_is_the_vectors_of_the_features_in_their_order(kind):
+    """Vectors came in the order of the row's text instead of that of the features."""
+    nodes, output = _computed(lambda nodes: nodes.vectors(), kind)
+    (weight,) = _values(nodes, 0)
+    expected = [[value * number for at, value in row for number in weight[at]] for row in _present(nodes)]
+    _equal(output, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_k_means_layer_gives_the_squared_distance_to_each_centre(kind):
+    """A centre's numbers at features that the mini-batch does not have were left out of the distance."""
+    nodes, output = _computed(lambda nodes: nodes.add("kmeansinputlayer", 3), kind, rows=2)
+    (centres,) = _values(nodes, 0)
+    rows, indices = nodes.place_holder.rows, nodes.place_holder.indices
+    dense = np.zeros((2, nodes.place_holder.feature_dimension))
+    dense[:, indices] = rows.to_dense() if isinstance(rows, SparseRows) else rows
+    expected = [
+        [sum((x - centre[k]) ** 2 for x, centre in zip(row, centres, strict=True)) for k in range(3)]
+        for row in dense.tolist()
+    ]
+    _equal(output, expected)
+
+
+def test_a_fully_connected_layer_is_the_transfer_function_of_xw_and_b():
+    """The weights had been transposed, which square ones do not show."""
+    nodes, output = _computed(lambda nodes: nodes.add("fclayer", 5, nodes.vectors(), transfer="tanh"))
+    weight, bias = _values(nodes, 1)
+    expected = [
+        [math.tanh(sum(x * weight[at][out] for at, x in enumerate(row)) + bias[out]) for out in range(5)]
+        for row in _output(nodes, 0)
+    ]
+    _equal(output, expected)
+
+
+def _crossed(type_name: str, output_dim: int, formula: Callable[[Lists], list[float]]) -> None:
+    nodes, output = _computed(lambda nodes: nodes.add(type_name, output_dim, nodes.vectors()))
+    _equal(output, [formula(_vectors(row)) for row in _output(nodes, 0)])
+
+
+def _dot(first: list[float], second: list[float]) -> float:
+    return sum(a * b for a, b in zip(first, second, strict=True))
+
+
+def test_the_inner_sum_is_that_of_all_pairs():
+    """½(‖Σu‖² − Σ‖u‖²) is a trick: it must be the sum over the pairs."""
+    _crossed(
+        "biinnersumcross",
+        1,
+        lambda vectors: [sum(_dot(u, v) for u, v in itertools.combinations(vectors, 2))],
+    )
+
+
+def test_the_interaction_is_the_sum_of_the_products_of_all_pairs():
+    """The same trick, number by number."""
+    _crossed(
+        "biinteractioncross",
+        FACTORS,
+        lambda vectors: [
+            sum(u[at] * v[at] for u, v in itertools.combinations(vectors, 2)) for at in range(FACTORS)
+        ],
+    )
+
+
+def test_inner_products_stand_row_by_row_of_the_triangle():
+    """Column by column they would be the same set, and a saved model would mean another one."""
+    _crossed(
+        "biinnercross", PAIRS, lambda vectors: [_dot(u, v) for u, v in itertools.combinations(vectors, 2)]
+    )
+
+
+def test_outer_products_stand_row_by_row():
+    """U ⊗ v and v ⊗ u are each other's transpose."""
+    _crossed(
+        "bioutercross",
+        PAIRS * FACTORS**2,
+        lambda vectors: [a * b for u, v in itertools.combinations(vectors, 2) for a in u for b in v],
+    )
+
+
+def test_tiled_interactions_are_the_products_of_the_pairs_one_after_the_other():
+    """The attention over them looks at one pair at a time."""
+    _crossed(
+        "biinteractioncrosstiled",
+        PAIRS * FACTORS,
+        lambda vectors: [
+            a * b for u, v in itertools.combinations(vectors, 2) for a, b in zip(u, v, strict=True)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("type_name", "output_dim", "formula"),
+    [
+        ("concatlayer", 36, lambda rows: [x for row in rows for x in row]),
+        ("sumpooling", 12, lambda rows: [sum(column) for column in zip(*rows, strict=True)]),
+        ("mulpooling", 12, lambda rows: [math.prod(column) for column in zip(*rows, strict=True)]),
+        ("dotpooling", 1, lambda rows: [sum(math.prod(column) for column in zip(*rows, strict=True))]),
+    ],
+)
+def test_joins_take_all_their_inputs_in_their_order(type_name, output_dim, formula):
+    """The third input had been left out of a product that was written for two."""
+    nodes, output = _computed(
+        lambda nodes: nodes.add(type_name, output_dim, nodes.vectors(), nodes.hidden(12), nodes.hidden(12))
+    )
+    inputs = zip(_output(nodes, 0), _output(nodes, 1), _output(nodes, 2), strict=True)
+    _equal(output, [formula(rows) for rows in inputs])
+
+
+def test_a_cross_layer_is_x0_times_xw_and_b_and_x():
+    """x₀ and x had changed places, which the first cross layer, where they are one, does not show."""
+    nodes, output = _computed(lambda nodes: nodes.add("crosslayer", 12, nodes.vectors(), nodes.hidden(12)))
+    weight, bias = _values(nodes, 2)
+    expected = [
+        [first[at] * _dot(last, weight) + bias[at] + last[at] for at in range(12)]
+        for first, last in zip(_output(nodes, 0), _output(nodes, 1), strict=True)
+    ]
+    _equal(output, expected)
+
+
+def test_a_shared_layer_has_the_same_weights_for_each_vector():
+    """The softmax must be over all vectors of a row: over one vector of one number it is always 1."""
+    nodes, output = _computed(
+        lambda nodes: nodes.add("paramsharedfc", FIELDS, nodes.vectors(), weight_dim=1, transfer="softmax")
+    )
+    weight, bias = _values(nodes, 1)
+    expected = []
+    for row in _output(nodes, 0):
+        powers = [math.exp(_dot(u, [w for (w,) in weight]) + bias[0]) for u in _vectors(row)]
+        expected.append([power / sum(powers) for power in powers])
+    _equal(output, expected)
+
+
+def test_a_weighted_sum_weighs_whole_vectors():
+    """The weights are the first input, the vectors the second one."""
+    nodes, output = _computed(
+        lambda nodes: nodes.add("weightedsumlayer", FACTORS, nodes.hidden(FIELDS), nodes.vectors())
+    )
+    expected = [
+        [sum(a * u[at] for a, u in zip(weights, _vectors(row), strict=True)) for at in range(FACTORS)]
+        for weights, row in zip(_output(nodes, 0), _output(nodes, 1), strict=True)
+    ]
+    _equal(output, expected)

@@ -1,0 +1,220 @@
+"""Every loss: its formula, its slope, its predictions, its limits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from networks.finite_differences import assert_agree, differences
+
+from streamiter.errors import ConfigurationError
+from streamiter.learn.rows.checks import BadRows
+from streamiter.networks.losses import LOSSES
+from streamiter.networks.losses.huber_loss import HuberLoss
+
+CLASSES = 4
+
+
+def _huber(f: float, y: float) -> float:
+    distance = abs(f - y)
+    return 0.5 * distance**2 if distance <= 1 else distance - 0.5
+
+
+FORMULAS = {
+    "l2loss": lambda f, y: 0.5 * (f[0] - y) ** 2,
+    "logloss": lambda f, y: math.log(1 + math.exp(-y * f[0])),
+    "hingeloss": lambda f, y: max(0.0, 1 - y * f[0]),
+    "crossentropyloss": lambda f, y: -math.log(f[0] if y > 0 else 1 - f[0]),
+    "softmaxloss": lambda f, y: -math.log(math.exp(f[int(y)]) / sum(math.exp(score) for score in f)),
+    "huberloss": lambda f, y: _huber(f[0], y),
+    "kmeansloss": lambda f, y: min(f),
+}
+"""Of the scores of a row, and its label."""
+
+NAMES = list(LOSSES)
+CLASSIFIERS = ["logloss", "hingeloss", "crossentropyloss", "softmaxloss"]
+
+
+def _given(name: str, rows: int = 7, dtype: str = "float64") -> tuple[np.ndarray, np.ndarray]:
+    """Scores and labels that the loss knows."""
+    generator = np.random.default_rng(5)
+    scores = 1.5 * generator.normal(size=(rows, CLASSES if name in ("softmaxloss", "kmeansloss") else 1))
+    labels = generator.normal(size=rows)
+    if name in ("logloss", "hingeloss", "crossentropyloss"):
+        labels = np.where(labels > 0, 1.0, -1.0)
+    if name == "crossentropyloss":
+        scores = 1 / (1 + np.exp(-scores))
+    if name == "softmaxloss":
+        labels = generator.integers(0, CLASSES, rows).astype(float)
+    return scores.astype(dtype), labels.astype(dtype)
+
+
+def test_every_loss_has_a_formula_here():
+    """One was added, and nothing looked at it."""
+    assert set(FORMULAS) == set(LOSSES)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loss_is_the_mean_of_its_formula(name, rows):
+    """The sum instead of the mean makes the learning rate one of the batch size."""
+    scores, labels = _given(name, rows)
+    expected = [FORMULAS[name](f, y) for f, y in zip(scores.tolist(), labels.tolist(), strict=True)]
+    loss = LOSSES[name]()
+    np.testing.assert_allclose(loss.losses(scores, labels), expected, rtol=1e-12)
+    assert loss.mean(scores, labels) == pytest.approx(sum(expected) / rows, rel=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("name", NAMES)
+def test_its_gradient_agrees_with_finite_differences(name, rows):
+    """A gradient of the sum, or one of the wrong sign, still trains for a while."""
+    scores, labels = _given(name, rows)
+    loss = LOSSES[name]()
+    expected = differences(lambda: loss.mean(scores, labels), scores)
+    before = scores.copy(), labels.copy()
+    assert_agree(loss.gradient(scores, labels), expected, name)
+    np.testing.assert_array_equal(scores, before[0])
+    np.testing.assert_array_equal(labels, before[1])
+
+
+@pytest.mark.parametrize("delta", [0.3, 2.0])
+def test_the_huber_loss_turns_at_its_delta(delta):
+    """δ|d| − ½δ² with a δ of 1 in one of both places."""
+    scores, labels = np.array([[delta * 0.5], [delta * 4], [-delta * 4]]), np.zeros(3)
+    loss = HuberLoss(delta=delta)
+    straight = delta * delta * 4 - 0.5 * delta**2
+    np.testing.assert_allclose(loss.losses(scores, labels), [0.125 * delta**2, straight, straight])
+    assert_agree(
+        loss.gradient(scores, labels), differences(lambda: loss.mean(scores, labels), scores), "huberloss"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", NAMES)
+def test_it_stays_in_the_dtype_of_its_scores(name, dtype):
+    """A gradient of float64 made the whole way back float64."""
+    scores, labels = _given(name, dtype=dtype)
+    loss = LOSSES[name]()
+    assert loss.losses(scores, labels).dtype == dtype
+    assert loss.gradient(scores, labels).dtype == dtype
+    predictions = loss.predictions(scores)
+    for array in (predictions.value, predictions.probability, predictions.label):
+        assert array is None or (array.dtype == dtype and array.shape == (len(scores),))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_scores_that_are_surely_wrong_have_a_finite_loss(name, dtype):
+    """e^1000 is infinite; and 1 − 1e-9 is 1 in float32, so that a clipped probability's loss was infinite, too."""
+    large = (
+        [[1000.0, -1000.0]] if name == "softmaxloss" else [[1.0 if name == "crossentropyloss" else 1000.0]]
+    )
+    wrong = 1.0 if name == "softmaxloss" else -1.0
+    scores, labels = np.array(large, dtype=dtype), np.array([wrong], dtype=dtype)
+    loss = LOSSES[name]()
+    expected = {"logloss": 1000, "hingeloss": 1001, "softmaxloss": 2000, "crossentropyloss": -math.log(1e-9)}
+    assert loss.mean(scores, labels) == pytest.approx(expected[name], rel=1e-5)
+    assert np.isfinite(loss.gradient(scores, labels)).all()
+    assert (loss.gradient(scores, labels) != 0).any(), "a row that is surely wrong must be learned from"
+
+
+def test_the_log_loss_predicts_score_probability_and_sign():
+    """Accuracy and AUC are made of these."""
+    predictions = LOSSES["logloss"]().predictions(np.array([[0.0], [2.0], [-1.0]]))
+    assert predictions.value.tolist() == [0.0, 2.0, -1.0]
+    np.testing.assert_allclose(predictions.probability, [0.5, 1 / (1 + math.exp(-2)), 1 / (1 + math.e)])
+    assert predictions.label.tolist() == [-1.0, 1.0, -1.0]
+
+
+def test_the_hinge_loss_predicts_score_and_sign():
+    """It knows no probability."""
+    predictions = LOSSES["hingeloss"]().predictions(np.array([[0.5], [-2.0]]))
+    assert predictions.value.tolist() == [0.5, -2.0]
+    assert predictions.probability is None
+    assert predictions.label.tolist() == [1.0, -1.0]
+
+
+def test_the_softmax_loss_predicts_the_class_and_its_probability():
+    """The probability was that of class 0."""
+    predictions = LOSSES["softmaxloss"]().predictions(np.array([[0.0, 1.0, 0.0], [3.0, 1.0, 2.0]]))
+    assert predictions.label.tolist() == [1.0, 0.0]
+    np.testing.assert_allclose(
+        predictions.probability, [math.e / (2 + math.e), math.e**3 / (math.e**3 + math.e + math.e**2)]
+    )
+
+
+@pytest.mark.parametrize("name", ["l2loss", "huberloss"])
+def test_regressions_predict_the_value(name):
+    """There is no accuracy of a regression."""
+    loss = LOSSES[name]()
+    predictions = loss.predictions(np.array([[0.5], [-2.0]]))
+    assert predictions.value.tolist() == [0.5, -2.0]
+    assert (predictions.probability, predictions.label) == (None, None)
+    assert loss.correct(predictions, np.zeros(2)) is None
+
+
+def test_the_cross_entropy_predicts_the_probability():
+    """Labels of 0 and 1 counted as wrong beside predictions of −1 and 1."""
+    loss = LOSSES["crossentropyloss"]()
+    predictions = loss.predictions(np.array([[0.2], [0.9]]))
+    assert predictions.probability.tolist() == [0.2, 0.9]
+    for labels in ([0.0, 1.0], [-1.0, 1.0]):
+        assert loss.correct(predictions, np.array(labels)).tolist() == [True, True]
+
+
+def test_k_means_predicts_the_cluster_and_the_distance():
+    """Clusters are no classes: there is no accuracy."""
+    loss = LOSSES["kmeansloss"]()
+    predictions = loss.predictions(np.array([[3.0, 1.0], [0.5, 2.0]]))
+    assert predictions.label.tolist() == [1.0, 0.0]
+    assert predictions.value.tolist() == [1.0, 0.5]
+    assert loss.correct(predictions, np.zeros(2)) is None
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_what_is_predicted_right_is_counted(name):
+    """A score that has the label's sign, or is the label's class."""
+    scores, labels = _given(name, rows=50)
+    loss = LOSSES[name]()
+    right = loss.correct(loss.predictions(scores), labels)
+    above = {"crossentropyloss": 0.5}.get(name, 0.0)
+    expected = (
+        scores.argmax(axis=1) == labels if name == "softmaxloss" else (scores[:, 0] > above) == (labels > 0)
+    )
+    assert 0 < expected.sum() < 50
+    np.testing.assert_array_equal(right, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "message"),
+    [
+        ("logloss", [1, 0], "'end': expected labels −1 or 1 for logloss, given 0.0; set translabel"),
+        ("hingeloss", [1, 2], "'end': expected labels −1 or 1 for hingeloss, given 2.0"),
+        ("crossentropyloss", [1, 0.5], "'end': expected labels 0 or 1 .* for crossentropyloss, given 0.5"),
+        ("softmaxloss", [0, 4], "'end': expected labels from 0 to 3 for softmaxloss, given 4.0"),
+        ("softmaxloss", [0, -1], "'end': expected labels from 0 to 3 for softmaxloss, given -1.0"),
+        ("softmaxloss", [0, 1.5], "'end': expected labels from 0 to 3 for softmaxloss, given 1.5"),
+        ("l2loss", [0, math.nan], "'end': expected finite labels for l2loss, given nan"),
+        ("huberloss", [0, math.inf], "'end': expected finite labels for huberloss, given inf"),
+    ],
+)
+def test_labels_that_a_loss_does_not_know_are_named(name, labels, message):
+    """A log loss over labels 0 and 1 learned from half of the rows, and said nothing."""
+    with pytest.raises(BadRows, match=message) as bad:
+        LOSSES[name]().check_labels("layer 'end'", np.array(labels, dtype=float), CLASSES)
+    assert bad.value.rows == (1,)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_labels_that_it_knows_are_taken(name):
+    """The check must not refuse what the formula is for."""
+    LOSSES[name]().check_labels("layer 'end'", _given(name)[1], CLASSES)
+
+
+@pytest.mark.parametrize("delta", [0.0, -1.0, math.nan])
+def test_a_delta_that_is_none_is_refused(delta):
+    """A δ of 0 is a loss of 0."""
+    with pytest.raises(ConfigurationError, match=r"huberloss\(delta=\): expected a number above 0"):
+        HuberLoss(delta=delta)

@@ -1,0 +1,316 @@
+"""The graph as a whole: steps of training, predictions, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from networks.finite_differences import assert_gradients_agree, give_values, gradients_of
+from networks.layers.cases import FIELDS, Nodes
+from networks.rows_at_hand import rows_of
+
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn.rows.checks import BadRows
+from streamiter.learn.rows.sparse import SparseRows
+from streamiter.networks.graph import Graph
+from streamiter.networks.losses import LOSSES
+from streamiter.networks.place_holder import PlaceHolder
+from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS
+
+FEATURES = 9
+
+
+def _deep_fm(dtype: str = "float64", loss: str = "logloss", transfer: str = "relu") -> Graph:
+    nodes = Nodes(PlaceHolder(FEATURES, dtype))
+    wide, vectors = nodes.add("simpleinputlayer", 1), nodes.vectors()
+    second = nodes.add("biinnersumcross", 1, vectors)
+    hidden = nodes.add("fclayer", 6, vectors, transfer=transfer)
+    deep = nodes.add("fclayer", 1, hidden)
+    return nodes.graph(nodes.add("sumpooling", 1, wide, second, deep), LOSSES[loss]())
+
+
+def _rows(count: int = 12, seed: int = 0):
+    generator = np.random.default_rng(seed)
+    return rows_of("sparse", count, FEATURES, FIELDS, generator), generator.choice([-1.0, 1.0], count)
+
+
+@pytest.mark.parametrize("loss", ["l2loss", "logloss", "hingeloss", "huberloss"])
+def test_a_whole_network_agrees_with_finite_differences_for_every_loss(loss):
+    """Layers and losses were right each, and between them a factor was missing."""
+    graph = _deep_fm(loss=loss, transfer="tanh")
+    rows, labels = _rows()
+
+    def feed() -> None:
+        graph.feed_data(rows, labels, training=True)
+
+    feed()
+    give_values(graph, np.random.default_rng(1))
+    assert_gradients_agree(graph, feed)
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "transfer"),
+    [("softmaxloss", 3, "identity"), ("crossentropyloss", 1, "sigmoid"), ("kmeansloss", 3, "identity")],
+)
+def test_losses_of_other_outputs_agree_with_finite_differences(loss, outputs, transfer):
+    """The way back through several outputs, through probabilities, and through the nearest centre."""
+    nodes = Nodes(PlaceHolder(FEATURES, "float64"))
+    if loss == "kmeansloss":
+        last = nodes.add("kmeansinputlayer", outputs)
+    else:
+        last = nodes.add("fclayer", outputs, nodes.hidden(4), transfer=transfer)
+    graph = nodes.graph(last, LOSSES[loss]())
+    rows, _ = _rows()
+    labels = np.arange(12) % 3 if loss == "softmaxloss" else np.arange(12) % 2
+
+    def feed() -> None:
+        graph.feed_data(rows, labels, training=True)
+
+    feed()
+    give_values(graph, np.random.default_rng(1))
+    assert_gradients_agree(graph, feed)
+
+
+@pytest.mark.parametrize("name", list(TRANSFER_FUNCTIONS))
+def test_every_transfer_function_agrees_with_finite_differences_inside_a_network(name):
+    """The layer had kept what belongs to another mini-batch."""
+    graph = _deep_fm(transfer=name)
+    rows, labels = _rows()
+
+    def feed() -> None:
+        graph.feed_data(rows, labels, training=True, number=3)
+
+    feed()
+    give_values(graph, np.random.default_rng(1))
+    assert_gradients_agree(graph, feed)
+
+
+def test_k_means_needs_no_labels_and_moves_the_nearest_centre():
+    """A step with a rate of ½·rows/(rows of the cluster) puts a centre where its rows are."""
+    nodes = Nodes(PlaceHolder(2, "float64"))
+    graph = nodes.graph(nodes.add("kmeansinputlayer", 2), LOSSES["kmeansloss"]())
+    graph.feed_data([[1.0, 0.0], [3.0, 0.0], [0.0, 8.0], [0.0, 9.0]], training=True)
+    centres = np.array([[1.0, 0.0], [1.0, 5.0]])
+    graph.parameters[0].values = centres
+    gradients = gradients_of(graph)
+    stepped = centres - gradients["kmeansinputlayer0.centres"] * 0.5 * 4 / 2
+    np.testing.assert_allclose(stepped.T, [[2.0, 0.0], [0.0, 8.5]])
+    assert graph.predictions().label.tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_steps_of_gradient_descent_lower_the_loss():
+    """All the parts at once, the deep branch among them."""
+    graph = _deep_fm()
+    rows, labels = _rows(40)
+    graph.feed_data(rows, labels, training=True)
+    give_values(graph, np.random.default_rng(2), scale=0.3)
+    losses = []
+    for _ in range(60):
+        graph.feed_data(rows, labels, training=True)
+        losses.append(graph.loss())
+        graph.backward()
+        for parameter in graph.gradients():
+            parameter.values -= 0.5 * parameter.gradient
+        graph.update()
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_only_the_features_of_the_mini_batch_have_values_and_gradients():
+    """A million weights were pulled for ten rows."""
+    nodes = Nodes(PlaceHolder(1_000_000, "float32"))
+    graph = nodes.graph(nodes.add("sumpooling", 12, nodes.vectors(), nodes.hidden(12)))
+    graph.feed_data(
+        rows_of("one-hot", 3, 1_000_000, FIELDS, np.random.default_rng(0)), [1, 2, 3], training=True
+    )
+    give_values(graph, np.random.default_rng(1))
+    gradients = gradients_of(graph)
+    present = len(graph.place_holder.indices)
+    assert present <= 12
+    assert gradients["embedding0.weight"].shape == (present, 3)
+    assert gradients["simpleinputlayer1.weight"].shape == (present, 12)
+
+
+def test_loss_and_predictions_are_there_after_every_step():
+    """The scores are asked for again when the gradients have been pushed, to be reported."""
+    graph = _deep_fm()
+    rows, labels = _rows()
+    graph.feed_data(rows, labels, training=True)
+    give_values(graph, np.random.default_rng(1))
+    loss, predictions = graph.loss(), graph.predictions().value
+    for step in (graph.backward, graph.gradients, graph.update):
+        step()
+        assert graph.loss() == loss
+        np.testing.assert_array_equal(graph.predictions().value, predictions)
+
+
+def test_dropout_leaves_predictions_as_they_are():
+    """A validation in the middle of training drew from the generator, and was judged with half of the network."""
+    graph, without = _deep_fm(transfer="dropout"), _deep_fm(transfer="identity")
+    rows, labels = _rows()
+    scores = []
+    for one, training in ((graph, False), (without, False), (graph, True)):
+        one.feed_data(rows, labels, training=training)
+        give_values(one, np.random.default_rng(1))
+        scores.append(one.forward().copy())
+    np.testing.assert_array_equal(scores[0], scores[1])
+    assert (scores[2] != scores[0]).any()
+
+
+def test_what_is_left_out_depends_on_the_seed_and_the_mini_batch_only():
+    """A run that went on from a snapshot left out other numbers than the one that had not stopped."""
+    rows, labels = _rows()
+
+    def scores(graph: Graph, number: int | None) -> np.ndarray:
+        graph.feed_data(rows, labels, training=True, number=number)
+        give_values(graph, np.random.default_rng(1))
+        return graph.forward().copy()
+
+    def anew(seed: int) -> Graph:
+        graph = _deep_fm(transfer="dropout")
+        return Graph(graph.layers, graph.place_holder, graph.loss_layer, seed=seed)
+
+    counted = anew(5)
+    first, second = scores(counted, None), scores(counted, None)
+    np.testing.assert_array_equal(scores(anew(5), 0), first)
+    np.testing.assert_array_equal(scores(anew(5), 1), second)
+    assert (first != second).any()
+    assert (scores(anew(6), 0) != first).any()
+
+
+def test_a_mini_batch_for_prediction_is_not_learned_from():
+    """A validation with labels was learned from, without dropout."""
+    graph = _deep_fm()
+    graph.feed_data(*_rows())
+    give_values(graph, np.random.default_rng(1))
+    graph.forward()
+    with pytest.raises(ModelError, match=r"expected a mini-batch to learn from, .* training=True"):
+        graph.backward()
+
+
+def test_a_loss_needs_labels_and_predictions_do_not():
+    """The labels of the mini-batch before were taken."""
+    graph = _deep_fm()
+    rows, labels = _rows()
+    graph.feed_data(rows, labels, training=True)
+    graph.feed_data(rows, training=True)
+    give_values(graph, np.random.default_rng(1))
+    assert graph.predictions().value.shape == (12,)
+    with pytest.raises(ModelError, match="'losslayer6': expected labels for the loss, given none"):
+        graph.loss()
+
+
+def test_labels_that_the_loss_does_not_know_are_refused_as_they_are_fed():
+    """Labels 0 and 1 came to a log loss."""
+    with pytest.raises(BadRows, match=r"'losslayer6': expected labels −1 or 1 for logloss, given 0\.0"):
+        _deep_fm().feed_data(_rows(2)[0], [1, 0], training=True)
+
+
+def test_a_mini_batch_with_labels_that_are_refused_is_not_learned_from_either():
+    """The layers still had the outputs of the mini-batch before, and the labels were those of the one refused."""
+    graph = _deep_fm()
+    graph.feed_data(*_rows(), training=True)
+    give_values(graph, np.random.default_rng(1))
+    graph.loss()
+    with pytest.raises(BadRows):
+        graph.feed_data(_rows(2)[0], [1, 0], training=True)
+    with pytest.raises(ModelError, match="expected status Forward for cal_backward, given Null"):
+        graph.backward()
+    give_values(graph, np.random.default_rng(1))
+    with pytest.raises(ModelError, match="expected labels for the loss, given none"):
+        graph.loss()
+
+
+def test_a_chain_of_2000_layers_needs_no_deep_recursion():
+    """Layers ask one another: asked from the end, a deep network was more than Python's stack holds."""
+    nodes = Nodes(PlaceHolder(FEATURES, "float64"))
+    last = nodes.hidden(1)
+    for _ in range(2000):
+        last = nodes.add("fclayer", 1, last)
+    graph = nodes.graph(last)
+    rows, labels = _rows(2)
+    graph.feed_data(rows, labels, training=True)
+    for parameter in graph.parameters:
+        parameter.values = np.full(graph.shape_of(parameter), float(parameter.initial == "weight"))
+    gradients = gradients_of(graph)
+    # Each layer hands on what it is given, but the first one, whose tanh flattens it.
+    np.testing.assert_allclose(gradients["fclayer1.bias"], gradients["fclayer2000.bias"], rtol=1e-12)
+    assert np.abs(gradients["simpleinputlayer0.weight"]).max() > 0
+
+
+@pytest.mark.parametrize("type_name", ["simpleinputlayer", "kmeansinputlayer"])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_rows_of_any_number_of_features_have_the_right_gradients(type_name, outputs):
+    """Rows of one length each have a way of their own; a row without features took its neighbour's."""
+    nodes = Nodes(PlaceHolder(FEATURES, "float64"))
+    graph = nodes.graph(nodes.add(type_name, outputs))
+    rows = SparseRows.from_rows(
+        [([], []), ([0, 4], [1.0, 2.0]), ([], []), ([1, 4, 8], [3.0, -1.0, 0.5])], FEATURES
+    )
+    for some in (rows, rows[:1]):
+
+        def feed(some=some) -> None:
+            graph.feed_data(some, np.arange(len(some)) + 0.5, training=True)
+
+        feed()
+        give_values(graph, np.random.default_rng(3))
+        assert_gradients_agree(graph, feed)
+
+
+@pytest.mark.parametrize("given", ["none", "shape", "dtype"])
+def test_values_that_do_not_fit_the_mini_batch_are_named(given):
+    """Values of the mini-batch before were of another number of features: numpy's error named no parameter."""
+    graph = _deep_fm("float32")
+    graph.feed_data(_rows()[0])
+    give_values(graph, np.random.default_rng(1))
+    weight = graph.parameters[0]
+    weight.values = {
+        "none": None,
+        "shape": np.ones((2, 1), dtype="float32"),
+        "dtype": np.ones((9, 1)),
+    }[given]
+    expected = r"parameter 'simpleinputlayer0.weight': expected values of shape \(9, 1\) in float32, given "
+    said = {"none": "none", "shape": r"float32 of shape \(2, 1\)", "dtype": r"float64 of shape \(9, 1\)"}[
+        given
+    ]
+    with pytest.raises(ModelError, match=expected + said):
+        graph.forward()
+
+
+def test_a_loss_that_is_not_finite_is_an_error_and_no_warning():
+    """A learning rate that was too large ended in NaN, and the model was saved."""
+    graph = _deep_fm("float32")
+    graph.feed_data(*_rows(), training=True)
+    give_values(graph, np.random.default_rng(1))
+    for parameter in graph.parameters:
+        parameter.values *= 1e30
+    with pytest.raises(
+        ModelError, match=r"'losslayer6': expected scores that a finite loss .* lower the learning rate"
+    ):
+        graph.loss()
+
+
+def test_layers_must_stand_behind_their_inputs_and_the_loss_at_the_end():
+    """A layer that came too late was left out of the way back."""
+    graph = _deep_fm()
+    layers = graph.layers
+    with pytest.raises(
+        ConfigurationError, match=r"'biinnersumcross2': expected its input 'embedding1' before it"
+    ):
+        Graph([layers[0], *layers[2:]], graph.place_holder, graph.loss_layer)
+    with pytest.raises(
+        ConfigurationError, match=r"expected the loss layer 'losslayer6' as the last, given 'sumpooling5'"
+    ):
+        Graph(layers[:-1], graph.place_holder, graph.loss_layer)
+    with pytest.raises(ConfigurationError, match=r"'losslayer6' as the last, given none"):
+        Graph([], graph.place_holder, graph.loss_layer)
+
+
+def test_the_same_seed_gives_the_same_numbers_bit_for_bit():
+    """Sums over threads in another order differ in the last digit."""
+    found = []
+    for _ in range(2):
+        graph = _deep_fm("float32", transfer="dropout")
+        graph.feed_data(*_rows(500), training=True)
+        give_values(graph, np.random.default_rng(1))
+        found.append(gradients_of(graph))
+    for name, gradient in found[0].items():
+        np.testing.assert_array_equal(gradient, found[1][name])

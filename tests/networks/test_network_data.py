@@ -1,0 +1,170 @@
+"""Rows for networks: how files are read, labels are translated, and epochs are made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks.training_support import FEATURES, rows
+
+from streamiter import topic
+from streamiter.errors import JobFailed, ModelError
+from streamiter.learn.rows.sparse import SparseRows
+from streamiter.networks.configuration import DataSettings
+from streamiter.networks.data import LabelledRows, part, read_rows, translated
+from streamiter.networks.mini_batches import TrainingSteps, from_record, prepared, to_record
+
+
+def file_with(folder: Path, name: str, *lines: str) -> Path:
+    path = folder / name
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def dense(data: LabelledRows) -> Any:
+    return data.rows.to_dense() if isinstance(data.rows, SparseRows) else data.rows
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "lines"),
+    [
+        ("a.libsvm", "dummy", ["1 1:1 3:1", "-1 2:1"]),
+        ("a.dummy", "libsvm", ["1 0 2", "-1 1"]),
+        ("a.data", "libsvm", ["1 1:1 3:1", "-1 2:1"]),
+        ("a.data", "dummy", ["1 0 2", "-1 1"]),
+        ("a.data", "dense", ["1 1 0 1", "-1,0,1,0"]),
+    ],
+)
+def test_a_file_is_read_as_its_name_says_else_as_the_network_says(
+    tmp_path: Path, name: str, form: Any, lines: list[str]
+) -> None:
+    """a9a comes in libsvm format to learn from and in dummy format to judge by, with one configuration for both."""
+    path = file_with(tmp_path, name, *lines)
+    told = form if name == "a.data" else name[2:]
+    for source in (path, str(path), topic(f"file:{path}", format="txt" if told == "dense" else told)):
+        data = read_rows(source, DataSettings(format=form), owner="test")
+        assert dense(data).tolist() == [[1, 0, 1], [0, 1, 0]]
+        assert data.labels.tolist() == [1, -1]
+
+
+def test_rows_that_are_none_and_features_beyond_the_range_are_named(tmp_path: Path) -> None:
+    """The line that is wrong is one of millions."""
+    with pytest.raises(JobFailed, match=r"value 1 .*expected a label and 2 numbers, given 1 number"):
+        read_rows(file_with(tmp_path, "a.txt", "1 2 3", "1 2"), DataSettings(format="dense"), owner="test")
+    with pytest.raises(
+        ModelError, match="test: expected features from 0 to 2, given 7 in row 1; raise indexrange"
+    ):
+        read_rows(file_with(tmp_path, "b.dummy", "1 2", "1 1 7"), DataSettings(index_range=3), owner="test")
+    with pytest.raises(ModelError, match=r"test: expected rows in .*, given none; look at the file"):
+        read_rows(file_with(tmp_path, "c.dummy"), DataSettings(), owner="test")
+
+
+@pytest.mark.parametrize(
+    ("way", "given", "expected"),
+    [
+        ("NoTrans", [0, 5], [0, 5]),
+        ("PosNegTrans", [0, 1, -1, 3], [-1, 1, -1, 1]),
+        ("ZeroOneTrans", [0, 1, -1, 3], [0, 1, 0, 1]),
+        ("AddOneTrans", [0, 1], [1, 2]),
+        ("SubOneTrans", [1, 2], [0, 1]),
+    ],
+)
+def test_labels_are_translated(way: Any, given: list[float], expected: list[float]) -> None:
+    """Classes from 1 on fit no softmax, 0 and 1 no log loss."""
+    assert translated(np.array(given, dtype=float), way).tolist() == expected
+
+
+@pytest.mark.parametrize(("ratio", "held_out"), [(0.0, []), (0.5, [0, 2, 4, 6]), (0.3, [0, 4]), (0.05, [0])])
+def test_every_nth_row_is_for_validation(ratio: float, held_out: list[int]) -> None:
+    """⌈1/ratio⌉: results are comparable only where the same rows are held out."""
+    parted = part(LabelledRows(np.zeros((8, 1)), np.arange(8.0)), validate_ratio=ratio)
+    assert parted.validation.labels.tolist() == held_out
+    assert parted.training.labels.tolist() == [row for row in range(8) if row not in held_out]
+
+
+def labels_of(steps: TrainingSteps, step: int, workers: int) -> list[float]:
+    parts = [steps.mini_batch(step, worker) for worker in range(workers)]
+    return [label for each in parts if each is not None for label in each.labels.tolist()]
+
+
+def numbered(count: int) -> LabelledRows:
+    return LabelledRows(np.zeros((count, 2)), np.arange(float(count)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 60),
+    updates=st.integers(1, 12),
+    workers=st.integers(1, 5),
+    shuffles=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_an_epoch_has_each_row_once_in_steps_of_one_size(
+    count: int, updates: int, workers: int, shuffles: bool, seed: int
+) -> None:
+    """Rows at the end that fall off are rows that nobody learns from."""
+    made = TrainingSteps(
+        numbered(count),
+        updates=updates,
+        features=2,
+        workers=workers,
+        settings=DataSettings(use_shuffle=shuffles),
+        seed=seed,
+    )
+    batch = -(-count // updates)
+    epochs = [
+        [labels_of(made, epoch * made.per_epoch + step, workers) for step in range(made.per_epoch)]
+        for epoch in range(2)
+    ]
+    for epoch in epochs:
+        assert sorted(label for step in epoch for label in step) == list(range(count))
+        assert [len(step) for step in epoch[:-1]] == [batch] * (made.per_epoch - 1)
+    assert made.per_epoch <= updates
+    if not shuffles:
+        assert [sorted(step) for step in epochs[0]] == [
+            list(range(first, min(first + batch, count))) for first in range(0, count, batch)
+        ]
+    elif count > 8:
+        assert epochs[0] != epochs[1]
+
+
+def test_sampled_steps_have_a_share_of_all_rows_each() -> None:
+    """So Spark on Angel makes mini-batches; the published DeepFM is configured for it."""
+    made = TrainingSteps(
+        numbered(100), updates=4, features=2, settings=DataSettings(sample_ratio=0.3), seed=1
+    )
+    steps = [labels_of(made, step, 1) for step in range(8)]
+    assert made.per_epoch == 4
+    assert all(len(set(step)) == 30 for step in steps)
+    assert len({tuple(step) for step in steps}) == 8
+    again = TrainingSteps(
+        numbered(100), updates=4, features=2, workers=3, settings=DataSettings(sample_ratio=0.3), seed=1
+    )
+    assert [sorted(labels_of(again, step, 3)) for step in reversed(range(8))] == steps[::-1]
+
+
+@pytest.mark.parametrize(("ratio", "positive", "negative"), [(1.0, 20, 20), (0.5, 20, 40), (0.1, 8, 80)])
+def test_kinds_are_drawn_in_the_ratio_that_is_asked_for(ratio: float, positive: int, negative: int) -> None:
+    """Of one click in a thousand a network learns to say no."""
+    data = LabelledRows(np.zeros((100, 2)), np.where(np.arange(100) % 5 == 0, 1.0, -1.0))
+    made = TrainingSteps(data, updates=1, features=2, settings=DataSettings(pos_neg_ratio=ratio), seed=1)
+    labels = labels_of(made, 0, 1)
+    assert (labels.count(1.0), labels.count(-1.0)) == (positive, negative)
+    one_kind = LabelledRows(np.zeros((3, 2)), np.ones(3))
+    with pytest.raises(
+        ModelError, match=r"rows of both kinds for posnegratio 1, given 3 with a label above 0"
+    ):
+        TrainingSteps(one_kind, updates=1, features=2, settings=DataSettings(pos_neg_ratio=1.0))
+
+
+def test_a_mini_batch_is_plain_data_and_back() -> None:
+    """It waits in channels, and in checkpoints of them."""
+    made = prepared(rows(5), FEATURES, rows_in_step=9)
+    again = from_record(to_record(made))
+    assert again.rows == made.rows
+    assert (again.indices == made.indices).all()  # type: ignore[union-attr]
+    assert (again.labels.tolist(), again.rows_in_step) == (made.labels.tolist(), 9)

@@ -1,0 +1,166 @@
+"""A network from a file and back, and the graph that it stands for."""
+
+import json
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from networks.published import PUBLISHED, deep_fm, layer, published
+
+from streamiter.errors import ConfigurationError
+from streamiter.networks.configuration.functions import LOSSES as LOSS_KINDS
+from streamiter.networks.configuration.functions import TRANSFER_FUNCTIONS as TRANSFER_FUNCTION_KINDS
+from streamiter.networks.configuration.layer_kinds import ALIASES, LAYER_KINDS
+from streamiter.networks.layers import LAYER_TYPES
+from streamiter.networks.losses import LOSSES
+from streamiter.networks.network import ConfigurationWarning, Network
+from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS
+
+
+def logistic(**document: Any) -> dict[str, Any]:
+    layers = {
+        "wide": {"type": "simpleinputlayer", "outputdim": 1},
+        "loss": {"type": "simplelosslayer", "inputlayer": "wide"},
+    }
+    return {"layers": layers, **document}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_network_saved_and_loaded_is_the_same(name, tmp_path):
+    """Whether what is saved is passed on or written to a file."""
+    network = Network.from_json(published(name))
+    path = tmp_path / "saved.json"
+    document = network.to_json(path)
+    assert json.loads(path.read_text()) == document
+    assert Network.from_json(path).to_json() == Network.from_json(document).to_json() == document
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_network_computes_what_it_learns_from(name):
+    """All of them run as they are."""
+    network = Network.from_json(published(name))
+    network = network if network.features is not None else network.with_features(123)
+    graph = network.graph()
+    start = network.initial_parameters(seed=3)
+    rows = np.zeros((4, graph.place_holder.feature_dimension), dtype=np.float32)
+    rows[:, :13] = 1.0
+    graph.feed_data(rows, [1, -1, 1, -1], training=True)
+    for parameter in graph.parameters:
+        parameter.values = start[parameter.name]
+    assert np.isfinite(graph.loss())
+    graph.backward()
+    for parameter in graph.gradients():
+        assert parameter.gradient is not None
+        assert parameter.gradient.shape == parameter.shape
+        assert parameter.gradient.dtype == np.float32
+
+
+def test_every_type_that_a_file_may_name_can_be_built():
+    """A file that was checked would fail when it runs."""
+    assert {name.lower() for name in LAYER_KINDS} | set(ALIASES) == set(LAYER_TYPES)
+    assert {name.lower() for name in LOSS_KINDS.kinds} == set(LOSSES)
+    assert {name.lower() for name in TRANSFER_FUNCTION_KINDS.kinds} == set(TRANSFER_FUNCTIONS)
+    for kinds, classes in ((LOSS_KINDS, LOSSES), (TRANSFER_FUNCTION_KINDS, TRANSFER_FUNCTIONS)):
+        for name, parameters in kinds.kinds.items():
+            built = classes[name.lower()](**{key: number.default for key, number in parameters.items()})
+            assert built == classes[name.lower()]()
+
+
+def test_settings_of_the_file_reach_the_layers():
+    """A number that is read and not passed on looks as if it worked."""
+    document = deep_fm()
+    layer(document, "deep")["transfuncs"][0] = {"type": "dropout", "proba": 0.125}
+    document["default_lossfunc"] = "logloss"
+    layer(document, "loss")["lossfunc"] = {"type": "huberloss", "delta": 3}
+    graph = Network.from_json(document).graph()
+    by_name = {built.name: built for built in graph.layers}
+    start = {parameter.name: np.zeros(parameter.shape, np.float32) for parameter in graph.parameters}
+    start["deep_0.bias"] += 1
+    graph.feed_data(np.eye(13, 148, dtype=np.float32).sum(axis=0, keepdims=True), [1], training=True)
+    for parameter in graph.parameters:
+        parameter.values = start[parameter.name]
+    graph.forward()
+    assert set(by_name["deep_0"].output.ravel().tolist()) == {0.0, np.float32(1 / 0.875)}
+    assert graph.loss_layer.loss.delta == 3.0
+    rules = {parameter.name: parameter.optimizer for parameter in graph.parameters}
+    assert rules["embedding.weight"].l2 == 0.01
+    assert rules["deep_0.weight"].l2 == 0.0
+    assert [built.name for built in by_name["sum"].inputs] == ["wide", "cross", "deep"]
+
+
+def test_the_model_type_says_the_dtype_unless_another_is_asked_for():
+    """Gradients are checked in float64, whatever the file says."""
+    single = Network.from_json(logistic(data={"indexrange": 3}))
+    double = Network.from_json(logistic(data={"indexrange": 3}, model={"modeltype": "T_DOUBLE_SPARSE"}))
+    assert (single.dtype, double.dtype) == (np.float32, np.float64)
+    assert single.graph().place_holder.dtype == np.float32
+    assert single.graph("float64").place_holder.dtype == np.float64
+    assert double.initial_parameters(1)["wide.weight"].dtype == np.float64
+    with pytest.raises(ConfigurationError) as caught:
+        single.graph("int32")
+    assert str(caught.value) == "Network: expected dtype float32 or float64, given int32"
+
+
+def test_the_number_of_features_may_come_from_the_data():
+    """logreg.json says -1."""
+    network = Network.from_json(logistic(data={"indexrange": -1}))
+    assert network.features is None
+    with pytest.raises(ConfigurationError) as caught:
+        network.graph()
+    assert str(caught.value) == (
+        "configuration: expected the number of features, given indexrange -1; "
+        "set indexrange, or take network.with_features(…) with that of the data"
+    )
+    sized = network.with_features(123)
+    assert sized.initial_parameters(1)["wide.weight"].shape == (123, 1)
+    assert sized.to_json()["data"]["indexrange"] == 123
+    assert network.features is None
+    with pytest.raises(
+        ConfigurationError, match="with_features: expected a whole number of at least 1, given 0"
+    ):
+        network.with_features(0)
+
+
+def test_unknown_keys_are_warned_of_where_the_file_is_loaded():
+    """Whoever loads it sees the warning once, with his own line."""
+    with pytest.warns(ConfigurationWarning) as caught:
+        Network.from_json(logistic(trian={"lr": 1}))
+    assert [str(found.message) for found in caught] == [
+        "configuration: key 'trian': unknown, and left out; did you mean 'train'?"
+    ]
+    assert caught[0].filename == __file__
+
+
+def test_what_was_left_out_is_not_warned_of_again():
+    """A network that was saved and loaded has no unknown keys any more."""
+    with pytest.warns(ConfigurationWarning):
+        network = Network.from_json(logistic(colour="blue"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Network.from_json(network.to_json())
+        network.with_features(2).graph()
+
+
+def test_a_layer_that_cannot_be_built_is_told_with_the_file(tmp_path, monkeypatch):
+    """What a layer itself refuses does not know the file."""
+
+    class Refusing:
+        @classmethod
+        def from_settings(cls, *_: object) -> None:
+            raise ConfigurationError("layer 'wide': expected something else")
+
+    path = tmp_path / "net.json"
+    path.write_text(json.dumps(logistic(data={"indexrange": 3})))
+    network = Network.from_json(path)
+    monkeypatch.setattr(
+        "streamiter.networks.building.LAYER_TYPES", {**LAYER_TYPES, "simpleinputlayer": Refusing}
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        network.graph()
+    assert str(caught.value) == "net.json: layer 'wide': expected something else"
+
+
+def test_it_shows_what_it_is():
+    """In a notebook, and in messages."""
+    assert repr(Network.from_json(deep_fm())) == "Network('configuration', 8 layers, float32)"

@@ -1,0 +1,158 @@
+"""A network on a stream: versions in a topic, served, and gone on from."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from iteration.iteration_support import PATIENCE_S
+from networks.training_support import arrays_of, network, records, rows
+
+from streamiter import Flow
+from streamiter.errors import GraphError
+from streamiter.learn import Examples, SparseRows
+from streamiter.models import ModelSnapshot, last_update, model_updates
+from streamiter.networks.network import Network
+from streamiter.networks.online import train_network_online
+from streamiter.networks.prediction import NetworkPredictor
+from streamiter.networks.serving import ServedNetwork
+from streamiter.networks.starting import Published
+from streamiter.networks.versions import network_of_version
+from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
+from streamiter.topics import Json, MemoryBroker, OutgoingBatch, Topic
+
+
+async def topics() -> tuple[Topic, Topic]:
+    broker = MemoryBroker()
+    events, updates = broker.topic("events"), broker.topic("updates")
+    for each in (events, updates):
+        await each.create()
+    return events, updates
+
+
+async def write(to: Topic, data: Any) -> None:
+    writer = await to.open_writer()
+    encoded = Json().encode(
+        [{"fields": record["indices"].tolist(), "label": record["label"]} for record in records(data)]
+    )
+    await writer.write(OutgoingBatch(encoded.values))
+    await writer.close()
+
+
+def examples(batch: Any) -> Examples:
+    features = SparseRows.from_rows(((each["fields"], np.ones(len(each["fields"]))) for each in batch), 24)
+    return Examples(features, np.array([each["label"] for each in batch]))
+
+
+def online(flow: Flow, events: Topic, made: Network, *, stop: Any = None, **options: Any) -> Any:
+    given = {"consistency": SSP(staleness=1), "batch": 20, "extract": examples} | options
+    return train_network_online(flow.source(events, stop=stop), made, ParameterServer(), **given)
+
+
+async def test_an_endless_stream_is_served_while_it_is_learned_from() -> None:
+    """Whoever asks gets an answer of a version that exists, with nothing but the topic's name in hand."""
+    events, updates = await topics()
+    made, flow, data = network(), Flow("online"), rows(2_000)
+    online(flow, events, made, publish_every=10).models.publish_model(updates, model="pairs")
+    job = await flow.start()
+    asking = rows(1, seed=9).rows.to_dense()[0]  # type: ignore[union-attr]
+    async with ServedNetwork(updates, "pairs") as served:
+        await write(events, data)
+        await served.ready(timeout_s=PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S), model_updates(updates, "pairs") as following:
+            async for update in following:
+                if update.version == 9:
+                    break
+        while served.predict(asking).version < 9:
+            await asyncio.sleep(0.001)
+        prediction = served.predict(asking)
+        await job.stop("drain")
+    assert 0 < prediction.value < 1
+    last = await last_update(updates, "pairs")
+    assert last is not None
+    assert (last.version, last.records) == (10, 2_000)
+    restored, arrays = network_of_version(last.parameters, "test")
+    assert restored.to_json() == made.to_json()
+    held_out = rows(500, seed=3)
+    right = (NetworkPredictor(restored, arrays)(held_out.rows) > 0.5) == (held_out.labels > 0)
+    assert right.mean() > 0.7
+
+
+async def test_a_new_run_goes_on_from_the_version_published_last() -> None:
+    """After a deployment the model must not begin as it did a year ago."""
+    events, updates = await topics()
+    made = network()
+    await write(events, rows(400))
+
+    async def run() -> list[Any]:
+        flow = Flow("run")
+        training = online(
+            flow, events, made, stop="latest", publish_every=1, start=Published(updates, "pairs")
+        )
+        training.models.publish_model(updates, model="pairs", format="safetensors")
+        models = training.models.collect()
+        await (await flow.start()).wait()
+        return list(models.items)
+
+    first = await run()
+    published = await last_update(updates, "pairs")
+    then = await run()
+    assert published is not None
+    begin = network().initial_parameters(seed=0)["deep_0.weight"]
+    moved = np.abs(arrays_of(first[0])["deep_0.weight"] - begin).max()
+    went_on = np.abs(arrays_of(then[0])["deep_0.weight"] - published.parameters["deep_0.weight"]).max()  # type: ignore[index]
+    from_the_start = np.abs(arrays_of(then[0])["deep_0.weight"] - begin).max()
+    assert went_on < 2 * moved < from_the_start
+    assert then[-1].metrics["loss"] < first[0].metrics["loss"]
+
+
+async def test_rows_that_cannot_be_learned_from_are_put_aside_one_by_one() -> None:
+    """One event without its fields must end no training, and take none of its neighbours with it."""
+    events, _ = await topics()
+    good = records(rows(50))
+    bad = [
+        {"fields": [1, 2], "label": 1.0},
+        {"fields": [0, 6, 12, 18], "label": 0.0},
+        {"fields": [0, 6, 12, 99]},
+    ]
+    mixed = [{"fields": each["indices"].tolist(), "label": each["label"]} for each in good]
+    mixed[10:10] = bad
+    writer = await events.open_writer()
+    await writer.write(OutgoingBatch(Json().encode(mixed).values))
+    await writer.close()
+    flow = Flow("some are bad")
+    training = online(flow, events, network(), stop="latest", on_error="skip", workers=2, consistency=BSP())
+    models: Any = training.models.collect()
+    job = await flow.start()
+    statistics = await job.wait()
+    assert models.items[-1].records == 50
+    assert sum(step.counts.rejected for task in statistics.tasks for step in task.steps) == 3
+
+
+async def test_versions_that_are_no_network_leave_the_last_good_one_in_place() -> None:
+    """A linear model under the same name is somebody's mistake, not the end of the service."""
+    _, updates = await topics()
+    made = network()
+    flow = Flow("versions")
+    from streamiter.networks.versions import version_of
+
+    good = ModelSnapshot(version_of(made, made.initial_parameters(seed=1)))
+    flow.from_items([good, {"weights": np.zeros(3)}]).publish_model(updates, model="pairs")
+    await (await flow.start()).wait()
+    async with ServedNetwork(updates, "pairs") as served, asyncio.timeout(PATIENCE_S):
+        while not served.statistics().failed:
+            await asyncio.sleep(0.001)
+        assert "expected 'network' beside the arrays of a network, given 'weights'" in str(
+            served.statistics().last_error
+        )
+
+
+def test_a_stream_cannot_tell_how_many_features_there_are() -> None:
+    """The last of them may come next year."""
+    flow = Flow("f")
+    with pytest.raises(GraphError, match=r"given indexrange -1, which a stream cannot tell; set indexrange"):
+        train_network_online(
+            flow.from_items([1]), network(data={"indexrange": -1}), ParameterServer(), consistency=ASP()
+        )

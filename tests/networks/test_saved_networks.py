@@ -1,0 +1,110 @@
+"""Networks on disk: what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from networks.training_support import network, rows
+
+from streamiter.errors import ModelError
+from streamiter.networks.fitting import fit_network
+from streamiter.networks.results import EpochResult, Evaluation
+from streamiter.networks.saved_models import load_network, save_network
+
+
+def test_what_is_saved_predicts_the_same_and_goes_on(tmp_path: Path) -> None:
+    """A bit that differs is a model that nobody has judged."""
+    data = rows(300)
+    fitted = fit_network(network(data={"indexrange": -1}), data, data, progress=False)
+    save_network(tmp_path / "models" / "small", fitted.network, fitted.parameters, fitted.results)
+    saved = load_network(tmp_path / "models" / "small")
+    assert saved.network.to_json() == fitted.network.to_json()
+    assert saved.network.features == 24
+    for name, array in fitted.parameters.items():
+        assert saved.parameters[name].tobytes() == array.tobytes()
+    assert saved.predictor(data.rows).tolist() == fitted.predictor(data.rows).tolist()
+    then = fit_network(saved.network, data, data, start=saved.parameters, epochs=1, progress=False)
+    first, last = fitted.results[-1].validation, then.results[-1].validation
+    assert first is not None
+    assert last is not None
+    assert last.loss < first.loss
+
+
+def test_other_programs_can_read_it(tmp_path: Path) -> None:
+    """What is in the folder is said in two words: JSON, safetensors."""
+    made = network()
+    results = [EpochResult(1, 0.5, Evaluation(10, 0.4, 0.8, 0.9)), EpochResult(2, 0.4, None)]
+    save_network(tmp_path / "m", made, made.initial_parameters(seed=1), results)
+    assert json.loads((tmp_path / "m" / "network.json").read_text()) == made.to_json()
+    arrays = safetensors.numpy.load_file(tmp_path / "m" / "parameters.safetensors")
+    assert arrays["embedding.weight"].shape == (24, 3)
+    told = json.loads((tmp_path / "m" / "results.json").read_text())
+    assert told[0]["validation"] == {"rows": 10, "loss": 0.4, "accuracy": 0.8, "auc": 0.9}
+    assert told[1] == {"epoch": 2, "training_loss": 0.4, "validation": None}
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    """Nobody gets back what was in it."""
+    made = network()
+    arrays = made.initial_parameters(seed=1)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(
+        ModelError,
+        match=r"expected a new folder, an empty one, or one with network.json, given something else",
+    ):
+        save_network(tmp_path, made, arrays)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    save_network(tmp_path / "m", made, arrays)
+    save_network(tmp_path / "m", made, {name: array + 1 for name, array in arrays.items()})
+    assert load_network(tmp_path / "m").parameters["wide.bias"].tolist() == [1.0]
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == [
+        "network.json",
+        "parameters.safetensors",
+        "results.json",
+    ]
+
+
+def test_what_is_no_saved_network_is_said_so(tmp_path: Path) -> None:
+    """A wrong path, an old folder, a broken file."""
+    with pytest.raises(
+        ModelError, match=r"expected a folder with network.json and .*, given no folder; streamiter train"
+    ):
+        load_network(tmp_path / "none")
+    with pytest.raises(ModelError, match="given a folder without them"):
+        load_network(tmp_path)
+    made = network()
+    save_network(tmp_path / "m", made, made.initial_parameters(seed=1))
+    (tmp_path / "m" / "parameters.safetensors").write_bytes(b"broken")
+    with pytest.raises(
+        ModelError, match=r"expected parameters in parameters.safetensors, given a broken file"
+    ):
+        load_network(tmp_path / "m")
+    partly = {name: array for name, array in made.initial_parameters(seed=1).items() if name != "deep.bias"}
+    with pytest.raises(ModelError, match=r"expected 'deep.bias' of shape \(1,\), given none; load it"):
+        save_network(tmp_path / "n", made, partly)
+    assert not (tmp_path / "n").exists()
+
+
+def test_predictions_do_not_depend_on_how_rows_come(tmp_path: Path) -> None:
+    """One by one as they are served, or all at once from a file."""
+    data = rows(7)
+    fitted = fit_network(network(train={"batchsize": 3}), data, progress=False)
+    predict = fitted.predictor
+    at_once = predict(data.rows)
+    pairs = list(data.rows.rows())  # type: ignore[union-attr]
+    assert at_once.shape == (7,)
+    assert predict([(indices, values) for indices, values in pairs]) == pytest.approx(at_once, rel=1e-12)
+    assert [predict((indices, values)) for indices, values in pairs] == pytest.approx(at_once, rel=1e-12)
+    assert predict(data.rows.to_dense()) == pytest.approx(at_once, rel=1e-12)  # type: ignore[union-attr]
+    found = predict.predictions(data.rows)
+    assert found.probability is not None
+    assert found.label is not None
+    assert (found.label == np.where(found.probability >= 0.5, 1, -1)).all()
+    with pytest.raises(
+        ModelError, match=r"network: expected rows of 24 features, as \(24,\) or \(n, 24\), given shape"
+    ):
+        predict([1.0, 2.0])
