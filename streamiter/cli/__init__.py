@@ -1,4 +1,4 @@
-"""The command line: ``streamiter demo · run · draw · topics · models · checkpoints``."""
+"""The command line: ``streamiter demo · run · draw · train · predict · network · topics · models · checkpoints``."""
 
 from __future__ import annotations
 

@@ -15,8 +15,11 @@ from streamiter.cli.draw import draw
 from streamiter.cli.examples import examples
 from streamiter.cli.failures import Commands
 from streamiter.cli.models import models_app
+from streamiter.cli.network import network_app
+from streamiter.cli.predict import predict
 from streamiter.cli.run import run
 from streamiter.cli.topics import topics_app
+from streamiter.cli.train import train
 
 __all__ = ["app", "run_app"]
 
@@ -34,6 +37,8 @@ app = typer.Typer(
         "streamiter topics tail URL --follow      print what comes into a topic",
         "streamiter models tail URL -m ctr -f     print the updates of a model as they come",
         "streamiter checkpoints list DIRECTORY    what a flow can go on from",
+        "streamiter network show deepfm.json      the layers of a network, as a table",
+        "streamiter train --config deepfm.json --data train.dummy    train it, and save the model",
         "",
         "URL: kafka://127.0.0.1:9092/clicks · file:clicks.jsonl · 'sqlite:///data.db?topic=clicks' (in the",
         "     current folder; four slashes before an absolute path; in quotes because of the ?)",
@@ -56,9 +61,23 @@ app.command(
 app.command(
     epilog=examples("streamiter draw clicks.py:flow", "streamiter draw clicks.py:flow -o clicks.svg")
 )(draw)
+app.command(
+    epilog=examples(
+        "streamiter train --config deepfm.json --data train.dummy --validate test.dummy",
+        "streamiter train --config deepfm.json --data train.dummy --workers 4 --consistency ssp:2",
+        "streamiter train --config deepfm.json --data train.dummy --plot training.png --model census",
+    )
+)(train)
+app.command(
+    epilog=examples(
+        "streamiter predict --model census --data test.dummy",
+        "streamiter predict --model census --data test.dummy --json > predictions.jsonl",
+    )
+)(predict)
 app.add_typer(topics_app, name="topics")
 app.add_typer(models_app, name="models")
 app.add_typer(checkpoints_app, name="checkpoints")
+app.add_typer(network_app, name="network")
 
 
 def _show_version(wanted: bool) -> None:

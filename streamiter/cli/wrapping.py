@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+from typing import Final
 
 import typer
 
 __all__ = ["say"]
+
+# A terminal that nobody has told how wide it is says 0; this is what terminals were for long.
+_UNKNOWN_WIDTH: Final = 80
 
 
 def say(line: str, *, err: bool = False, hanging: int = 0) -> None:
@@ -20,7 +24,7 @@ def say(line: str, *, err: bool = False, hanging: int = 0) -> None:
     if stream.isatty():
         line = textwrap.fill(
             line,
-            os.get_terminal_size(stream.fileno()).columns,
+            os.get_terminal_size(stream.fileno()).columns or _UNKNOWN_WIDTH,
             subsequent_indent=" " * hanging,
             break_long_words=False,
             break_on_hyphens=False,

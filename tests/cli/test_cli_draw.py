@@ -61,6 +61,26 @@ def test_the_suffix_of_the_file_says_what_is_drawn_unless_the_format_does(folder
     assert _kind(folder / file) == kind
 
 
+SERVED = """
+from streamiter import Flow, Operator
+from streamiter.parameter_server import ParameterServer
+
+class Train(Operator):
+    def process(self, record, out): ...
+
+flow = Flow("training")
+flow.from_items([1, 2]).process(Train, parameter_server=ParameterServer(shards=3)).collect()
+"""
+
+
+def test_a_parameter_server_of_the_flow_is_drawn(folder):
+    """Half of what the flow keeps would not be seen."""
+    (folder / "training.py").write_text(SERVED)
+    ran = streamiter("draw", "training:flow", cwd=folder)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert '[["parameter server<br>3 shards in this process"]]' in ran.stdout
+
+
 @pytest.mark.parametrize(("file", "given"), [("flow.pdf", ".pdf"), ("flow", "no suffix")])
 def test_a_suffix_that_says_nothing_is_an_error(folder, file, given):
     """Mermaid text in a file named .pdf would be found out much later."""

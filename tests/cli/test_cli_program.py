@@ -41,6 +41,9 @@ def test_the_installed_program_is_the_same_as_the_module(tmp_path):
         ["checkpoints", "show"],
         ["checkpoints", "verify"],
         ["checkpoints", "prune"],
+        ["network", "show"],
+        ["network", "draw"],
+        ["network", "check"],
     ],
     ids=" ".join,
 )

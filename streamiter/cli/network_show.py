@@ -1,0 +1,81 @@
+"""``streamiter network show``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from streamiter.cli.network_arguments import ConfigurationFile, load_network
+from streamiter.cli.topic_arguments import AsJson
+
+if TYPE_CHECKING:
+    from streamiter.networks.summary import Summary
+
+__all__ = ["show"]
+
+
+def show(
+    file: ConfigurationFile,
+    as_json: AsJson = False,
+    as_canonical: Annotated[
+        bool,
+        typer.Option(
+            "--canonical", help="The file in canonical form instead: all defaults said, layers in order."
+        ),
+    ] = False,
+) -> None:
+    """Show the layers of a network: inputs, outputs, parameters."""
+    if as_json and as_canonical:
+        raise typer.BadParameter(
+            "expected one of --json and --canonical, given both", param_hint="'--canonical'"
+        )
+    network = load_network(file)
+    if as_canonical:
+        from streamiter.networks.configuration import as_text
+
+        typer.echo(as_text(network.to_json()), nl=False)
+        return
+    summary = network.summary()
+    if as_json:
+        document = {
+            "network": network.configuration.source,
+            "features": network.features,
+            "dtype": str(network.dtype),
+        }
+        typer.echo(orjson.dumps({**document, "layers": _rows(summary)}).decode())
+    elif sys.stdout.isatty():
+        Console(markup=False, emoji=False, highlight=False).print(_table(summary))
+    else:
+        typer.echo(str(summary))
+
+
+def _rows(summary: Summary) -> list[dict[str, Any]]:
+    return [
+        {
+            "layer": row.layer,
+            "type": row.type,
+            "inputs": row.inputs,
+            "output_dim": row.output_dim,
+            "parameters": row.parameters,
+            "parameters_per_feature": row.parameters_per_feature,
+            "status": row.status,
+        }
+        for row in summary.rows
+    ]
+
+
+def _table(summary: Summary) -> Table:
+    table = Table(
+        title=summary.title, caption=summary.totals, box=None, title_justify="left", caption_justify="left"
+    )
+    for heading in summary.headings:
+        is_number = heading == "parameters"
+        table.add_column(heading, overflow="fold", justify="right" if is_number else "left")
+    for row in summary.rows:
+        table.add_row(*row.cells)
+    return table

@@ -1,0 +1,185 @@
+"""`streamiter network`: what it shows, draws and checks of a configuration file."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from cli.program import on_terminal, streamiter
+from PIL import Image
+
+NETWORK: dict[str, Any] = {
+    "data": {"format": "dummy", "indexrange": 9},
+    "train": {"epoch": 2},
+    "layers": [
+        {"name": "loss", "type": "losslayer", "inputlayer": "wide"},
+        {"name": "wide", "type": "simpleinputlayer", "outputdim": 1},
+    ],
+}
+TABLE = """\
+net.json: 9 features, float32
+
+layer  type                        inputs      output     parameters  status
+─────  ──────────────────────────  ──────────  ─────────  ──────────  ──────
+wide   SimpleInputLayer, Identity  mini-batch  (rows, 1)          10  Null
+loss   LossLayer, LogLoss          wide        (rows, 1)           0  Null
+─────  ──────────────────────────  ──────────  ─────────  ──────────  ──────
+2 layers, 10 parameters
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "net.json").write_text(json.dumps(NETWORK))
+    return tmp_path
+
+
+def rewritten(folder: Path, **keys: Any) -> None:
+    (folder / "net.json").write_text(json.dumps({**NETWORK, **keys}))
+
+
+def test_show_prints_the_table(folder):
+    """As network.summary() does, so that it can be searched and pasted."""
+    ran = streamiter("network", "show", "net.json", cwd=folder)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, TABLE, "")
+
+
+def test_show_on_a_terminal_breaks_cells_and_not_the_table(folder):
+    """A long row would fold over the next."""
+    code, printed = on_terminal("network", "show", "net.json", cwd=folder, width=60)
+    assert code == 0
+    lines = [line.rstrip() for line in printed.replace("\r", "").splitlines()]
+    assert all(len(_plain(line)) <= 60 for line in lines)
+    for word in ("net.json: 9 features, float32", "parameters", "wide", "loss", "2 layers, 10 parameters"):
+        assert word in printed
+
+
+def _plain(line: str) -> str:
+    """Without what only switches colours."""
+    parts = line.split("\x1b[")
+    return parts[0] + "".join(part.partition("m")[2] for part in parts[1:])
+
+
+def test_show_as_json_is_one_document(folder):
+    """For scripts: numbers as numbers."""
+    ran = streamiter("network", "show", "net.json", "--json", cwd=folder)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout) == {
+        "network": "net.json",
+        "features": 9,
+        "dtype": "float32",
+        "layers": [
+            {
+                "layer": "wide",
+                "type": "SimpleInputLayer, Identity",
+                "inputs": [],
+                "output_dim": 1,
+                "parameters": 10,
+                "parameters_per_feature": 0,
+                "status": "Null",
+            },
+            {
+                "layer": "loss",
+                "type": "LossLayer, LogLoss",
+                "inputs": ["wide"],
+                "output_dim": 1,
+                "parameters": 0,
+                "parameters_per_feature": 0,
+                "status": "Null",
+            },
+        ],
+    }
+
+
+def test_the_canonical_form_is_a_file_that_stays_as_it_is(folder):
+    """It is what is saved beside a model."""
+    ran = streamiter("network", "show", "net.json", "--canonical", cwd=folder)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout)["train"]["numupdateperepoch"] == 10
+    (folder / "saved.json").write_text(ran.stdout)
+    again = streamiter("network", "show", "saved.json", "--canonical", cwd=folder)
+    assert again.stdout == ran.stdout
+
+
+def test_two_forms_at_once_are_a_usage_error(folder):
+    """One of them would be left out silently."""
+    ran = streamiter("network", "show", "net.json", "--canonical", "--json", cwd=folder)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "'--canonical': expected one of --json and --canonical, given both" in ran.stderr
+
+
+def test_check_says_how_large_a_good_network_is(folder):
+    """Nothing at all might mean that nothing was checked."""
+    ran = streamiter("network", "check", "net.json", cwd=folder)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == "net.json: 9 features, float32, 2 layers, 10 parameters\n"
+
+
+def test_check_refuses_a_wrong_file_and_says_where_it_is_wrong(folder):
+    """Exit code 1, for a script that trains behind it; nobody wants a traceback."""
+    layers = [NETWORK["layers"][0], {**NETWORK["layers"][1], "type": "simpleinput"}]
+    rewritten(folder, layers=layers)
+    ran = streamiter("network", "check", "net.json", cwd=folder)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == (
+        "error: net.json: layer 'wide', key 'type': expected a type of layer, given 'simpleinput'; "
+        "did you mean 'SimpleInputLayer'?\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["show", "draw", "check"])
+def test_unknown_keys_are_told_on_stderr(folder, command):
+    """What is piped on stays clean, and what was left out is seen."""
+    rewritten(folder, trian={})
+    ran = streamiter("network", command, "net.json", cwd=folder)
+    assert ran.returncode == 0
+    assert ran.stderr == ("warning: net.json: key 'trian': unknown, and left out; did you mean 'train'?\n")
+    assert "trian" not in ran.stdout
+
+
+@pytest.mark.parametrize("command", ["show", "draw", "check"])
+def test_a_file_that_is_not_there_is_an_error(tmp_path, command):
+    """With its name, not with a traceback."""
+    ran = streamiter("network", command, "nosuch.json", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == "error: nosuch.json: expected a JSON file, given No such file or directory\n"
+
+
+def test_draw_prints_mermaid_text(folder):
+    """For a document."""
+    ran = streamiter("network", "draw", "net.json", cwd=folder)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith('---\ntitle: "net.json"\n---\nflowchart LR\n')
+    assert 's1["wide<br>SimpleInputLayer, Identity<br>10 parameters' in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file"),
+    [([], "net.svg"), ([], "net.png"), ([], "net.mmd"), (["--format", "svg"], "net.xml")],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_draw_writes_what_the_suffix_or_the_format_says(folder, arguments, file):
+    """As `streamiter draw` does."""
+    ran = streamiter("network", "draw", "net.json", "-o", file, *arguments, cwd=folder)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    written = folder / file
+    if file.endswith(".png"):
+        with Image.open(written) as image:
+            image.load()
+    elif file.endswith(".mmd"):
+        assert "flowchart LR" in written.read_text()
+    else:
+        assert ElementTree.fromstring(written.read_bytes()).tag.endswith("svg")
+
+
+def test_draw_refuses_a_suffix_that_says_nothing(folder):
+    """Before the file is read, and with what to do."""
+    ran = streamiter("network", "draw", "net.json", "-o", "net.pdf", cwd=folder)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == (
+        "error: --output net.pdf: expected a file named .mmd (Mermaid), .svg or .png, given .pdf; "
+        "rename it or say --format mermaid, svg or png\n"
+    )
+    assert os.listdir(folder) == ["net.json"]

@@ -1,0 +1,217 @@
+"""`streamiter train` and `streamiter predict`."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from cli.program import on_terminal, started, streamiter
+from networks.training_support import document, records, rows
+
+from streamiter.networks.saved_models import load_network
+
+
+def dummy_file(path: Path, count: int, seed: int) -> None:
+    lines = (
+        " ".join([f"{record['label']:g}", *map(str, record["indices"].tolist())])
+        for record in records(rows(count, seed=seed))
+    )
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A configuration, rows to learn from, and rows to judge by."""
+    dummy_file(tmp_path / "train.dummy", 600, 1)
+    dummy_file(tmp_path / "test.dummy", 200, 2)
+    (tmp_path / "small.json").write_text(json.dumps(document(train={"epoch": 4})))
+    return tmp_path
+
+
+TRAIN = ("train", "--config", "small.json", "--data", "train.dummy")
+
+
+def test_it_trains_says_how_good_each_epoch_is_and_saves_a_model_that_predicts(folder: Path) -> None:
+    """The way that everybody goes first: two commands, and figures that can be believed."""
+    ran = streamiter(*TRAIN, "--validate", "test.dummy", cwd=folder)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    *epochs, last = ran.stdout.splitlines()
+    number = r"\d\.\d{4}"
+    for epoch, line in enumerate(epochs, 1):
+        figures = rf"training loss {number}  validation loss {number}, accuracy {number}, AUC {number}"
+        assert re.fullmatch(rf"epoch +{epoch}  {figures}", line)
+    assert (len(epochs), last) == (4, "Saved the model in small.model.")
+    predicted = streamiter("predict", "--model", "small.model", "--data", "test.dummy", cwd=folder)
+    assert predicted.returncode == 0
+    header, *lines = predicted.stdout.splitlines()
+    assert header == "score\tprobability\tlabel"
+    assert len(lines) == 200
+    assert all(re.fullmatch(r"-?[\d.e-]+\t[\d.e-]+\t-?1", line) for line in lines)
+    told = re.fullmatch(r"200 rows: (loss .*)\n", predicted.stderr)
+    assert told is not None
+    assert epochs[-1].endswith(f"validation {told[1]}")
+
+
+def test_as_json_there_is_one_document(folder: Path) -> None:
+    """For programs; the progress of people does not come between."""
+    ran = streamiter(*TRAIN, "--json", "--model", "m", "--epochs", "2", "--workers", "3", cwd=folder)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    told = json.loads(ran.stdout)
+    assert (told["model"], told["ended_by"]) == ("m", "epochs")
+    assert [each["epoch"] for each in told["epochs"]] == [1, 2]
+    assert told["epochs"][1]["validation"]["rows"] == 150
+    predicted = streamiter(
+        "predict", "--model", "m", "--data", "test.dummy", "--json", "-o", "p.jsonl", cwd=folder
+    )
+    assert (predicted.returncode, predicted.stdout) == (0, "")
+    lines = [json.loads(line) for line in (folder / "p.jsonl").read_text().splitlines()]
+    assert len(lines) == 200
+    assert all((line["probability"] >= 0.5) == (line["label"] == 1) for line in lines)
+
+
+@pytest.mark.parametrize("how", ["bsp", "ASP", "ssp:2"])
+def test_workers_share_the_rows_under_each_consistency(folder: Path, how: str) -> None:
+    """As the configuration of a cluster says it, in any case."""
+    ran = streamiter(*TRAIN, "--workers", "3", "--consistency", how, "--json", cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    losses = [each["validation"]["loss"] for each in json.loads(ran.stdout)["epochs"]]
+    assert losses[-1] < losses[0]
+
+
+def test_the_same_seed_saves_the_same_bytes_and_another_does_not(folder: Path) -> None:
+    """Which of two models is deployed can be told by its checksum."""
+    contents = []
+    for seed in ("1", "1", "2"):
+        assert streamiter(*TRAIN, "--seed", seed, "--epochs", "1", cwd=folder).returncode == 0
+        contents.append((folder / "small.model" / "parameters.safetensors").read_bytes())
+    assert contents[0] == contents[1] != contents[2]
+
+
+def test_it_goes_on_from_a_saved_model(folder: Path) -> None:
+    """Yesterday's model is where today begins."""
+    first = json.loads(streamiter(*TRAIN, "--json", cwd=folder).stdout)["epochs"]
+    ran = streamiter(
+        *TRAIN, "--json", "--start", "small.model", "--model", "next", "--epochs", "1", cwd=folder
+    )
+    [then] = json.loads(ran.stdout)["epochs"]
+    assert then["training_loss"] < first[1]["training_loss"]
+
+
+@pytest.mark.parametrize(("name", "begins"), [("t.svg", b"<svg"), ("t.png", b"\x89PNG")])
+def test_the_plot_shows_loss_accuracy_and_auc(folder: Path, name: str, begins: bytes) -> None:
+    """A picture for the report."""
+    if name.endswith(".png"):
+        pytest.importorskip("resvg_py", reason="drawing PNG takes the extra draw")
+    ran = streamiter(*TRAIN, "--epochs", "2", "--plot", name, cwd=folder)
+    assert ran.stdout.endswith(f"Saved the model in small.model, the plot as {name}.\n")
+    content = (folder / name).read_bytes()
+    assert content.startswith(begins)
+    if name.endswith(".svg"):
+        for words in (b"Loss", b"Accuracy", b"Area under the ROC curve", b"training", b"validation"):
+            assert words in content
+
+
+def endless(folder: Path) -> None:
+    """So many epochs that nobody waits for their end."""
+    (folder / "small.json").write_text(json.dumps(document(train={"epoch": 1_000_000})))
+
+
+def test_ctrl_c_keeps_the_model(folder: Path) -> None:
+    """Somebody who has seen enough wants what was learned, not a traceback."""
+    endless(folder)
+    with started(*TRAIN, cwd=folder) as program:
+        shown = ""
+        while not shown.startswith("epoch   3"):
+            shown = program.stdout.readline()
+        program.send_signal(signal.SIGINT)
+        printed, said = program.communicate(timeout=60)
+    assert (program.returncode, said) == (0, "")
+    end = printed.splitlines()[-2:]
+    told = re.fullmatch(r"Interrupted in epoch (\d+); the model is what was learned until then\.", end[0])
+    assert told is not None
+    assert int(told[1]) >= 3
+    assert end[1] == "Saved the model in small.model."
+    saved = load_network(folder / "small.model")
+    assert (saved.parameters["deep.weight"] != saved.network.initial_parameters(seed=0)["deep.weight"]).any()
+
+
+def test_on_a_terminal_a_bar_shows_the_epochs_and_ctrl_c_ends_it(folder: Path) -> None:
+    """It is looked at for hours: how far it is, and how good it is now."""
+    endless(folder)
+    code, printed = on_terminal(*TRAIN, cwd=folder, width=160, interrupt_at=["epoch   5"])
+    assert code == 0
+    assert re.search(r"training .* epoch \d+ of 1000000", printed)
+    assert re.search(r"\r\x1b\[2Kepoch   2  training loss [^\r]*\r\n", printed), (
+        "a line of its own above the bar"
+    )
+    assert "Saved the model in small.model." in printed
+    assert "Traceback" not in printed
+
+
+def test_a_terminal_that_does_not_know_its_width_is_written_to(folder: Path) -> None:
+    """The training was over, and the sentence that said where the model is failed: invalid width 0."""
+    code, printed = on_terminal(*TRAIN, cwd=folder, width=0)
+    assert code == 0
+    assert "Saved the model in small.model." in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--consistency", "ssp"),
+            "error: --consistency: expected bsp, asp, or ssp: and how many mini-batches a worker may be ahead, as "
+            "ssp:2, given 'ssp'",
+        ),
+        (
+            ("--plot", "t.pdf"),
+            "error: --plot t.pdf: expected a file named .svg or .png, given .pdf; rename it",
+        ),
+        (
+            ("--start", "none"),
+            "error: model 'none': expected a folder with network.json and parameters.safetensors",
+        ),
+        (("--data", "none.dummy"), "none.dummy"),
+        (("--model", "."), "error: model '.': expected a new folder, an empty one, or one with network.json"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    """Before an hour of training, where it can be."""
+    ran = streamiter(*TRAIN, "--epochs", "1", *arguments, cwd=folder)
+    assert ran.returncode == 1
+    assert message in ran.stderr.splitlines()[-1]
+    assert "Traceback" not in ran.stderr
+
+
+def test_rows_that_do_not_fit_the_network_are_named(folder: Path) -> None:
+    """The file, the row, and what to change."""
+    (folder / "train.dummy").write_text("1 0 6 12 18\n-1 0 6 12\n")
+    ran = streamiter(*TRAIN, cwd=folder)
+    assert ran.returncode == 1
+    assert "expected 4 features in each row, as layer 'embedding' has fields, given 3" in ran.stderr
+    (folder / "train.dummy").write_text("1 0 6 12 18\n0 0 6 12 19\n" * 4)
+    ran = streamiter(*TRAIN, cwd=folder)
+    assert "expected labels −1 or 1" in ran.stderr
+    assert "set translabel" in ran.stderr
+
+
+def test_without_data_it_says_where_to_name_them(folder: Path) -> None:
+    """A configuration may have the path, and mostly has not."""
+    ran = streamiter("train", "--config", "small.json", cwd=folder)
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "error: --data: expected a file of rows, given none, and no path in the data section of the network; "
+        "write --data FILE\n"
+    )
+
+
+def test_labels_that_are_made_up_are_no_error_of_predictions(folder: Path) -> None:
+    """Rows to be predicted have none: a 0 stands in their place."""
+    assert streamiter(*TRAIN, "--epochs", "1", cwd=folder).returncode == 0
+    (folder / "new.dummy").write_text("0 0 6 12 18\n0 1 7 13 19\n")
+    ran = streamiter("predict", "--model", "small.model", "--data", "new.dummy", cwd=folder)
+    assert (ran.returncode, len(ran.stdout.splitlines())) == (0, 3)
+    assert ran.stderr.startswith("2 rows; how good they are is not known: ")
