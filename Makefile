@@ -7,9 +7,10 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # Files are kept together, in order, until one process has nothing left: it then takes half of what another has.
 # Bytecode is kept whatever the environment says: hundreds of tests start a Python, which would compile everything.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# Two processes share the cores already: threads of matrix products would only wait for each other.
+PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo test soak kafka check format bench clean
+.PHONY: help demo test soak kafka check format bench bench-networks clean
 
 help:
 	@echo "make demo    online learning on 336,776 flights, no server needed"
@@ -17,6 +18,7 @@ help:
 	@echo "make soak    the tests that have no end, for as many seeds as you say: make soak SEED=7 RUNS=1000"
 	@echo "make check   format, lint, types, the order of the rooms"
 	@echo "make bench   speed, beside hand-written loops"
+	@echo "make bench-networks  of networks only, and how good they become on real data"
 	@echo "make format  format the code"
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -55,6 +57,10 @@ format: $(VENV)/installed
 bench: $(VENV)/installed
 	-$(BIN)/python -m pip install --quiet -c constraints.txt --group bench
 	$(BIN)/python -m benchmarks
+
+# The report is benchmarks/results/networks/results.md.
+bench-networks: $(VENV)/installed
+	$(BIN)/python -m benchmarks networks-speed networks-quality --output benchmarks/results/networks
 
 clean:
 	rm -rf $(VENV) demo-data

@@ -17,8 +17,15 @@ from benchmarks.k_means import k_means
 from benchmarks.kafka_map import kafka_map
 from benchmarks.latency import latency, latency_of_updates
 from benchmarks.measuring import Figure
+from benchmarks.networks import networks_quality, networks_speed
 from benchmarks.offline_learning import offline_logistic_regression
 from benchmarks.online_learning import online_learning
+from benchmarks.parameter_server import (
+    parameter_server,
+    parameter_server_calls,
+    parameter_server_optimizer,
+)
+from benchmarks.parameter_server_on_ray import parameter_server_on_ray
 from benchmarks.report import write
 from benchmarks.rounds import bounded_rounds
 from benchmarks.session import PROJECT, Session
@@ -36,6 +43,12 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "k-means": k_means,
         "online-learning": online_learning,
         "offline-logistic-regression": offline_logistic_regression,
+        "parameter-server": parameter_server,
+        "parameter-server-calls": parameter_server_calls,
+        "parameter-server-optimizer": parameter_server_optimizer,
+        "parameter-server-on-ray": parameter_server_on_ray,
+        "networks-speed": networks_speed,
+        "networks-quality": networks_quality,
         "kafka-map": kafka_map,
         "latency": latency,
         "latency-of-updates": latency_of_updates,

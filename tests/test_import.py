@@ -9,7 +9,7 @@ import sys
 import pytest
 
 # What it takes to read files, serve, draw and fit: none of it is needed to build a flow.
-HEAVY = ["aiokafka", "typer", "rich", "pandas", "scipy", "uvloop", "difflib", "streamiter_kafka"]
+HEAVY = ["aiokafka", "ray", "typer", "rich", "pandas", "scipy", "uvloop", "difflib", "streamiter_kafka"]
 
 CHECK = """
 import gc, json, sys, threading, time, warnings
@@ -49,3 +49,15 @@ def test_it_imports_nothing_heavy(imported: dict[str, object], heavy: str) -> No
 def test_it_starts_nothing(imported: dict[str, object]) -> None:
     """Threads or loops made at import time break in forked workers and in notebooks."""
     assert imported["threads"] == 1
+
+
+def test_the_command_line_starts_without_what_only_some_commands_need() -> None:
+    """``streamiter --version`` takes twice as long for learners and layers that it does not show."""
+    told = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "import sys, streamiter.cli.app; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for room in ("networks", "learn", "parameter_server"):
+        assert [name for name in told.stdout.split() if name.startswith(f"streamiter.{room}")] == []

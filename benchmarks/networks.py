@@ -1,0 +1,193 @@
+"""Training of networks beside the same steps written straight down in numpy; and how good they become."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.measuring import Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.networks_by_hand import train_deepfm
+from benchmarks.session import PROJECT, Session
+from streamiter.learn.rows.sparse import SparseRows
+from streamiter.networks.data import LabelledRows, part, read_rows
+from streamiter.networks.fitting import TrainedNetwork, fit_network
+from streamiter.networks.network import Network
+
+__all__ = ["networks_quality", "networks_speed"]
+
+DATA: Final = PROJECT.parent / "shared" / "data"
+"""LIBSVM's a9a, and the same people with 13 fields ("census"); both from UCI's Adult data set."""
+PUBLISHED: Final = PROJECT.parent / "shared" / "networks"
+OWN: Final = PROJECT / "examples" / "networks"
+
+EPOCHS: Final = "epochs/s"
+# At most 1.5 times the time of the bare steps.
+_RATIO_AT_LEAST: Final = 1 / 1.5
+_SECONDS_BELOW: Final = 0.5
+
+
+def networks_speed(session: Session) -> Iterator[Figure]:
+    """Epochs of DeepFM on census (20,512 rows in ten steps, Adam, float32); logistic regression on a9a."""
+    yield from _deepfm(session)
+    yield from _logistic_regression(session)
+
+
+def _deepfm(session: Session) -> Iterator[Figure]:
+    network = Network.from_json(OWN / "deepfm.json")
+    data = _census(network)
+    if data is None:
+        return
+    epochs = session.size(10, 2)
+    start = network.initial_parameters(seed=1)
+    features, labels = _fields(data), data.labels.astype(np.float32)
+    bare, ours = "numpy, the same steps", "fit_network"
+
+    def by_hand() -> Trial:
+        arrays = {name: array.copy() for name, array in start.items()}
+        rate = 0.01
+        with Stopwatch() as watch:
+            train_deepfm(arrays, features, labels, epochs=epochs, updates=10, rate=rate)
+        return Trial(watch.rates(epochs, "epochs"), _digest(arrays))
+
+    def fitted() -> Trial:
+        with Stopwatch() as watch:
+            trained = fit_network(network_at_constant_rate, data, epochs=epochs, seed=1, progress=False)
+        return Trial(watch.rates(epochs, "epochs"), _digest(trained.parameters))
+
+    network_at_constant_rate = _with_constant_rate(network)
+    series = alternate({bare: by_hand, ours: fitted}, repeat=session.repeat, agree=_agree)
+    yield series.figure(bare, EPOCHS)
+    yield series.figure(
+        ours,
+        EPOCHS,
+        beside=bare,
+        target=Target("ratio", at_least=_RATIO_AT_LEAST),
+        note="from the call to the end, with its losses",
+    )
+
+
+def _logistic_regression(session: Session) -> Iterator[Figure]:
+    path = DATA / "a9a" / "a9a_123d_train.libsvm"
+    config = PUBLISHED / "logreg.json"
+    if not (path.exists() and config.exists()):
+        return
+
+    def read() -> tuple[Network, LabelledRows]:
+        network = Network.from_json(config)
+        return network, read_rows(path, network.configuration.data, owner="a9a")
+
+    def train(network: Network, data: LabelledRows) -> TrainedNetwork:
+        parted = part(data, validate_ratio=network.configuration.data.validate_ratio)
+        return fit_network(network, parted.training, parted.validation, progress=False)
+
+    def in_all() -> Trial:
+        with Stopwatch() as watch:
+            train(*read())
+        return Trial({"s": watch.seconds})
+
+    def without_reading() -> Trial:
+        given = read()
+        with Stopwatch() as watch:
+            train(*given)
+        return Trial({"s": watch.seconds})
+
+    name = "a9a, logistic regression, 10 epochs"
+    series = alternate(
+        {f"{name}, file and all": in_all, f"{name}, rows in memory": without_reading}, repeat=session.repeat
+    )
+    yield series.figure(f"{name}, file and all", "s", target=Target("figure", below=_SECONDS_BELOW))
+    yield series.figure(f"{name}, rows in memory", "s")
+
+
+def networks_quality(session: Session) -> Iterator[Figure]:
+    """Loss, accuracy and AUC in validation (as published) and on the test file, for three seeds each."""
+    seeds = range(session.size(3, 1))
+    a9a = DATA / "a9a" / "a9a_123d_train.libsvm", DATA / "a9a" / "a9a_123d_test.dummy"
+    census = DATA / "census" / "census_148d_train.dummy", DATA / "census" / "census_148d_test.dummy"
+    if not (a9a[0].exists() and PUBLISHED.exists()):
+        return
+    yield from _judged("a9a, logreg.json", _document(PUBLISHED / "logreg.json"), *a9a, seeds)
+    yield from _judged("census, logreg.json", _document(PUBLISHED / "logreg.json"), *census, seeds)
+    for name in ("deepfm", "daw"):
+        document = _document(PUBLISHED / f"{name}.json")
+        yield from _judged(f"census, {name}.json, init angel", _with_init(document, "angel"), *census, seeds)
+        yield from _judged(f"census, {name}.json", document, *census, seeds)
+    for name in ("deepfm", "wide_and_deep", "pnn", "nfm"):
+        document, least = (
+            _document(OWN / f"{name}.json"),
+            0.916 if name in ("deepfm", "wide_and_deep") else 0.907,
+        )
+        yield from _judged(
+            f"census, examples/networks/{name}.json", document, *census, seeds, auc_at_least=least
+        )
+
+
+def _judged(
+    name: str,
+    document: Mapping[str, Any],
+    train: Path,
+    test: Path,
+    seeds: range,
+    *,
+    auc_at_least: float | None = None,
+) -> Iterator[Figure]:
+    network = Network.from_json(document)
+    settings = network.configuration.data
+    data, held_out = (read_rows(path, settings, owner=name) for path in (train, test))
+    parted = part(data, validate_ratio=settings.validate_ratio)
+    found: dict[str, list[float]] = {}
+    for seed in seeds:
+        trained = fit_network(network, parted.training, parted.validation, seed=seed, progress=False)
+        judged = {"validation": trained.results[-1].validation, "test": trained.evaluate(held_out)}
+        for where, result in judged.items():
+            assert result is not None
+            for metric, value in result.metrics().items():
+                found.setdefault(f"{where} {metric}", []).append(value)
+    for metric, values in found.items():
+        target = None
+        if metric == "test auc" and auc_at_least is not None:
+            target = Target("figure", at_least=auc_at_least)
+        yield Figure(f"{name}: {metric}", "", tuple(values), target=target)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def _with_init(document: Mapping[str, Any], init: str) -> dict[str, Any]:
+    return {**document, "model": {**document["model"], "init": init}}
+
+
+def _with_constant_rate(network: Network) -> Network:
+    document = network.to_json()
+    return Network.from_json({**document, "train": {**document["train"], "decayclass": "Constant"}})
+
+
+def _census(network: Network) -> LabelledRows | None:
+    path = DATA / "census" / "census_148d_train.dummy"
+    if not path.exists():
+        return None
+    settings = network.configuration.data
+    data = read_rows(path, settings, owner="census")
+    return part(data, validate_ratio=settings.validate_ratio).training
+
+
+def _fields(data: LabelledRows) -> npt.NDArray[np.intp]:
+    """(rows, fields): the feature of each field."""
+    assert isinstance(data.rows, SparseRows)
+    return data.rows.indices.reshape(len(data), -1)
+
+
+def _digest(arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
+    """Enough of the parameters to tell whether they are others."""
+    return np.array([np.abs(arrays[name]).mean(dtype=np.float64) for name in sorted(arrays)])
+
+
+def _agree(first: Any, other: Any) -> bool:
+    return bool(np.allclose(first, other, rtol=2e-2, atol=1e-3))
