@@ -15,7 +15,7 @@ from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import Add, AddPart, Aggregate, Create, Join, Leave
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import thawed
-from streamiter.parameter_server.transport.ray.fences import Fence, Fences, TakeBetween
+from streamiter.parameter_server.transport.ray.fences import Fence, Fences, PassFences, TakeBetween
 from streamiter.parameter_server.waiting import Waiting
 
 WORKERS = (0, 1, 2)
@@ -87,27 +87,38 @@ def value_in(state: Any) -> float:
 
 adds = st.sampled_from([("add", worker) for worker in WORKERS])
 arrivals = st.tuples(st.sampled_from([0, 1]), st.sampled_from([SERVER, *WORKERS]))
-events = st.lists(st.one_of(adds, st.just(("take", 0)), arrivals, arrivals), max_size=60)
+lost_rounds = st.sampled_from([("lost", worker) for worker in WORKERS])
+events = st.lists(st.one_of(adds, st.just(("take", 0)), lost_rounds, arrivals, arrivals), max_size=60)
 
 
 @given(events)
 def test_an_add_is_in_the_states_of_both_shards_or_of_none(happens: list[tuple[Any, int]]) -> None:
-    """One half of an add to two shards was in the snapshot, and the whole of it was sent once more after going back."""
-    case, added, expected = Case(), 0, dict[int, float]()
-    for what, which in happens:
+    """One half of an add to two shards was in the snapshot, and the whole of it was sent once more after going back.
+
+    And a snapshot that never came where one before it had been lost with a shard: it dropped its own fences, if they
+    had come before it, with those of the lost one.
+    """
+    case, added, number, expected = Case(), 0, 0, dict[int, float]()
+    for what, which in [*happens, ("take", 0)]:
         if what == "add":
             case.send(which, add(which))
             added += 1
         elif what == "take":
-            if all(len(case.taken.get(number, ())) == 2 for number in expected):  # one at a time
-                case.take(len(expected) + 1)
-                expected[len(expected) + 1] = float(added)
+            if not expected or len(case.taken.get(max(expected), ())) == 2:  # one at a time
+                number += 1
+                case.take(number)
+                expected[number] = float(added)
+        elif what == "lost":
+            number += 1
+            case.send(which, Fence(which, number))
         else:
             case.arrive(what, which)
     case.arrive_all()
-    for number, value_then in expected.items():
-        for state in case.taken[number]:
-            if number == len(expected):  # those before it may have been ended by it
+    case.send(SERVER, PassFences(number))
+    case.arrive_all()
+    for taken, value_then in expected.items():
+        for state in case.taken[taken]:
+            if taken == max(expected):  # those before it may have been ended by it
                 assert state.is_settled
             if state.is_settled:
                 assert value_in(state.result()) == value_then

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
@@ -14,7 +14,7 @@ from streamiter.parameter_server.transport.ray.barriers import settle
 from streamiter.parameter_server.transport.shard_sessions import RequestHandler
 from streamiter.parameter_server.waiting import Waiting
 
-__all__ = ["Fence", "Fences", "TakeBetween"]
+__all__ = ["Fence", "Fences", "PassFences", "TakeBetween"]
 
 
 @dataclass(slots=True)
@@ -36,6 +36,21 @@ class TakeBetween:
     workers: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class PassFences:
+    """Nothing is taken any more at fences up to this ``number``, whether they have come or are to come. Reply: None."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class _Stalled:
+    """What a worker has sent behind a fence."""
+
+    fence: int
+    requests: deque[tuple[Any, Waiting[Any]]] = field(default_factory=deque)
+
+
 @final
 class Fences:
     """Stalls what comes behind a fence until the state was taken. Nobody's fence waits for anything but its message.
@@ -50,20 +65,24 @@ class Fences:
         """Fences up to this number are passed by."""
         self._taking: TakeBetween | None = None
         self._state: Waiting[Any] = Waiting()
-        self._stalled: dict[int, deque[tuple[Any, Waiting[Any]]]] = {}
+        self._stalled: dict[int, _Stalled] = {}
+        """By worker."""
 
     def handle(self, request: Any) -> Any:
         """As the shard does."""
         if isinstance(request, TakeBetween):
             return self._take(request)
-        queue = self._stalled.get(getattr(request, "worker", None))  # type: ignore[arg-type]
-        if queue is not None:
+        if isinstance(request, PassFences):
+            self._end(request.number)
+            return None
+        stalled = self._stalled.get(getattr(request, "worker", None))  # type: ignore[arg-type]
+        if stalled is not None:
             waiting: Waiting[Any] = Waiting()
-            queue.append((request, waiting))
+            stalled.requests.append((request, waiting))
             return waiting
         if isinstance(request, Fence):
             if request.number > self._over:
-                self._stalled[request.worker] = deque()
+                self._stalled[request.worker] = _Stalled(request.number)
                 self._check()
             return None
         reply = self._handler.handle(request)
@@ -94,8 +113,9 @@ class Fences:
             return
         self._over = number
         self._taking = None
-        stalled, self._stalled = self._stalled, {}
-        for queue in stalled.values():
-            for request, waiting in queue:
+        # A fence may come before what it is for, which ends those before both: it stays.
+        over = [worker for worker, stalled in self._stalled.items() if stalled.fence <= number]
+        for requests in [self._stalled.pop(worker).requests for worker in over]:
+            for request, waiting in requests:
                 if not waiting.is_settled:
                     settle(waiting, outcome_of(partial(self.handle, request)))

@@ -17,7 +17,7 @@ from streamiter.parameter_server.transport.link import ShardLink
 from streamiter.parameter_server.transport.ray.cluster import RayCluster
 from streamiter.parameter_server.transport.ray.connection import Connection
 from streamiter.parameter_server.transport.ray.connections import Connections
-from streamiter.parameter_server.transport.ray.fences import Fence, TakeBetween
+from streamiter.parameter_server.transport.ray.fences import Fence, PassFences, TakeBetween
 from streamiter.parameter_server.transport.ray.fetched import sendable
 from streamiter.parameter_server.transport.ray.host import ShardHost
 from streamiter.parameter_server.transport.ray.protocol import RayAddress, Restore
@@ -134,8 +134,13 @@ class RayHosting:
                 try:
                     await Call(fences, list)
                     return await Call(states, list)
-                except RolledBack:  # The fences are gone, so no state would ever come.
+                except RolledBack:  # Some fences are gone, so no state would ever come.
                     pass
+                except BaseException:
+                    # Once the states are given up nobody asks for them again after a loss, which fences may outlive.
+                    for link in self._asking_for_states.links:
+                        link.send(PassFences(request.number))
+                    raise
                 finally:
                     for state in states:
                         state.give_up()
