@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import final
+from typing import Any, final
 
 from streamiter.errors import ParameterServerError, UnknownMatrix
 from streamiter.parameter_server.first_values import check_first_values
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.partitioning import Partitioning
-from streamiter.parameter_server.requests import Create
+from streamiter.parameter_server.requests import Create, Forget
 from streamiter.parameter_server.transport.link import ShardLink
 from streamiter.parameter_server.waiting import Waiting
 
@@ -62,8 +63,20 @@ class MatrixDirectory:
         partitioning = Partitioning(matrix, len(self._links))
         check_first_values(matrix, partitioning)
         holders = dict.fromkeys(block.shard for block in partitioning.blocks)
-        replies = [self._links[shard].send(Create(matrix, len(self._links))) for shard in holders]
-        for reply in replies:
-            if isinstance(reply, Waiting):
-                await reply
+        await self._make(matrix, [self._links[shard] for shard in holders])
         self._matrices[matrix.name] = (matrix, partitioning)
+
+    async def _make(self, matrix: Matrix, holders: Sequence[ShardLink]) -> None:
+        """On all of these shards, or, where a function of ``init=`` fails on one of them, on none."""
+        create = Create(matrix, len(self._links))
+        results = await asyncio.gather(*[_ask(link, create) for link in holders], return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if errors:
+            made = [link for link, result in zip(holders, results, strict=True) if result is True]
+            await asyncio.gather(*[_ask(link, Forget(matrix.name)) for link in made])
+            raise errors[0]
+
+
+async def _ask(link: ShardLink, request: Any) -> Any:
+    reply = link.send(request)
+    return await reply if isinstance(reply, Waiting) else reply

@@ -21,6 +21,7 @@ __all__ = [
     "Clock",
     "Create",
     "FailWaiting",
+    "Forget",
     "Get",
     "GetPart",
     "GetReply",
@@ -117,10 +118,17 @@ class Aggregate(Request):
 
 @dataclass(slots=True)
 class Create:
-    """Make this shard's blocks of a matrix. Reply: None. The same once more changes nothing."""
+    """Make this shard's blocks of a matrix. Reply: whether they were made; the same once more changes nothing."""
 
     matrix: Matrix
     shards: int
+
+
+@dataclass(slots=True)
+class Forget:
+    """Drop a matrix that other shards could not make. Reply: None."""
+
+    matrix: str
 
 
 @dataclass(slots=True)

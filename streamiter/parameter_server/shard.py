@@ -19,6 +19,7 @@ from streamiter.parameter_server.requests import (
     Clock,
     Create,
     FailWaiting,
+    Forget,
     Get,
     Join,
     Leave,
@@ -64,6 +65,7 @@ class Shard:
             Update: self._update,
             Aggregate: self._aggregate,
             Create: self._create,
+            Forget: self._forget,
             Join: self._join,
             Raise: self._raise,
             Leave: self._leave,
@@ -138,7 +140,7 @@ class Shard:
 
     # -- matrices and workers --------------------------------------------------------------------------
 
-    def _create(self, request: Create) -> None:
+    def _create(self, request: Create) -> bool:
         matrix = request.matrix
         made = self.matrices.get(matrix.name)
         if made is not None:
@@ -147,7 +149,7 @@ class Shard:
                     f"matrix {matrix.name!r}: expected the settings it was made with, given {difference}; give it "
                     "another name, or the same settings"
                 )
-            return
+            return False
         made = MatrixShard(matrix, self.number, request.shards, self.workers)
         if (state := self._restored.get(matrix.name)) is not None:
             made.restore(state, self.workers)
@@ -155,6 +157,16 @@ class Shard:
         else:
             made.initialize()
         self.matrices[matrix.name] = made
+        return True
+
+    def _forget(self, request: Forget) -> None:
+        if (made := self.matrices.pop(request.matrix, None)) is not None:
+            made.fail_waiting(
+                ServerReset(
+                    f"matrix {request.matrix!r}: expected to answer this call, given a shard that could not make its "
+                    "part of the matrix; whoever makes it is told why"
+                )
+            )
 
     def _join(self, request: Join) -> dict[str, int]:
         worker = request.worker

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,9 @@ import pytest
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks
 from streamiter.optimizers import SGD
 from streamiter.parameter_server import ParameterServer, psf
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.partitioning import BlockRange, Partitioning
+from streamiter.parameter_server.storage.block import Block
 
 FUNCTIONS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (psf.Fill("v", row=0, value=1.0), {}, ParameterServerError, "Fill: expected matrix 'w', given 'v'"),
@@ -66,6 +71,35 @@ async def test_first_values_reach_every_block(init: Any) -> None:
         await server.create_matrix("w", rows=2, columns=2, init=init)
         found = await server.client(worker=0).get("w", rows=[0, 1])
         np.testing.assert_array_equal(found, np.broadcast_to(np.asarray(init, float), (2, 2)))
+
+
+@dataclass(frozen=True)
+class FailsOnTheLast(psf.UpdateFunction):
+    """Of four columns."""
+
+    matrix: str
+
+    def rows(self, matrix: Matrix) -> Sequence[int]:
+        return (0,)
+
+    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+        return [(block, block.columns.stop) for block in partitioning.blocks_of_row(0)]
+
+    def partition_update(self, block: Block, part: int) -> None:
+        if part == 4:
+            raise ValueError("no value for column 3")
+        block.put(0, None, np.ones(2))
+
+
+async def test_a_matrix_that_one_shard_cannot_make_is_on_no_shard() -> None:
+    """The matrix stayed on the shards before it, empty: the next try, without the fault, was refused."""
+    async with ParameterServer(shards=2) as server:
+        with pytest.raises(ParameterServerError, match="no value for column 3"):
+            await server.create_matrix("w", rows=1, columns=4, init=FailsOnTheLast("w"))
+        assert server.matrices == []
+        assert not any(shard.matrices for shard in server.statistics().shards)
+        await server.create_matrix("w", rows=2, columns=4, init=3.0)
+        assert (await server.aggregate(psf.Sum("w", row=1))) == 12
 
 
 async def test_what_is_no_function_is_refused_as_on_clock() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from parameter_server.ray.processes import kill
 
-from streamiter.errors import ConfigurationError, RolledBack, ShardLost
+from streamiter.errors import ConfigurationError, ParameterServerError, RolledBack, ShardLost
 from streamiter.parameter_server import ASP, SSP, psf
 from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.recovery import SnapshotEvery
@@ -64,6 +64,12 @@ async def test_what_the_server_tells_and_takes_is_of_one_moment_and_brings_back_
             await clients[0].update(psf.Map("w", 0, 1, lambda x: x))
         with pytest.raises(ConfigurationError, match=r"psf.Map\(function=\).*is a lambda"):
             await server.create_matrix("v", rows=1, columns=4, on_clock=psf.Map("v", 0, 0, lambda x: x))
+        # np.unique has fewer values for the second shard.
+        init = [psf.Push("v", 0, range(4), [1.0, 2.0, 3.0, 3.0]), psf.Map("v", 0, 0, np.unique)]
+        with pytest.raises(ParameterServerError, match="expected its function to return an array of shape"):
+            await server.create_matrix("v", rows=1, columns=4, init=init)
+        await server.create_matrix("v", rows=1, columns=4, init=5.0)
+        assert await server.aggregate(psf.Sum("v", row=0)) == 20.0
         await clients[0].update(psf.Map("w", 0, 1, np.sqrt))
         assert (await clients[0].get("w", row=1)).tolist() == pytest.approx([total**0.5] * 6)
 

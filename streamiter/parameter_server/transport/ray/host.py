@@ -16,6 +16,7 @@ from streamiter.parameter_server.recovery import ShardSnapshot
 from streamiter.parameter_server.requests import (
     Create,
     FailWaiting,
+    Forget,
     Join,
     Leave,
     Raise,
@@ -43,7 +44,7 @@ from streamiter.parameter_server.waiting import Waiting
 
 __all__ = ["ShardHost"]
 
-_WITHOUT_PARAMETERS: Final = (Create, Describe, FailWaiting, Join, Leave, Raise, Restore)
+_WITHOUT_PARAMETERS: Final = (Create, Describe, FailWaiting, Forget, Join, Leave, Raise, Restore)
 
 
 @final

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, final
 
 from streamiter.clock import Clock
-from streamiter.errors import RolledBack
+from streamiter.errors import RolledBack, StreamiterError
 from streamiter.parameter_server.call import Call
 from streamiter.parameter_server.recovery import SnapshotEvery
-from streamiter.parameter_server.requests import Create, RestoreState
+from streamiter.parameter_server.requests import Create, Forget, RestoreState
 from streamiter.parameter_server.statistics import ShardStatistics
 from streamiter.parameter_server.transport.link import ShardLink
 from streamiter.parameter_server.transport.ray.cluster import RayCluster
@@ -174,10 +176,18 @@ class _ServerLink:
 
     def send(self, request: Any) -> Any | Waiting[Any]:
         """The reply to come."""
-        if isinstance(request, Create):
-            self._supervisor.created.setdefault(request.matrix.name, request)
+        if isinstance(request, Forget):
+            self._supervisor.created.pop(request.matrix, None)
         elif isinstance(request, RestoreState):
             # For all shards: what can be gone through once only is made a list by the first of them.
             request.state = sendable(request.state)
             request = Restore(uuid.uuid4().hex, request.state, request.workers)
-        return self._link.send(request)
+        reply = self._link.send(request)
+        if isinstance(request, Create):
+            reply.when_settled(partial(self._note, request, reply))
+        return reply
+
+    def _note(self, create: Create, reply: Waiting[bool]) -> None:
+        with suppress(StreamiterError, asyncio.CancelledError):  # Refused: whoever makes the matrix is told.
+            reply.result()
+            self._supervisor.created.setdefault(create.matrix.name, create)
