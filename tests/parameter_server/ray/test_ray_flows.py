@@ -27,7 +27,8 @@ from streamiter.runtime.job import Job
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-RECORDS = 60
+RECORDS = 600
+"""More than a job counts before it is told to stop, on a busy machine, too."""
 
 LOST = (
     r"step 'count' .*parameter server: expected shard 0 to go on, given the end of its process and of all parameters "
