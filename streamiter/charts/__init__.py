@@ -1,5 +1,7 @@
-"""Small charts: panels of lines side by side, as SVG or PNG."""
+"""Small charts: panels of lines or bars side by side, as SVG."""
 
-from streamiter.charts.chart import Line, Panel, chart
+from streamiter.charts.bars import BarPanel
+from streamiter.charts.chart import chart
+from streamiter.charts.lines import Line, Panel
 
-__all__ = ["Line", "Panel", "chart"]
+__all__ = ["BarPanel", "Line", "Panel", "chart"]

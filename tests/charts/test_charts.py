@@ -1,0 +1,58 @@
+"""Charts: what is drawn where."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from streamiter.charts import BarPanel, Line, Panel, chart
+
+
+def labels(drawing: str) -> list[str]:
+    return re.findall(r">([^<]+)</text>", drawing)
+
+
+def test_the_axis_ends_above_where_lines_are_cut_off() -> None:
+    """The first loss was twenty times the others, which all lay on the axis."""
+    losses = Line("loss", [0.0, 1.0, 2.0], [10.0, 0.38, 0.31])
+    drawing = chart([Panel("Loss", "epoch", [losses], cut_above=0.4)])
+    assert {"0.30", "0.40"} <= set(labels(drawing))
+    assert "10" not in labels(drawing)
+    [clip] = re.findall(r'<clipPath id="(\w+)">', drawing)
+    before, inside = drawing.split(f'<g clip-path="url(#{clip})">')
+    assert "<polyline" not in before
+    assert "<polyline" in inside.split("</g>")[0]
+
+
+def test_two_panels_are_not_cut_off_at_the_place_of_one_of_them() -> None:
+    """With one name for both of their frames, the second panel was empty."""
+    panel = Panel("Loss", "epoch", [Line("loss", [0.0, 1.0], [2.0, 1.0])], cut_above=1.5)
+    clips = re.findall(r'<clipPath id="(\w+)"><path d="M(\d+),', chart([panel, panel]))
+    assert [len({name for name, _ in clips}), len({left for _, left in clips})] == [2, 2]
+
+
+@pytest.mark.parametrize(("points", "marks"), [(20, 40), (200, 0)])
+def test_points_are_marked_where_there_is_room(points: int, marks: int) -> None:
+    """The marks of two hundred points hid the three lines that joined them."""
+    xs = [float(x) for x in range(points)]
+    few_and_many = [Line("few", xs[:20], xs[:20]), Line("many", xs, xs)]
+    assert chart([Panel("Loss", "epoch", few_and_many)]).count("<circle") == marks
+
+
+def test_bars_are_as_high_as_their_numbers_and_have_the_colours_of_the_lines() -> None:
+    """A reader takes the colours from the legend of the panel beside it."""
+    lines = [Line(name, [0.0, 1.0], [1.0, 2.0]) for name in ("BSP", "ASP")]
+    bars = BarPanel("Speed", {"BSP": 1.0, "ASP": 3.0})
+    drawing = chart([Panel("Loss", "s", lines), bars])
+    heights = [float(height) for height in re.findall(r'height="([\d.]+)" \nfill=', drawing)]
+    assert heights[1] == pytest.approx(3 * heights[0], abs=0.2)
+    assert re.findall(r'\nfill="(#\w+)" rx', drawing) == re.findall(r'fill="none" stroke="(#\w+)"', drawing)
+    assert {"BSP", "ASP", "1.00", "3.00"} <= set(labels(drawing))
+
+
+def test_bars_of_nothing_have_no_height() -> None:
+    """A run that got nowhere is drawn like any other."""
+    drawing = chart([BarPanel("Speed", {"BSP": 0.0})])
+    assert re.findall(r'height="([\d.]+)" \nfill=', drawing) == ["0.0"]
+    assert min(float(label) for label in labels(drawing) if label not in ("BSP", "Speed")) == 0.0
