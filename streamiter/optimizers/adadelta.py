@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from streamiter.numbers import fraction, positive
 from streamiter.optimizers.learning_rates import LearningRate
-from streamiter.optimizers.optimizer import Floats, FloatView, Slots
+from streamiter.optimizers.optimizer import Floats, FloatView, Indices, Numbers, Slots, Views
 from streamiter.optimizers.regularization import RegularizedRule
 
 __all__ = ["AdaDelta"]
@@ -41,9 +40,8 @@ class AdaDelta(RegularizedRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "alpha", fraction("AdaDelta(alpha=)", self.alpha))
-        object.__setattr__(self, "beta", fraction("AdaDelta(beta=)", self.beta))
-        object.__setattr__(self, "epsilon", positive("AdaDelta(epsilon=)", self.epsilon))
+        self._check_settings(fraction, "alpha", "beta")
+        self._check_settings(positive, "epsilon")
 
     def _move(self, weights: Floats, gradient: Floats, slots: Slots, rate: float, step: int) -> None:
         n, v = slots["n"], slots["v"]
@@ -64,13 +62,7 @@ class AdaDelta(RegularizedRule):
         v += delta
 
     def _move_few(
-        self,
-        indices: Sequence[int],
-        weights: FloatView,
-        gradient: Sequence[float],
-        slots: Sequence[FloatView],
-        rate: float,
-        step: int,
+        self, indices: Indices, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
     ) -> None:
         alpha, beta, epsilon = self.alpha, self.beta, self.epsilon
         new_n, new_v = 1.0 - alpha, 1.0 - beta

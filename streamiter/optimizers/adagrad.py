@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from streamiter.numbers import fraction, positive
 from streamiter.optimizers.learning_rates import LearningRate
-from streamiter.optimizers.optimizer import Floats, FloatView, Slots
+from streamiter.optimizers.optimizer import Floats, FloatView, Indices, Numbers, Slots, Views
 from streamiter.optimizers.regularization import RegularizedRule
 
 __all__ = ["AdaGrad", "RMSProp"]
@@ -28,7 +27,7 @@ class _ScaledBySquares(RegularizedRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "epsilon", positive(f"{type(self).__name__}(epsilon=)", self.epsilon))
+        self._check_settings(positive, "epsilon")
 
     @abc.abstractmethod
     def _shares(self) -> tuple[float, float]:
@@ -48,13 +47,7 @@ class _ScaledBySquares(RegularizedRule):
         weights -= move
 
     def _move_few(
-        self,
-        indices: Sequence[int],
-        weights: FloatView,
-        gradient: Sequence[float],
-        slots: Sequence[FloatView],
-        rate: float,
-        step: int,
+        self, indices: Indices, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
     ) -> None:
         epsilon, (kept, taken) = self.epsilon, self._shares()
         (all_n,) = slots
@@ -105,7 +98,7 @@ class RMSProp(_ScaledBySquares):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "beta", fraction("RMSProp(beta=)", self.beta))
+        self._check_settings(fraction, "beta")
 
     def _shares(self) -> tuple[float, float]:
         return self.beta, 1.0 - self.beta

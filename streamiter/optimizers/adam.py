@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from streamiter.numbers import fraction, positive
 from streamiter.optimizers.learning_rates import LearningRate
-from streamiter.optimizers.optimizer import Floats, FloatView, Slots
+from streamiter.optimizers.optimizer import Floats, FloatView, Indices, Numbers, Slots, Views
 from streamiter.optimizers.regularization import RegularizedRule
 
 __all__ = ["Adam"]
@@ -41,9 +40,8 @@ class Adam(RegularizedRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "beta", fraction("Adam(beta=)", self.beta))
-        object.__setattr__(self, "gamma", fraction("Adam(gamma=)", self.gamma))
-        object.__setattr__(self, "epsilon", positive("Adam(epsilon=)", self.epsilon))
+        self._check_settings(fraction, "beta", "gamma")
+        self._check_settings(positive, "epsilon")
 
     def _move(self, weights: Floats, gradient: Floats, slots: Slots, rate: float, step: int) -> None:
         m, v = slots["m"], slots["v"]
@@ -63,13 +61,7 @@ class Adam(RegularizedRule):
         weights -= move
 
     def _move_few(
-        self,
-        indices: Sequence[int],
-        weights: FloatView,
-        gradient: Sequence[float],
-        slots: Sequence[FloatView],
-        rate: float,
-        step: int,
+        self, indices: Indices, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
     ) -> None:
         beta, gamma, epsilon = self.beta, self.gamma, self.epsilon
         new_m, new_v = 1.0 - beta, 1.0 - gamma

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from streamiter.numbers import not_negative, positive
-from streamiter.optimizers.optimizer import Floats, FloatView, Optimizer, Slots
+from streamiter.optimizers.optimizer import Floats, FloatView, Indices, Numbers, Optimizer, Slots, Views
 
 __all__ = ["FTRL"]
 
@@ -39,10 +38,8 @@ class FTRL(Optimizer):
     slot_names: ClassVar[tuple[str, ...]] = ("z", "n")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "alpha", positive("FTRL(alpha=)", self.alpha))
-        object.__setattr__(self, "beta", not_negative("FTRL(beta=)", self.beta))
-        object.__setattr__(self, "l1", not_negative("FTRL(l1=)", self.l1))
-        object.__setattr__(self, "l2", not_negative("FTRL(l2=)", self.l2))
+        self._check_settings(positive, "alpha")
+        self._check_settings(not_negative, "beta", "l1", "l2")
 
     def new_slots(self, weights: Floats) -> dict[str, Floats]:
         return self.slots_to_go_on(weights) if self.keep_start else super().new_slots(weights)
@@ -75,12 +72,7 @@ class FTRL(Optimizer):
         np.divide(work, root, out=weights, where=n > 0.0)
 
     def update_few(
-        self,
-        indices: Sequence[int],
-        weights: FloatView,
-        gradient: Sequence[float],
-        slots: Sequence[FloatView],
-        step: int,
+        self, indices: Indices, weights: FloatView, gradient: Numbers, slots: Views, step: int
     ) -> None:
         alpha, beta, l1, l2 = self.alpha, self.beta, self.l1, self.l2
         all_z, all_n = slots

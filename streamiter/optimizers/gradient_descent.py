@@ -34,8 +34,7 @@ class GradientDescent(Optimizer):
     name: ClassVar[str] = "gradient descent"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "l1", not_negative("GradientDescent(l1=)", self.l1))
-        object.__setattr__(self, "l2", not_negative("GradientDescent(l2=)", self.l2))
+        self._check_settings(not_negative, "l1", "l2")
         rate = rate_of(self.learning_rate)
         object.__setattr__(self, "learning_rate", rate)
         if (shrinking := rate.at(1) * self.l2) > 1.0:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from streamiter.numbers import fraction
 from streamiter.optimizers.learning_rates import LearningRate
-from streamiter.optimizers.optimizer import Floats, FloatView, Slots
+from streamiter.optimizers.optimizer import Floats, FloatView, Indices, Numbers, Slots, Views
 from streamiter.optimizers.regularization import RegularizedRule
 
 __all__ = ["Momentum"]
@@ -39,7 +38,7 @@ class Momentum(RegularizedRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "momentum", fraction("Momentum(momentum=)", self.momentum))
+        self._check_settings(fraction, "momentum")
 
     def _move(self, weights: Floats, gradient: Floats, slots: Slots, rate: float, step: int) -> None:
         v = slots["v"]
@@ -48,13 +47,7 @@ class Momentum(RegularizedRule):
         weights -= v * rate
 
     def _move_few(
-        self,
-        indices: Sequence[int],
-        weights: FloatView,
-        gradient: Sequence[float],
-        slots: Sequence[FloatView],
-        rate: float,
-        step: int,
+        self, indices: Indices, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
     ) -> None:
         momentum = self.momentum
         (all_v,) = slots

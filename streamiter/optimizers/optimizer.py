@@ -16,7 +16,7 @@ float64, or all of them float32: then all is computed in float32, without copies
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
@@ -24,7 +24,17 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 
-__all__ = ["FloatView", "Floats", "Optimizer", "Slots", "checked_optimizer", "view_of"]
+__all__ = [
+    "FloatView",
+    "Floats",
+    "Indices",
+    "Numbers",
+    "Optimizer",
+    "Slots",
+    "Views",
+    "checked_optimizer",
+    "view_of",
+]
 
 Floats = npt.NDArray[np.floating[Any]]
 """float64 or float32; weights, gradient and slots are of the same."""
@@ -37,6 +47,16 @@ class FloatView(Protocol):
 
     def __getitem__(self, index: int, /) -> float: ...
     def __setitem__(self, index: int, value: float, /) -> None: ...
+
+
+Indices = Sequence[int]
+"""Of some weights, none twice."""
+
+Numbers = Sequence[float]
+"""One for each index."""
+
+Views = Sequence[FloatView]
+"""Of the slots, in the order of their names."""
 
 
 def view_of(array: Floats) -> FloatView:
@@ -60,6 +80,12 @@ class Optimizer(abc.ABC):
     """Stored with the slots, so that a snapshot is not restored into another rule."""
 
     slot_names: ClassVar[tuple[str, ...]] = ()
+
+    def _check_settings(self, check: Callable[[str, Any], float], *options: str) -> None:
+        """Have settings checked, each by its name, as the optimizer is made; they become plain floats."""
+        for option in options:
+            number = check(f"{type(self).__name__}({option}=)", getattr(self, option))
+            object.__setattr__(self, option, number)
 
     def new_slots(self, weights: Floats) -> dict[str, Floats]:
         """Slots for weights that start as given, before the first update."""
@@ -89,12 +115,7 @@ class Optimizer(abc.ABC):
             slots[name][indices] = slot
 
     def update_few(
-        self,
-        indices: Sequence[int],
-        weights: FloatView,
-        gradient: Sequence[float],
-        slots: Sequence[FloatView],
-        step: int,
+        self, indices: Indices, weights: FloatView, gradient: Numbers, slots: Views, step: int
     ) -> None:
         """The same as ``update_at`` for some dozen numbers, on views of the arrays (slots by position)."""
         arrays = {name: _array_of(slot) for name, slot in zip(self.slot_names, slots, strict=True)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from streamiter.numbers import not_negative
 from streamiter.optimizers.learning_rates import LearningRate, rate_of
-from streamiter.optimizers.optimizer import Floats, FloatView, Optimizer, Slots
+from streamiter.optimizers.optimizer import Floats, FloatView, Indices, Numbers, Optimizer, Slots, Views
 
 __all__ = ["RegularizedRule", "soft", "soften", "with_l2"]
 
@@ -50,9 +49,7 @@ class RegularizedRule(Optimizer):
     l2: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        for option in ("l1", "l2"):
-            number = not_negative(f"{type(self).__name__}({option}=)", getattr(self, option))
-            object.__setattr__(self, option, number)
+        self._check_settings(not_negative, "l1", "l2")
         object.__setattr__(self, "learning_rate", rate_of(self.learning_rate))
 
     def update(self, weights: Floats, gradient: Floats, slots: Slots, step: int) -> None:
@@ -62,12 +59,7 @@ class RegularizedRule(Optimizer):
             soften(weights, rate * self.l1)
 
     def update_few(
-        self,
-        indices: Sequence[int],
-        weights: FloatView,
-        gradient: Sequence[float],
-        slots: Sequence[FloatView],
-        step: int,
+        self, indices: Indices, weights: FloatView, gradient: Numbers, slots: Views, step: int
     ) -> None:
         rate, l2 = self._rate(step), self.l2
         if l2:
@@ -84,13 +76,7 @@ class RegularizedRule(Optimizer):
 
     @abc.abstractmethod
     def _move_few(
-        self,
-        indices: Sequence[int],
-        weights: FloatView,
-        gradient: Sequence[float],
-        slots: Sequence[FloatView],
-        rate: float,
-        step: int,
+        self, indices: Indices, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
     ) -> None:
         """The same, to the last bit, one number at a time: the order of operations must be that of ``_move``."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import ClassVar, cast
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError
 from streamiter.numbers import is_number, not_negative
 from streamiter.optimizers.learning_rates import LearningRate, rate_of
-from streamiter.optimizers.optimizer import Floats, FloatView, Optimizer, Slots
+from streamiter.optimizers.optimizer import Floats, FloatView, Indices, Numbers, Optimizer, Slots, Views
 from streamiter.optimizers.regularization import soften, with_l2
 
 __all__ = ["SGD"]
@@ -44,7 +43,7 @@ class SGD(Optimizer):
     name: ClassVar[str] = "sgd"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "l1", not_negative("SGD(l1=)", self.l1))
+        self._check_settings(not_negative, "l1")
         object.__setattr__(self, "learning_rate", rate_of(self.learning_rate))
         object.__setattr__(self, "l2", _checked_l2(self.l2))
 
@@ -94,12 +93,7 @@ class SGD(Optimizer):
             soften(weights, rate * self.l1)
 
     def update_few(
-        self,
-        indices: Sequence[int],
-        weights: FloatView,
-        gradient: Sequence[float],
-        slots: Sequence[FloatView],
-        step: int,
+        self, indices: Indices, weights: FloatView, gradient: Numbers, slots: Views, step: int
     ) -> None:
         rate, l2, threshold = self._rate(step), self._l2(), self._rate(step) * self.l1
         shrinking = (

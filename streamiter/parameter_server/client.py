@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
-import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import OutOfTurn, ParameterServerError
 from streamiter.numbers import whole_number
+from streamiter.parameter_server.cached_rows import CachedRows
 from streamiter.parameter_server.call import Call
 from streamiter.parameter_server.consistency.settings import ASP
 from streamiter.parameter_server.heartbeats import Heartbeats
@@ -18,10 +18,7 @@ from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.matrix_access import MatrixAccess, Reading
 from streamiter.parameter_server.participation import Participation
 from streamiter.parameter_server.partitioning import Partitioning
-from streamiter.parameter_server.psf.function import (
-    GetFunction,
-    UpdateFunction,
-)
+from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
 from streamiter.parameter_server.requests import (
     Add,
     AddPart,
@@ -31,9 +28,7 @@ from streamiter.parameter_server.requests import (
     GetPart,
     GetReply,
     PassBarrier,
-    Update,
 )
-from streamiter.parameter_server.row_cache import CacheRules, RowCache, cache_rules
 from streamiter.parameter_server.row_cache import Reading as BegunRead
 from streamiter.parameter_server.subscription import Subscription
 from streamiter.parameter_server.transport.link import ShardLink
@@ -85,13 +80,12 @@ class Client:
         self._directory = directory
         limit = whole_number("client(max_calls=)", max_calls, 1)
         self._read_my_writes = read_my_writes
-        self._cache = RowCache(whole_number("client(cache_bytes=)", cache_bytes, 0))
+        self._cache = CachedRows(cache_bytes, read_my_writes=read_my_writes)
         self._part = Participation(worker, links, limit, heartbeats, on_left)
         self._further: Callable[[], None] = _nobody_asks
         self._arrived = 0
         """How many barriers this worker has come to."""
         self._matrices: dict[str, MatrixAccess] = {}
-        self._rules: dict[str, CacheRules] = {}
         self._subscriptions: dict[int, Subscription] = {}
         self._subscribed = 0
         if joins:
@@ -171,12 +165,14 @@ class Client:
         access = self._matrices.get(matrix) or await self._find(matrix)
         numbers, is_single = access.rows_of(row, rows, "get")
         keys = access.columns_of(columns)
-        if self._cache.is_on and (cached := self._from_cache(matrix, numbers, keys)) is not None:
-            self._part.check_open()
-            return Call((), lambda replies: cached[0] if is_single else cached)
-        reading = access.reading(numbers, keys)
-        began = [self._cache.begin(matrix, number) for number in numbers] if keys is None else []
-        return await self._read(access, reading, began, is_single=is_single)
+        began: Sequence[BegunRead] = ()
+        if self._cache.is_on:
+            cached = self._cache.find(matrix, numbers, keys, self.clock_of(matrix))
+            if cached is not None:
+                self._part.check_open()
+                return Call((), lambda replies: cached[0] if is_single else cached)
+            began = self._cache.begin(matrix, numbers, keys)
+        return await self._read(access, access.reading(numbers, keys), began, is_single=is_single)
 
     async def _read(
         self, access: MatrixAccess, reading: Reading, began: Sequence[BegunRead] = (), *, is_single: bool
@@ -187,27 +183,11 @@ class Client:
             for shard, reply in zip(reading.parts, replies, strict=True):
                 reading.take(shard, reply)
                 access.observed = max(access.observed, reply.clock)
-            if self._cache.is_on:
-                lowest = min((reply.clock for reply in replies), default=0)
-                for cached_row, values in zip(began, reading.result, strict=False):
-                    self._cache.put(cached_row, values, lowest)
+            if began:
+                self._cache.keep(began, reading.result, replies)
             return reading.result[0] if is_single else reading.result
 
         return await self._send(access.get_requests(reading), finish)
-
-    def _from_cache(
-        self, matrix: str, rows: Sequence[int], keys: npt.NDArray[np.int64] | None
-    ) -> Numbers | None:
-        staleness = self._rules[matrix].staleness
-        if staleness is None:
-            return None
-        found = []
-        for row in rows:
-            values = self._cache.find(matrix, row, self.clock_of(matrix), staleness, keys)
-            if values is None:
-                return None
-            found.append(values)
-        return np.stack(found) if found else None
 
     # -- adding ----------------------------------------------------------------------------------------
 
@@ -419,7 +399,7 @@ class Client:
             matrix, partitioning, self.worker, with_own=self._read_my_writes
         )
         access.observed = self._part.observed_at_join.get(name, -1)
-        self._rules[name] = cache_rules(matrix.consistency, read_my_writes=self._read_my_writes)
+        self._cache.make_known(matrix, partitioning)
         return access
 
     # -- checkpoints of a flow -------------------------------------------------------------------------
@@ -450,25 +430,12 @@ class Client:
         """Send one request to each shard; the call is under way until all have replied."""
         await self._part.begin()
         if self._cache.is_on:
-            self._show_writes(requests)
+            self._cache.show_writes(requests)
         try:
             return self._part.send(requests, finish)
         except BaseException:
             self._cache.clear()  # nobody knows which of them has counted
             raise
-
-    def _show_writes(self, requests: Sequence[tuple[int, Any]]) -> None:
-        """Have cached rows show what is being sent, no sooner (it may yet be cancelled) and no later."""
-        for _, request in requests:
-            update = request.update if isinstance(request, Add) else request
-            if isinstance(update, Update) and not update.only_check:
-                self._cache.invalidate(request.matrix)
-            elif isinstance(request, Add) and self._rules[request.matrix].own_adds_show:
-                blocks = self._matrices[request.matrix].partitioning.blocks
-                for block, row, columns, values in request.parts:
-                    of_block = blocks[block].columns
-                    whole = slice(of_block.start, of_block.stop)
-                    self._cache.own_add(request.matrix, row, whole if columns is None else columns, values)
 
 
 def _nothing(replies: Sequence[Any]) -> None:

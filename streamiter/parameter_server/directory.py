@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, final
 
@@ -68,15 +67,30 @@ class MatrixDirectory:
 
     async def _make(self, matrix: Matrix, holders: Sequence[ShardLink]) -> None:
         """On all of these shards, or, where a function of ``init=`` fails on one of them, on none."""
-        create = Create(matrix, len(self._links))
-        results = await asyncio.gather(*[_ask(link, create) for link in holders], return_exceptions=True)
-        errors = [result for result in results if isinstance(result, BaseException)]
-        if errors:
-            made = [link for link, result in zip(holders, results, strict=True) if result is True]
-            await asyncio.gather(*[_ask(link, Forget(matrix.name)) for link in made])
-            raise errors[0]
+        replies = [_sent(link, Create(matrix, len(self._links))) for link in holders]
+        made: list[ShardLink] = []
+        failure: Exception | None = None
+        for link, reply in zip(holders, replies, strict=True):
+            try:
+                if await reply:
+                    made.append(link)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            for link in made:
+                await _sent(link, Forget(matrix.name))
+            raise failure
 
 
-async def _ask(link: ShardLink, request: Any) -> Any:
-    reply = link.send(request)
-    return await reply if isinstance(reply, Waiting) else reply
+def _sent(link: ShardLink, request: Any) -> Waiting[Any]:
+    """The reply, also to what is refused at once: all shards are asked before any of them is waited for."""
+    reply: Waiting[Any] = Waiting()
+    try:
+        sent = link.send(request)
+    except Exception as error:
+        reply.fail(error)
+        return reply
+    if isinstance(sent, Waiting):
+        return sent
+    reply.succeed(sent)
+    return reply

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from streamiter.errors import UnknownMatrix
 
 __all__ = ["MatrixCounts", "MatrixStatistics", "ParameterServerStatistics", "ShardStatistics"]
 
@@ -77,8 +79,7 @@ class ParameterServerStatistics:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a drawing says of it, a line each: its workers while it has any, and where each matrix stands."""
-        names = dict.fromkeys(matrix.matrix for shard in self.shards for matrix in shard.matrices)
-        found = [self.matrix(name) for name in names]
+        found = [self.matrix(name) for name in self._names()]
         count = len(self.workers)
         workers = [f"{count:,} worker{'s' if count > 1 else ''}"] if count else []
         return (
@@ -90,10 +91,14 @@ class ParameterServerStatistics:
         )
 
     def matrix(self, name: str) -> MatrixStatistics:
-        """A matrix on all shards together. KeyError if there is none of that name."""
+        """A matrix on all shards together; raises UnknownMatrix."""
         parts = [matrix for shard in self.shards for matrix in shard.matrices if matrix.matrix == name]
         if not parts:
-            raise KeyError(f"no matrix {name!r} on {self.name!r}")
+            known = ", ".join(map(repr, self._names())) or "none yet"
+            raise UnknownMatrix(
+                f"{self.name}, statistics of matrix {name!r}: expected one of {known}, given {name!r}; make it first, "
+                "with create_matrix"
+            )
         slowest = min(parts, key=lambda part: part.minimum_clock)
         return MatrixStatistics(
             matrix=name,
@@ -114,3 +119,6 @@ class ParameterServerStatistics:
             blocks=sum(part.blocks for part in parts),
             size_bytes=sum(part.size_bytes for part in parts),
         )
+
+    def _names(self) -> Iterable[str]:
+        return dict.fromkeys(matrix.matrix for shard in self.shards for matrix in shard.matrices)

@@ -193,6 +193,18 @@ async def test_a_wrong_call_says_what_was_expected_and_given_and_changes_nothing
         assert server.statistics().matrix("w").clocks == {0: 0}
 
 
+async def test_statistics_of_no_matrix_name_those_that_there_are() -> None:
+    """Whoever caught the errors of a server did not catch this one: it was a KeyError."""
+    async with ParameterServer(name="ps") as server:
+        with pytest.raises(
+            UnknownMatrix, match=r"ps, statistics of matrix 'v': expected one of none yet, given 'v'"
+        ):
+            server.statistics().matrix("v")
+        await server.create_matrix("w", rows=1, columns=4)
+        with pytest.raises(UnknownMatrix, match=r"expected one of 'w', given 'v'; make it first"):
+            server.statistics().matrix("v")
+
+
 CALLS_OF_A_CLIENT: dict[str, Call] = {
     "get": lambda client: client.get("w", row=0),
     "start_get": lambda client: client.start_get("w", row=0),

@@ -38,7 +38,7 @@ class BulkSynchronousModel(ConsistencyModel[A, G]):
         clock = self._check_turn(worker, observed, "a get", ahead=1)
         if clock <= self.tracker.get_min_clock():
             return True
-        self._gets.park(clock, worker, request)
+        self._gets.park(clock, request)
         return False
 
     def clock(self, worker: int, observed: int = -1) -> list[Any]:
@@ -56,11 +56,7 @@ class BulkSynchronousModel(ConsistencyModel[A, G]):
 
     def pending_adds(self, worker: int | None = None) -> Iterator[A]:
         """The adds that are kept, of one worker or of all, in order of arrival."""
-        return self._adds.of(worker)
-
-    def count_pending(self, worker: int) -> int:
-        """How many adds are kept of the iteration that the worker is in."""
-        return self._adds.count(self.tracker.get_progress(worker), worker)
+        return iter(self._adds.all()) if worker is None else self._adds.of(worker)
 
     def merge_pending(self, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
         """Have ``merge`` sum up what is kept of the iteration that the worker is in."""

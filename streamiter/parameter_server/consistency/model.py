@@ -71,10 +71,6 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
         before = self.tracker.get_min_clock()
         return self._released(before, self.tracker.leave(worker))
 
-    def gets_of(self, worker: int) -> list[G]:
-        """The gets of one worker that are kept, in order of arrival."""
-        return list(self._gets.of(worker))
-
     def forget(self, request: G) -> None:
         """Nobody waits for this get any more; nothing happens if it is not kept."""
         self._gets.forget(request)
@@ -87,11 +83,6 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
     def pending_adds(self, worker: int | None = None) -> Iterator[A]:
         """The adds that are kept, of one worker or of all, in order of arrival."""
         return iter(())
-
-    def count_pending(self, worker: int) -> int:
-        """How many adds are kept of the iteration that the worker is in; costs nothing."""
-        self.tracker.check_worker_valid(worker)
-        return 0
 
     def merge_pending(self, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
         """Have ``merge`` sum up what is kept of the iteration that the worker is in; older ones cannot grow any more.

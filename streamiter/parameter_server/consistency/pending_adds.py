@@ -54,14 +54,15 @@ class PendingAdds(Generic[A]):
         """The clock behind the last one at which something was made that is still here; 0 where there is nothing."""
         return max(self._by_clock, default=-1) + 1
 
-    def of(self, worker: int | None) -> Iterator[A]:
-        """The adds of a worker (None: of all)."""
-        for _, _, _, request in self._in_order(worker):
-            yield request
+    def of(self, worker: int) -> Iterator[A]:
+        """The adds of a worker, in order of arrival, for its clock only goes up."""
+        for clock in sorted(self._by_clock):
+            for _, request in self._by_clock[clock].get(worker, ()):
+                yield request
 
-    def count(self, clock: int, worker: int) -> int:
-        """How many adds the worker made at ``clock``."""
-        return len(self._by_clock.get(clock, {}).get(worker, ()))
+    def all(self) -> list[A]:
+        """Those of all workers, in order of arrival."""
+        return [request for _, _, request in self.snapshot()]
 
     def merge(self, clock: int, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
         """Replace a worker's adds of one clock by what ``merge`` makes of them: no more than they were.
@@ -80,27 +81,21 @@ class PendingAdds(Generic[A]):
 
     def clear(self) -> list[A]:
         """All of them; none is kept."""
-        adds = list(self.of(None))
-        self._by_clock.clear()
-        return adds
+        return self.take(self.end())
 
     def snapshot(self) -> list[tuple[int, int, A]]:
         """(clock, worker, add) in order of arrival, for :meth:`restore`."""
-        return [(clock, worker, request) for _, clock, worker, request in self._in_order(None)]
+        entries = [
+            (arrival, clock, worker, request)
+            for clock, by_worker in self._by_clock.items()
+            for worker, of_worker in by_worker.items()
+            for arrival, request in of_worker
+        ]
+        entries.sort(key=_arrival)
+        return [(clock, worker, request) for _, clock, worker, request in entries]
 
     def restore(self, state: Sequence[Any]) -> None:
         """Take over what :meth:`snapshot` gave."""
         self._by_clock.clear()
         for clock, worker, request in state:
             self.keep(clock, worker, request)
-
-    def _in_order(self, only: int | None) -> list[tuple[int, int, int, A]]:
-        return sorted(
-            (
-                (arrival, clock, worker, request)
-                for clock, by_worker in self._by_clock.items()
-                for worker in (by_worker if only is None else (only,))
-                for arrival, request in by_worker.get(worker, ())
-            ),
-            key=_arrival,
-        )

@@ -35,5 +35,5 @@ class StaleSynchronousModel(ConsistencyModel[A, G]):
         wanted = self.tracker.get_progress(worker) - self._staleness
         if wanted <= self.tracker.get_min_clock():
             return True
-        self._gets.park(wanted, worker, request)
+        self._gets.park(wanted, request)
         return False

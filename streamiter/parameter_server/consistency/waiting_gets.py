@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Generic, TypeVar, final
 
 __all__ = ["WaitingGets"]
@@ -16,7 +15,7 @@ class WaitingGets(Generic[G]):
 
     >>> gets = WaitingGets()
     >>> first, second = ["first"], ["second"]
-    >>> gets.park(1, 7, first); gets.park(1, 2, second); gets.forget(first)
+    >>> gets.park(1, first); gets.park(1, second); gets.forget(first)
     >>> gets.take(1), len(gets)
     ([['second']], 0)
     """
@@ -24,15 +23,15 @@ class WaitingGets(Generic[G]):
     __slots__ = ("_all", "_by_clock")
 
     def __init__(self) -> None:
-        self._all: dict[int, tuple[int, int, G]] = {}  # by identity, by arrival: clock, worker, get
+        self._all: dict[int, tuple[int, G]] = {}  # by identity, by arrival: clock, get
         self._by_clock: dict[int, dict[int, G]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def park(self, clock: int, worker: int, request: G) -> None:
+    def park(self, clock: int, request: G) -> None:
         """Keep it until the minimum clock is ``clock``."""
-        self._all[id(request)] = clock, worker, request
+        self._all[id(request)] = clock, request
         self._by_clock.setdefault(clock, {})[id(request)] = request
 
     def take(self, clock: int) -> list[G]:
@@ -42,15 +41,11 @@ class WaitingGets(Generic[G]):
             del self._all[identity]
         return list(waited.values())
 
-    def of(self, worker: int) -> Iterator[G]:
-        """The gets of one worker, in order of arrival."""
-        return (request for _, owner, request in self._all.values() if owner == worker)
-
     def forget(self, request: G) -> None:
         """Keep it no more; nothing happens if it is not kept."""
         place = self._all.pop(id(request), None)
         if place is not None:
-            clock, _, _ = place
+            clock, _ = place
             gets = self._by_clock[clock]
             del gets[id(request)]
             if not gets:
@@ -58,7 +53,7 @@ class WaitingGets(Generic[G]):
 
     def clear(self) -> list[G]:
         """All of them, in order of arrival; none is kept."""
-        gets = [request for _, _, request in self._all.values()]
+        gets = [request for _, request in self._all.values()]
         self._all.clear()
         self._by_clock.clear()
         return gets

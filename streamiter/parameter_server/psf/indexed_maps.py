@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from streamiter.errors import ParameterServerError
-from streamiter.parameter_server.psf.maps import Mapped
+from streamiter.parameter_server.psf.maps import Map, Mapped, Zip2Map, Zip3Map
 from streamiter.parameter_server.psf.sparse_rows import aligned, same_numbers, without_default
 from streamiter.parameter_server.storage.block import Block, Columns, Numbers
 
@@ -23,7 +23,8 @@ class IndexedMap(Mapped):
     """Row ``to`` = the user's function of global column numbers (int64) and rows.
 
     On sparse rows it has to give one number for all columns that are absent from all rows; this is the new default. It
-    is tried on each of them, which takes time in proportion to the width of the matrix.
+    is tried on each of them, which takes time in proportion to the width of the matrix. Settings are those of the map
+    without the index.
     """
 
     def partition_check(self, block: Block, part: Any) -> Any:
@@ -96,43 +97,19 @@ class IndexedMap(Mapped):
 
 
 @dataclass(frozen=True)
-class MapWithIndex(IndexedMap):
+class MapWithIndex(IndexedMap, Map):
     """f(i, x).
 
     >>> MapWithIndex("w", 0, 1, function="numpy:multiply")
     MapWithIndex(matrix='w', source=0, to=1, function='numpy:multiply')
     """
 
-    matrix: str
-    source: int
-    to: int
-    function: Callable[..., Any] | str
-
-    source_fields = ("source",)
-
 
 @dataclass(frozen=True)
-class Zip2MapWithIndex(IndexedMap):
+class Zip2MapWithIndex(IndexedMap, Zip2Map):
     """f(i, x, y)."""
 
-    matrix: str
-    first: int
-    second: int
-    to: int
-    function: Callable[..., Any] | str
-
-    source_fields = ("first", "second")
-
 
 @dataclass(frozen=True)
-class Zip3MapWithIndex(IndexedMap):
+class Zip3MapWithIndex(IndexedMap, Zip3Map):
     """f(i, x, y, z)."""
-
-    matrix: str
-    first: int
-    second: int
-    third: int
-    to: int
-    function: Callable[..., Any] | str
-
-    source_fields = ("first", "second", "third")

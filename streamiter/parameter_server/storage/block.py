@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.deferred import Encode
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.partitioning import BlockRange
 
 __all__ = ["Block", "Columns", "Numbers", "SparseRow"]
 
@@ -37,12 +39,15 @@ class Block(abc.ABC):
     ``sparse_row`` gives.
     """
 
-    rows: range
-    columns: range
-    dtype: np.dtype[Any]
     is_sparse: bool
-    updates: int
-    """How many times an optimizer has been applied; part of the state."""
+
+    def __init__(self, matrix: Matrix, block: BlockRange) -> None:
+        self.rows = block.rows
+        self.columns = block.columns
+        self.dtype = matrix.numpy_dtype
+        self.updates = 0
+        """How many times an optimizer has been applied; part of the state."""
+        self._name = f"matrix {matrix.name!r}"
 
     @abc.abstractmethod
     def get(self, row: int, columns: Columns | None, out: Numbers | None = None) -> Numbers:

@@ -33,11 +33,7 @@ class SparseBlock(Block):
     is_sparse = True
 
     def __init__(self, matrix: Matrix, block: BlockRange) -> None:
-        self.rows = block.rows
-        self.columns = block.columns
-        self.dtype = matrix.numpy_dtype
-        self.updates = 0
-        self._name = f"matrix {matrix.name!r}"
+        super().__init__(matrix, block)
         self._default = self.dtype.type(matrix.default)
         self._cells: dict[int, Cells] = {}
         """By row; one that is not there has the matrix's default everywhere."""

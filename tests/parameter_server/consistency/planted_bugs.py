@@ -26,7 +26,7 @@ def gets_wait_at_the_bound_of_staleness(patch: pytest.MonkeyPatch) -> None:
         wanted = self.tracker.get_progress(worker) - self._staleness
         if wanted < self.tracker.get_min_clock():
             return True
-        self._gets.park(wanted + 1, worker, request)
+        self._gets.park(wanted + 1, request)
         return False
 
     patch.setattr(StaleSynchronousModel, "get", get)
@@ -37,7 +37,7 @@ def gets_go_one_past_the_bound_of_staleness(patch: pytest.MonkeyPatch) -> None:
         wanted = self.tracker.get_progress(worker) - self._staleness - 1
         if wanted <= self.tracker.get_min_clock():
             return True
-        self._gets.park(wanted, worker, request)
+        self._gets.park(wanted, request)
         return False
 
     patch.setattr(StaleSynchronousModel, "get", get)
@@ -48,7 +48,7 @@ def gets_are_parked_under_the_worker_s_own_clock(patch: pytest.MonkeyPatch) -> N
         clock = self.tracker.get_progress(worker)
         if clock - self._staleness <= self.tracker.get_min_clock():
             return True
-        self._gets.park(clock, worker, request)
+        self._gets.park(clock, request)
         return False
 
     patch.setattr(StaleSynchronousModel, "get", get)
@@ -59,7 +59,7 @@ def what_was_observed_elsewhere_ends_the_wait_here(patch: pytest.MonkeyPatch) ->
         wanted = self.tracker.get_progress(worker) - self._staleness
         if wanted <= max(self.tracker.get_min_clock(), observed):
             return True
-        self._gets.park(wanted, worker, request)
+        self._gets.park(wanted, request)
         return False
 
     patch.setattr(StaleSynchronousModel, "get", get)
@@ -210,7 +210,7 @@ def early_gets_are_answered_at_once(patch: pytest.MonkeyPatch) -> None:
         clock = self._check_turn(worker, observed, "a get", ahead=1)
         if clock <= max(self.tracker.get_min_clock(), observed):
             return True
-        self._gets.park(clock, worker, request)
+        self._gets.park(clock, request)
         return False
 
     patch.setattr(BulkSynchronousModel, "get", get)
