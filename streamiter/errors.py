@@ -11,6 +11,7 @@
     ├── RejectRecords          raised by an operator: these records, not the job, are at fault
     ├── ModelError             a model was fed with what it cannot take, or its arithmetic broke down
     │   ├── NoModel            (streamiter.models) nothing has been published yet
+    │   ├── Diverged           (streamiter.networks) a training has numbers that are not finite any more
     │   └── BadRows            (streamiter.learn) these rows of a mini-batch, not the model, are at fault
     ├── TopicError             a topic, its server or its file
     │   ├── TopicUnavailable   the server does not answer

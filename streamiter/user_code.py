@@ -14,20 +14,27 @@ _NOT_THE_USERS: Final = frozenset(
     {"streamiter", "streamiter_files", "streamiter_kafka", "streamiter_sqlite", "asyncio", "uvloop"}
 )
 
+# What calls the commands of the program: behind it is no line that anybody has written.
+_COMMAND_LINE: Final = frozenset({"typer", "click"})
+
 
 def user_line() -> str:
     """``file:line`` of the innermost frame outside our packages: the line that the user wrote.
+
+    Where that is our own command line it is called so.
 
     >>> user_line().count(":")
     1
     """
     frame = sys._getframe(1)
-    while frame.f_back is not None and not _is_the_users(frame):
+    while frame.f_back is not None and _package(frame) in _NOT_THE_USERS:
         frame = frame.f_back
+    if _package(frame) in _COMMAND_LINE:
+        return "the command line"
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def _is_the_users(frame: FrameType) -> bool:
+def _package(frame: FrameType) -> str:
     # By the module, not the file: the methods that dataclasses generate have a module only.
     module: str = frame.f_globals.get("__name__", "")
-    return module.partition(".")[0] not in _NOT_THE_USERS
+    return module.partition(".")[0]

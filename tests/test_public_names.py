@@ -116,6 +116,7 @@ NAMES = {
     ],
     "streamiter.networks": [
         "ConfigurationWarning",
+        "Diverged",
         "EpochResult",
         "Evaluation",
         "LabelledRows",

@@ -35,8 +35,8 @@ def predict(
     """Predict with a saved network: a line for each row of a file.
 
     Columns, with tabs between them, are what the loss of the network gives: of logloss score, probability and label;
-    of hingeloss score and label; of softmaxloss the class and its probability; of regressions the value. How good they
-    are by the labels of the file is said on stderr.
+    of hingeloss score and label; of softmaxloss score and probability of the class that is predicted, and the class
+    as label; of regressions the value. How good they are by the labels of the file is said on stderr.
     """
     from streamiter.networks.data import read_rows
     from streamiter.networks.saved_models import load_network

@@ -13,15 +13,12 @@ import typer
 
 from streamiter.cli.network_arguments import load_network
 from streamiter.cli.topic_arguments import AsJson
-from streamiter.cli.train_arguments import consistency_of, initial_of
+from streamiter.cli.train_arguments import consistency_of, initial_of, rows_of
 from streamiter.cli.train_plot import PlotOption, check_plot, write_plot
 from streamiter.cli.wrapping import say
-from streamiter.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from streamiter.networks.data import LabelledRows
     from streamiter.networks.fitting import TrainedNetwork
-    from streamiter.networks.network import Network
     from streamiter.networks.results import EpochResult
 
 __all__ = ["train"]
@@ -69,10 +66,11 @@ def train(
     """Train a network on a file of rows, and save it; after each epoch it says how good it is.
 
     Ctrl-C ends the training early and keeps the model (exit code 0); a second one ends it at once, and keeps nothing
-    (exit code 130).
+    (exit code 130). Of a training that diverges the model of the last epoch that was finite is saved (exit code 1).
     """
+    from streamiter.networks.diverging import Diverged
     from streamiter.networks.fitting import fit_network
-    from streamiter.networks.saved_models import check_folder, save_network
+    from streamiter.networks.saved_models import check_folder, is_saved_network, save_network
 
     how = consistency_of(consistency)
     check_plot(plot)
@@ -80,7 +78,9 @@ def train(
     folder = model or Path(network.configuration.model.save_path or f"{config.stem}.model")
     check_folder(folder)
     network, beginning = initial_of(network, start)
-    training, validation = _rows(network, data, validate)
+    training, validation = rows_of(network, data, validate)
+    if is_saved_network(folder):
+        say(f"{folder} holds a model, which the new one will replace; --model saves it elsewhere", err=True)
 
     def tell(result: EpochResult) -> None:
         if not as_json:
@@ -88,38 +88,30 @@ def train(
             sys.stdout.write(f"{_line(result)}\n")
             sys.stdout.flush()
 
-    trained = fit_network(
-        network,
-        training,
-        validation,
-        epochs=epochs,
-        workers=workers,
-        consistency=how,
-        start=beginning,
-        seed=seed,
-        progress=None if not as_json else False,
-        on_epoch=tell,
-    )
+    diverged: Diverged | None = None
+    try:
+        trained = fit_network(
+            network,
+            training,
+            validation,
+            epochs=epochs,
+            workers=workers,
+            consistency=how,
+            start=beginning,
+            seed=seed,
+            progress=None if not as_json else False,
+            on_epoch=tell,
+        )
+    except Diverged as error:
+        if error.trained is None:
+            say("The training diverged before its first epoch was over; there is no model to save.", err=True)
+            raise
+        diverged, trained = error, error.trained
     save_network(folder, trained.network, trained.parameters, trained.results)
     write_plot(trained.results, plot)
     _tell_end(trained, folder, plot, as_json=as_json)
-
-
-def _rows(network: Network, data: str | None, validate: str | None) -> tuple[LabelledRows, LabelledRows]:
-    from streamiter.networks.data import part, read_rows
-
-    settings = network.configuration.data
-    source = data or settings.path
-    if source is None:
-        raise ConfigurationError(
-            "--data: expected a file of rows, given none, and no path in the data section of the network; "
-            "write --data FILE"
-        )
-    rows = read_rows(source, settings, owner="--data")
-    if validate is None:
-        parted = part(rows, validate_ratio=settings.validate_ratio)
-        return parted.training, parted.validation
-    return rows, read_rows(validate, settings, owner="--validate")
+    if diverged is not None:
+        raise diverged
 
 
 def _line(result: EpochResult) -> str:
@@ -137,8 +129,11 @@ def _tell_end(trained: TrainedNetwork, folder: Path, plot: Path | None, *, as_js
         }
         typer.echo(orjson.dumps(document).decode())
         return
+    last = len(trained.results)
     if trained.ended_by == "interruption":
-        say(f"Interrupted in epoch {len(trained.results)}; the model is what was learned until then.")
+        say(f"Interrupted in epoch {last}; the model is what was learned until then.")
+    elif trained.ended_by == "divergence":
+        say(f"The training diverged; the model is that of epoch {last}, the last one that was finite.")
     also = f", the plot as {plot}" if plot is not None else ""
     say(f"Saved the model in {folder}{also}.")
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from streamiter.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from streamiter.networks.data import LabelledRows
     from streamiter.networks.network import Network
     from streamiter.networks.starting import Start
     from streamiter.parameter_server.consistency.settings import Consistency
 
-__all__ = ["consistency_of", "initial_of"]
+__all__ = ["consistency_of", "initial_of", "rows_of"]
 
 
 def consistency_of(given: str) -> Consistency:
@@ -49,3 +50,28 @@ def initial_of(network: Network, start: Path | None) -> tuple[Network, Start]:
     if network.features is None and features is not None:
         network = network.with_features(features)
     return network, saved.parameters
+
+
+def rows_of(network: Network, data: str | None, validate: str | None) -> tuple[LabelledRows, LabelledRows]:
+    """What is learned from, and what is judged by; both checked, for the message then names the file's option."""
+    from streamiter.networks.data import part, read_rows
+    from streamiter.networks.row_checks import RowChecks
+    from streamiter.networks.training import sized
+
+    settings = network.configuration.data
+    source = data or settings.path
+    if source is None:
+        raise ConfigurationError(
+            "--data: expected a file of rows, given none, and no path in the data section of the network; "
+            "write --data FILE"
+        )
+    rows = read_rows(source, settings, owner="--data")
+    checks = RowChecks(sized(network, rows))
+    rows = rows.widened(checks.features, "--data")
+    checks.check("--data", rows)
+    if validate is None:
+        parted = part(rows, validate_ratio=settings.validate_ratio)
+        return parted.training, parted.validation
+    held_out = read_rows(validate, settings, owner="--validate").widened(checks.features, "--validate")
+    checks.check("--validate", held_out)
+    return rows, held_out

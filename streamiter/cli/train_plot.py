@@ -33,6 +33,11 @@ def check_plot(output: Path | None) -> None:
         raise ConfigurationError(
             f"--plot {output}: expected a file named .svg or .png, given {output.suffix or 'no suffix'}; rename it"
         )
+    if not output.parent.is_dir():
+        raise ConfigurationError(
+            f"--plot {output}: expected a file in a folder that is there, given {str(output.parent)!r}, which is not; "
+            "make it, or plot elsewhere"
+        )
     if output.suffix.lower() == ".png" and find_spec("resvg_py") is None:
         raise ConfigurationError(
             f"--plot {output}: expected the package resvg_py, which is not installed; install it with: "

@@ -8,6 +8,7 @@ for flows of your own. What is public is imported from here.
 ``network``             ``Network``: what the file says; ``summary`` and ``drawing``: what is seen of it
 ``training``            ``train_network``: epochs over rows that are there
 ``fitting``             ``fit_network``: the same in one call, with progress and a Ctrl-C that keeps the model
+``diverging``           ``Diverged``: what ends a training whose numbers are not finite any more
 ``online``              ``train_network_online``: a stream that may never end
 ``learner``             a network as one of the learners on the parameter server; ``layout``: which columns are whose
 ``mini_batches``        the steps that epochs are made of
@@ -26,6 +27,7 @@ for flows of your own. What is public is imported from here.
 """
 
 from streamiter.networks.data import LabelledRows, part, read_rows
+from streamiter.networks.diverging import Diverged
 from streamiter.networks.fitting import TrainedNetwork, fit_network
 from streamiter.networks.network import ConfigurationWarning, Network
 from streamiter.networks.online import train_network_online
@@ -38,6 +40,7 @@ from streamiter.networks.training import NetworkTraining, train_network
 
 __all__ = [
     "ConfigurationWarning",
+    "Diverged",
     "EpochResult",
     "Evaluation",
     "LabelledRows",

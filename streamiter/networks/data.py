@@ -25,6 +25,7 @@ from streamiter.learn.rows.sparse import SparseRows
 from streamiter.networks.configuration.settings import DataSettings, LabelTransformation
 from streamiter.networks.dense_lines import DenseLines
 from streamiter.networks.parameters import Array
+from streamiter.operators.rejection import shortened
 from streamiter.topics.lookup import topic
 from streamiter.topics.topic import Topic
 
@@ -33,10 +34,26 @@ __all__ = ["LabelledRows", "Parted", "as_labelled_rows", "part", "read_rows", "t
 
 @dataclass(frozen=True, eq=False)
 class LabelledRows:
-    """Rows (dense (rows, features), or sparse) and a label for each of them."""
+    """Rows (dense (rows, features), or sparse) and a label for each of them. Raises ModelError for what is neither.
+
+    >>> len(LabelledRows(np.array([[0.0, 1.0], [1.0, 1.0]]), np.array([-1.0, 1.0])))
+    2
+    """
 
     rows: SparseRows | Array
     labels: Array
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, SparseRows) and not _are_numbers(self.rows, 2):
+            raise ModelError(
+                "LabelledRows: expected rows as an array of numbers (rows, features), or as SparseRows, given "
+                f"{_described(self.rows)}; make one: np.array(rows, dtype=float)"
+            )
+        if not _are_numbers(self.labels, 1) or len(self.labels) != len(self.rows):
+            raise ModelError(
+                f"LabelledRows: expected labels as an array of {len(self.rows)} numbers, one for each row, given "
+                f"{_described(self.labels)}; make one: np.array(labels, dtype=float)"
+            )
 
     @property
     def features(self) -> int:
@@ -151,6 +168,16 @@ def part(data: LabelledRows, *, validate_ratio: float) -> Parted:
     every = math.ceil(1.0 / validate_ratio)
     is_held_out[::every] = True
     return Parted(data[np.flatnonzero(~is_held_out)], data[np.flatnonzero(is_held_out)])
+
+
+def _are_numbers(given: Any, dimensions: int) -> bool:
+    return isinstance(given, np.ndarray) and given.ndim == dimensions and given.dtype.kind in "biuf"
+
+
+def _described(given: Any) -> str:
+    if isinstance(given, np.ndarray):
+        return f"one of {given.dtype} of shape {given.shape}"
+    return f"the {type(given).__name__} {shortened(given)}"
 
 
 def _topic_of(

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from streamiter.errors import ModelError
+from streamiter.errors import JobFailed, ModelError
 from streamiter.flow.flow import Flow
 from streamiter.learn.estimators.running import run_offline
 from streamiter.networks.data import LabelledRows
+from streamiter.networks.diverging import Diverged
 from streamiter.networks.network import Network
 from streamiter.networks.parameters import Array
 from streamiter.networks.prediction import NetworkPredictor
@@ -38,7 +39,7 @@ class TrainedNetwork:
     parameters: dict[str, Array]
     results: list[EpochResult]
     """One for each epoch; the last one is not whole after an ``"interruption"``."""
-    ended_by: Literal["epochs", "interruption"]
+    ended_by: Literal["epochs", "interruption", "divergence"]
 
     def evaluate(self, data: LabelledRows) -> Evaluation:
         """How good it is on rows with labels."""
@@ -74,7 +75,11 @@ def fit_network(
     False: in any case, never); ``on_epoch`` is told of each as it ends.
 
     Ctrl-C ends the training with the mini-batches under way, and what was learned so far is kept; a second one raises
-    KeyboardInterrupt. Raises JobFailed where a step failed, ModelError for data that does not fit.
+    KeyboardInterrupt.
+
+    Raises :class:`Diverged` where a loss, a gradient or a parameter is not finite any more: its ``trained`` is the
+    network as it was after the last epoch that was finite (None in the first one). Raises JobFailed where a step failed
+    for another reason, ModelError for data that does not fit.
     """
     network = sized(network, data)
     epochs = network.configuration.train.epoch if epochs is None else epochs
@@ -102,20 +107,29 @@ def fit_network(
             on_epoch(results[-1])
         return []
 
+    def trained(ended_by: Literal["epochs", "interruption", "divergence"]) -> TrainedNetwork:
+        [model] = last
+        arrays = {name: array for name, array in model.parameters.items() if name != NETWORK}
+        return TrainedNetwork(network, arrays, results, ended_by)
+
     training.models.flat_map(keep, name="keep").collect()
-    statistics = run_offline(
-        flow,
-        title="training",
-        rounds=epochs,
-        progress=progress,
-        describe=lambda: results[-1].describe() if results else "",
-        noun="epoch",
-        done=lambda: len(results),
-        channel_limits=_LIMITS,
-    )
+    try:
+        statistics = run_offline(
+            flow,
+            title="training",
+            rounds=epochs,
+            progress=progress,
+            describe=lambda: results[-1].describe() if results else "",
+            noun="epoch",
+            done=lambda: len(results),
+            channel_limits=_LIMITS,
+        )
+    except JobFailed as failed:
+        if not isinstance(failed.__cause__, Diverged):
+            raise
+        failed.__cause__.trained = trained("divergence") if last else None
+        raise failed.__cause__ from None
     if not last:
         raise ModelError("fit_network: expected a training to its end, given one that ended before it began")
-    [model] = last
-    arrays = {name: array for name, array in model.parameters.items() if name != NETWORK}
     made = statistics.step("steps").records_out
-    return TrainedNetwork(network, arrays, results, "epochs" if made >= training.steps else "interruption")
+    return trained("epochs" if made >= training.steps else "interruption")

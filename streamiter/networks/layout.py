@@ -84,7 +84,11 @@ class Layout:
         """The other way round."""
         if not self.by_feature:
             return np.concatenate([arrays[name].reshape(-1) for name in self.names])
-        tables = [arrays[name].reshape(features, -1) for name in self.names]
+        # Of no features numpy cannot tell how many numbers each has.
+        tables = [
+            arrays[name].reshape(features, math.prod(shape))
+            for name, shape in zip(self.names, self.shapes, strict=True)
+        ]
         return np.concatenate(tables, axis=1).reshape(-1)
 
 

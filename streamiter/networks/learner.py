@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from streamiter.errors import ModelError
 from streamiter.learn.on_parameter_server.learner import Computed, Learner
 from streamiter.learn.rows.checks import holds
+from streamiter.networks.diverging import Diverged
 from streamiter.networks.layout import Layout, layouts
 from streamiter.networks.mini_batches import MiniBatch, TrainingSteps, from_record
 from streamiter.networks.network import Network
@@ -123,20 +123,13 @@ class NetworkLearner(Learner):
         graph.update()
         features = self._features_of(mini_batch)
         contribution = [layout.row_of(gradients, features) for layout in self.layouts]
-        for layout, vector in zip(self.layouts, contribution, strict=True):
-            self._check_finite(layout, vector, pulled)
+        for vector in contribution:
+            if not holds(np.isfinite(vector)):
+                raise _diverged("gradient of", gradients)
         if self.is_in_step and count != mini_batch.rows_in_step:
             for vector in contribution:
                 vector *= count / mini_batch.rows_in_step
         return Computed(contribution, loss * count, count)
-
-    def _check_finite(self, layout: Layout, vector: Array, pulled: PulledParameters) -> None:
-        if not holds(np.isfinite(vector)):
-            most = max(float(np.abs(pulled[name]).max(initial=0.0)) for name in layout.names)
-            raise ModelError(
-                f"matrix {layout.matrix!r} ({', '.join(layout.names)}): expected parameters that a finite gradient can "
-                f"be made with, given some up to {most:g}; lower lr, or scale the features"
-            )
 
     async def push(self, client: Client, mini_batch: MiniBatch, contribution: Sequence[Array]) -> None:
         for layout, optimize, vector in zip(self.layouts, self._optimizes, contribution, strict=True):
@@ -162,10 +155,18 @@ class NetworkLearner(Learner):
         rows = await asyncio.gather(*(client.get(layout.matrix, row=_WEIGHTS) for layout in self.layouts))
         arrays: dict[str, Array] = {}
         for layout, row in zip(self.layouts, rows, strict=True):
+            if not holds(np.isfinite(row)):
+                raise _diverged("parameter", layout.arrays(row, layout.features))
             arrays |= layout.arrays(row, layout.features)
         return version_of(
             self.network, {parameter.name: arrays[parameter.name] for parameter in self.graph.parameters}
         )
+
+
+def _diverged(what: str, arrays: Mapping[str, Array]) -> Diverged:
+    """Names the first of them that is not finite, and its first number that is not."""
+    name, array = next((name, array) for name, array in arrays.items() if not np.isfinite(array).all())
+    return Diverged(f"{what} {name!r}: expected finite numbers, given {array[~np.isfinite(array)][0]}")
 
 
 def _gradient_of(parameter: Any) -> Array:

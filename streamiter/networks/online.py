@@ -17,7 +17,7 @@ from streamiter.networks.learner import NetworkLearner
 from streamiter.networks.mini_batches import prepared, to_record
 from streamiter.networks.network import Network
 from streamiter.networks.row_checks import RowChecks
-from streamiter.networks.starting import Start
+from streamiter.networks.starting import Start, check_start
 from streamiter.networks.training import NetworkTraining
 from streamiter.networks.worker import NetworkWorker
 from streamiter.numbers import whole_number
@@ -62,7 +62,7 @@ def train_network_online(
     wait for each other, ``seed`` and ``start`` are as for :func:`~streamiter.networks.train_network`. The network must
     say how many features there are (``indexrange``).
 
-    Raises GraphError for what cannot run; a job without examples fails.
+    Raises GraphError and ModelError for what cannot run; a job without examples fails, and one that diverges.
 
     >>> from streamiter import Flow, topic
     >>> from streamiter.networks.serving import ServedNetwork
@@ -94,6 +94,7 @@ def train_network_online(
             f"{_OWNER}: expected the number of features, given indexrange -1, which a stream cannot tell; set "
             "indexrange, or take network.with_features(…)"
         )
+    check_start(start, network)
     learner = NetworkLearner(network=network, consistency=consistency, start=start, seed=seed)
     label = step_names(examples.flow, name)
     mini_batches = examples.batch(batch, parallelism=workers, name=label("mini-batches")).process(

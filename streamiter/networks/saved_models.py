@@ -28,7 +28,7 @@ from streamiter.networks.prediction import NetworkPredictor
 from streamiter.networks.results import EpochResult
 from streamiter.networks.versions import checked_arrays
 
-__all__ = ["SavedNetwork", "check_folder", "load_network", "save_network"]
+__all__ = ["SavedNetwork", "check_folder", "is_saved_network", "load_network", "save_network"]
 
 _NETWORK: Final = "network.json"
 _PARAMETERS: Final = "parameters.safetensors"
@@ -51,10 +51,16 @@ class SavedNetwork:
 def check_folder(directory: str | os.PathLike[str]) -> None:
     """Raise ModelError where a model cannot be saved because something else is there: said before it is trained."""
     folder = Path(directory)
-    if folder.exists() and not (folder.is_dir() and (_is_ours(folder) or not any(folder.iterdir()))):
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if there == folder:
+        fits = folder.is_dir() and (is_saved_network(folder) or not any(folder.iterdir()))
+        given = "something else"
+    else:
+        fits, given = there.is_dir(), f"a path below {str(there)!r}, which is a file"
+    if not fits:
         raise ModelError(
-            f"model {str(folder)!r}: expected a new folder, an empty one, or one with {_NETWORK}, given something "
-            "else; save it elsewhere"
+            f"model {str(folder)!r}: expected a new folder, an empty one, or one with {_NETWORK}, given {given}; "
+            "save it elsewhere"
         )
 
 
@@ -66,24 +72,32 @@ def save_network(
 ) -> None:
     """Write a folder, or replace what an earlier call wrote into it; each file is whole at any moment.
 
-    Raises ModelError where something else is in the folder, or a parameter is missing or of another shape, OSError.
+    Raises ModelError where something else is in the folder, where it cannot be written, and where a parameter is
+    missing, of another shape, or none of the network's.
     """
     folder = Path(directory)
     arrays = checked_arrays(network, parameters, f"model {str(folder)!r}")
     check_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / _RESULTS, _as_json([asdict(result) for result in results]))
-    _replace(folder / _NETWORK, _as_json(network.to_json()))
-    _replace(
-        folder / _PARAMETERS, safetensors.numpy.save({name: array.copy() for name, array in arrays.items()})
-    )
+    files = {
+        _RESULTS: _as_json([asdict(result) for result in results]),
+        _NETWORK: _as_json(network.to_json()),
+        _PARAMETERS: safetensors.numpy.save({name: array.copy() for name, array in arrays.items()}),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            _replace(folder / name, content)
+    except OSError as error:
+        raise ModelError(
+            f"model {str(folder)!r}: expected a folder that can be written, given: {error.strerror}; save it elsewhere"
+        ) from error
 
 
 def load_network(directory: str | os.PathLike[str]) -> SavedNetwork:
     """What :func:`save_network` wrote. Raises ModelError for a folder that holds no such model."""
     folder = Path(directory)
     subject = f"model {str(folder)!r}"
-    if not _is_ours(folder):
+    if not is_saved_network(folder):
         raise ModelError(
             f"{subject}: expected a folder with {_NETWORK} and {_PARAMETERS}, given "
             f"{'a folder without them' if folder.is_dir() else 'no folder'}; streamiter train --model makes one"
@@ -98,7 +112,8 @@ def load_network(directory: str | os.PathLike[str]) -> SavedNetwork:
     return SavedNetwork(network, checked_arrays(network, arrays, subject))
 
 
-def _is_ours(folder: Path) -> bool:
+def is_saved_network(folder: Path) -> bool:
+    """Whether a saved network is in it."""
     return (folder / _NETWORK).is_file() and (folder / _PARAMETERS).is_file()
 
 

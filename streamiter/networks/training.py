@@ -16,12 +16,13 @@ from streamiter.learn.on_parameter_server.flow import REPEAT_MEMORY_BYTES, train
 from streamiter.learn.on_parameter_server.options import check_consistency, check_server, count_of
 from streamiter.models.update import ModelSnapshot
 from streamiter.networks.data import LabelledRows
+from streamiter.networks.diverging import Diverged
 from streamiter.networks.learner import NetworkLearner
 from streamiter.networks.mini_batches import TrainingSteps
 from streamiter.networks.network import Network
 from streamiter.networks.results import EpochResult, Evaluation, evaluate, evaluation_of
 from streamiter.networks.row_checks import RowChecks
-from streamiter.networks.starting import Start
+from streamiter.networks.starting import Start, check_start
 from streamiter.networks.worker import NetworkWorker
 from streamiter.numbers import whole_number
 from streamiter.operators.context import Context
@@ -82,7 +83,8 @@ def train_network(
     decides initial parameters, shuffling, sampling and dropout: with one worker the same seed gives the same model to
     the last bit. ``validation`` are the rows that each version is judged by.
 
-    Raises GraphError and ModelError for what cannot run.
+    Raises GraphError and ModelError for what cannot run. The job fails with :class:`Diverged` where a loss, a gradient
+    or a parameter is not finite any more: no version has such numbers.
 
     >>> import numpy as np
     >>> from streamiter.parameter_server import BSP
@@ -118,6 +120,7 @@ def train_network(
         settings=settings.data,
         seed=seed,
     )
+    check_start(start, network)
     learner = NetworkLearner(network=network, consistency=consistency, start=start, seed=seed, steps=steps)
     label = step_names(flow, name)
     in_all = epochs * steps.per_epoch
@@ -184,7 +187,10 @@ class _Judge(Operator):
         self._epoch += 1
         metrics: Mapping[str, Any] = model.metrics
         if self._data is not None:
-            found = evaluate(self._graph, model.parameters, self._data)
+            try:
+                found = evaluate(self._graph, model.parameters, self._data)
+            except Diverged as error:
+                raise error.within(f"epoch {self._epoch}, rows for validation") from error
             metrics = {**metrics, **found.metrics(_VALIDATION), _ROWS: found.rows}
         out.emit(msgspec.structs.replace(model, metrics=metrics, epoch=self._epoch))
 

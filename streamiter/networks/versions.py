@@ -37,9 +37,20 @@ def network_of_version(parameters: Parameters, subject: str) -> tuple[Network, d
 
 
 def checked_arrays(network: Network, given: Mapping[str, Any], subject: str) -> dict[str, Array]:
-    """The parameters that the network has, of their shapes and its dtype."""
+    """The parameters that the network has, of their shapes and its dtype.
+
+    Raises ModelError where one is missing or of another shape, and for arrays that the network does not have: it would
+    be another network than the one they were trained in.
+    """
     arrays: dict[str, Array] = {}
-    for parameter in network.graph().parameters:
+    parameters = network.graph().parameters
+    others = given.keys() - {parameter.name for parameter in parameters} - {NETWORK}
+    if others:
+        raise ModelError(
+            f"{subject}: expected no arrays but those of the network, given {', '.join(sorted(map(repr, others)))}; "
+            "load it with the network that it was trained as, or leave them out"
+        )
+    for parameter in parameters:
         array = given.get(parameter.name)
         if getattr(array, "shape", None) != parameter.shape:
             shape = "none" if array is None else f"shape {getattr(array, 'shape', None)}"

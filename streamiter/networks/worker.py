@@ -6,6 +6,7 @@ from typing import Any
 
 from streamiter.learn.on_parameter_server.learner import Computed
 from streamiter.learn.on_parameter_server.worker import ParameterServerWorker
+from streamiter.networks.diverging import Diverged
 from streamiter.networks.learner import NetworkLearner, PulledParameters
 from streamiter.networks.mini_batches import MiniBatch
 from streamiter.operators.output import Output
@@ -28,9 +29,19 @@ class NetworkWorker(ParameterServerWorker):
         subtask = self.context.subtask_index
         mini_batch = self.learner.mini_batch(record, subtask)
         if mini_batch is not None:
-            await super().process(mini_batch, out)
+            try:
+                await super().process(mini_batch, out)
+            except Diverged as error:
+                raise error.within(self._place(record)) from error
             return
         await self.learner.settle(self.client)  # As a read would: nobody runs ahead of the others.
         await self.learner.clock(self.client)
         self._clocks += 1
         out.emit({"worker": subtask, "clock": self._clocks, "loss": 0.0, "records": 0, "waited_s": 0.0})
+
+    def _place(self, record: Any) -> str:
+        steps = self.learner.steps
+        if steps is None:
+            return f"mini-batch {self._clocks + 1} of worker {self.context.subtask_index}"
+        epoch, step = divmod(record, steps.per_epoch)
+        return f"epoch {epoch + 1}, step {step + 1} of {steps.per_epoch}"

@@ -7,11 +7,13 @@ import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cli.program import on_terminal, started, streamiter
 from networks.training_support import document, records, rows
 
-from streamiter.networks.saved_models import load_network
+from streamiter.networks.network import Network
+from streamiter.networks.saved_models import load_network, save_network
 
 
 def dummy_file(path: Path, count: int, seed: int) -> None:
@@ -174,16 +176,61 @@ def test_a_terminal_that_does_not_know_its_width_is_written_to(folder: Path) -> 
             ("--start", "none"),
             "error: model 'none': expected a folder with network.json and parameters.safetensors",
         ),
-        (("--data", "none.dummy"), "none.dummy"),
+        (
+            ("--data", "none.dummy"),
+            "error: flow '--data', step 'none.dummy' (the command line): file '{folder}/none.dummy': there is no such "
+            "file; near it are ",
+        ),
+        (
+            ("--data", "torn.dummy"),
+            "error: flow '--data', step 'torn.dummy' (the command line) at file:torn.dummy, partition 0, offset 1: ",
+        ),
+        (
+            ("--validate", "zeros.dummy"),
+            "error: --validate: expected labels −1 or 1 for logloss, given 0.0; set translabel to PosNegTrans "
+            "(above 0: 1, otherwise −1) (row 1 of the batch)",
+        ),
+        (
+            ("--validate", "far.dummy"),
+            "error: --validate: expected features from 0 to 23, given 49 in row 0; raise indexrange",
+        ),
         (("--model", "."), "error: model '.': expected a new folder, an empty one, or one with network.json"),
+        (
+            ("--model", "small.json/m"),
+            "error: model 'small.json/m': expected a new folder, an empty one, or one with network.json, given a path "
+            "below 'small.json', which is a file; save it elsewhere",
+        ),
+        (
+            ("--plot", "none/t.svg"),
+            "error: --plot none/t.svg: expected a file in a folder that is there, given 'none', which is not; make it",
+        ),
+        (
+            ("--start", "larger.model"),
+            "error: parameters to begin with: expected no arrays but those of the network, given 'other.bias', "
+            "'other.weight'; load it with the network that it was trained as, or leave them out",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
-    """Before an hour of training, where it can be."""
+    """Before an hour of training, and with no line of the program that runs the commands: main.py:1445."""
+    (folder / "torn.dummy").write_text("1 0 6 12 18\n1 0 6 x 18\n")
+    (folder / "zeros.dummy").write_text("1 0 6 12 18\n0 0 6 12 19\n")
+    (folder / "far.dummy").write_text("1 0 6 12 49\n")
+    save_larger_network(folder / "larger.model")
     ran = streamiter(*TRAIN, "--epochs", "1", *arguments, cwd=folder)
-    assert ran.returncode == 1
-    assert message in ran.stderr.splitlines()[-1]
-    assert "Traceback" not in ran.stderr
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith(message.replace("{folder}", str(folder)))
+    assert len(ran.stderr.splitlines()) == 1
+    assert not (folder / "small.model").exists()
+
+
+def save_larger_network(folder: Path) -> None:
+    """With a layer more than the network of the other folder."""
+    larger = document()
+    larger["layers"].append({"name": "other", "type": "simpleinputlayer", "outputdim": 1})
+    larger["layers"][4]["inputlayers"].append("other")
+    made = Network.from_json(larger)
+    save_network(folder, made, made.initial_parameters(seed=1))
 
 
 def test_rows_that_do_not_fit_the_network_are_named(folder: Path) -> None:
@@ -191,11 +238,78 @@ def test_rows_that_do_not_fit_the_network_are_named(folder: Path) -> None:
     (folder / "train.dummy").write_text("1 0 6 12 18\n-1 0 6 12\n")
     ran = streamiter(*TRAIN, cwd=folder)
     assert ran.returncode == 1
-    assert "expected 4 features in each row, as layer 'embedding' has fields, given 3" in ran.stderr
+    assert ran.stderr.startswith(
+        "error: --data: expected 4 features in each row, as layer 'embedding' has fields, given 3 in row 1"
+    )
     (folder / "train.dummy").write_text("1 0 6 12 18\n0 0 6 12 19\n" * 4)
     ran = streamiter(*TRAIN, cwd=folder)
-    assert "expected labels −1 or 1" in ran.stderr
-    assert "set translabel" in ran.stderr
+    assert ran.stderr.startswith(
+        "error: --data: expected labels −1 or 1 for logloss, given 0.0; set translabel to Pos"
+    )
+
+
+def steep(folder: Path, rate: float) -> None:
+    """A regression that diverges at this rate, for nobody has scaled its features."""
+    features = 10.0 * np.random.default_rng(1).normal(size=(125, 2))
+    lines = (f"{row @ [1.0, -2.0]:g} {row[0]:g} {row[1]:g}\n" for row in features)
+    (folder / "steep.txt").write_text("".join(lines))
+    network = {
+        "data": {"format": "dense", "validateratio": 0.2},
+        "train": {"epoch": 50, "numupdateperepoch": 5, "lr": rate, "decayclass": "Constant"},
+        "default_optimizer": "SGD",
+        "layers": {
+            "value": {"type": "simpleinputlayer", "outputdim": 1},
+            "loss": {"type": "losslayer", "lossfunc": "l2loss", "inputlayer": "value"},
+        },
+    }
+    (folder / "steep.json").write_text(json.dumps(network))
+
+
+STEEP = ("train", "--config", "steep.json", "--data", "steep.txt")
+DIVERGED = (
+    "error: epoch 5, step 3 of 5: layer 'loss': expected a finite loss, given inf; lower lr, scale the features, or "
+    "take another seed\n"
+)
+
+
+def test_of_a_training_that_diverges_the_last_finite_model_is_saved(folder: Path) -> None:
+    """Nothing was saved. The exit code is that of an error: no script must go on with such a model."""
+    steep(folder, rate=0.1)
+    ran = streamiter(*STEEP, "--plot", "t.svg", cwd=folder)
+    assert (ran.returncode, ran.stderr) == (1, DIVERGED)
+    *epochs, kept, saved = ran.stdout.splitlines()
+    assert len(epochs) == 4
+    assert kept == "The training diverged; the model is that of epoch 4, the last one that was finite."
+    assert saved == "Saved the model in steep.model, the plot as t.svg."
+    results = json.loads((folder / "steep.model" / "results.json").read_text())
+    assert [result["epoch"] for result in results] == [1, 2, 3, 4]
+    assert np.isfinite(load_network(folder / "steep.model").parameters["value.weight"]).all()
+    ran = streamiter(*STEEP, "--json", "--model", "m", cwd=folder)
+    assert (ran.returncode, ran.stderr) == (1, DIVERGED)
+    told = json.loads(ran.stdout)
+    assert (told["ended_by"], len(told["epochs"]), told["model"]) == ("divergence", 4, "m")
+
+
+def test_a_training_that_diverges_at_once_leaves_no_model(folder: Path) -> None:
+    """Rather none than the numbers that it began with."""
+    steep(folder, rate=1e30)
+    ran = streamiter(*STEEP, cwd=folder)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    said, error = ran.stderr.splitlines()
+    assert said == "The training diverged before its first epoch was over; there is no model to save."
+    assert re.match(r"error: epoch 1, step \d of 5: .*expected .*finite .*; lower lr", error)
+    assert not (folder / "steep.model").exists()
+
+
+def test_a_model_that_is_replaced_is_said_before_the_training(folder: Path) -> None:
+    """Last week's model was gone: the folder is called after the configuration unless told otherwise."""
+    assert streamiter(*TRAIN, "--epochs", "1", cwd=folder).stderr == ""
+    ran = streamiter(*TRAIN, "--epochs", "1", cwd=folder)
+    assert (ran.returncode, ran.stderr) == (
+        0,
+        "small.model holds a model, which the new one will replace; --model saves it elsewhere\n",
+    )
+    assert streamiter(*TRAIN, "--epochs", "1", "--model", "new", cwd=folder).stderr == ""
 
 
 def test_without_data_it_says_where_to_name_them(folder: Path) -> None:

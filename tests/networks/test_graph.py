@@ -11,6 +11,7 @@ from networks.rows_at_hand import rows_of
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.rows.checks import BadRows
 from streamiter.learn.rows.sparse import SparseRows
+from streamiter.networks.diverging import Diverged
 from streamiter.networks.graph import Graph
 from streamiter.networks.losses import LOSSES
 from streamiter.networks.place_holder import PlaceHolder
@@ -283,7 +284,8 @@ def test_a_loss_that_is_not_finite_is_an_error_and_no_warning():
     for parameter in graph.parameters:
         parameter.values *= 1e30
     with pytest.raises(
-        ModelError, match=r"'losslayer6': expected scores that a finite loss .* lower the learning rate"
+        Diverged,
+        match=r"^layer 'losslayer6': expected a finite loss, given (inf|nan); lower lr, scale the features",
     ):
         graph.loss()
 

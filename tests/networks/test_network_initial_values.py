@@ -87,7 +87,7 @@ def test_layers_of_one_shape_begin_differently():
 
 @pytest.mark.parametrize(
     ("name", "fan_in", "fan_out"),
-    [("deep_0.weight", 104, 100), ("deep_1.weight", 100, 100)],
+    [("deep_0.weight", 104, 100), ("deep_1.weight", 100, 100), ("embedding.weight", 148, 104)],
 )
 def test_xavier_keeps_the_variance_of_what_passes_through(name, fan_in, fan_out):
     """Uniform in ±√(6/(fan_in + fan_out)), variance 2/(fan_in + fan_out): Glorot and Bengio 2010."""

@@ -16,11 +16,13 @@ from networks.published import published
 from networks.training_support import FIELDS, arrays_of, document, network, rows, trained
 
 from streamiter import Flow
-from streamiter.errors import GraphError, JobFailed, ModelError
+from streamiter.errors import GraphError, ModelError
 from streamiter.learn.rows.checks import BadRows
 from streamiter.learn.rows.sparse import SparseRows
 from streamiter.networks.data import LabelledRows, part, read_rows
 from streamiter.networks.fitting import fit_network
+from streamiter.networks.learner import NetworkLearner
+from streamiter.networks.mini_batches import prepared
 from streamiter.networks.network import Network
 from streamiter.networks.training import train_network
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
@@ -166,6 +168,34 @@ def test_only_the_parameters_of_features_that_are_there_change() -> None:
         assert changed.tolist() == seen.tolist()
 
 
+async def test_only_the_parameters_of_the_mini_batch_are_pulled() -> None:
+    """A million weights came over the network for ten rows."""
+    made, client = network(data={"indexrange": 1_000_000}), ParameterServer(shards=2).client(worker=0)
+    learner = NetworkLearner(network=made, consistency=ASP(), start=None, seed=7)
+    await learner.create(client)
+    mini_batch = prepared(rows(3).widened(1_000_000, "test"), 1_000_000, 3)
+    pulled, start = await learner.pull(client, mini_batch), made.initial_parameters(seed=7)
+    assert mini_batch.indices is not None
+    assert 4 <= len(mini_batch.indices) <= 12
+    for name, array in start.items():
+        is_by_feature = name in ("wide.weight", "embedding.weight")
+        np.testing.assert_array_equal(pulled[name], array[mini_batch.indices] if is_by_feature else array)
+
+
+@pytest.mark.parametrize("how", ALL)
+def test_rows_without_any_feature_are_learned_from(how: str) -> None:
+    """A step of such rows names no column at all: the bias is all that it has to say, and the job failed."""
+    empty = SparseRows([0, 1, 1, 1, 2], [0, 1], np.ones(2), 2)
+    data = LabelledRows(empty, np.array([1.0, -1.0, -1.0, 1.0]))
+    layers = {
+        "wide": {"type": "simpleinputlayer", "outputdim": 1},
+        "loss": {"type": "losslayer", "inputlayer": "wide"},
+    }
+    made = Network.from_json({"train": {"epoch": 30, "numupdateperepoch": 4}, "layers": layers})
+    fitted = fit_network(made, data, workers=2, consistency=ALL[how], progress=False)
+    assert fitted.predictor([([], []), ([0], [1.0])]) == pytest.approx([0.0, 1.0], abs=0.2)
+
+
 def test_dense_rows_learn_too() -> None:
     """Measurements are no one-hot rows."""
     generator = np.random.default_rng(5)
@@ -222,6 +252,10 @@ async def test_a_training_that_was_cut_off_goes_on_to_the_same_model() -> None:
     assert models.items[-1].records == 40 * 300
 
 
+def census(settings: Any, kind: str) -> LabelledRows:
+    return read_rows(data_file(f"census/census_148d_{kind}.dummy"), settings, owner="census")
+
+
 # -- the deep branch -----------------------------------------------------------------------------------------
 
 
@@ -245,11 +279,7 @@ def test_the_deep_branch_learns() -> None:
     With them nothing comes through to its first layer; with Xavier's it says as much as the wide part.
     """
     document = json.loads(published("daw").read_text())
-    data = read_rows(
-        data_file("census/census_148d_train.dummy"),
-        Network.from_json(document).configuration.data,
-        owner="census",
-    )[:4_000]
+    data = census(Network.from_json(document).configuration.data, "train")[:4_000]
     document["default_optimizer"] = "adam"
     document["train"] = {"lr": 0.01, "numupdateperepoch": 10, "epoch": 5, "decayclass": "Constant"}
     document["model"]["init"] = "angel"
@@ -290,6 +320,28 @@ def test_the_published_logistic_regression_is_as_good_on_a9a_as_it_is_known_to_b
 
 
 @pytest.mark.parametrize(
+    ("name", "known"),
+    [("logreg", (0.330, 0.850, 0.901)), ("deepfm", (0.331, 0.850, 0.900)), ("daw", (0.315, 0.851, 0.909))],
+)
+def test_the_published_networks_are_as_good_on_census_as_they_are_known_to_be(
+    name: str, known: tuple[float, float, float]
+) -> None:
+    """Loss, accuracy and area in validation, of whole configurations: those of a restatement, to .003, or better."""
+    made = Network.from_json(published(name))
+    parted = part(
+        census(made.configuration.data, "train"), validate_ratio=made.configuration.data.validate_ratio
+    )
+    found = fit_network(made, parted.training, parted.validation, progress=False).results[-1].validation
+    assert found is not None
+    assert found.accuracy is not None
+    assert found.auc is not None
+    loss, accuracy, auc = known
+    assert found.loss <= loss + 0.003
+    assert found.accuracy >= accuracy - 0.003
+    assert found.auc >= auc - 0.003
+
+
+@pytest.mark.parametrize(
     ("name", "consistency"),
     [("deepfm", BSP()), ("wide_and_deep", SSP(staleness=1)), ("pnn", BSP()), ("nfm", ASP())],
 )
@@ -298,27 +350,22 @@ def test_the_networks_of_the_examples_are_as_good_on_census_as_they_say(name: st
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made = Network.from_json(EXAMPLES / f"{name}.json")
-    settings = made.configuration.data
-    data, held_out = (
-        read_rows(data_file(f"census/census_148d_{kind}.dummy"), settings, owner="census")
-        for kind in ("train", "test")
-    )
+    data, held_out = (census(made.configuration.data, kind) for kind in ("train", "test"))
     fitted = fit_network(made, data, epochs=4, workers=2, consistency=consistency, progress=False)
     assert fitted.evaluate(held_out).auc >= 0.914  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("name", ["deepfm", "graph", "daw"])
 def test_the_published_networks_run_as_they_are(name: str) -> None:
-    """Momentum with a rate of .5 is steep: with larger first embeddings DeepFM diverged for every second seed.
+    """Momentum with a rate of .5 is steep: with larger first embeddings DeepFM diverged for one seed of twenty.
 
-    As they are it still does for one in some thirty, and on much fewer rows.
+    13, 21 and 38 were such seeds.
     """
     made = Network.from_json(published(name))
     settings = made.configuration.data
-    data = read_rows(data_file("census/census_148d_train.dummy"), settings, owner="census")
-    parted = part(data, validate_ratio=settings.validate_ratio)
-    for seed in range(2):
-        fitted = fit_network(made, parted.training, parted.validation, epochs=2, seed=seed, progress=False)
+    parted = part(census(settings, "train"), validate_ratio=settings.validate_ratio)
+    for seed in (0, 13, 21, 38):
+        fitted = fit_network(made, parted.training, parted.validation, epochs=3, seed=seed, progress=False)
         assert fitted.results[-1].validation.auc > 0.87  # type: ignore[union-attr, operator]
 
 
@@ -329,7 +376,7 @@ def test_what_cannot_be_learned_from_is_said_before_anything_runs() -> None:
     """After an hour is too late."""
     made, data = network(), rows(20)
     server = ParameterServer()
-    with pytest.raises(BadRows, match=r"expected labels −1 or 1.*given 0\.0; set translabel"):
+    with pytest.raises(BadRows, match=r"expected labels −1 or 1.*given 0\.0; set translabel to PosNegTrans"):
         train_network(Flow("f"), LabelledRows(data.rows, np.zeros(20)), made, server, consistency=BSP())
     far = LabelledRows(SparseRows([0, 4], [40, 41, 42, 43], np.ones(4), 50), np.ones(1))
     with pytest.raises(
@@ -348,15 +395,19 @@ def test_what_cannot_be_learned_from_is_said_before_anything_runs() -> None:
     with pytest.raises(ModelError, match="expected rows to learn from, given none"):
         train_network(Flow("f"), data[:0], made, server, consistency=BSP())
     wrong = {**made.initial_parameters(seed=0), "deep.weight": np.zeros((2, 1))}
-    with pytest.raises(JobFailed, match=r"expected 'deep.weight' of shape \(5, 1\), given shape \(2, 1\)"):
+    with pytest.raises(ModelError, match=r"expected 'deep.weight' of shape \(5, 1\), given shape \(2, 1\)"):
         fit_network(made, data, start=wrong, progress=False)
-
-
-def test_a_training_that_diverges_says_what_to_do() -> None:
-    """NaN in a saved model is found out weeks later."""
-    steep = network(train={"lr": 1e200, "epoch": 20})
-    with pytest.raises(JobFailed, match=r"expected .*finite .*; lower "):
-        fit_network(steep, rows(200), progress=False)
+    more = {**made.initial_parameters(seed=0), "other.weight": np.zeros(1), "embedding.bias": np.zeros(3)}
+    with pytest.raises(
+        ModelError,
+        match=r"parameters to begin with: expected no arrays but those of the network, given 'embedding\.bias', "
+        r"'other\.weight'; load it with the network that it was trained as, or leave them out",
+    ):
+        train_network(Flow("f"), data, made, server, consistency=BSP(), start=more)
+    with pytest.raises(
+        ModelError, match=r"expected arrays by name, or Published\(topic, model\), given .*its parameters"
+    ):
+        train_network(Flow("f"), data, made, server, consistency=BSP(), start=made)  # type: ignore[arg-type]
 
 
 def test_metrics_of_versions_are_plain_numbers() -> None:

@@ -86,7 +86,24 @@ def test_what_is_no_saved_network_is_said_so(tmp_path: Path) -> None:
     partly = {name: array for name, array in made.initial_parameters(seed=1).items() if name != "deep.bias"}
     with pytest.raises(ModelError, match=r"expected 'deep.bias' of shape \(1,\), given none; load it"):
         save_network(tmp_path / "n", made, partly)
+    more = {**made.initial_parameters(seed=1), "other.weight": np.zeros(1)}
+    with pytest.raises(
+        ModelError, match=r"expected no arrays but those of the network, given 'other\.weight'; load it"
+    ):
+        save_network(tmp_path / "n", made, more)
     assert not (tmp_path / "n").exists()
+
+
+def test_where_a_model_cannot_be_saved_is_said_with_the_folder(tmp_path: Path) -> None:
+    """After the training there was an Errno, and no word about the model."""
+    made = network()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ModelError, match=r"given a path below '.*file', which is a file; save it elsewhere"):
+        save_network(tmp_path / "file" / "m", made, made.initial_parameters(seed=1))
+    with pytest.raises(
+        ModelError, match=r"^model '/proc/m': expected a folder that can be written, given: No such"
+    ):
+        save_network("/proc/m", made, made.initial_parameters(seed=1))
 
 
 def test_predictions_do_not_depend_on_how_rows_come(tmp_path: Path) -> None:

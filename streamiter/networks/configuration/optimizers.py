@@ -21,17 +21,20 @@ from streamiter.optimizers import (
     WarmRestarts,
 )
 
-__all__ = ["DECAYS", "learning_rate", "optimizer"]
+__all__ = ["DECAYS", "DECAY_ALIASES", "learning_rate", "optimizer"]
 
 _LEARNING_RATES: Final[Mapping[str, Callable[[TrainSettings], LearningRate]]] = {
-    "Constant": lambda train: Constant(train.lr),
+    "ConstantLearningRate": lambda train: Constant(train.lr),
     "StandardDecay": lambda train: InverseSquareRoot(train.lr, train.decay_alpha),
     "CorrectionDecay": lambda train: Correction(train.lr, train.decay_alpha, train.decay_beta),
     "WarmRestarts": lambda train: WarmRestarts(train.lr, train.decay_alpha),
 }
 
 DECAYS: Final = tuple(_LEARNING_RATES)
-"""What ``decayclass`` may be."""
+"""What ``decayclass`` may be, as Angel spells it."""
+
+DECAY_ALIASES: Final = {"Constant": "ConstantLearningRate"}
+"""Other spellings."""
 
 # Angel's "AdaGrad" forgets old gradients, as RMSProp does.
 _OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {

@@ -6,7 +6,7 @@ import math
 from typing import Any, Final, get_args
 
 from streamiter.networks.configuration.keys import Keys
-from streamiter.networks.configuration.optimizers import DECAYS
+from streamiter.networks.configuration.optimizers import DECAY_ALIASES, DECAYS
 from streamiter.networks.configuration.settings import (
     DataFormat,
     DataSettings,
@@ -77,12 +77,13 @@ def read_model(given: Any, where: Where) -> tuple[ModelSettings, list[str]]:
 def read_train(given: Any, where: Where) -> tuple[TrainSettings, list[str]]:
     """``train``, and a warning for each unknown key."""
     keys, default = Keys(given, where), TrainSettings()
+    decay = keys.choice("decayclass", default.decay_class, (*DECAYS, *DECAY_ALIASES))
     settings = TrainSettings(
         epoch=keys.whole("epoch", default.epoch, 1),
         num_update_per_epoch=keys.whole("numupdateperepoch", default.num_update_per_epoch, 1),
         batch_size=keys.whole("batchsize", default.batch_size, 1),
         lr=keys.number("lr", default.lr, "a number above 0", lambda rate: 0.0 < rate < math.inf),
-        decay_class=keys.choice("decayclass", default.decay_class, DECAYS),
+        decay_class=DECAY_ALIASES.get(decay, decay),
         decay_alpha=keys.number(
             "decayalpha", default.decay_alpha, "a number of 0 or more", lambda alpha: alpha >= 0.0
         ),

@@ -4,6 +4,8 @@
 ``layer``                    what all have in common: inputs, consumers, the state machine
 ``checks``                   settings that do not fit the inputs
 ``settings``                 what a layer is built from
+``input_layer``              what layers that compute with the features have in common
+``joining``                  what layers that join several inputs have in common
 ``crossing``, ``pairs``      what layers that cross vectors have in common
 ``sparse_products``          sparse mini-batches times matrices
 ``products``                 of several inputs

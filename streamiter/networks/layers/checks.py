@@ -47,7 +47,7 @@ def only_input(name: str, inputs: Sequence[Layer]) -> Layer:
     return inputs[0]
 
 
-def same_dims(name: str, inputs: list[Layer]) -> int:
+def same_dims(name: str, inputs: Sequence[Layer]) -> int:
     """The output dimension that all inputs have."""
     dims = {layer.name: layer.output_dim for layer in inputs}
     if len(set(dims.values())) != 1:

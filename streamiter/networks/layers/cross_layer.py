@@ -38,7 +38,7 @@ class CrossLayer(Layer):
     def from_settings(
         cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
     ) -> CrossLayer:
-        dim = same_dims(settings.name, list(inputs))
+        dim = same_dims(settings.name, inputs)
         dim = as_configured(settings.name, settings.output_dim, dim, "that of its inputs")
         return cls(settings.name, dim, inputs, required_optimizer(settings))
 

@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from streamiter.networks.layers.checks import as_configured, same_dims
+from streamiter.networks.layers.checks import same_dims
 from streamiter.networks.layers.layer import Layer
-from streamiter.networks.layers.products import products_of_others
+from streamiter.networks.layers.mul_pooling import MulPooling
 from streamiter.networks.parameters import Array
-
-if TYPE_CHECKING:
-    from streamiter.networks.layers.settings import LayerSettings
-    from streamiter.networks.place_holder import PlaceHolder
 
 __all__ = ["DotPooling"]
 
 
-class DotPooling(Layer):
+class DotPooling(MulPooling):
     """Σ (x₁ ∘ x₂ ∘ …) over the row: of two inputs their inner product."""
 
     type_name: ClassVar[str] = "dotpooling"
-    least_inputs: ClassVar[int] = 2
-    most_inputs: ClassVar[int | None] = None
 
-    @classmethod
-    def from_settings(
-        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
-    ) -> DotPooling:
-        same_dims(settings.name, list(inputs))
-        dim = as_configured(settings.name, settings.output_dim, 1, "the sum over the row")
-        return cls(settings.name, dim, inputs)
+    def __init__(self, name: str, output_dim: int, inputs: Sequence[Layer]) -> None:
+        super().__init__(name, output_dim, inputs)
+        self.vector_width = None
+
+    @staticmethod
+    def dim_of(name: str, inputs: Sequence[Layer]) -> tuple[int, str]:
+        same_dims(name, inputs)
+        return 1, "the sum over the row"
 
     def _forward(self, inputs: list[Array]) -> Array:
-        product: Array = inputs[0] * inputs[1]
-        for values in inputs[2:]:
-            product *= values
-        dots: Array = product.sum(axis=1, keepdims=True)
+        dots: Array = super()._forward(inputs).sum(axis=1, keepdims=True)
         return dots
-
-    def _backward(self, gradient: Array) -> list[Array]:
-        others = products_of_others([layer.output for layer in self.inputs])
-        return [gradient * product for product in others]

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from streamiter.networks.layers.checks import required_optimizer
-from streamiter.networks.layers.layer import Layer
+from streamiter.networks.layers.input_layer import InputLayer
 from streamiter.networks.layers.sparse_products import column_sums, squares_of_rows, times, transposed_times
 from streamiter.networks.parameters import Array, Parameter
 
 if TYPE_CHECKING:
-    from streamiter.networks.layers.settings import LayerSettings
-    from streamiter.networks.place_holder import PlaceHolder
-    from streamiter.networks.transfer_functions.transfer_function import TransferFunction
     from streamiter.optimizers import Optimizer
 
 __all__ = ["KMeansInputLayer"]
 
 
-class KMeansInputLayer(Layer):
+class KMeansInputLayer(InputLayer):
     """σ(‖x − c_k‖²) for each of ``output_dim`` centres c_k; ``kmeansloss`` takes the nearest one.
 
     A centre is far from a row for all its numbers, those of features that are not in the mini-batch, too. So all of its
@@ -30,37 +25,13 @@ class KMeansInputLayer(Layer):
     """
 
     type_name: ClassVar[str] = "kmeansinputlayer"
-    least_inputs: ClassVar[int] = 0
-    most_inputs: ClassVar[int | None] = 0
 
-    def __init__(
-        self,
-        name: str,
-        output_dim: int,
-        place_holder: PlaceHolder,
-        transfer: TransferFunction,
-        optimizer: Optimizer,
-    ) -> None:
-        super().__init__(name, output_dim)
-        self._place_holder = place_holder
-        self.transfer = transfer
-        features = place_holder.feature_dimension
+    def _begin(self, features: int, optimizer: Optimizer) -> list[Parameter]:
+        outputs = self.output_dim
         self._centres = Parameter(
-            f"{name}.centres", (features, output_dim), False, optimizer, "weight", features, output_dim
+            f"{self.name}.centres", (features, outputs), False, optimizer, "weight", features, outputs
         )
-        self.parameters = [self._centres]
-
-    @classmethod
-    def from_settings(
-        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
-    ) -> KMeansInputLayer:
-        return cls(
-            settings.name,
-            settings.output_dim,
-            place_holder,
-            settings.transfer_function,
-            required_optimizer(settings),
-        )
+        return [self._centres]
 
     def _forward(self, inputs: list[Array]) -> Array:
         centres, place_holder = self._value(self._centres), self._place_holder
@@ -74,10 +45,6 @@ class KMeansInputLayer(Layer):
         # Squares that almost cancel out may leave less than nothing.
         np.maximum(distances, 0, out=distances)
         return self._transferred(distances)
-
-    def _backward(self, gradient: Array) -> list[Array]:
-        self._inner = self._transferred_back(gradient)
-        return []
 
     def _gradients(self) -> None:
         inner, place_holder = self._inner, self._place_holder

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from streamiter.errors import ModelError
+from streamiter.networks.diverging import Diverged
 from streamiter.networks.layers.checks import only_input
 from streamiter.networks.layers.layer import Layer
 from streamiter.networks.losses import Loss, Predictions
@@ -44,14 +45,11 @@ class LossLayer(Layer):
             self.loss.check_labels(f"layer {self.name!r}", self._place_holder.labels, self.output_dim)
 
     def mean_loss(self) -> float:
-        """The mean over the batch. Raises ModelError without labels, and where it is not finite."""
+        """The mean over the batch. Raises ModelError without labels, ``Diverged`` where it is not finite."""
         with np.errstate(over="ignore", invalid="ignore"):
             mean = self.loss.mean(self.scores(), self._labels())
         if not np.isfinite(mean):
-            raise ModelError(
-                f"layer {self.name!r}: expected scores that a finite loss can be made of, given a loss of {mean}; "
-                "lower the learning rate, or scale the features"
-            )
+            raise Diverged(f"layer {self.name!r}: expected a finite loss, given {mean}")
         return mean
 
     def scores(self) -> Array:

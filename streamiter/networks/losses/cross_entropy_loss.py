@@ -31,6 +31,7 @@ class CrossEntropyLoss(Loss):
 
     type_name: ClassVar[str] = "crossentropyloss"
     expected_labels: ClassVar[str] = "labels 0 or 1 (or −1 or 1)"
+    labels_to_take: ClassVar[str] = "set translabel to ZeroOneTrans (above 0: 1, otherwise 0)"
 
     def losses(self, scores: Array, labels: Array) -> Array:
         losses: Array = np.log(self._of_right_class(scores, labels))

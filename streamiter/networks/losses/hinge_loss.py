@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.networks.losses.loss import Loss, Predictions
-from streamiter.networks.losses.signs import are_signs, sign_labels
+from streamiter.networks.losses.signs import SIGNS_OF_LABELS, are_signs, sign_labels
 from streamiter.networks.parameters import Array
 
 __all__ = ["HingeLoss"]
@@ -25,6 +25,7 @@ class HingeLoss(Loss):
 
     type_name: ClassVar[str] = "hingeloss"
     expected_labels: ClassVar[str] = "labels −1 or 1"
+    labels_to_take: ClassVar[str] = SIGNS_OF_LABELS
 
     def losses(self, scores: Array, labels: Array) -> Array:
         losses: Array = 1 - labels * scores[:, 0]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from streamiter.networks.logistic import logistic
 from streamiter.networks.losses.loss import Loss, Predictions
-from streamiter.networks.losses.signs import are_signs, sign_labels
+from streamiter.networks.losses.signs import SIGNS_OF_LABELS, are_signs, sign_labels
 from streamiter.networks.parameters import Array
 
 __all__ = ["LogLoss"]
@@ -26,6 +26,7 @@ class LogLoss(Loss):
 
     type_name: ClassVar[str] = "logloss"
     expected_labels: ClassVar[str] = "labels −1 or 1"
+    labels_to_take: ClassVar[str] = SIGNS_OF_LABELS
 
     def losses(self, scores: Array, labels: Array) -> Array:
         margins: Array = labels * scores[:, 0]

@@ -42,6 +42,9 @@ class Loss(abc.ABC):
 
     expected_labels: ClassVar[str] = "finite labels"
 
+    labels_to_take: ClassVar[str] = "leave these rows out"
+    """What to do with others."""
+
     needs_labels: ClassVar[bool] = True
     """Otherwise ``labels`` are not looked at."""
 
@@ -86,7 +89,9 @@ class Loss(abc.ABC):
         """``BadRows`` for labels that it does not know."""
         good = self._good_labels(labels, outputs)
         if not holds(good):
-            raise refuse_rows(good, f"{owner}: expected {self._expected(outputs)}", labels, "set translabel")
+            raise refuse_rows(
+                good, f"{owner}: expected {self._expected(outputs)}", labels, self.labels_to_take
+            )
 
     def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
         finite: npt.NDArray[np.bool_] = np.isfinite(labels)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.networks.parameters import Array
 
-__all__ = ["are_signs", "sign_labels"]
+__all__ = ["SIGNS_OF_LABELS", "are_signs", "sign_labels"]
+
+SIGNS_OF_LABELS: Final = "set translabel to PosNegTrans (above 0: 1, otherwise −1)"
 
 
 def are_signs(labels: Array) -> npt.NDArray[np.bool_]:

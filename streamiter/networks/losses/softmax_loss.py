@@ -24,6 +24,10 @@ class SoftmaxLoss(Loss):
     """
 
     type_name: ClassVar[str] = "softmaxloss"
+    labels_to_take: ClassVar[str] = (
+        "set translabel to SubOneTrans where they count from 1, to AddOneTrans where they count from −1, or give the "
+        "scores an output for each class"
+    )
 
     def losses(self, scores: Array, labels: Array) -> Array:
         shifted = scores - scores.max(axis=1, keepdims=True)

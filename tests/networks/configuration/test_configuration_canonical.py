@@ -134,3 +134,17 @@ def rewritten(draw: st.DrawFn) -> dict[str, Any]:
 def test_files_that_mean_the_same_have_one_form(document):
     """Models are compared, and checkpoints accepted, by it."""
     assert as_text(form(document)) == as_text(form(deep_fm()))
+
+
+def test_a_rate_that_stays_is_called_as_angel_calls_it():
+    """Angel's own files say ConstantLearningRate; the short name is ours, and other programs do not know it."""
+    layers = {
+        "wide": {"type": "simpleinputlayer", "outputdim": 1},
+        "loss": {"type": "losslayer", "inputlayer": "wide"},
+    }
+    written, short = (
+        form({"train": {"decayclass": name}, "layers": layers})
+        for name in ("constantlearningrate", "Constant")
+    )
+    assert written == short
+    assert short["train"]["decayclass"] == "ConstantLearningRate"

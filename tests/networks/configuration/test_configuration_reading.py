@@ -197,7 +197,8 @@ def test_an_optimizer_is_a_name_or_an_object(written, optimizer, place):
 @pytest.mark.parametrize(
     ("decay", "rate"),
     [
-        ({"decayclass": "Constant"}, Constant(0.5)),
+        ({"decayclass": "ConstantLearningRate"}, Constant(0.5)),
+        ({"decayclass": "constant"}, Constant(0.5)),
         ({"decayclass": "StandardDecay", "decayalpha": 0.2}, InverseSquareRoot(0.5, 0.2)),
         (
             {"decayclass": "CorrectionDecay", "decayalpha": 0.2, "decaybeta": 0.8},

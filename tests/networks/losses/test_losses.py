@@ -190,13 +190,30 @@ def test_what_is_predicted_right_is_counted(name):
 @pytest.mark.parametrize(
     ("name", "labels", "message"),
     [
-        ("logloss", [1, 0], "'end': expected labels −1 or 1 for logloss, given 0.0; set translabel"),
+        (
+            "logloss",
+            [1, 0],
+            "'end': expected labels −1 or 1 for logloss, given 0.0; set translabel to PosNegTrans ",
+        ),
         ("hingeloss", [1, 2], "'end': expected labels −1 or 1 for hingeloss, given 2.0"),
-        ("crossentropyloss", [1, 0.5], "'end': expected labels 0 or 1 .* for crossentropyloss, given 0.5"),
-        ("softmaxloss", [0, 4], "'end': expected labels from 0 to 3 for softmaxloss, given 4.0"),
+        (
+            "crossentropyloss",
+            [1, 0.5],
+            "'end': expected labels 0 or 1 .* for crossentropyloss, given 0.5; set .* ZeroOneTrans ",
+        ),
+        (
+            "softmaxloss",
+            [0, 4],
+            "'end': expected labels from 0 to 3 for softmaxloss, given 4.0; set translabel to SubOneTrans where they "
+            "count from 1, to AddOneTrans where they count from −1, or give the scores an output for each class",
+        ),
         ("softmaxloss", [0, -1], "'end': expected labels from 0 to 3 for softmaxloss, given -1.0"),
         ("softmaxloss", [0, 1.5], "'end': expected labels from 0 to 3 for softmaxloss, given 1.5"),
-        ("l2loss", [0, math.nan], "'end': expected finite labels for l2loss, given nan"),
+        (
+            "l2loss",
+            [0, math.nan],
+            "'end': expected finite labels for l2loss, given nan; leave these rows out",
+        ),
         ("huberloss", [0, math.inf], "'end': expected finite labels for huberloss, given inf"),
     ],
 )

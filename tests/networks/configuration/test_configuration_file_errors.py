@@ -1,0 +1,58 @@
+"""A file that is no configuration at all."""
+
+import pytest
+from networks.configuration.refusals import of_file, refused
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"layers": [', "expected JSON, given something else in line 1, column 13: Expecting value"),
+        ("", "expected JSON, given something else in line 1, column 1: Expecting value"),
+        ("[]", "expected a JSON object, given the array []"),
+        ("null", "expected a JSON object, given null"),
+        ('{"train": {"lr": NaN}}', "expected JSON, given NaN, which is no number of JSON"),
+        (
+            '{"layers": {"a": {}, "b": {}, "a": {}}}',
+            "expected each key of an object once, given 'a' twice; rename or remove one",
+        ),
+        ('{"layers": ' * 100_000, "expected JSON, given objects nested too deep to be read"),
+    ],
+    ids=["torn", "empty", "array", "null", "nan", "twice", "deep"],
+)
+def test_a_file_that_is_no_json_object_is_refused(tmp_path, text, said):
+    """Of two layers of one name, plain JSON would keep the last and say nothing."""
+    assert of_file(tmp_path, text) == f"net.json: {said}"
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    """A saved model given in place of its configuration."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"{\xff")
+    assert refused(path) == "model.safetensors: expected JSON in UTF-8, given a wrong byte at 1"
+
+
+def test_a_file_that_is_not_there_is_named_with_its_folder(tmp_path):
+    """Most often it is the folder that is wrong."""
+    missing = tmp_path / "no.json"
+    assert refused(missing) == f"{missing}: expected a JSON file, given No such file or directory"
+    assert refused(tmp_path) == f"{tmp_path}: expected a JSON file, given Is a directory"
+
+
+def test_what_is_neither_a_path_nor_a_dict_is_refused():
+    """JSON text, or what json.load gave for an array."""
+    assert refused(7) == (
+        "configuration: expected the path of a JSON file, or a dict with what it says, given int"
+    )
+
+
+def test_a_key_that_is_no_text_is_refused():
+    """Only a dict of Python's can have one."""
+    assert refused({1: 2}) == "configuration: expected keys that are texts, given 1"
+
+
+@pytest.mark.parametrize("name", [1, ""])
+def test_an_object_of_layers_has_their_names_as_keys(name):
+    """Parameters are called after them."""
+    said = f"configuration: key 'layers': expected the names of layers as keys, given {name!r}"
+    assert refused({"layers": {name: {"type": "embedding"}}}) == said

@@ -1,0 +1,174 @@
+"""Training of networks that is cut off and goes on from a checkpoint: the model that no cut would have given."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from iteration.iteration_support import PATIENCE_S
+from networks.training_support import arrays_of, document, records, rows
+
+from streamiter import Checkpoints, Flow
+from streamiter.checkpoints.memory_store import MemoryStore
+from streamiter.networks.network import Network
+from streamiter.networks.online import train_network_online
+from streamiter.networks.training import NetworkTraining, train_network
+from streamiter.parameter_server import BSP, SSP, ParameterServer
+from streamiter.runtime.job import Job
+from streamiter.runtime.plan import ChannelLimits
+
+RARELY_S = 1000.0
+ROWS = 200
+
+
+def with_dropout(**sections: Any) -> Network:
+    """What it leaves out is drawn anew for each mini-batch; the rows are in another order in each epoch."""
+    changed = document(data={"useshuffle": True, "indexrange": 24}, train={"epoch": 20}, **sections)
+    changed["layers"][2]["transfuncs"] = ["tanhwithdropout", "identity"]
+    return Network.from_json(changed)
+
+
+def in_epochs(flow: Flow) -> NetworkTraining:
+    return train_network(
+        flow, rows(ROWS), with_dropout(), ParameterServer(shards=2), consistency=BSP(), seed=5
+    )
+
+
+def online(flow: Flow) -> NetworkTraining:
+    return train_network_online(
+        flow.from_items(records(rows(10 * ROWS)), name="records"),
+        with_dropout(),
+        ParameterServer(shards=2),
+        consistency=SSP(staleness=1),
+        batch=20,
+        publish_every=5,
+        seed=5,
+    )
+
+
+def on_demand(store: MemoryStore | Path) -> Checkpoints:
+    return Checkpoints(store if isinstance(store, Path) else store.another(), interval_s=RARELY_S)
+
+
+WAYS = pytest.mark.parametrize("train", [in_epochs, online], ids=["in epochs", "on a stream"])
+Train = Callable[[Flow], NetworkTraining]
+
+
+class Run:
+    """One run of a flow that trains."""
+
+    def __init__(self, train: Train) -> None:
+        flow = Flow("training")
+        training = train(flow)
+        self._models = training.models.collect(name="models")
+        self._losses = training.losses.collect(name="losses")
+        self._flow = flow
+
+    @property
+    def models(self) -> list[Any]:
+        return self._models.items
+
+    @property
+    def losses(self) -> list[Any]:
+        return self._losses.items
+
+    async def start(self, checkpoints: Checkpoints | None = None) -> Job:
+        """From the last checkpoint; short channels, so that a step is a step also for the source."""
+        options = {} if checkpoints is None else {"checkpoints": checkpoints}
+        return await self._flow.start(channel_limits=ChannelLimits(records=1), **options)  # type: ignore[arg-type]
+
+    async def after(self, steps: int) -> None:
+        """Return when so many mini-batches have been learned from."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.losses) < steps:
+                await asyncio.sleep(0)
+
+
+@WAYS
+@pytest.mark.parametrize("steps", [1, 4, 5, 37])
+@pytest.mark.parametrize("mode", ["abort", "suspend"])
+async def test_training_with_dropout_goes_on_to_the_same_bits(
+    train: Train, steps: int, mode: Literal["abort", "suspend"]
+) -> None:
+    """After a restart dropout began to count mini-batches at 0, and left out what it had left out in the first ones.
+
+    What an aborted run has learned since its checkpoint is lost, and learned once more.
+    """
+    whole, store = Run(train), MemoryStore()
+    await (await whole.start()).wait()
+    cut = Run(train)
+    job = await cut.start(on_demand(store))
+    await cut.after(steps)
+    await job.checkpoint()
+    await cut.after(steps + 3)
+    await job.stop(mode)
+    assert len(cut.losses) < len(whole.losses)
+    then = Run(train)
+    made = (await (await then.start(on_demand(store))).wait()).step("train").records_in
+    assert made <= len(whole.losses) - steps, "it began anew"
+    expected, found = whole.models[-1], then.models[-1]
+    assert found.records == expected.records
+    assert {name: array.tobytes() for name, array in arrays_of(found).items()} == {
+        name: array.tobytes() for name, array in arrays_of(expected).items()
+    }
+    assert [each["loss"] for each in then.losses] == [each["loss"] for each in whole.losses]
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+
+sys.path[:0] = {path!r}
+from networks.test_network_checkpoints import Run, in_epochs, on_demand
+
+from streamiter.networks.saved_models import save_network
+from streamiter.networks.versions import network_of_version
+
+
+async def main(folder):
+    run = Run(in_epochs)
+    job = await run.start(on_demand(folder / "checkpoints"))
+    if {is_killed!r}:
+        await run.after(12)
+        await job.checkpoint()
+        await run.after(17)
+        print("there", flush=True)
+        sys.stdin.read()  # Until it is killed.
+    print((await job.wait()).step("train").records_in)
+    save_network(folder / "model", *network_of_version(run.models[-1].parameters, "test"))
+
+
+asyncio.run(main(Path({folder!r})))
+"""
+
+
+def program(folder: Path, *, is_killed: bool = False) -> list[str]:
+    path = [entry for entry in sys.path if entry]
+    return [sys.executable, "-c", KILLED.format(path=path, folder=str(folder), is_killed=is_killed)]
+
+
+def ran(folder: Path) -> int:
+    """How many mini-batches it has learned from, to its end."""
+    ended = subprocess.run(program(folder), check=True, capture_output=True, text=True, timeout=90)
+    return int(ended.stdout)
+
+
+def test_a_process_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """A kill -9 in the middle of an epoch, and the same command again: the saved files differ in no byte."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert ran(whole) == 100
+    with subprocess.Popen(
+        program(cut, is_killed=True), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "there\n"
+        killed.send_signal(signal.SIGKILL)
+    assert ran(cut) <= 100 - 12
+    saved = [(folder / "model" / "parameters.safetensors").read_bytes() for folder in (whole, cut)]
+    assert saved[0] == saved[1]
