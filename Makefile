@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 # Files are kept together, in order, until one process has nothing left: it then takes half of what another has.
 # Bytecode is kept whatever the environment says: hundreds of tests start a Python, which would compile everything.
-# Two processes share the cores already: threads of matrix products would only wait for each other.
+# These processes share the cores already: threads of matrix products would only wait for each other.
 PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: help demo test soak kafka check format bench bench-networks clean
