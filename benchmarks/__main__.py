@@ -17,7 +17,8 @@ from benchmarks.k_means import k_means
 from benchmarks.kafka_map import kafka_map
 from benchmarks.latency import latency, latency_of_updates
 from benchmarks.measuring import Figure
-from benchmarks.networks import networks_quality, networks_speed
+from benchmarks.networks import networks_speed
+from benchmarks.networks_quality import networks_quality
 from benchmarks.offline_learning import offline_logistic_regression
 from benchmarks.online_learning import online_learning
 from benchmarks.parameter_server import (

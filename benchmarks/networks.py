@@ -1,10 +1,8 @@
-"""Training of networks beside the same steps written straight down in numpy; and how good they become."""
+"""Training of networks beside the same steps written straight down in numpy."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +16,7 @@ from streamiter.networks.data import LabelledRows, part, read_rows
 from streamiter.networks.fitting import TrainedNetwork, fit_network
 from streamiter.networks.network import Network
 
-__all__ = ["networks_quality", "networks_speed"]
+__all__ = ["DATA", "OWN", "PUBLISHED", "networks_speed"]
 
 DATA: Final = PROJECT.parent / "shared" / "data"
 """LIBSVM's a9a, and the same people with 13 fields ("census"); both from UCI's Adult data set."""
@@ -102,66 +100,6 @@ def _logistic_regression(session: Session) -> Iterator[Figure]:
     )
     yield series.figure(f"{name}, file and all", "s", target=Target("figure", below=_SECONDS_BELOW))
     yield series.figure(f"{name}, rows in memory", "s")
-
-
-def networks_quality(session: Session) -> Iterator[Figure]:
-    """Loss, accuracy and AUC in validation (as published) and on the test file, for three seeds each."""
-    seeds = range(session.size(3, 1))
-    a9a = DATA / "a9a" / "a9a_123d_train.libsvm", DATA / "a9a" / "a9a_123d_test.dummy"
-    census = DATA / "census" / "census_148d_train.dummy", DATA / "census" / "census_148d_test.dummy"
-    if not (a9a[0].exists() and PUBLISHED.exists()):
-        return
-    yield from _judged("a9a, logreg.json", _document(PUBLISHED / "logreg.json"), *a9a, seeds)
-    yield from _judged("census, logreg.json", _document(PUBLISHED / "logreg.json"), *census, seeds)
-    for name in ("deepfm", "daw"):
-        document = _document(PUBLISHED / f"{name}.json")
-        yield from _judged(f"census, {name}.json, init angel", _with_init(document, "angel"), *census, seeds)
-        yield from _judged(f"census, {name}.json", document, *census, seeds)
-    for name in ("deepfm", "wide_and_deep", "pnn", "nfm"):
-        document, least = (
-            _document(OWN / f"{name}.json"),
-            0.916 if name in ("deepfm", "wide_and_deep") else 0.907,
-        )
-        yield from _judged(
-            f"census, examples/networks/{name}.json", document, *census, seeds, auc_at_least=least
-        )
-
-
-def _judged(
-    name: str,
-    document: Mapping[str, Any],
-    train: Path,
-    test: Path,
-    seeds: range,
-    *,
-    auc_at_least: float | None = None,
-) -> Iterator[Figure]:
-    network = Network.from_json(document)
-    settings = network.configuration.data
-    data, held_out = (read_rows(path, settings, owner=name) for path in (train, test))
-    parted = part(data, validate_ratio=settings.validate_ratio)
-    found: dict[str, list[float]] = {}
-    for seed in seeds:
-        trained = fit_network(network, parted.training, parted.validation, seed=seed, progress=False)
-        judged = {"validation": trained.results[-1].validation, "test": trained.evaluate(held_out)}
-        for where, result in judged.items():
-            assert result is not None
-            for metric, value in result.metrics().items():
-                found.setdefault(f"{where} {metric}", []).append(value)
-    for metric, values in found.items():
-        target = None
-        if metric == "test auc" and auc_at_least is not None:
-            target = Target("figure", at_least=auc_at_least)
-        yield Figure(f"{name}: {metric}", "", tuple(values), target=target)
-
-
-def _document(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text())
-    return document
-
-
-def _with_init(document: Mapping[str, Any], init: str) -> dict[str, Any]:
-    return {**document, "model": {**document["model"], "init": init}}
 
 
 def _with_constant_rate(network: Network) -> Network:
