@@ -1,4 +1,4 @@
-"""Whether rows and columns that a caller names are there."""
+"""Whether rows and columns that a caller names are there, and numbers fit a matrix of whole numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from streamiter.errors import OutOfRange
 from streamiter.parameter_server.matrix import Matrix
 
-__all__ = ["checked_columns", "checked_row"]
+__all__ = ["checked_columns", "checked_row", "fits_int64"]
 
 _INT64: Final = np.dtype(np.int64)
 _UINT64: Final = np.dtype(np.uint64)
@@ -52,6 +52,17 @@ def checked_columns(columns: Any, matrix: Matrix) -> npt.NDArray[np.int64]:
         if unsigned.item(unsigned.argmax()) >= matrix.columns:
             raise _missing_column(array, matrix)
     return array
+
+
+def fits_int64(values: npt.NDArray[Any]) -> bool:
+    """Whether all are whole numbers of 64 bits, of whatever dtype: numpy would wrap others around.
+
+    >>> fits_int64(np.array([2.0, -3.0])), fits_int64(np.array([1.5])), fits_int64(np.array([1 << 63], np.uint64))
+    (True, False, False)
+    """
+    if values.dtype.kind == "f":
+        return bool(((values == np.floor(values)) & (values >= -(2.0**63)) & (values < 2.0**63)).all())
+    return values.dtype.kind in "ib" or (values.dtype.kind == "u" and bool((values < 1 << 63).all()))
 
 
 def _integers(columns: Any, matrix: Matrix) -> npt.NDArray[np.int64]:

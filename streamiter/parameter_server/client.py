@@ -58,9 +58,25 @@ def _nobody_asks() -> None:
 class Client:
     """One worker's access to the matrices of a server; used in one event loop.
 
-    A call whose condition holds is answered directly. ``row`` is one row (results have the shape of ``columns``),
-    ``rows`` are several (results have one axis more); ``columns=None`` means all of them. Columns may come in any
-    order, and twice. Errors: :class:`~streamiter.errors.ParameterServerError` and what derives from it.
+    Made by ``server.client(worker=…)``. A call whose condition holds is answered directly. ``row`` is one row: values
+    have the shape (columns,). ``rows`` are several: (rows, columns). ``columns=None`` means all of them. Columns may
+    come in any order, and twice. Arrays that are read have the matrix's dtype, and are the caller's. Values that are
+    added become that dtype (floats do not become int64); one number stands for all.
+
+    Errors are :class:`~streamiter.errors.ParameterServerError` and what derives from it: every call raises
+    WorkerHasLeft once the worker has left, and UnknownMatrix for a matrix that there is not. A call that is cancelled
+    while it waits takes back a get, and nothing else: what was sent happens.
+
+    >>> import asyncio
+    >>> from streamiter.parameter_server import BSP, ParameterServer
+    >>> async def main() -> None:
+    ...     async with ParameterServer() as server:
+    ...         await server.create_matrix("w", rows=2, columns=4, consistency=BSP())
+    ...         client = server.client(worker=0)
+    ...         await client.add("w", rows=[0, 1], columns=[3, 1], values=[[1.0, 2.0], [3.0, 4.0]])
+    ...         print(await client.get("w", row=0), await client.clock("w"), await client.get("w", row=0, columns=[3]))
+    >>> asyncio.run(main())
+    [0. 0. 0. 0.] 1 [1.]
     """
 
     def __init__(
@@ -103,7 +119,7 @@ class Client:
         return self._part.has_left
 
     def clock_of(self, matrix: str) -> int:
-        """How often this worker has called ``clock`` for a matrix, counted from where it joined."""
+        """Where this worker stands on a matrix: the minimum clock when it joined, and one more for each ``clock``."""
         return self._part.clocks.get(matrix, 0)
 
     def heartbeat(self) -> None:
@@ -136,7 +152,7 @@ class Client:
     async def get(
         self, matrix: str, *, row: int | None = None, rows: Sequence[int] | None = None, columns: Any = None
     ) -> Numbers:
-        """Read values. Waits as the consistency of the matrix says.
+        """Read values: an array of (columns,), or of (rows, columns) for ``rows``. Waits as the consistency says.
 
         Raises OutOfTurn where BSP does not allow it, UnknownMatrix, OutOfRange; ServerReset or WorkerHasLeft while it
         waits.
@@ -161,7 +177,11 @@ class Client:
     async def start_get(
         self, matrix: str, *, row: int | None = None, rows: Sequence[int] | None = None, columns: Any = None
     ) -> Call[Numbers]:
-        """Begin to read: gives a handle to await. Waits itself only while ``max_calls`` are under way."""
+        """Begin to read: gives a handle; ``await handle`` gives what ``get`` does, also more than once.
+
+        Waits itself only while ``max_calls`` are under way. What ``get`` raises comes from here, or from the handle.
+        Who is cancelled while it awaits the handle gives the read up.
+        """
         access = self._matrices.get(matrix) or await self._find(matrix)
         numbers, is_single = access.rows_of(row, rows, "get")
         keys = access.columns_of(columns)
@@ -169,7 +189,7 @@ class Client:
         if self._cache.is_on:
             cached = self._cache.find(matrix, numbers, keys, self.clock_of(matrix))
             if cached is not None:
-                self._part.check_open()
+                self._part.heartbeat()
                 return Call((), lambda replies: cached[0] if is_single else cached)
             began = self._cache.begin(matrix, numbers, keys)
         return await self._read(access, access.reading(numbers, keys), began, is_single=is_single)
@@ -233,7 +253,10 @@ class Client:
         values: Any,
         update: UpdateFunction | None = None,
     ) -> Call[None]:
-        """Begin to add: gives a handle. ``values`` must not change before it is done."""
+        """Begin to add: gives a handle. ``values`` must not change before it is done.
+
+        What ``add`` raises comes from here, or from the handle.
+        """
         access = self._matrices.get(matrix) or await self._find(matrix)
         await self._check_fused(access, update)
         return await self._send(access.add_requests(row, rows, columns, values, update), _nothing)
@@ -283,9 +306,10 @@ class Client:
     # -- clocks ----------------------------------------------------------------------------------------
 
     async def clock(self, matrix: str | None = None) -> int:
-        """Say that this worker has finished an iteration on a matrix (None: on all); gives the minimum clock.
+        """Say that this worker has finished an iteration on a matrix; gives the minimum clock.
 
-        Raises OutOfTurn where BSP does not allow it.
+        ``matrix=None``: on all matrices that were made or used in this process, one after the other; gives the lowest
+        of their minimum clocks, −1 where there is none. Raises OutOfTurn where BSP does not allow it.
         """
         names = [matrix] if matrix is not None else self._directory.names()
         lowest = -1
@@ -337,7 +361,10 @@ class Client:
             function.check_together([check for reply in replies for check in reply])
 
     async def aggregate(self, function: GetFunction) -> Any:
-        """Compute something from parameters, where they are. It waits for no clock."""
+        """Compute something from parameters, where they are; gives what the psf says. It waits for no clock.
+
+        Raises OutOfRange, RowsInDifferentBlocks, ParameterServerError.
+        """
         self._check_function(function, GetFunction, "aggregate")
         access = self._matrices.get(function.matrix) or await self._find(function.matrix)
         parts = access.function_parts(function)
@@ -364,7 +391,7 @@ class Client:
 
     def subscribe(self, matrix: str, *, rows: Sequence[int] | None = None) -> Subscription:
         """Follow some rows, None: all: ``async for change in client.subscribe("w")``; see :class:`Subscription`."""
-        self._part.check_open()
+        self._part.heartbeat()
         number = self._subscribed
         self._subscribed += 1
         subscription = Subscription(
@@ -386,8 +413,11 @@ class Client:
     # -- matrices --------------------------------------------------------------------------------------
 
     async def create_matrix(self, name: str, **settings: Any) -> None:
-        """The same as ``server.create_matrix``: nothing happens if it is there with the same settings."""
-        self._part.check_open()
+        """The same as ``server.create_matrix``: nothing happens if it is there with the same settings.
+
+        Raises ConfigurationError for settings that cannot be, ParameterServerError for others than it was made with.
+        """
+        self._part.heartbeat()
         await self.join()
         await self._directory.create(Matrix.of(name, settings))
 

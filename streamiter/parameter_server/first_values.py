@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.numbers import is_number
+from streamiter.parameter_server.bounds import fits_int64
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.partitioning import Partitioning
 from streamiter.parameter_server.psf.function import UpdateFunction, check_function
@@ -50,9 +51,8 @@ def init_values(matrix: Matrix) -> npt.NDArray[Any] | None:
         given = np.asarray(init)
     except ValueError:
         given = np.empty(0, object)
-    kinds = "iub" if matrix.dtype == "int64" else "iubf"
-    is_whole = given.dtype.kind == "f" and "f" not in kinds and bool((given == np.floor(given)).all())
-    if (given.dtype.kind not in kinds and not is_whole) or given.shape not in ((), shape[1:], shape):
+    are_numbers = fits_int64(given) if matrix.dtype == "int64" else given.dtype.kind in "iubf"
+    if not are_numbers or given.shape not in ((), shape[1:], shape):
         shown = f"{init!r}" if given.ndim == 0 else f"{given.dtype} of shape {given.shape}"
         raise ConfigurationError(
             f"{where}: expected numbers of {matrix.dtype}: one, {matrix.columns:,} for each row, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,9 +54,9 @@ class Matrix:
         where = f"matrix {self.name!r}"
         if not isinstance(self.name, str) or not self.name:
             raise ConfigurationError(f"matrix: expected a name, given {self.name!r}")
-        whole_number(f"{where}, rows=", self.rows, 1)
-        whole_number(f"{where}, columns=", self.columns, 1)
-        if self.dtype not in DTYPES:
+        for size in ("rows", "columns"):  # Plain ints, as snapshots have them.
+            object.__setattr__(self, size, whole_number(f"{where}, {size}=", getattr(self, size), 1))
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise ConfigurationError(
                 f"{where}, dtype=: expected one of {', '.join(DTYPES)}, given {self.dtype!r}"
             )
@@ -63,12 +64,13 @@ class Matrix:
             raise ConfigurationError(
                 f"{where}, consistency=: expected ASP(), BSP() or SSP(staleness=…), given {self.consistency!r}"
             )
+        if not isinstance(self.sparse, bool):
+            raise ConfigurationError(f"{where}, sparse=: expected True or False, given {self.sparse!r}")
         if not is_number(self.default) or (self.default and not self.sparse):
             raise ConfigurationError(
                 f"{where}, default=: expected a number, and sparse=True where it is not 0, given {self.default!r}"
             )
-        default = plain_float(self.default)
-        if default != default or (self.dtype == "int64" and not default.is_integer()):  # NaN equals nothing.
+        if not self._compares_with(self.default):
             raise ConfigurationError(
                 f"{where}, default=: expected {'a whole' if self.dtype == 'int64' else 'a'} number, as columns of a "
                 f"matrix of {self.dtype} can be compared with, given {self.default!r}"
@@ -76,9 +78,19 @@ class Matrix:
         if self.block is not None:
             if not isinstance(self.block, (tuple, list)) or len(self.block) != 2:
                 raise ConfigurationError(f"{where}, block=: expected (rows, columns), given {self.block!r}")
-            block_rows, block_columns = self.block
-            whole_number(f"{where}, rows of block=", block_rows, 1)
-            whole_number(f"{where}, columns of block=", block_columns, 1)
+            rows, columns = self.block
+            block = (
+                whole_number(f"{where}, rows of block=", rows, 1),
+                whole_number(f"{where}, columns of block=", columns, 1),
+            )
+            object.__setattr__(self, "block", block)  # A list is the same setting.
+
+    def _compares_with(self, number: float) -> bool:
+        """Whether a column can be this number: NaN equals nothing, and others are too large."""
+        as_float = plain_float(number)
+        if self.dtype == "int64":
+            return as_float.is_integer() and -(2**63) <= number < 2**63
+        return math.isfinite(as_float) or as_float == number
 
     @classmethod
     def of(cls, name: str, settings: Mapping[str, Any]) -> Matrix:

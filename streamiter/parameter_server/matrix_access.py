@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ParameterServerError
+from streamiter.parameter_server.bounds import fits_int64
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.partitioning import Partitioning, Slice
 from streamiter.parameter_server.psf.function import (
@@ -112,6 +113,11 @@ class MatrixAccess:
                 raise ParameterServerError(
                     f"{call} on matrix {self.matrix.name!r}: expected values of {self._dtype.name}, given "
                     f"{given.dtype}; convert them first, or make the matrix with another dtype"
+                )
+            if self._dtype.kind == "i" and not fits_int64(given):
+                raise ParameterServerError(
+                    f"{call} on matrix {self.matrix.name!r}: expected values of int64, which are below 2**63, given "
+                    f"{given.max()}; make the matrix with another dtype"
                 )
             given = given.astype(self._dtype)
         if given.shape == shape:

@@ -23,6 +23,7 @@ from streamiter.parameter_server.requests import Add, AddPart, Aggregate, Clock,
 from streamiter.parameter_server.statistics import MatrixCounts, MatrixStatistics
 from streamiter.parameter_server.storage import make_block
 from streamiter.parameter_server.storage.block import Block
+from streamiter.parameter_server.storage.guarded import GuardedBlock
 from streamiter.parameter_server.waiting import Waiting
 
 __all__ = ["Followed", "MatrixShard"]
@@ -206,8 +207,10 @@ class MatrixShard:
         failure: Exception | None = None
         for move in released:
             try:
-                for add in move.adds:
-                    self._apply_parts(add.parts)
+                if move.adds:
+                    with np.errstate(all="ignore"):  # Who moves the clock did not add what runs away.
+                        for add in move.adds:
+                            self._apply_parts(add.parts)
                 self._finish_iteration()
             except Exception as error:
                 failure = failure or error
@@ -238,7 +241,10 @@ class MatrixShard:
             function = request.function
             assert function is not None
             with _named(function, self.matrix):
-                return [function.partition_check(self.blocks[block], part) for block, part in request.parts]
+                return [
+                    function.partition_check(self._block_for(function, block), part)
+                    for block, part in request.parts
+                ]
         self._run_update(request)
         if self.followed is not None:
             self.followed.applied()
@@ -252,7 +258,7 @@ class MatrixShard:
         self._counts.updates += 1
         for block, part in parts:
             with _named(function, self.matrix):
-                function.partition_update(self.blocks[block], part)
+                function.partition_update(self._block_for(function, block), part)
             if self.followed is not None:
                 self.followed.changed(block, function.changed_rows(self.matrix, self.blocks[block]))
 
@@ -261,8 +267,19 @@ class MatrixShard:
         self._check_worker(request.worker)
         assert request.function is not None
         self._counts.aggregates += 1
-        with _named(request.function, self.matrix):
-            return [request.function.partition_get(self.blocks[block], part) for block, part in request.parts]
+        function = request.function
+        with _named(function, self.matrix):
+            return [
+                function.partition_get(self._block_for(function, block), part)
+                for block, part in request.parts
+            ]
+
+    def _block_for(self, function: PartitionFunction, number: int) -> Block:
+        """A block as this function is to get it: ours are tested on blocks of all shapes, and trusted."""
+        block = self.blocks[number]
+        if type(function).__module__.startswith("streamiter."):
+            return block
+        return GuardedBlock(block, f"{function.name} on matrix {self.matrix.name!r}")
 
     def _check_worker(self, worker: int) -> None:
         if worker >= 0:  # Below 0: the server itself.

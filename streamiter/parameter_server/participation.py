@@ -91,7 +91,7 @@ class Participation:
             raise self._has_left()
 
     def heartbeat(self) -> None:
-        """Say that this worker is alive."""
+        """Say that this worker is alive. Raises WorkerHasLeft."""
         self.check_open()
         if self._heartbeats is not None:
             self._heartbeats.heard(self.worker)

@@ -12,7 +12,7 @@ from streamiter.checkpoints.deferred import release_all
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import CheckpointError, ConfigurationError, ParameterServerError, ShardLost
-from streamiter.numbers import whole_number
+from streamiter.numbers import positive, whole_number
 from streamiter.operators.rejection import shortened
 from streamiter.operators.service import ServiceWorker
 from streamiter.parameter_server.call import Call
@@ -84,6 +84,8 @@ class ParameterServer:
             )
         self._snapshots = snapshots
         count = whole_number("ParameterServer(shards=)", shards, 1)
+        if heartbeat_timeout_s is not None:
+            heartbeat_timeout_s = positive("ParameterServer(heartbeat_timeout_s=)", heartbeat_timeout_s)
         self._hosting: Hosting
         if on == "process":
             self._hosting = InProcess(count)
@@ -125,7 +127,9 @@ class ParameterServer:
     async def create_matrix(self, name: str, **settings: Any) -> None:
         """Make a matrix, with the settings of :class:`~streamiter.parameter_server.matrix.Matrix`.
 
-        Nothing happens if it is there with the same settings; others are an error.
+        Nothing happens if it is there with the same settings. Raises ConfigurationError for settings that cannot be,
+        ParameterServerError for others than it was made with, and what a function of ``init`` raises; then no shard
+        has it.
         """
         self._check_open()
         await self._directory.create(Matrix.of(name, settings))
@@ -136,12 +140,12 @@ class ParameterServer:
         return self._directory.names()
 
     async def update(self, function: UpdateFunction) -> None:
-        """Run a psf that changes parameters, without being a worker."""
+        """Run a psf that changes parameters, without being a worker: as :meth:`Client.update`."""
         self._check_open()
         await self._own.update(function)
 
     async def aggregate(self, function: GetFunction) -> Any:
-        """Compute something from parameters, without being a worker."""
+        """Compute something from parameters, without being a worker: as :meth:`Client.aggregate`."""
         self._check_open()
         return await self._own.aggregate(function)
 
@@ -154,7 +158,8 @@ class ParameterServer:
 
         Make the clients of all workers before the first of them begins, or it runs ahead alone. ``read_my_writes``:
         reads show the worker's own adds even while these wait for a clock. ``cache_bytes``: keep rows that were read
-        whole, as long as the consistency allows it. ``max_calls`` may be under way at a time; more wait.
+        whole, as long as the consistency allows it. ``max_calls`` may be under way at a time; more wait. Raises
+        ParameterServerError for a worker that takes part already.
         """
         self._check_open()
         worker = whole_number("ParameterServer.client(worker=)", worker, 0)
@@ -226,7 +231,7 @@ class ParameterServer:
 
     @property
     def workers(self) -> list[int]:
-        """Those that take part."""
+        """Those of this process that take part."""
         return list(self._clients)
 
     async def reset(self) -> None:

@@ -28,29 +28,45 @@ class MatrixCounts:
 
 @dataclass(frozen=True, slots=True)
 class MatrixStatistics:
-    """One matrix on one shard at one moment."""
+    """One matrix on one shard at one moment, or on all of them. Counts are since it was made there.
+
+    On all of them (``ParameterServerStatistics.matrix``) counts are sums: a call to two shards counts twice.
+    """
 
     matrix: str
+    """Its name."""
     consistency: str
+    """As it is written: ``"SSP(staleness=2)"``."""
     minimum_clock: int
+    """That of the slowest worker; on all shards, the lowest."""
     clocks: Mapping[int, int]
     """Where each worker stands."""
     gets: int
+    """Requests to read; those of ``add_get``, too."""
     adds: int
+    """Requests to add."""
     clock_calls: int
+    """How often workers have clocked, all together; on all shards, the highest."""
     updates: int
+    """How often a function has run that changes parameters, ``init`` and ``on_clock`` included."""
     aggregates: int
+    """How often one has run that computes something."""
     numbers_read: int
+    """By gets."""
     numbers_added: int
+    """By adds that were applied."""
     waits: int
-    """Gets that had to wait, since the matrix was made."""
+    """Gets that had to wait."""
     waiting: int
     """Gets that wait now."""
     waiting_peak: int
+    """The most that waited at the same time; on all shards, the highest of one shard."""
     buffered_adds: int
     """Adds that wait for a clock."""
     blocks: int
+    """How many there are."""
     size_bytes: int
+    """Memory of its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +74,7 @@ class ShardStatistics:
     """One shard at one moment."""
 
     shard: int
+    """Its number, from 0."""
     matrices: tuple[MatrixStatistics, ...]
     held: int
     """Requests held while a checkpoint's barrier has passed some workers and not others."""
@@ -73,7 +90,9 @@ class ParameterServerStatistics:
     """All shards at one moment."""
 
     name: str
+    """Of the server."""
     workers: tuple[int, ...]
+    """Those of this process that take part."""
     shards: tuple[ShardStatistics, ...]
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,14 @@ async def test_fractions_are_refused_for_whole_numbers() -> None:
         assert (await server.aggregate(psf.Pull("w", row=0))).tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("init", [1e30, np.inf, [1.0, -1e19], [1, 1 << 63], np.full(2, 1 << 63, np.uint64)])
+async def test_numbers_that_64_bits_do_not_hold_are_refused_for_whole_numbers(init: Any) -> None:
+    """They became −9,223,372,036,854,775,808."""
+    async with ParameterServer() as server:
+        with pytest.raises(ConfigurationError, match="init=: expected numbers of int64"):
+            await server.create_matrix("w", rows=1, columns=2, dtype="int64", init=init)
+
+
 @pytest.mark.parametrize("init", [1.0, [1.0, 2.0], [[1.0, 2.0], [3.0, 4.0]], np.float32(1), np.arange(2)])
 async def test_first_values_reach_every_block(init: Any) -> None:
     """Blocks that begin with the numbers of others."""
@@ -117,13 +126,45 @@ async def test_a_block_that_is_no_pair_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("setting", "given", "message"),
+    [
+        ("sparse", "no", "expected True or False, given 'no'"),
+        ("dtype", np.dtype("float32"), r"expected one of float32, float64, int64, given dtype\('float32'\)"),
+    ],
+)
+async def test_a_setting_of_another_type_is_refused(setting: str, given: Any, message: str) -> None:
+    """The matrix was sparse, for "no" is true; a dtype of numpy was taken, and the first checkpoint failed."""
+    async with ParameterServer() as server:
+        with pytest.raises(ConfigurationError, match=f"matrix 'w', {setting}=: {message}"):
+            await server.create_matrix("w", rows=1, columns=2, **{setting: given})
+
+
+async def test_settings_are_the_same_however_they_are_written() -> None:
+    """A second worker that gave its block as a list was told that it gave another one."""
+    async with ParameterServer() as server:
+        await server.create_matrix("w", rows=2, columns=4, block=(1, 2))
+        await server.create_matrix("w", rows=np.int64(2), columns=np.int32(4), block=[1, np.int64(2)])
+        await server.create_matrix("v", rows=np.int64(2), columns=np.int32(4))
+        settings = (await server.snapshot())["matrices"]["v"]["settings"]
+        assert [type(settings[name]) for name in ("rows", "columns")] == [int, int]
+
+
+@pytest.mark.parametrize(
     ("dtype", "default"),
-    [("float64", float("nan")), ("int64", 0.5), ("int64", float("inf")), ("float64", "0")],
+    [
+        ("float64", float("nan")),
+        ("float64", "0"),
+        ("float32", 10**400),
+        ("int64", 0.5),
+        ("int64", float("inf")),
+        ("int64", 1e30),
+        ("int64", 1 << 63),
+    ],
 )
 async def test_a_default_that_columns_cannot_be_compared_with_is_refused(dtype: Any, default: Any) -> None:
     """0.5 was the default of a matrix of whole numbers, and became 0 without a word."""
     async with ParameterServer() as server:
-        with pytest.raises(ConfigurationError, match=f"default=: expected .*given {default!r}"):
+        with pytest.raises(ConfigurationError, match=re.escape(f"given {default!r}")):
             await server.create_matrix("w", rows=1, columns=4, dtype=dtype, sparse=True, default=default)
         await server.create_matrix("w", rows=1, columns=4, dtype=dtype, sparse=True, default=2.0)
         assert (await server.aggregate(psf.Sum("w", row=0))) == 8

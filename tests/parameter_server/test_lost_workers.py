@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from streamiter.errors import ConfigurationError, WorkerHasLeft
-from streamiter.parameter_server import BSP, ParameterServer
+from streamiter.parameter_server import BSP, SSP, Client, ParameterServer
 from streamiter.testing import VirtualClock
 
 
@@ -50,7 +52,34 @@ async def test_a_worker_that_waits_for_others_is_not_taken_for_dead() -> None:
         assert server.workers == [0, 1]
 
 
-def test_a_timeout_of_nothing_is_refused() -> None:
-    """Every worker would have been dead at once."""
-    with pytest.raises(ConfigurationError, match="expected a number above 0, given 0"):
-        ParameterServer(heartbeat_timeout_s=0)
+CALLS_WITHOUT_A_REQUEST: dict[str, Callable[[Client], Awaitable[Any]]] = {
+    "a get that the cache answers": lambda client: client.get("w", row=0),
+    "a matrix that is there": lambda client: client.create_matrix(
+        "w", rows=1, columns=2, consistency=SSP(staleness=1)
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_WITHOUT_A_REQUEST)
+async def test_a_worker_whose_calls_need_no_shard_is_not_silent(call: str) -> None:
+    """One that read the same row all the time was taken for dead, for its cache had the row."""
+    clock = VirtualClock()
+    async with ParameterServer(clock=clock, heartbeat_timeout_s=10.0) as server:
+        await server.create_matrix("w", rows=1, columns=2, consistency=SSP(staleness=1))
+        client = server.client(0, cache_bytes=1_000)
+        await client.get("w", row=0)
+        for _ in range(5):
+            await clock.advance(6.0)
+            await CALLS_WITHOUT_A_REQUEST[call](client)
+        assert server.workers == [0]
+        assert server.statistics().matrix("w").gets == 1
+
+
+@pytest.mark.parametrize("on", ["process", "ray"])
+def test_a_timeout_of_nothing_is_refused(on: Any) -> None:
+    """Every worker would have been dead at once; on Ray nobody had looked, and beats followed without a pause."""
+    with pytest.raises(
+        ConfigurationError,
+        match=r"ParameterServer\(heartbeat_timeout_s=\): expected a number above 0, given 0",
+    ):
+        ParameterServer(on=on, heartbeat_timeout_s=0)

@@ -193,6 +193,34 @@ async def test_a_wrong_call_says_what_was_expected_and_given_and_changes_nothing
         assert server.statistics().matrix("w").clocks == {0: 0}
 
 
+@pytest.mark.parametrize("values", [[1 << 63, 1 << 63], np.array([1, (1 << 64) - 1], np.uint64)])
+async def test_values_that_64_bits_do_not_hold_are_refused_for_whole_numbers(values: Any) -> None:
+    """They were added as negative numbers."""
+    async with ParameterServer(shards=2) as server:
+        await server.create_matrix("w", rows=1, columns=2, dtype="int64")
+        client = server.client(worker=0)
+        with pytest.raises(
+            ParameterServerError, match=rf"expected values of int64.* below 2\*\*63, given {values[1]}"
+        ):
+            await client.add("w", row=0, values=values)
+        await client.add("w", row=0, values=np.array([1, (1 << 63) - 1], np.uint64))
+        assert (await client.get("w", row=0)).tolist() == [1, (1 << 63) - 1]
+
+
+async def test_a_clock_does_not_fail_by_numbers_that_another_worker_added() -> None:
+    """A warning of numpy, made an error, ended the job of a worker whose numbers were small."""
+    async with ParameterServer(shards=2) as server:
+        await server.create_matrix("w", rows=1, columns=2, dtype="float32", consistency=BSP())
+        large, small = server.client(worker=0), server.client(worker=1)
+        for _ in range(2):
+            await large.add("w", row=0, columns=[1], values=[3e38])
+        await large.clock("w")
+        await small.add("w", row=0, values=1.0)
+        with np.errstate(all="raise"):
+            assert await small.clock("w") == 1
+        assert (await small.get("w", row=0)).tolist() == [1.0, np.inf]
+
+
 async def test_statistics_of_no_matrix_name_those_that_there_are() -> None:
     """Whoever caught the errors of a server did not catch this one: it was a KeyError."""
     async with ParameterServer(name="ps") as server:

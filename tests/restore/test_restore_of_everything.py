@@ -62,6 +62,7 @@ NO_STATE = {
     "streamiter.operators.source.Source": "the base of sources",
     "streamiter.topics.topic.TopicReader": "the base of readers",
     "streamiter.parameter_server.storage.block.Block": "the base of blocks",
+    "streamiter.parameter_server.storage.guarded.GuardedBlock": "a block as functions of users get it",
     "streamiter.parameter_server.rows_of_blocks.RowsOfBlocks": "its positions are those of rows in blocks",
     "streamiter.runtime.job.Job": "gathers the states of all",
     "streamiter.runtime.checkpointing.lag_reports.LagReports": "tells tools how far others have come",

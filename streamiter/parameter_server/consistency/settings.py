@@ -11,22 +11,34 @@ __all__ = ["ASP", "BSP", "SSP", "Consistency"]
 
 @dataclass(frozen=True, slots=True)
 class Consistency:
-    """One of :class:`ASP`, :class:`BSP`, :class:`SSP`."""
+    """How far workers may be apart on a matrix: one of :class:`ASP`, :class:`BSP`, :class:`SSP`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ASP(Consistency):
-    """Asynchronous parallel: nobody waits for anybody."""
+    """Asynchronous parallel: nobody waits for anybody. Adds are applied and gets answered as they come.
+
+    >>> ASP()
+    ASP()
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class BSP(Consistency):
-    """Bulk synchronous parallel: all workers are in the same iteration, and see what all did in those before."""
+    """Bulk synchronous parallel: all workers are in the same iteration, and see what all did in those before.
+
+    A worker gets, adds, clocks, and awaits a get before it adds again; what comes in another order is OutOfTurn.
+
+    >>> BSP()
+    BSP()
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SSP(Consistency):
-    """Stale synchronous parallel (Ho et al. 2013): a worker is at most ``staleness`` clocks ahead of the slowest.
+    """Stale synchronous parallel (Ho et al. 2013): a get waits more than ``staleness`` clocks ahead of the slowest.
+
+    Adds are applied at once and never wait; clocks neither.
 
     >>> SSP(staleness=2)
     SSP(staleness=2)

@@ -1,4 +1,17 @@
-"""Functions that run where the parameters are: ``client.update(psf.Axpy(…))``, ``client.aggregate(psf.Sum(…))``."""
+"""Functions that run where the parameters are: ``client.update(psf.Axpy(…))``, ``client.aggregate(psf.Sum(…))``.
+
+The first argument of all of them is the name of the matrix. How to write one: ``UpdateFunction`` and ``GetFunction``.
+
+>>> import asyncio
+>>> from streamiter.parameter_server import ParameterServer, psf
+>>> async def main() -> float:
+...     async with ParameterServer(shards=2) as server:
+...         await server.create_matrix("w", rows=2, columns=3, init=[1.0, 2.0, 3.0])
+...         await server.update(psf.Axpy("w", x=0, y=1, a=2.0))
+...         return await server.aggregate(psf.Sum("w", row=1))
+>>> asyncio.run(main())
+18.0
+"""
 
 from streamiter.parameter_server.psf.aggregates import (
     Amax,

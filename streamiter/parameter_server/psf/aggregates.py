@@ -157,7 +157,7 @@ class Asum(OneRow):
 
 
 class Nnz(OneRow):
-    """How many numbers are not 0; NaN is not."""
+    """How many numbers are not 0; NaN counts as one."""
 
     together = "sum"
 

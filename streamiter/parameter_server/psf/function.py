@@ -104,7 +104,7 @@ class PartitionFunction(abc.ABC):
 
 
 class UpdateFunction(PartitionFunction):
-    """A psf that changes parameters."""
+    """A psf that changes parameters: ``rows`` and ``partition_update``, as the example at the top of this module."""
 
     checks_blocks: ClassVar[bool] = False
     """Whether ``partition_check`` has something to say: it is then asked of all blocks before any is changed."""
@@ -131,7 +131,7 @@ class UpdateFunction(PartitionFunction):
 
 
 class GetFunction(PartitionFunction):
-    """A psf that computes something from parameters: an aggregate."""
+    """A psf that computes something from parameters, an aggregate: ``rows``, ``partition_get`` and ``merge``."""
 
     @abc.abstractmethod
     def partition_get(self, block: Block, part: Any) -> Any:

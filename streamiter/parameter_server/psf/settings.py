@@ -78,7 +78,13 @@ def set_numbers(function: PartitionFunction, *fields: str) -> None:
         value = getattr(function, field)
         if not is_number(value) or isinstance(value, bool):
             raise ConfigurationError(f"{_option(function, field)}: expected a number, given {value!r}")
-        _set(function, field, int(value) if isinstance(value, (int, np.integer)) else float(value))
+        is_whole = isinstance(value, (int, np.integer))
+        if is_whole and math.isinf(plain_float(value)):
+            raise ConfigurationError(
+                f"{_option(function, field)}: expected a number up to 1.8e308, as a float64 holds, given one of "
+                f"{int(value).bit_length():,} bits"
+            )
+        _set(function, field, int(value) if is_whole else float(value))
 
 
 def set_finite(function: PartitionFunction, *fields: str) -> None:

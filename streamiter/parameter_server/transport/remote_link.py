@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import ParameterServerError, RolledBack, ServerReset, ShardLost
+from streamiter.parameter_server.changes import NextChanges
 from streamiter.parameter_server.requests import Aggregate, Get
 from streamiter.parameter_server.transport.client_session import ClientSession, LinkTiming
 from streamiter.parameter_server.transport.failures import Failure, error_of
@@ -77,6 +78,8 @@ class RemoteLink:
         self._session = ClientSession(session, window=window, timing=timing)
         self._calls: dict[int, _Call] = {}
         self._queue: deque[_Call] = deque()
+        self._subscriptions = 0
+        """Calls for changes, which wait until there are some."""
         self._refusal: ParameterServerError | None = None
         """Why nothing can be sent now."""
         self._is_closed = False
@@ -98,6 +101,8 @@ class RemoteLink:
         call = _Call(request)
         if self._refusal is not None:
             _fail([call], self._refusal)
+            return call.waiting
+        if isinstance(request, NextChanges) and not self._may_follow(call):
             return call.waiting
         call.waiting.on_given_up = lambda: self._give_up(call)
         self._queue.append(call)
@@ -161,6 +166,24 @@ class RemoteLink:
         )
 
     # -- calls -----------------------------------------------------------------------------------------
+
+    def _may_follow(self, call: _Call) -> bool:
+        """Subscriptions take half of the window at most: in all of it, they would keep other calls out for ever."""
+        most = self._window // 2
+        if self._subscriptions >= most:
+            error = ParameterServerError(
+                f"{self._shard}: expected at most {most} subscriptions of a client that wait for changes, given one "
+                "more; follow several rows with one, or close some"
+            )
+            _fail([call], error)
+            return False
+
+        def settled() -> None:
+            self._subscriptions -= 1
+
+        self._subscriptions += 1
+        call.waiting.when_settled(settled)
+        return True
 
     def _send_queued(self) -> None:
         queue, session = self._queue, self._session

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,10 @@ from parameter_server.psf.on_blocks import COLUMNS, ROWS, Fixture
 from parameter_server.psf.test_contract import ids
 
 from streamiter.errors import OutOfRange, ParameterServerError, RowsInDifferentBlocks
+from streamiter.optimizers import SGD
 from streamiter.parameter_server import ParameterServer, psf
-from streamiter.parameter_server.storage.block import SparseRow
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.storage.block import Block, SparseRow
 
 FIXTURES = (Fixture("dense", "float64"), Fixture("sparse", "float64", default=2.5, density=0.3))
 
@@ -84,3 +88,71 @@ async def test_rows_that_are_not_there_or_apart_are_refused() -> None:
             await client.update(psf.Axpy("w", x=1, y=2, a=1.0))
         with pytest.raises(RowsInDifferentBlocks):
             await client.aggregate(psf.Dot("w", 1, 2))
+
+
+@dataclass(frozen=True)
+class NamesNoRows(psf.UpdateFunction):
+    """It runs on all blocks."""
+
+    matrix: str
+
+    def partition_update(self, block: Block, part: Any) -> None:
+        if block.is_sparse:
+            block.replace_row(0, SparseRow(np.array([block.columns.start]), np.ones(1), 0.0))
+        else:
+            block.dense_row(0)[:] = 1.0
+
+
+@dataclass(frozen=True)
+class NamesOneColumn(psf.UpdateFunction):
+    """It runs on all blocks of a row."""
+
+    matrix: str
+
+    def rows(self, matrix: Matrix) -> Sequence[int]:
+        return (0,)
+
+    def partition_update(self, block: Block, part: Any) -> None:
+        block.add(0, np.array([0, 1]), np.ones(2))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            NamesNoRows("w"),
+            r"NamesNoRows on matrix 'w': expected a row of the block, 2 to 3, given 0; let its rows\(\)",
+        ),
+        (
+            NamesOneColumn("w"),
+            r"NamesOneColumn on matrix 'w': expected columns of the block, 2 to 3, given 0; take",
+        ),
+    ],
+)
+async def test_a_function_of_the_user_s_does_not_change_what_lies_in_other_blocks(
+    function: psf.UpdateFunction, message: str, sparse: bool
+) -> None:
+    """Row 0, asked of the block of rows 2 and 3, was row 2; column 0 was column 2. Nobody heard of it."""
+    async with ParameterServer(shards=2) as server:
+        await server.create_matrix("w", rows=4, columns=4, sparse=sparse, block=(2, 2))
+        with pytest.raises(OutOfRange, match=message):
+            await server.update(function)
+        values = await server.client(worker=0).get("w", rows=range(4))
+        assert not values[1:].any()
+        assert not values[0, 2:].any() or isinstance(function, NamesNoRows)
+
+
+async def test_functions_of_the_user_s_work_on_what_lies_in_their_block() -> None:
+    """The first column of each block, by its number in the matrix; and an optimizer of the user's counts its steps."""
+
+    class Second(psf.Optimize):
+        def partition_update(self, block: Block, part: Any) -> None:
+            super().partition_update(block, part)
+            block.put(0, np.array([block.columns.start]), np.array([float(block.updates)]))
+
+    async with ParameterServer(shards=2) as server:
+        await server.create_matrix("w", rows=2, columns=4)
+        for _ in range(2):
+            await server.update(Second("w", SGD(0.5)))
+        assert (await server.aggregate(psf.Pull("w", row=0))).tolist() == [2.0, 0.0, 2.0, 0.0]

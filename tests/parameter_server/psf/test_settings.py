@@ -33,6 +33,11 @@ WRONG_WHERE_WRITTEN: dict[str, tuple[Callable[[], Any], type[Exception], str]] =
         ConfigurationError,
         "psf.Scale(scalar=): expected a number, given '2'",
     ),
+    "a number that no float holds": (
+        lambda: psf.Fill("w", 0, -(10**400)),
+        ConfigurationError,
+        "psf.Fill(value=): expected a number up to 1.8e308, as a float64 holds, given one of 1,329 bits",
+    ),
     "division by 0": (
         lambda: psf.DivS("w", 0, 1, 0.0),
         ConfigurationError,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from parameter_server.ray.other_process import OtherProcess
 
-from streamiter.errors import UnknownWorker
+from streamiter.errors import ParameterServerError, UnknownWorker
 from streamiter.parameter_server import BSP, SSP, psf
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.parameter_server.transport.ray.protocol import RayAddress
@@ -21,6 +21,21 @@ def in_another_process(address: RayAddress) -> Any:
     import ray
 
     return ray.remote(OtherProcess).options(num_cpus=0).remote(address)
+
+
+async def test_workers_of_a_process_leave_though_one_of_them_was_replaced(shared_address: RayAddress) -> None:
+    """The others stayed, and were waited for; the program ended with an error about a worker that was gone."""
+    async with ParameterServer.connect(shared_address) as server:
+        async with ParameterServer.connect(shared_address) as other:
+            workers = [other.client(worker=number) for number in (20, 21)]
+            for worker in workers:
+                await worker.join()
+            newer = server.client(worker=20)
+            with pytest.raises(ParameterServerError, match="expected one that does not take part yet"):
+                await newer.join()
+        assert [worker.has_left for worker in workers] == [True, True]
+        await newer.leave()
+        await server.client(worker=20).join()  # Its number is free again.
 
 
 async def test_reads_wait_for_clocks_of_another_process(shared_address: RayAddress) -> None:

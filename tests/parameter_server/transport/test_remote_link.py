@@ -16,6 +16,7 @@ from streamiter.errors import (
     UnknownMatrix,
 )
 from streamiter.parameter_server import ASP
+from streamiter.parameter_server.changes import Changes, NextChanges
 from streamiter.parameter_server.requests import (
     Add,
     Get,
@@ -196,3 +197,18 @@ def test_the_shard_forgets_replies_of_a_client_that_has_nothing_more_to_ask() ->
     connection.pass_s(1.0)
     assert connection.sessions._open["worker 0"]._session.kept == 0
     assert connection.time.next_timer_s is None
+
+
+def test_subscriptions_leave_room_for_other_calls() -> None:
+    """As many as the window has places waited for changes: an add of the same client was never sent."""
+    connection, _ = with_matrix(ASP(), window=4)
+    link, _ = connection.link()
+    for number in range(2):
+        first: Changes = connection.ask(link, NextChanges("w", 0, subscription=number))
+        link.send(NextChanges("w", 0, subscription=number, after=first.number))
+    with pytest.raises(
+        ParameterServerError, match=r"shard 0: expected at most 2 subscriptions .*, given one more"
+    ):
+        connection.ask(link, NextChanges("w", 0, subscription=2))
+    connection.ask(link, add_ones())
+    assert isinstance(connection.ask(link, NextChanges("w", 0, subscription=2)), Changes)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, final
 
 from streamiter.clock import Clock, SystemClock
-from streamiter.errors import ParameterServerError
+from streamiter.errors import ParameterServerError, WorkerHasLeft
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.client import MAX_CALLS, Client
 from streamiter.parameter_server.directory import MatrixDirectory
@@ -80,7 +81,8 @@ class RemoteServer:
         """All workers of this process leave. May be called more than once."""
         try:
             for client in list(self._clients.values()):
-                await client.leave("its process has ended")
+                with suppress(WorkerHasLeft):  # A newer client of the same number has replaced it.
+                    await client.leave("its process has ended")
         finally:
             await self._connections.close_all()
 
