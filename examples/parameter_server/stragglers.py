@@ -10,7 +10,8 @@ Or with two files of examples in libsvm format, one to learn from and one to jud
     python examples/parameter_server/stragglers.py file:train.libsvm file:test.libsvm
 
 It prints a table and draws ``stragglers.png`` (``--picture`` says where; ``.svg`` is possible, too). With ``--hiccups``
-no worker is slow for good, but each of them now and then: that is what bounded staleness is for.
+no worker is slow for good, but each of them now and then: that is what bounded staleness is for. With ``--k-means`` the
+workers find clusters in the same rows instead.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tasks import Clustering, LogisticRegression, Task, examples_in, made_up_examples
 
-from streamiter import Flow, Stream, topic
+from streamiter import Flow, Stream
 from streamiter.charts import BarPanel, Line, Panel, chart
 from streamiter.flow.drawing.png import png_of_svg
-from streamiter.learn import FTRL, Examples, ParameterServerWorker, SparseRows, train_on_parameter_server
-from streamiter.learn.validation.auc import area_under_curve
+from streamiter.learn import ParameterServerWorker
 from streamiter.models import model_updates
 from streamiter.parameter_server import ASP, BSP, SSP, Consistency, ParameterServer
 from streamiter.testing import VirtualClock
@@ -84,14 +85,6 @@ SCENES = {
 
 
 @dataclass
-class Data:
-    """What is learned from, and what the models are judged by; targets are 0 or 1."""
-
-    train: Examples
-    held_out: Examples
-
-
-@dataclass
 class Result:
     """How one training went."""
 
@@ -101,30 +94,21 @@ class Result:
     times_s: Sequence[float]
     losses: Sequence[float]
     """On the rows held out, of the version at each of these times."""
-    accuracy: float
-    area: float
+    judged: Sequence[float]
+    """The last version, by what the task names."""
 
 
 # -- training ------------------------------------------------------------------------------------------------
 
 
-def training(flow: Flow, data: Data, how: str, worker: type[Worker], updates: Topic) -> Stream:
+def training(flow: Flow, task: Task, how: str, worker: type[Worker], updates: Topic) -> Stream:
     """Publishes versions to a topic; gives the stream of what the workers tell."""
-    rows, targets = data.train.features, np.asarray(data.train.targets)
-    assert isinstance(rows, SparseRows)
-
-    def examples_of(numbers: Sequence[int]) -> Examples:
-        return Examples(rows[numbers], targets[numbers])
-
-    trained = train_on_parameter_server(
-        flow.from_items(np.arange(len(rows)), name="rows"),
+    trained = task.training(
+        flow,
         ParameterServer(shards=2),
-        features=rows.width,
         consistency=HOW[how],
-        optimizer=FTRL(alpha=0.2, beta=0.1),
-        extract=examples_of,
         batch=MINI_BATCH,
-        epochs=more_than_all_epochs(len(rows)),
+        epochs=more_than_all_epochs(len(task.train.targets)),
         workers=WORKERS,
         publish_every=PUBLISH_EVERY,
         worker=worker,
@@ -138,99 +122,58 @@ def more_than_all_epochs(rows: int) -> int:
     return 1 + math.ceil(SECONDS / MINI_BATCH_S * MINI_BATCH * WORKERS / rows)
 
 
-async def run(data: Data, how: str, worker: type[Worker], updates: Topic) -> Result:
+async def run(task: Task, how: str, worker: type[Worker], updates: Topic) -> Result:
     """One training in virtual time, and what came of it."""
     flow, clock = Flow(f"stragglers {how}"), VirtualClock()
-    told = training(flow, data, how, worker, updates).collect()
+    told = training(flow, task, how, worker, updates).collect()
     began_ms = clock.now_ms()
     job = await flow.start(clock=clock)
     ended = asyncio.ensure_future(job.wait())
     while not ended.done():
         await clock.advance(SECONDS / 100)
     await ended
-    targets = np.asarray(data.held_out.targets)
     times_s, losses = [], []
     async for update in model_updates(updates, how, follow=False):
-        probabilities = predicted(update.parameters, data.held_out.features)
         times_s.append(min((update.created_at_ms - began_ms) / 1000, SECONDS))
-        losses.append(float(-np.mean(np.log(np.where(targets > 0, probabilities, 1 - probabilities)))))
-    area = area_under_curve(probabilities, targets, np.ones(len(targets)))
-    assert area is not None
+        losses.append(task.loss(update.parameters))
     waited_s = np.bincount([each["worker"] for each in told.items], [each["waited_s"] for each in told.items])
     return Result(
-        epochs_per_s=sum(each["records"] for each in told.items) / len(data.train.targets) / SECONDS,
+        epochs_per_s=sum(each["records"] for each in told.items) / len(task.train.targets) / SECONDS,
         waited_s=waited_s.tolist(),
         times_s=times_s,
         losses=losses,
-        accuracy=float(np.mean((probabilities >= 0.5) == targets)),
-        area=area,
+        judged=task.judge(update.parameters),
     )
-
-
-def predicted(parameters: Any, rows: Any) -> Any:
-    """The probability of target 1 of each row."""
-    margins = rows.dot(parameters["weights"]) + parameters["intercept"]
-    return 1.0 / (1.0 + np.exp(-margins))
-
-
-# -- data ----------------------------------------------------------------------------------------------------
-
-
-def made_up_examples(rows: int, seed: int) -> Examples:
-    """Of 200 features 15 are there in a row, some of them seldom; the weights behind the targets are the same."""
-    weights = np.random.default_rng(0).normal(size=200)
-    generator = np.random.default_rng(seed)
-    there = np.argsort(generator.random((rows, 200)) ** (1 / np.linspace(0.2, 3, 200)), axis=1)[:, -15:]
-    chances = 1 / (1 + np.exp(-weights[there].sum(axis=1)))
-    features = SparseRows.from_rows(((row, np.ones(15)) for row in there), width=200)
-    return Examples(features, (generator.random(rows) < chances).astype(float))
-
-
-def examples_in(urls: Sequence[str]) -> list[Examples]:
-    """The examples of some topics, with as many features as there are in any of them."""
-    parts = []
-    for url in urls:
-        flow = Flow("read")
-        records = flow.source(topic(url), stop="latest").collect()
-        flow.run()
-        parts.append(records.items)
-    width = 1 + max(int(max(record["indices"], default=0)) for records in parts for record in records)
-    return [
-        Examples(
-            SparseRows.from_rows(((record["indices"], record["values"]) for record in records), width),
-            np.array([float(record["label"] > 0) for record in records]),
-        )
-        for records in parts
-    ]
 
 
 # -- what is shown -------------------------------------------------------------------------------------------
 
 
-def table(results: dict[str, Result], scene: str) -> str:
+def table(task: Task, results: dict[str, Result], scene: str) -> str:
     """A line for each training."""
     lines = [
         f"{WORKERS} workers, {scene}; {SECONDS:g} virtual seconds",
         "",
-        f"{'':8}{'epochs/s':>9}{'accuracy':>10}{'AUC':>8}  {'waited (s), by worker':<24}"
+        f"{'':8}{'epochs/s':>9}"
+        + "".join(f"{name:>10}" for name in task.judged_by)
+        + f"  {'waited (s), by worker':<24}"
         + "".join(f"{f'loss {at:g} s':>12}" for at in LOOKED_AT_S),
     ]
     for how, result in results.items():
         waits = " ".join(f"{waited:.1f}" for waited in result.waited_s)
         losses = "".join(f"{np.interp(at, result.times_s, result.losses):>12.4f}" for at in LOOKED_AT_S)
-        lines.append(
-            f"{how:8}{result.epochs_per_s:>9.3f}{result.accuracy:>10.4f}{result.area:>8.4f}  {waits:<24}{losses}"
-        )
+        judged = "".join(f"{figure:>10.4f}" for figure in result.judged)
+        lines.append(f"{how:8}{result.epochs_per_s:>9.3f}{judged}  {waits:<24}{losses}")
     return "\n".join(lines)
 
 
-def draw(results: dict[str, Result], to: Path) -> None:
+def draw(task: Task, results: dict[str, Result], to: Path) -> None:
     """The losses and the speed; PNG needs ``pip install 'streamiter[draw]'``."""
     losses = Panel(
         "Loss on rows held out",
         "virtual seconds",
         [Line(how, each.times_s, each.losses) for how, each in results.items()],
-        y_name="log loss",
+        y_name=task.loss_name,
         cut_above=max(float(np.quantile(each.losses, SHOWN)) for each in results.values()),
     )
     speed = BarPanel("Epochs per virtual second", {how: each.epochs_per_s for how, each in results.items()})
@@ -238,12 +181,12 @@ def draw(results: dict[str, Result], to: Path) -> None:
     to.write_bytes(drawing.encode() if to.suffix == ".svg" else png_of_svg(drawing))
 
 
-async def main(data: Data, worker: type[Worker], to: Path) -> None:
+async def main(task: Task, worker: type[Worker], to: Path) -> None:
     updates = MemoryBroker().topic("model-updates")
     await updates.create()
-    results = {how: await run(data, how, worker, updates) for how in HOW}
-    print(table(results, SCENES[worker]))
-    draw(results, to)
+    results = {how: await run(task, how, worker, updates) for how in HOW}
+    print(table(task, results, SCENES[worker]))
+    draw(task, results, to)
 
 
 if __name__ == "__main__":
@@ -252,6 +195,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--hiccups", action="store_true", help="all are slow now and then, instead of one always"
     )
+    parser.add_argument("--k-means", action="store_true", help="clusters, instead of a logistic regression")
     parser.add_argument("--picture", type=Path, default=Path("stragglers.png"))
     given = parser.parse_args()
     if len(given.files) not in (0, 2):
@@ -261,4 +205,5 @@ if __name__ == "__main__":
         if given.files
         else [made_up_examples(20_000, 1), made_up_examples(10_000, 2)]
     )
-    asyncio.run(main(Data(*made), Stumbling if given.hiccups else Worker, given.picture))
+    task = (Clustering if given.k_means else LogisticRegression)(*made)
+    asyncio.run(main(task, Stumbling if given.hiccups else Worker, given.picture))

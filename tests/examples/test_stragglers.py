@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from files.files_support import data_file
 from PIL import Image
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "parameter_server" / "stragglers.py"
 PATIENCE_S = 100.0
 ROW = re.compile(
-    r"^(?P<how>BSP|SSP\(3\)|ASP) +(?P<epochs>[\d.]+) +(?P<accuracy>0\.\d{4}) +(?P<area>0\.\d{4})  "
+    r"^(?P<how>BSP|SSP\(3\)|ASP) +(?P<epochs>[\d.]+)(?: +(?P<accuracy>0\.\d{4}) +(?P<area>0\.\d{4}))?  "
     r"(?P<waited>[\d.]+ [\d.]+ [\d.]+ [\d.]+) +(?P<losses>[\d. ]+)$",
     re.MULTILINE,
 )
@@ -59,14 +60,48 @@ def test_it_prints_what_a_slow_worker_costs_and_draws_it(tmp_path: Path) -> None
     assert {(9, 105, 218), (191, 57, 137), (26, 127, 55)} <= colours
 
 
-def test_with_hiccups_bounded_staleness_waits_less_than_going_in_step(tmp_path: Path) -> None:
-    """From files, and with a picture as SVG."""
+def test_it_learns_a9a_as_well_whoever_waits_for_whom(tmp_path: Path) -> None:
+    """Gradients of a worker that is five times slower are old ones: they led somewhere else."""
+    rows = data_file("a9a/a9a_123d_test.dummy").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "test.libsvm").write_text("\n".join(map(as_libsvm, rows)) + "\n", encoding="utf-8")
+    (tmp_path / "train.libsvm").symlink_to(data_file("a9a/a9a_123d_train.libsvm"))
+    results = ran("file:train.libsvm", "file:test.libsvm", cwd=tmp_path)
+    assert list(results) == ["BSP", "SSP(3)", "ASP"]
+    assert all(float(row["accuracy"]) >= 0.848 and float(row["area"]) >= 0.900 for row in results.values())
+
+
+def as_libsvm(row: str) -> str:
+    """A row of ones counts its features from 0, libsvm from 1."""
+    label, *features = row.split()
+    return " ".join([label, *(f"{int(feature) + 1}:1" for feature in features)])
+
+
+def test_k_means_gets_as_far_with_fewer_rows_the_less_its_workers_wait(tmp_path: Path) -> None:
+    """The other algorithm of the parameter server, with the same slow worker."""
+    write_made_up_files(tmp_path)
+    rows = ran("file:train.libsvm", "file:test.libsvm", "--k-means", cwd=tmp_path)
+    epochs = {how: float(row["epochs"]) for how, row in rows.items()}
+    assert epochs["BSP"] == pytest.approx(4 * 200 * 200 / 8_000 / 10, rel=0.02)
+    assert epochs["ASP"] == pytest.approx((3 * 1_000 + 200) * 200 / 8_000 / 10, rel=0.02)
+    losses = {how: numbers(row["losses"]) for how, row in rows.items()}
+    assert losses["ASP"][0] < losses["BSP"][0]  # After half a second.
+    assert losses["BSP"][-1] < losses["BSP"][0]
+    assert all(row["accuracy"] is None for row in rows.values())
+    assert (tmp_path / "stragglers.png").is_file()
+
+
+def write_made_up_files(folder: Path) -> None:
     for name, count in (("train", 8_000), ("test", 2_000)):
         lines = (
             f"{'+1' if (number % 5 < 2) != (number % 7 == 0) else '-1'} {1 + number % 5}:1 {11 + number % 9}:1"
             for number in range(count)
         )
-        (tmp_path / f"{name}.libsvm").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / f"{name}.libsvm").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_with_hiccups_bounded_staleness_waits_less_than_going_in_step(tmp_path: Path) -> None:
+    """From files, and with a picture as SVG."""
+    write_made_up_files(tmp_path)
     rows = ran(
         *("file:train.libsvm", "file:test.libsvm", "--hiccups", "--picture", "hiccups.svg"), cwd=tmp_path
     )
