@@ -25,6 +25,7 @@ from streamiter.learn.rows.sparse import SparseRows
 from streamiter.networks.configuration.settings import DataSettings, LabelTransformation
 from streamiter.networks.dense_lines import DenseLines
 from streamiter.networks.parameters import Array
+from streamiter.numbers import fraction
 from streamiter.operators.rejection import shortened
 from streamiter.topics.lookup import topic
 from streamiter.topics.topic import Topic
@@ -149,11 +150,16 @@ def translated(labels: Array, way: LabelTransformation) -> Array:
     return _TRANSFORMATIONS[way](labels)
 
 
+def _by_sign(labels: Array, otherwise: float) -> Array:
+    """1 above 0. NaN stays what it is: the loss refuses it, and a row without a label would be one of the others."""
+    return np.where(np.isnan(labels), labels, np.where(labels > 0, 1.0, otherwise))
+
+
 _TRANSFORMATIONS: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType(
     {
         "NoTrans": lambda labels: labels,
-        "PosNegTrans": lambda labels: np.where(labels > 0, 1.0, -1.0),
-        "ZeroOneTrans": lambda labels: np.where(labels > 0, 1.0, 0.0),
+        "PosNegTrans": lambda labels: _by_sign(labels, -1.0),
+        "ZeroOneTrans": lambda labels: _by_sign(labels, 0.0),
         "AddOneTrans": lambda labels: labels + 1.0,
         "SubOneTrans": lambda labels: labels - 1.0,
     }
@@ -161,11 +167,16 @@ _TRANSFORMATIONS: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyTy
 
 
 def part(data: LabelledRows, *, validate_ratio: float) -> Parted:
-    """Every ⌈1/ratio⌉-th row for validation, the others for training; with a ratio of 0 all for training."""
-    if not validate_ratio:
+    """Every ⌈1/ratio⌉-th row for validation, the others for training; with a ratio of 0 all for training.
+
+    Raises ConfigurationError for a ratio that is not from 0 to below 1.
+    """
+    ratio = fraction("part(validate_ratio=)", validate_ratio)
+    if not ratio or not len(data):
         return Parted(data, data[:0])
     is_held_out = np.zeros(len(data), dtype=np.bool_)
-    every = math.ceil(1.0 / validate_ratio)
+    # Of a ratio next to 0, 1/ratio is infinite.
+    every = math.ceil(min(1.0 / ratio, len(data)))
     is_held_out[::every] = True
     return Parted(data[np.flatnonzero(~is_held_out)], data[np.flatnonzero(is_held_out)])
 

@@ -195,8 +195,9 @@ class TrainingSteps:
                 f"training: expected rows of both kinds for posnegratio {ratio:g}, given {len(positive)} with a label "
                 f"above 0 and {len(negative)} others; leave posnegratio out"
             )
-        positives = min(len(positive), max(1, round(len(negative) * ratio)))
-        negatives = min(len(negative), max(1, round(len(positive) / ratio)))
+        # The lesser of the two before it is rounded: of a ratio next to 0 the other one is infinite.
+        positives = max(1, round(min(len(positive), len(negative) * ratio)))
+        negatives = max(1, round(min(len(negative), len(positive) / ratio)))
         return [(positive, positives), (negative, negatives)]
 
 

@@ -71,9 +71,9 @@ class NetworkPredictor:
         if isinstance(x, SparseRows):
             return x, False
         if isinstance(x, tuple):
-            return SparseRows.from_rows([x], self._features), True
+            return self._sparse_rows([x]), True
         if isinstance(x, list) and x and isinstance(x[0], tuple):
-            return SparseRows.from_rows(x, self._features), False
+            return self._sparse_rows(x), False
         try:
             rows = np.asarray(x, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -86,6 +86,15 @@ class NetworkPredictor:
                 f"(n, {self._features}), given shape {rows.shape}"
             )
         return np.atleast_2d(rows), rows.ndim == 1
+
+    def _sparse_rows(self, pairs: list[Any]) -> SparseRows:
+        try:
+            return SparseRows.from_rows(pairs, self._features)
+        except (TypeError, ValueError) as error:
+            raise ModelError(
+                f"{self._subject}: expected tuples (indices, values), which are sparse rows, given {pairs!r:.100}: "
+                f"{error}; dense rows are arrays, or lists of lists"
+            ) from error
 
 
 def _answer(predictions: Predictions, graph: Graph) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 
 from streamiter.learn.rows.checks import BadRows
 from streamiter.learn.rows.feature_rows import refuse_not_finite
-from streamiter.learn.rows.sparse import SparseRows
+from streamiter.learn.rows.sparse import Indices, SparseRows
 from streamiter.networks.data import LabelledRows
 from streamiter.networks.network import Network
 
@@ -34,10 +34,8 @@ class RowChecks:
         refuse_not_finite(owner, data.rows)
         if self._loss_layer.loss.needs_labels:
             self._loss_layer.loss.check_labels(owner, data.labels, self._loss_layer.output_dim)
-        if not isinstance(data.rows, SparseRows):
-            return
-        counts = np.diff(data.rows.indptr)
         for name, fields in self._fields.items():
+            counts = _features_in_rows(data, fields)
             bad = np.flatnonzero(counts != fields)
             if len(bad):
                 raise BadRows(
@@ -45,3 +43,14 @@ class RowChecks:
                     f"{owner}: expected {fields} features in each row, as layer {name!r} has fields, given "
                     f"{counts[bad[0]]} in row {bad[0]}; change its outputdim (fields × numfactors), or the rows",
                 )
+
+
+def _features_in_rows(data: LabelledRows, fields: int) -> Indices:
+    """As an embedding of so many fields counts them."""
+    rows = data.rows
+    if isinstance(rows, SparseRows):
+        return np.diff(rows.indptr)
+    if rows.shape[1] == fields:
+        return np.full(len(rows), fields)
+    counts: Indices = np.count_nonzero(rows, axis=1)
+    return counts

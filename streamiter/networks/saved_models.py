@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,7 +50,10 @@ class SavedNetwork:
 
 
 def check_folder(directory: str | os.PathLike[str]) -> None:
-    """Raise ModelError where a model cannot be saved because something else is there: said before it is trained."""
+    """Raise ModelError where a model cannot be saved, for something else is there, or nothing can be written.
+
+    To be asked before it is trained: what was learned would be lost.
+    """
     folder = Path(directory)
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if there == folder:
@@ -62,6 +66,10 @@ def check_folder(directory: str | os.PathLike[str]) -> None:
             f"model {str(folder)!r}: expected a new folder, an empty one, or one with {_NETWORK}, given {given}; "
             "save it elsewhere"
         )
+    try:
+        tempfile.TemporaryDirectory(dir=there).cleanup()  # Permissions tell less: root has all of them.
+    except OSError as error:
+        raise _cannot_be_written(folder, error) from error
 
 
 def save_network(
@@ -88,9 +96,7 @@ def save_network(
         for name, content in files.items():
             _replace(folder / name, content)
     except OSError as error:
-        raise ModelError(
-            f"model {str(folder)!r}: expected a folder that can be written, given: {error.strerror}; save it elsewhere"
-        ) from error
+        raise _cannot_be_written(folder, error) from error
 
 
 def load_network(directory: str | os.PathLike[str]) -> SavedNetwork:
@@ -109,12 +115,23 @@ def load_network(directory: str | os.PathLike[str]) -> SavedNetwork:
         raise ModelError(
             f"{subject}: expected parameters in {_PARAMETERS}, given a broken file: {error}"
         ) from error
+    except KeyError as error:
+        raise ModelError(
+            f"{subject}: expected parameters in {_PARAMETERS} in float32 or float64, given numbers of type {error}, "
+            "which numpy has not; convert them"
+        ) from error
     return SavedNetwork(network, checked_arrays(network, arrays, subject))
 
 
 def is_saved_network(folder: Path) -> bool:
     """Whether a saved network is in it."""
     return (folder / _NETWORK).is_file() and (folder / _PARAMETERS).is_file()
+
+
+def _cannot_be_written(folder: Path, error: OSError) -> ModelError:
+    return ModelError(
+        f"model {str(folder)!r}: expected a folder that can be written, given: {error.strerror}; save it elsewhere"
+    )
 
 
 def _as_json(document: Any) -> bytes:

@@ -38,6 +38,6 @@ class ServedNetwork(ServedModel):
         subject = f"{self._subject}, update {update.generation}.{update.version}"
         try:
             network, arrays = network_of_version(update.parameters, subject)
-        except (ConfigurationError, ValueError) as error:  # Of a later release, say.
+        except ConfigurationError as error:  # Of a later release, say.
             raise ModelError(f"{subject}: expected a network, given {error}") from error
         return NetworkPredictor(network, arrays, subject)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from streamiter.errors import GraphError
+from streamiter.errors import GraphError, ModelError
 from streamiter.flow.algorithms import step_names
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
@@ -102,13 +102,11 @@ def train_network(
     >>> flow.run().state, len(models.items), models.items[-1].metrics["validation_accuracy"]
     ('finished', 9, 1.0)
     """
-    if not isinstance(data, LabelledRows):
-        raise GraphError(f"{_OWNER}: expected LabelledRows, given {shortened(data)}; read_rows gives them")
+    network = sized(network, data)
     check_server(_OWNER, server, flow)
     check_consistency(_OWNER, consistency)
     workers = count_of(_OWNER, "workers", workers)
     seed = whole_number(f"{_OWNER}(seed=)", seed, 0, error=GraphError)
-    network = sized(network, data)
     features = network.graph().place_holder.feature_dimension
     settings = network.configuration
     epochs = settings.train.epoch if epochs is None else count_of(_OWNER, "epochs", epochs)
@@ -138,6 +136,8 @@ def train_network(
     )
     checks = RowChecks(network)
     checks.check(_OWNER, data)
+    if validation is not None:
+        _check_data("(validation=)", validation)
     judged_by = None if validation is None or not len(validation) else validation
     if judged_by is not None:
         judged_by = judged_by.widened(features, _OWNER)
@@ -147,8 +147,25 @@ def train_network(
 
 
 def sized(network: Network, data: LabelledRows) -> Network:
-    """The network with as many features as the data has, unless it says how many there are."""
-    return network if network.features is not None else network.with_features(data.features)
+    """The network with as many features as the data has, unless it says how many there are.
+
+    Raises GraphError for what is no data, ModelError where it has no features.
+    """
+    _check_data("", data)
+    if network.features is not None:
+        return network
+    if not data.features:
+        raise ModelError(
+            "training: expected rows with features, given none in any of them; set indexrange, or look at the rows"
+        )
+    return network.with_features(data.features)
+
+
+def _check_data(option: str, data: object) -> None:
+    if not isinstance(data, LabelledRows):
+        raise GraphError(
+            f"{_OWNER}{option}: expected LabelledRows, given {shortened(data)}; read_rows gives them"
+        )
 
 
 def epoch_result(model: ModelSnapshot) -> EpochResult:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from networks.training_support import FEATURES, rows
 
 from streamiter import topic
-from streamiter.errors import JobFailed, ModelError
+from streamiter.errors import ConfigurationError, JobFailed, ModelError
 from streamiter.learn.rows.sparse import SparseRows
 from streamiter.networks.configuration import DataSettings
 from streamiter.networks.data import LabelledRows, part, read_rows, translated
@@ -78,12 +78,29 @@ def test_labels_are_translated(way: Any, given: list[float], expected: list[floa
     assert translated(np.array(given, dtype=float), way).tolist() == expected
 
 
-@pytest.mark.parametrize(("ratio", "held_out"), [(0.0, []), (0.5, [0, 2, 4, 6]), (0.3, [0, 4]), (0.05, [0])])
+@pytest.mark.parametrize("way", ["PosNegTrans", "ZeroOneTrans"])
+def test_a_label_that_is_missing_stays_missing(way: Any) -> None:
+    """NaN is not above 0, so it was learned from as one of the others."""
+    assert np.isnan(translated(np.array([np.nan, 1.0]), way)).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "held_out"), [(0.0, []), (0.5, [0, 2, 4, 6]), (0.3, [0, 4]), (0.05, [0]), (1e-320, [0])]
+)
 def test_every_nth_row_is_for_validation(ratio: float, held_out: list[int]) -> None:
     """⌈1/ratio⌉: results are comparable only where the same rows are held out."""
     parted = part(LabelledRows(np.zeros((8, 1)), np.arange(8.0)), validate_ratio=ratio)
     assert parted.validation.labels.tolist() == held_out
     assert parted.training.labels.tolist() == [row for row in range(8) if row not in held_out]
+
+
+@pytest.mark.parametrize("ratio", [-0.5, 1.0, float("nan")])
+def test_a_share_for_validation_that_is_none_is_refused(ratio: float) -> None:
+    """−0.5 held out every second row, counted from the end; of 1 nothing was left to learn from."""
+    with pytest.raises(
+        ConfigurationError, match=r"part\(validate_ratio=\): expected a number from 0 to below 1, given"
+    ):
+        part(rows(8), validate_ratio=ratio)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +207,9 @@ def test_sampled_steps_have_a_share_of_all_rows_each() -> None:
     assert [sorted(labels_of(again, step, 3)) for step in reversed(range(8))] == steps[::-1]
 
 
-@pytest.mark.parametrize(("ratio", "positive", "negative"), [(1.0, 20, 20), (0.5, 20, 40), (0.1, 8, 80)])
+@pytest.mark.parametrize(
+    ("ratio", "positive", "negative"), [(1.0, 20, 20), (0.5, 20, 40), (0.1, 8, 80), (1e-320, 1, 80)]
+)
 def test_kinds_are_drawn_in_the_ratio_that_is_asked_for(ratio: float, positive: int, negative: int) -> None:
     """Of one click in a thousand a network learns to say no."""
     data = LabelledRows(np.zeros((100, 2)), np.where(np.arange(100) % 5 == 0, 1.0, -1.0))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,8 @@ import pytest
 from iteration.iteration_support import PATIENCE_S
 from networks.training_support import arrays_of, network, records, rows
 
-from streamiter import Flow
-from streamiter.errors import GraphError
+from streamiter import Columns, Flow
+from streamiter.errors import GraphError, ModelError
 from streamiter.learn import Examples, SparseRows
 from streamiter.models import ModelSnapshot, last_update, model_updates
 from streamiter.networks.network import Network
@@ -19,7 +21,7 @@ from streamiter.networks.online import train_network_online
 from streamiter.networks.prediction import NetworkPredictor
 from streamiter.networks.serving import ServedNetwork
 from streamiter.networks.starting import Published
-from streamiter.networks.versions import network_of_version
+from streamiter.networks.versions import network_of_version, version_of
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 from streamiter.topics import Json, MemoryBroker, OutgoingBatch, Topic
 
@@ -131,13 +133,39 @@ async def test_rows_that_cannot_be_learned_from_are_put_aside_one_by_one() -> No
     assert sum(step.counts.rejected for task in statistics.tasks for step in task.steps) == 3
 
 
+def test_dense_rows_that_an_embedding_cannot_take_are_put_aside_one_by_one() -> None:
+    """One row with a field too few ended the job, whatever on_error said."""
+    data = rows(12)
+    x = data.rows.to_dense()  # type: ignore[union-attr]
+    x[7, x[7].argmax()] = 0.0
+    flow = Flow("some are short")
+    training = train_network_online(
+        flow.from_items(Columns({"x": x, "y": data.labels})),
+        network(),
+        ParameterServer(),
+        consistency=BSP(),
+        extract=lambda batch: Examples(batch["x"], batch["y"]),
+        on_error="skip",
+    )
+    models: Any = training.models.collect()
+    flow.run()
+    assert models.items[-1].records == 11
+
+
+def test_a_version_with_a_text_for_its_network_reads_no_file(tmp_path: Path) -> None:
+    """Whoever may write to the topic had the servers open a file of theirs."""
+    made = network()
+    made.to_json(tmp_path / "network.json")
+    version = {**made.initial_parameters(seed=1), "network": json.dumps(str(tmp_path / "network.json"))}
+    with pytest.raises(ModelError, match=r"^served: expected 'network' as a JSON object, given '\"/"):
+        network_of_version(version, "served")
+
+
 async def test_versions_that_are_no_network_leave_the_last_good_one_in_place() -> None:
     """A linear model under the same name is somebody's mistake, not the end of the service."""
     _, updates = await topics()
     made = network()
     flow = Flow("versions")
-    from streamiter.networks.versions import version_of
-
     good = ModelSnapshot(version_of(made, made.initial_parameters(seed=1)))
     flow.from_items([good, {"weights": np.zeros(3)}]).publish_model(updates, model="pairs")
     await (await flow.start()).wait()
@@ -147,6 +175,16 @@ async def test_versions_that_are_no_network_leave_the_last_good_one_in_place() -
         assert "expected 'network' beside the arrays of a network, given 'weights'" in str(
             served.statistics().last_error
         )
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"layers": [', "[]", "[" * 100_000], ids=["empty", "torn", "array", "deep"]
+)
+def test_a_version_whose_network_is_no_json_object_is_no_version(text: str) -> None:
+    """Whoever serves leaves out what is a ModelError; arrays nested too deep were none, and nothing came after them."""
+    version = version_of(network(), network().initial_parameters(seed=1)) | {"network": text}
+    with pytest.raises(ModelError, match=r"^served: expected 'network' as a JSON object, given '"):
+        network_of_version(version, "served")
 
 
 def test_a_stream_cannot_tell_how_many_features_there_are() -> None:

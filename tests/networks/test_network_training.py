@@ -388,10 +388,26 @@ def test_what_cannot_be_learned_from_is_said_before_anything_runs() -> None:
         BadRows, match=r"expected 4 features in each row, as layer 'embedding' has fields, given 3"
     ):
         train_network(Flow("f"), short, made, server, consistency=BSP())
+    dense = np.ones((1, 24))
+    with pytest.raises(
+        BadRows, match=r"expected 4 features in each row, as layer 'embedding' has fields, given 24 in row 0"
+    ):
+        train_network(Flow("f"), LabelledRows(dense, np.ones(1)), made, server, consistency=BSP())
     with pytest.raises(
         GraphError, match=r"train_network: expected LabelledRows, given \[1\]; read_rows gives them"
     ):
         train_network(Flow("f"), [1], made, server, consistency=BSP())  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match=r"train_network: expected LabelledRows, given array\("):
+        fit_network(network(data={"indexrange": -1}), dense)  # type: ignore[arg-type]
+    with pytest.raises(
+        GraphError, match=r"train_network\(validation=\): expected LabelledRows, given array\("
+    ):
+        fit_network(made, data, dense)  # type: ignore[arg-type]
+    without = LabelledRows(SparseRows([0, 0], [], [], 0), np.ones(1))
+    with pytest.raises(
+        ModelError, match="expected rows with features, given none in any of them; set indexrange"
+    ):
+        fit_network(network(data={"indexrange": -1}), without)
     with pytest.raises(ModelError, match="expected rows to learn from, given none"):
         train_network(Flow("f"), data[:0], made, server, consistency=BSP())
     wrong = {**made.initial_parameters(seed=0), "deep.weight": np.zeros((2, 1))}

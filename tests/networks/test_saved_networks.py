@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from networks.training_support import network, rows
 
 from streamiter.errors import ModelError
 from streamiter.networks.fitting import fit_network
+from streamiter.networks.prediction import NetworkPredictor
 from streamiter.networks.results import EpochResult, Evaluation
-from streamiter.networks.saved_models import load_network, save_network
+from streamiter.networks.saved_models import check_folder, load_network, save_network
+from streamiter.networks.versions import checked_arrays
 
 
 def test_what_is_saved_predicts_the_same_and_goes_on(tmp_path: Path) -> None:
@@ -104,6 +107,55 @@ def test_where_a_model_cannot_be_saved_is_said_with_the_folder(tmp_path: Path) -
         ModelError, match=r"^model '/proc/m': expected a folder that can be written, given: No such"
     ):
         save_network("/proc/m", made, made.initial_parameters(seed=1))
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_training() -> None:
+    """The last hour had been learned for nothing: root may write everywhere, says os.access, also into /proc."""
+    with pytest.raises(
+        ModelError, match=r"^model '/proc/m/n': expected a folder that can be written, given: No such"
+    ):
+        check_folder("/proc/m/n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (np.nan, r"expected 'wide\.bias' of finite numbers in float32, given nan; take another"),
+        (1e300, r"expected 'wide\.bias' of finite numbers in float32, given inf; take another"),
+        ("?", r"expected 'wide\.bias' of finite numbers in float32, given an array of <U1; take another"),
+    ],
+)
+def test_parameters_that_are_no_finite_numbers_are_refused(damage: Any, said: str) -> None:
+    """Every row was predicted as −1, with a probability of NaN."""
+    made = network(model={"modeltype": "T_FLOAT_DENSE"})
+    arrays = {**made.initial_parameters(seed=1), "wide.bias": np.array([damage])}
+    with pytest.raises(ModelError, match=said):
+        checked_arrays(made, arrays, "model")
+
+
+def test_numbers_that_numpy_has_not_are_named(tmp_path: Path) -> None:
+    """Other programs write bfloat16; what was said was KeyError."""
+    made = network()
+    save_network(tmp_path / "m", made, made.initial_parameters(seed=1))
+    header = b'{"wide.bias":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
+    path = tmp_path / "m" / "parameters.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
+    with pytest.raises(
+        ModelError, match=r"in float32 or float64, given numbers of type 'BF16', which numpy has not"
+    ):
+        load_network(tmp_path / "m")
+
+
+@pytest.mark.parametrize("dense", [(0.5, 0.5), [(0.5, 0.5)], [(0.5, 0.5, 1.0)], [([0], [1.0]), [0.5]]])
+def test_tuples_that_are_no_sparse_rows_are_named(dense: Any) -> None:
+    """Rows of zip(x, y) are tuples too; what was said was that a float has no len()."""
+    made = network()
+    predict = NetworkPredictor(made, made.initial_parameters(seed=1))
+    with pytest.raises(
+        ModelError,
+        match=r"network: expected tuples \(indices, values\), .*; dense rows are arrays, or lists of lists",
+    ):
+        predict(dense)
 
 
 def test_predictions_do_not_depend_on_how_rows_come(tmp_path: Path) -> None:

@@ -60,5 +60,7 @@ def _parsed(text: str, where: Where) -> Any:
         raise where.error(
             f"expected JSON, given something else in line {error.lineno}, column {error.colno}: {error.msg}"
         ) from error
+    except ValueError as error:  # a whole number of thousands of digits
+        raise where.error(f"expected numbers that can be read, given one that cannot: {error}") from error
     except RecursionError as error:
         raise where.error("expected JSON, given objects nested too deep to be read") from error

@@ -17,8 +17,13 @@ from networks.configuration.refusals import of_file, refused
             "expected each key of an object once, given 'a' twice; rename or remove one",
         ),
         ('{"layers": ' * 100_000, "expected JSON, given objects nested too deep to be read"),
+        (
+            '{"train": {"epoch": ' + "1" * 5_000 + "}}",
+            "expected numbers that can be read, given one that cannot: Exceeds the limit (4300 digits) for integer "
+            "string conversion: value has 5000 digits; use sys.set_int_max_str_digits() to increase the limit",
+        ),
     ],
-    ids=["torn", "empty", "array", "null", "nan", "twice", "deep"],
+    ids=["torn", "empty", "array", "null", "nan", "twice", "deep", "digits"],
 )
 def test_a_file_that_is_no_json_object_is_refused(tmp_path, text, said):
     """Of two layers of one name, plain JSON would keep the last and say nothing."""
