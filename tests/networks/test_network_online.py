@@ -152,6 +152,27 @@ def test_dense_rows_that_an_embedding_cannot_take_are_put_aside_one_by_one() -> 
     assert models.items[-1].records == 11
 
 
+def test_records_of_another_form_are_put_aside_and_rows_without_features_are_learned_from() -> None:
+    """One record without its keys ended the job, as if all had been wrong; so did the empty list of one row."""
+    layers = {
+        "wide": {"type": "simpleinputlayer", "outputdim": 1},
+        "loss": {"type": "simplelosslayer", "inputlayer": "wide"},
+    }
+    made = Network.from_json({"data": {"indexrange": 24}, "layers": layers})
+    mixed: list[Any] = [
+        {"label": each["label"], "indices": each["indices"].tolist(), "values": each["values"].tolist()}
+        for each in records(rows(10))
+    ]
+    mixed[3:3] = [{"other": 1}, {"label": 1.0, "indices": [], "values": []}]
+    flow = Flow("some are of another form")
+    training = train_network_online(
+        flow.from_items(mixed), made, ParameterServer(), consistency=BSP(), on_error="skip"
+    )
+    models: Any = training.models.collect()
+    flow.run()
+    assert models.items[-1].records == 11
+
+
 def test_a_version_with_a_text_for_its_network_reads_no_file(tmp_path: Path) -> None:
     """Whoever may write to the topic had the servers open a file of theirs."""
     made = network()

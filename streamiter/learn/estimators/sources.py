@@ -10,6 +10,7 @@ from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators.running import run_offline
+from streamiter.learn.rows.checks import BadRows
 from streamiter.learn.rows.examples import Examples, Extract, as_examples
 from streamiter.learn.rows.feature_rows import Features
 from streamiter.learn.rows.sparse import SparseRows
@@ -79,19 +80,35 @@ def examples_in_topic(
 
 
 def labelled(owner: str, batch: Batch, width: int | None = None) -> Examples:
-    """Of records as libsvm and dummy files give them. Without a width, rows are as wide as the widest of them."""
+    """Of records as libsvm and dummy files give them. Without a width, rows are as wide as the widest of them.
+
+    Raises ConfigurationError where none of several records is like that, BadRows for some that are not.
+    """
     if isinstance(batch, Columns) and {"label", "features"} <= set(batch.names):
         return Examples(batch["features"], batch["label"])
-    for record in batch:
-        if not (isinstance(record, dict) and {"label", "indices", "values"} <= record.keys()):
-            raise ConfigurationError(
-                f"{owner}: expected records with label, indices and values, given {str(record)[:80]}; "
-                "write extract= to make Examples of them"
-            )
+    bad = [row for row, record in enumerate(batch) if not _has_keys(record)]
+    if bad:
+        what = (
+            f"{owner}: expected records with label, indices and values, given {str(batch[bad[0]])[:80]}; "
+            "write extract= to make Examples of them"
+        )
+        if len(bad) == len(batch) > 1:
+            raise ConfigurationError(what)
+        raise BadRows(bad, what)
     starts = np.cumsum([0, *(len(record["indices"]) for record in batch)])
-    indices = np.concatenate([record["indices"] for record in batch])
-    values = np.concatenate([record["values"] for record in batch])
+    indices = _joined([record["indices"] for record in batch], np.int64)
+    values = _joined([record["values"] for record in batch], np.float64)
     if width is None:
         width = int(indices.max(initial=-1)) + 1
     features: Features = SparseRows(starts, indices, values, width)
     return Examples(features, np.array([record["label"] for record in batch]))
+
+
+def _has_keys(record: Any) -> bool:
+    return isinstance(record, dict) and {"label", "indices", "values"} <= record.keys()
+
+
+def _joined(parts: list[Any], dtype: type[np.generic]) -> Any:
+    """One after the other. An empty list is left out: it has a dtype of its own, which all would become."""
+    filled = [part for part in parts if len(part)]
+    return np.concatenate(filled) if filled else np.empty(0, dtype)
