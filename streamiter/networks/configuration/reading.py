@@ -16,6 +16,7 @@ from streamiter.networks.configuration.functions import (
 )
 from streamiter.networks.configuration.keys import Keys
 from streamiter.networks.configuration.layers import Defaults, LayerReader
+from streamiter.networks.configuration.likely_mistakes import likely_mistakes
 from streamiter.networks.configuration.order import in_order
 from streamiter.networks.configuration.sections import read_data, read_model, read_train
 from streamiter.networks.configuration.settings import Configuration, FunctionSettings
@@ -34,8 +35,8 @@ _DEFAULTS: Final[Mapping[str, tuple[FunctionKinds, str, tuple[str, ...]]]] = {
 def read_configuration(source: str | PathLike[str] | Mapping[str, Any]) -> Configuration:
     """The configuration of a network, from a JSON file or from what one says.
 
-    ConfigurationError for the first thing that is wrong, naming the file, the layer and the key; unknown keys are
-    ``warnings`` of the result.
+    ConfigurationError for the first thing that is wrong, naming the file, the layer and the key; unknown keys and
+    likely mistakes are ``warnings`` of the result.
 
     >>> configuration = read_configuration({"layers": [
     ...     {"type": "SimpleLossLayer", "name": "loss", "inputlayer": "wide"},
@@ -68,7 +69,7 @@ def read_configuration(source: str | PathLike[str] | Mapping[str, Any]) -> Confi
         model=model,
         train=train,
         layers=layers,
-        warnings=(*keys.unknown(), *warnings, *reader.warnings),
+        warnings=(*keys.unknown(), *warnings, *reader.warnings, *likely_mistakes(layers, file)),
     )
 
 

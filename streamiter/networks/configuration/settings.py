@@ -142,7 +142,7 @@ class Configuration:
     train: TrainSettings
     layers: tuple[LayerConfiguration, ...]
     warnings: tuple[str, ...] = ()
-    """One for each unknown key."""
+    """One for each unknown key, and for what is most likely a mistake."""
 
     @property
     def features(self) -> int | None:

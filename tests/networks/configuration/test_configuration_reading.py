@@ -424,3 +424,22 @@ def test_a_key_that_another_type_of_layer_has_is_unknown_to_this_one():
     assert read_configuration(document).warnings == (
         "configuration: layer 'sum', key 'optimizer': unknown, and left out",
     )
+
+
+@pytest.mark.parametrize(
+    ("function", "is_probability"), [("identity", False), ("relu", False), ("sigmoid", True)]
+)
+def test_a_cross_entropy_of_what_is_no_probability_is_told_of(function, is_probability):
+    """The transfer function was left at its default, and the loss was −20 and fell."""
+    document = {
+        "default_lossfunc": "crossentropyloss",
+        "layers": {
+            "wide": {"type": "simpleinputlayer", "outputdim": 1, "transfunc": function},
+            "loss": {"type": "simplelosslayer", "inputlayer": "wide"},
+        },
+    }
+    expected = (
+        "configuration: layer 'loss', key 'inputlayer': expected probabilities for CrossEntropyLoss, given 'wide', "
+        f"which ends with {function.capitalize()}; end it with Sigmoid, or take LogLoss"
+    )
+    assert read_configuration(document).warnings == (() if is_probability else (expected,))
