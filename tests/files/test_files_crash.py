@@ -161,17 +161,17 @@ async def test_a_file_that_is_none_of_lines_is_not_cut(tmp_path: Path) -> None:
     ("content", "records", "expected"),
     [
         (
-            gzip.compress(b"a\nb\n") + gzip.compress(b"c\n" * 50)[:-4],
+            gzip.compress(b"a\nb\n", mtime=0) + gzip.compress(b"c\n" * 50, mtime=0)[:-4],
             52,
             "the end of the file within compressed data",
         ),
         (
-            gzip.compress(b"a\nb\n") + gzip.compress(b"c\n" * 50)[:5],
+            gzip.compress(b"a\nb\n", mtime=0) + gzip.compress(b"c\n" * 50, mtime=0)[:5],
             2,
             "the end of the file within compressed data",
         ),
-        (gzip.compress(b"a\nb\n") + b"garbage", 2, "incorrect header check"),
-        (gzip.compress(b"a\n")[:-6] + b"\1\2\3\4\5\6", 0, "incorrect data check"),
+        (gzip.compress(b"a\nb\n", mtime=0) + b"garbage", 2, "incorrect header check"),
+        (gzip.compress(b"a\n", mtime=0)[:-6] + b"\1\2\3\4\5\6", 0, "incorrect data check"),
         (b"a\nb\n", 0, "incorrect header check"),
     ],
 )
