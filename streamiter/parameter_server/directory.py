@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, final
 
 from streamiter.errors import ParameterServerError, UnknownMatrix
@@ -78,7 +79,9 @@ class MatrixDirectory:
                 failure = failure or error
         if failure is not None:
             for link in made:
-                await _sent(link, Forget(matrix.name))
+                # A shard that is lost meanwhile has forgotten it anyway; what is told is why the matrix failed.
+                with suppress(ParameterServerError):
+                    await _sent(link, Forget(matrix.name))
             raise failure
 
 
