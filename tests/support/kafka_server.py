@@ -153,8 +153,13 @@ class KafkaServer:
         self._end(signal.SIGKILL, STOP_TIMEOUT_S)
 
     def pause(self) -> None:
-        """Freeze it: connections stay open and nothing answers."""
-        self._running().send_signal(signal.SIGSTOP)
+        """Freeze it: connections stay open and nothing answers.
+
+        On a busy machine a thread may run on for a while after the signal was sent, and answer.
+        """
+        process = self._running()
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let it go on after :meth:`pause`."""
