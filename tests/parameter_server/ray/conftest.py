@@ -20,7 +20,17 @@ from streamiter.parameter_server.transport.ray.protocol import RayAddress
 # Enough for what tests keep, and little enough for two test processes side by side.
 _OBJECT_STORE_BYTES = 256 << 20
 
+# A shard begins again in a second, on a busy machine in half a minute; some tests wait for several.
+_TIME_LIMIT_S = 400
+
 TESTS = Path(__file__).parents[2]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Processes that start and calls between them take far longer on a busy machine than anything in one process."""
+    for item in items:
+        if {"ray_cluster", "shared_address"}.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.timeout(_TIME_LIMIT_S))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from parameter_server.flows.counting import (
     MATRIX,
-    PATIENCE_S,
     Counts,
     checkpoints,
     count_of_each,
@@ -16,6 +15,7 @@ from parameter_server.flows.counting import (
     handled,
 )
 from parameter_server.ray.processes import kill
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow
 from streamiter.checkpoints.memory_store import MemoryStore
@@ -24,11 +24,15 @@ from streamiter.operators import Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 from streamiter.parameter_server.consistency.settings import Consistency
 from streamiter.runtime.job import Job
+from streamiter.runtime.plan import ChannelLimits
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 RECORDS = 600
 """More than a job counts before it is told to stop, on a busy machine, too."""
+
+FEW = ChannelLimits(records=2)
+"""What waits in channels is counted before a job ends, and a call of Ray takes 40 ms on a busy machine."""
 
 LOST = (
     r"step 'count' .*parameter server: expected shard 0 to go on, given the end of its process and of all parameters "
@@ -48,7 +52,7 @@ async def test_each_record_counts_once_whatever_is_cut_off_and_wherever_it_goes_
         flow, _ = counting_flow(
             server=server, consistency=consistency, workers=3, sources=3, records=RECORDS, block=(1, 7)
         )
-        job = await flow.start(checkpoints=checkpoints(store))
+        job = await flow.start(checkpoints=checkpoints(store), channel_limits=FEW)
         await handled(job, 6)
         return job
 
@@ -105,10 +109,8 @@ async def test_a_job_ends_while_its_workers_wait_for_each_other() -> None:
         async def waiting(door: asyncio.Event) -> tuple[Flow, Job]:
             """A job, two workers of which wait for the third."""
             flow, _ = counting_flow(lambda: WaitsAtADoor(door), server=server, workers=3, records=RECORDS)
-            job = await flow.start()
-            async with asyncio.timeout(PATIENCE_S):
-                while waiting_gets(job) != 2:
-                    await asyncio.sleep(0)
+            job = await flow.start(channel_limits=FEW)
+            await until(lambda: waiting_gets(job) == 2)
             return flow, job
 
         flow, job = await waiting(asyncio.Event())

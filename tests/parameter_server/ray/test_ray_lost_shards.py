@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from parameter_server.ray.other_process import OtherProcess, gradient, train
 from parameter_server.ray.processes import kill
+from support.waiting import PATIENCE_S
 
 from streamiter.parameter_server import ASP, BSP, psf
 from streamiter.parameter_server.recovery import SnapshotEvery
@@ -72,7 +73,7 @@ def killing(
 
     async def before(iteration: int) -> None:
         if (victim := victims.pop(iteration, None)) is not None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 while server._hosting.latest_snapshot is None:
                     await client.aggregate(psf.Sum("w", row=0))
             await kill(server, victim)

@@ -62,7 +62,7 @@ def test_it_ends_with_the_server_that_started_it_and_is_not_started_again() -> N
             capture_output=True,
             text=True,
             check=False,
-            timeout=90,
+            timeout=300,
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)

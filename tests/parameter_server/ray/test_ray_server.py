@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from parameter_server.ray.processes import kill
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError, ParameterServerError, RolledBack, ShardLost
 from streamiter.parameter_server import ASP, SSP, psf
@@ -16,8 +17,6 @@ from streamiter.parameter_server.recovery import SnapshotEvery
 from streamiter.parameter_server.server import ParameterServer
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
-
-PATIENCE_S = 30.0
 
 
 async def test_what_the_server_tells_and_takes_is_of_one_moment_and_brings_back_a_lost_shard() -> None:
