@@ -11,7 +11,12 @@ from itertools import pairwise
 from typing import Any
 
 import orjson
-from iteration.iteration_support import PATIENCE_S, SMALL, ended, run_shuffled
+from iteration.iteration_support import (
+    SMALL,
+    ended,
+    run_shuffled,
+)
+from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, Stream
 from streamiter.checkpoints.memory_store import MemoryStore

@@ -19,7 +19,11 @@ from checkpoints_jobs.parallelism_support import (
     write,
     written,
 )
-from iteration.iteration_support import Dawdle, ended, until
+from iteration.iteration_support import (
+    Dawdle,
+    ended,
+)
+from support.waiting import until
 
 from streamiter import Flow, Operator, connect, topic
 from streamiter.operators import Join, Output, ReduceAll, Sort

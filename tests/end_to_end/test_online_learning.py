@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from support.waiting import until
 
 from streamiter import (
     Columns,
@@ -101,8 +102,7 @@ async def test_a_model_follows_events_that_arrive_while_the_job_runs(any_topic: 
         await served.ready()
         assert served.predict(np.zeros(3)).version == 1
         await write(source, events(100, seed=1))
-        while served.predict(np.zeros(3)).version < 3:
-            await asyncio.sleep(0)
+        await until(lambda: served.predict(np.zeros(3)).version >= 3)
     statistics = await job.stop("suspend")
     assert statistics.state == "suspended"
     assert [update.version for update in await updates_of(target)] == [1, 2, 3]

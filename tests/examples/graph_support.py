@@ -11,7 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from iteration.iteration_support import ended, until
+from iteration.iteration_support import (
+    ended,
+)
+from support.waiting import until
 
 from streamiter import Columns, Flow, Stream
 from streamiter.operators.collect import Collected

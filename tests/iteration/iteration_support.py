@@ -7,6 +7,8 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
+from support.waiting import PATIENCE_S
+
 from streamiter import Flow, IterationListener, Operator, Stream
 from streamiter.operators.source import Source, SourceBatch
 from streamiter.runtime.job import Job
@@ -15,9 +17,6 @@ from streamiter.runtime.statistics import JobStatistics
 from streamiter.runtime.watchdog import blocked_tasks
 
 T = TypeVar("T")
-
-PATIENCE_S = 60.0
-"""Longer than any of these loops takes, even beside other work; after it a loop counts as deadlocked."""
 
 SMALL = ChannelLimits(records=2)
 
@@ -61,16 +60,6 @@ def run(flow: Flow, *, seed: int = 0, limits: ChannelLimits | None = None, **opt
         return await ended(await flow.start(channel_limits=limits, **options))
 
     return run_shuffled(main(), seed)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let others work until the condition holds."""
-
-    async def hold() -> None:
-        while not condition():
-            await asyncio.sleep(0)
-
-    await asyncio.wait_for(hold(), PATIENCE_S)
 
 
 class CutItems(Source):

@@ -20,8 +20,8 @@ from iteration.iteration_support import (
     ended,
     run,
     run_shuffled,
-    until,
 )
+from support.waiting import until
 
 from streamiter import (
     Flow,

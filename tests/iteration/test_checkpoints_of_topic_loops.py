@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints.deferred_support import unnamed_files
-from iteration.iteration_support import PATIENCE_S, SMALL, ended, run_shuffled, until
+from iteration.iteration_support import (
+    SMALL,
+    ended,
+    run_shuffled,
+)
 from iteration.topic_loops_support import (
     KINDS,
     Door,
@@ -23,6 +27,7 @@ from iteration.topic_loops_support import (
     token_flow,
     values_in,
 )
+from support.waiting import PATIENCE_S, until
 
 from streamiter import (
     Checkpoints,
@@ -67,9 +72,12 @@ async def is_undisturbed(out: Topic) -> None:
 
 async def visits(job: Job, count: int) -> None:
     """Until so many visits were counted, or the loop has ended."""
-    async with asyncio.timeout(PATIENCE_S):
-        while job.statistics().step("visits").records_in < count and not job.statistics().loops[0].ended_in:
-            await asyncio.sleep(0)
+
+    def are_done() -> bool:
+        statistics = job.statistics()
+        return statistics.step("visits").records_in >= count or statistics.loops[0].ended_in is not None
+
+    await until(are_done)
 
 
 async def crashed_after_a_checkpoint(job: Job, *, more_turns: int = 0) -> bool:

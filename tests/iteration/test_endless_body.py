@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from iteration.iteration_support import (
-    PATIENCE_S,
     SMALL,
     Dawdle,
     Log,
@@ -17,8 +16,8 @@ from iteration.iteration_support import (
     cut_items,
     ended,
     run_shuffled,
-    until,
 )
+from support.waiting import PATIENCE_S, until
 
 from streamiter import (
     Flow,

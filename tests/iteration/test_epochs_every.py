@@ -13,7 +13,6 @@ from iteration.iteration_support import (
     cut_items,
     ended,
     run_shuffled,
-    until,
 )
 from iteration.partitions_support import (
     KINDS,
@@ -30,6 +29,7 @@ from iteration.partitions_support import (
     tracked,
     write,
 )
+from support.waiting import until
 
 from streamiter import Flow, Operator, epochs_every
 from streamiter.errors import GraphError, JobFailed

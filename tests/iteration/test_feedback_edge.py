@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from iteration.iteration_support import SMALL, cut_items, run, until
+from iteration.iteration_support import (
+    SMALL,
+    cut_items,
+    run,
+)
+from support.waiting import until
 
 from streamiter import (
     Flow,

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from iteration.iteration_support import (
-    PATIENCE_S,
     SMALL,
     Dawdle,
     Endless,
@@ -19,10 +18,10 @@ from iteration.iteration_support import (
     callbacks,
     cut_items,
     run_shuffled,
-    until,
 )
 from iteration.known_cases_support import OUTPUT, SUM, feedback_path, nothing, sequence
 from iteration.topic_loops_support import MakeTopic
+from support.waiting import PATIENCE_S, until
 
 from streamiter import (
     FeedbackLimits,

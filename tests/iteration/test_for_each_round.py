@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from iteration.iteration_support import PATIENCE_S, SMALL, Dawdle, cut_items, ended, run, run_shuffled, until
+from iteration.iteration_support import (
+    SMALL,
+    Dawdle,
+    cut_items,
+    ended,
+    run,
+    run_shuffled,
+)
+from support.waiting import PATIENCE_S, until
 
 from streamiter import (
     Flow,

@@ -15,9 +15,9 @@ from iteration.iteration_support import (
     cut_items,
     ended,
     run_shuffled,
-    until,
 )
 from iteration.partitions_support import before, data_of, made, train, write
+from support.waiting import until
 
 from streamiter import Flow, epochs_every
 from streamiter.topics.topic import Topic

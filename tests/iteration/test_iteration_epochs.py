@@ -15,8 +15,8 @@ from iteration.iteration_support import (
     cut_items,
     ended,
     run,
-    until,
 )
+from support.waiting import until
 
 from streamiter import (
     Flow,

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 from iteration.iteration_support import (
-    PATIENCE_S,
     SMALL,
     Dawdle,
     Endless,
     cut_items,
     ended,
     run_shuffled,
-    until,
 )
+from support.waiting import PATIENCE_S, until
 
 from streamiter import (
     Flow,

@@ -7,8 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from iteration.iteration_support import PATIENCE_S, ended, run, run_shuffled
+from iteration.iteration_support import (
+    ended,
+    run,
+    run_shuffled,
+)
 from iteration.known_cases_support import OUTPUT, SUM, feedback_path, nothing, sequence
+from support.waiting import PATIENCE_S, until
 
 from streamiter import (
     Flow,
@@ -237,10 +242,8 @@ async def fail_after(make: Callable[[], tuple[Flow, Any]], records: int, steps: 
     """Abort a job after so many records and go on from its last snapshot; what was collected in the end."""
     flow, _ = make()
     job = await flow.start(channel_limits=ChannelLimits(records=20))
-    async with asyncio.timeout(PATIENCE_S):
-        while records_in(job, *steps) < records:
-            await asyncio.sleep(0)
-        snapshot = await job.snapshot()
+    await until(lambda: records_in(job, *steps) >= records)
+    snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
     await job.stop("abort")
     flow, collected = make()
     await ended(await flow.start(channel_limits=ChannelLimits(records=20), snapshot=snapshot))

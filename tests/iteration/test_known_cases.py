@@ -6,8 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from iteration.iteration_support import SMALL, Dawdle, ended, run, until
+from iteration.iteration_support import (
+    SMALL,
+    Dawdle,
+    ended,
+    run,
+)
 from iteration.known_cases_support import OUTPUT, SUM, feedback_path, nothing, sequence
+from support.waiting import until
 
 from streamiter import (
     Flow,

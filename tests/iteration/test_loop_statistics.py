@@ -6,8 +6,11 @@ import asyncio
 from typing import Any
 
 import numpy as np
-from iteration.iteration_support import ended, until
+from iteration.iteration_support import (
+    ended,
+)
 from runtime.probe import Valve
+from support.waiting import until
 
 from streamiter import (
     Flow,

@@ -8,7 +8,14 @@ from typing import Any, Literal
 
 import pytest
 from iteration.bounded_bodies import MadeBody, Maker
-from iteration.iteration_support import PATIENCE_S, callbacks, check_listener, ended, run, run_shuffled
+from iteration.iteration_support import (
+    callbacks,
+    check_listener,
+    ended,
+    run,
+    run_shuffled,
+)
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError
 from streamiter.runtime.checkpointing.in_memory import JobSnapshot

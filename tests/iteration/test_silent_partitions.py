@@ -7,7 +7,13 @@ import logging
 from typing import Any
 
 import pytest
-from iteration.iteration_support import SMALL, Log, callbacks, check_listener, run_shuffled, until
+from iteration.iteration_support import (
+    SMALL,
+    Log,
+    callbacks,
+    check_listener,
+    run_shuffled,
+)
 from iteration.partitions_support import (
     before,
     callbacks_in,
@@ -21,6 +27,7 @@ from iteration.partitions_support import (
     train,
     write,
 )
+from support.waiting import until
 
 from streamiter import Flow, Operator, epochs_every
 from streamiter.runtime.job import Job

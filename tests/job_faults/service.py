@@ -27,7 +27,6 @@ __all__ = [
     "nothing_unheard",
     "one_line",
     "serve",
-    "until",
 ]
 
 # Soon enough that every fault meets checkpoints; a busy machine takes a multiple for one.
@@ -128,13 +127,6 @@ async def serve() -> AsyncIterator[Serve]:
     yield start
     for service in services:
         await service.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from job_faults.held_store import HeldStore
-from job_faults.service import until
 from job_faults.sums import Topics, check_committed, sums_flow, write
+from support.waiting import until
 from topics.topic_case import patiently
 
 from streamiter import Checkpoints

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from checkpoints_jobs.parallelism_support import NUMBERS, PARTITIONS, RARELY_S, write, written
 from checkpoints_jobs.test_other_parallelism import Count
-from iteration.iteration_support import PATIENCE_S, until
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow
 from streamiter.topics import Topic

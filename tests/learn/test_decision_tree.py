@@ -12,7 +12,14 @@ import pytest
 from files.files_support import data_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iteration.iteration_support import PATIENCE_S, SMALL, cut_items, ended, run, run_shuffled
+from iteration.iteration_support import (
+    SMALL,
+    cut_items,
+    ended,
+    run,
+    run_shuffled,
+)
+from support.waiting import PATIENCE_S
 
 from streamiter import Columns, Flow
 from streamiter.checkpoints.plain_data import PlainData

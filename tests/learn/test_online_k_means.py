@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from iteration.iteration_support import SMALL, cut_items, ended, run, until
+from iteration.iteration_support import (
+    SMALL,
+    cut_items,
+    ended,
+    run,
+)
+from support.waiting import until
 
 from streamiter import Columns, Flow
 from streamiter.errors import ConfigurationError, GraphError, JobFailed, ModelError

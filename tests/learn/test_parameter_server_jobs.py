@@ -6,8 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from iteration.iteration_support import PATIENCE_S, ended, until
+from iteration.iteration_support import (
+    ended,
+)
 from learn.parameter_server_support import ALL, WORKERS, made_up_rows
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow
 from streamiter.learn import (

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from iteration.iteration_support import PATIENCE_S, cut_items, ended, run, run_shuffled, until
+from iteration.iteration_support import (
+    cut_items,
+    ended,
+    run,
+    run_shuffled,
+)
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, Operator
 from streamiter.learn.on_parameter_server.repeating import repeated

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flow.fed_source import Fed
 from models.model_case import PATIENCE_S, MakeTopic, all_records, compacted, large_update, selected, write
+from support.waiting import until
 
 from streamiter import Checkpoints, Flow
 from streamiter.models import ModelSnapshot
@@ -42,9 +43,7 @@ async def published(job: Job, source: Kept, *models: Any) -> None:
     [sink] = [each.step for task in job.statistics().tasks for each in task.steps if each.step != "in"]
     awaited = job.statistics().step(sink).records_in + len(models)
     source.give(*models)
-    async with asyncio.timeout(PATIENCE_S):
-        while job.statistics().step(sink).records_in < awaited:
-            await asyncio.sleep(0)
+    await until(lambda: job.statistics().step(sink).records_in >= awaited)
 
 
 async def ranks(topic: Topic) -> list[tuple[int, int]]:

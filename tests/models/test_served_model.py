@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from models.model_case import PATIENCE_S, MakeTopic, ManualClock, encoder, large_update, update_of, write
+from models.model_case import MakeTopic, ManualClock, encoder, large_update, update_of, write
+from support.waiting import until
 
 from streamiter.errors import ModelError, TopicNotFound, TopicUnavailable
 from streamiter.models import ModelUpdateEncoder, NoModel, Prediction, ServedModel
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicReader
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Let the other tasks run until something is so."""
-
-    async def wait() -> None:
-        while not is_so():
-            await asyncio.sleep(0)
-
-    await asyncio.wait_for(wait(), PATIENCE_S)
 
 
 def version_of(served: ServedModel) -> int | None:

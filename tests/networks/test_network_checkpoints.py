@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import subprocess
 import sys
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from iteration.iteration_support import PATIENCE_S
 from networks.training_support import arrays_of, document, records, rows
+from support.waiting import until
 
 from streamiter import Checkpoints, Flow
 from streamiter.checkpoints.memory_store import MemoryStore
@@ -85,9 +84,7 @@ class Run:
 
     async def after(self, steps: int) -> None:
         """Return when so many mini-batches have been learned from."""
-        async with asyncio.timeout(PATIENCE_S):
-            while len(self.losses) < steps:
-                await asyncio.sleep(0)
+        await until(lambda: len(self.losses) >= steps)
 
 
 @WAYS

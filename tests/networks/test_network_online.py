@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from iteration.iteration_support import PATIENCE_S
 from networks.training_support import arrays_of, network, records, rows
+from support.waiting import PATIENCE_S
 
 from streamiter import Columns, Flow
 from streamiter.errors import GraphError, ModelError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import warnings
@@ -14,6 +13,7 @@ import pytest
 from files.files_support import data_file
 from networks.published import published
 from networks.training_support import FIELDS, arrays_of, document, network, rows, trained
+from support.waiting import until
 
 from streamiter import Flow
 from streamiter.errors import GraphError, ModelError
@@ -238,8 +238,7 @@ async def test_a_training_that_was_cut_off_goes_on_to_the_same_model() -> None:
     await (await flow.start()).wait()
     flow, models = training()
     job = await flow.start(channel_limits=ChannelLimits(records=1))
-    while not len(models.items) >= 3:
-        await asyncio.sleep(0)
+    await until(lambda: len(models.items) >= 3)
     snapshot = await job.snapshot()
     await job.stop("abort")
     done = len(models.items)

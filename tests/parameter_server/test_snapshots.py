@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Operator
 from streamiter.errors import ParameterServerError, ServerReset
@@ -134,8 +135,6 @@ async def test_a_matrix_made_long_after_the_restart_finds_its_state(tmp_path: Pa
         writer = await records.open_writer()
         await writer.write(OutgoingBatch([b"1", b"2"]))
         await writer.close()
-        async with asyncio.timeout(10):
-            while job.statistics().step("add").records_in < 2:
-                await asyncio.sleep(0)
+        await until(lambda job=job: job.statistics().step("add").records_in >= 2)
         await job.stop("suspend")
         assert (await server.aggregate(psf.Pull("late", row=0))).tolist() == [2.0 * run] * COLUMNS

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.waiting import until
 
 from streamiter import (
     Checkpoints,
@@ -54,21 +55,11 @@ async def write(topic: Topic, *values: Any) -> None:
 
 
 async def given_up(job: Job, count: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while job.statistics().checkpoints.given_up < count:  # type: ignore[union-attr]
-            await asyncio.sleep(0)
+    await until(lambda: job.statistics().checkpoints.given_up >= count)  # type: ignore[union-attr]
 
 
 async def committed(job: Job, number: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while (job.statistics().checkpoints.committed or 0) < number:  # type: ignore[union-attr]
-            await asyncio.sleep(0)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0)
+    await until(lambda: (job.statistics().checkpoints.committed or 0) >= number)  # type: ignore[union-attr]
 
 
 @pytest.fixture

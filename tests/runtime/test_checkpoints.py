@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Operator
 from streamiter.checkpoints.directory_store import DirectoryStore
@@ -77,9 +78,7 @@ def expected(count: int) -> list[int]:
 
 
 async def handled(job: Job, step: str, count: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while job.statistics().step(step).records_in < count:
-            await asyncio.sleep(0)
+    await until(lambda: job.statistics().step(step).records_in >= count)
 
 
 async def test_outputs_are_seen_with_the_checkpoint_after_them(broker: MemoryBroker, tmp_path: Path) -> None:
@@ -120,11 +119,9 @@ async def test_checkpoints_come_at_their_interval(broker: MemoryBroker, tmp_path
     await write(broker.topic("numbers"), range(3))
     job = await summing(broker).start(checkpoints=settings(tmp_path, interval_s=5.0), clock=clock)
     await handled(job, "sink sums", 3)
-    async with asyncio.timeout(PATIENCE_S):
-        for number in range(1, 4):
-            await clock.advance(5.0)
-            while job.statistics().checkpoints.committed != number:  # type: ignore[union-attr]
-                await asyncio.sleep(0)
+    for number in range(1, 4):
+        await clock.advance(5.0)
+        await until(lambda number=number: job.statistics().checkpoints.committed == number)
     assert await written(broker.topic("sums")) == expected(3)
     await job.stop("abort")
 
@@ -219,9 +216,7 @@ async def test_running_a_flow_to_its_end_raises_what_waiting_for_its_job_does(
 
     options = {"checkpoints": settings(tmp_path)}
     running = asyncio.create_task(run_jobs(summing(broker).start, options, while_running=noted))
-    async with asyncio.timeout(PATIENCE_S):
-        while not jobs:
-            await asyncio.sleep(0)
+    await until(lambda: bool(jobs))
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     with pytest.raises(ProducerFenced):
         await jobs[0].checkpoint()
@@ -387,9 +382,7 @@ async def test_a_source_that_cannot_report_its_lag_does_not_end_the_job(
     await handled(job, "all", 10)
     for count in range(1, 4):
         await job.checkpoint()
-        async with asyncio.timeout(PATIENCE_S):
-            while source.reports < count:
-                await asyncio.sleep(0)
+        await until(lambda count=count: source.reports >= count)
     assert caplog.text.count("its lag cannot be reported") == 1
     assert "step 'in': its lag cannot be reported: KeyError: 'streamiter-reporting'" in caplog.text
     assert (await job.stop("suspend")).state == "suspended"

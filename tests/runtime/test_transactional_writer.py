@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.waiting import until
 
 from streamiter import Checkpoints, Flow, IterationBodyResult, iterate_unbounded_streams
 from streamiter.checkpoints.plain_data import PlainData
@@ -134,8 +135,6 @@ async def test_a_sink_behind_a_loop_does_not_hold_up_the_barrier_in_it(tmp_path:
     [seen] = iterate_unbounded_streams([flow.from_items([0], name="initial")], [source], body)
     seen.sink(broker.topic("out"))
     job = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=200.0, alignment_timeout_s=60.0))
-    async with asyncio.timeout(PATIENCE_S):
-        while job.statistics().step("sink out").records_in < count:
-            await asyncio.sleep(0)
-        assert await job.checkpoint() == 1
+    await until(lambda: job.statistics().step("sink out").records_in >= count)
+    assert await asyncio.wait_for(job.checkpoint(), PATIENCE_S) == 1
     await job.stop("abort")

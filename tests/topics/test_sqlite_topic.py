@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import until
 from topics.topic_case import (
     ManualClock,
     numbered,
@@ -285,13 +286,6 @@ class CountingClock(ManualClock):
     async def sleep(self, delay_s: float) -> None:
         self.pauses_s.append(delay_s)
         await super().sleep(delay_s)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop and the threads go on until something has happened that sets no event."""
-    async with asyncio.timeout(30.0):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 async def test_an_idle_reader_looks_less_and_less_often(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, Operator
 from streamiter.checkpoints.memory_store import MemoryStore
@@ -23,7 +24,6 @@ from streamiter.runtime.statistics import JobStatistics
 
 __all__ = [
     "MATRIX",
-    "PATIENCE_S",
     "RECORDS",
     "Counts",
     "Dealt",
@@ -34,12 +34,10 @@ __all__ = [
     "cut_off_again_and_again",
     "ended",
     "handled",
-    "until",
 ]
 
 MATRIX = "counts"
 RECORDS = 24
-PATIENCE_S = 20.0
 RARELY_S = 1000.0
 
 
@@ -111,13 +109,6 @@ async def count_of_each(server: ParameterServer) -> list[float]:
 def checkpoints(store: MemoryStore, **options: Any) -> Checkpoints:
     """Taken when asked for, and at the end."""
     return Checkpoints(store.another(), **{"interval_s": RARELY_S, **options})
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when it holds."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 async def handled(job: Job, count: int, step: str = "count") -> None:

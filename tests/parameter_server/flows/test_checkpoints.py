@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from parameter_server.flows.counting import (
     MATRIX,
-    PATIENCE_S,
     RECORDS,
     Counts,
     Dealt,
@@ -18,8 +17,8 @@ from parameter_server.flows.counting import (
     cut_off_again_and_again,
     ended,
     handled,
-    until,
 )
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, Operator
 from streamiter.checkpoints.memory_store import MemoryStore

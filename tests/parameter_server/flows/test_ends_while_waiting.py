@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from parameter_server.flows.counting import (
     MATRIX,
-    PATIENCE_S,
     RECORDS,
     Counts,
     Dealt,
@@ -18,8 +17,8 @@ from parameter_server.flows.counting import (
     counting_flow,
     ended,
     handled,
-    until,
 )
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, Operator
 from streamiter.checkpoints.memory_store import MemoryStore

@@ -17,8 +17,8 @@ from parameter_server.flows.counting import (
     cut_off_again_and_again,
     ended,
     handled,
-    until,
 )
+from support.waiting import until
 
 from streamiter import Flow, IterationListener, Operator, connect, epochs_every
 from streamiter.checkpoints.memory_store import MemoryStore

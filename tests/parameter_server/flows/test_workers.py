@@ -15,8 +15,8 @@ from parameter_server.flows.counting import (
     counting_flow,
     ended,
     handled,
-    until,
 )
+from support.waiting import until
 
 from streamiter import Flow, Operator, connect
 from streamiter.errors import GraphError, JobFailed

@@ -1,0 +1,32 @@
+"""Waiting for what sets no event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+__all__ = ["PATIENCE_S", "turn", "until"]
+
+PATIENCE_S = 60.0
+"""Longer than anything takes that is waited for, even beside other work; what comes to no end fails after it."""
+
+# So soon it looks again where only threads, connections or timers can change anything.
+_LOOK_AGAIN_S = 0.001
+
+
+async def turn() -> None:
+    """Let all that is ready run once; if nothing is, wait for what comes from outside this event loop.
+
+    A loop that only spins would hold the interpreter: a thread asks for it after each call of SQLite or Ray, and is
+    given it 5 ms later (sys.getswitchinterval). Jobs that write through threads took a hundred times as long.
+    """
+    await asyncio.sleep(0)
+    if not getattr(asyncio.get_running_loop(), "_ready", None):
+        await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+async def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    """Return in the first turn of the event loop in which it holds; raises TimeoutError if it never does."""
+    async with asyncio.timeout(patience_s):
+        while not condition():
+            await turn()
