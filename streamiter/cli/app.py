@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -82,6 +81,10 @@ app.add_typer(network_app, name="network")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import (
+            version,  # Which reads e-mail headers, and takes as long as this package.
+        )
+
         typer.echo(f"streamiter {version('streamiter')}")
         raise typer.Exit
 

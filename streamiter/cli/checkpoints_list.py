@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from streamiter.cli.checkpoint_arguments import (
     Directory,
@@ -17,6 +14,7 @@ from streamiter.cli.checkpoint_arguments import (
     all_folders,
     listed_checkpoints,
 )
+from streamiter.cli.tables import print_table
 from streamiter.cli.topic_arguments import AsJson
 
 __all__ = ["list_checkpoints"]
@@ -35,21 +33,14 @@ def list_checkpoints(directory: Directory, flow: FlowName = None, as_json: AsJso
     elif not found:
         typer.echo(f"no checkpoints in {directory}", err=True)
     elif sys.stdout.isatty():
-        Console(markup=False, emoji=False).print(_table(found))
+        print_table(
+            ("flow", "checkpoint", "run", "time", "bytes", ""),
+            [_row(listed, f"{listed.size_bytes:,}") for listed in found],
+            numbers=("checkpoint", "bytes"),
+        )
     else:
         for listed in found:
             typer.echo("\t".join(_row(listed, str(listed.size_bytes))))
-
-
-def _table(found: Sequence[ListedCheckpoint]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("flow", "checkpoint", "run", "time", "bytes", ""):
-        table.add_column(
-            name, overflow="fold", justify="right" if name in ("checkpoint", "bytes") else "left"
-        )
-    for listed in found:
-        table.add_row(*_row(listed, f"{listed.size_bytes:,}"))
-    return table
 
 
 def _row(listed: ListedCheckpoint, size: str) -> tuple[str, ...]:

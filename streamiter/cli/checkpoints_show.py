@@ -9,8 +9,6 @@ from typing import Any
 
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from streamiter.checkpoints.snapshot import StepState
 from streamiter.checkpoints.snapshot_file import SnapshotFile
@@ -23,6 +21,7 @@ from streamiter.cli.checkpoint_arguments import (
     numbered,
     one_folder,
 )
+from streamiter.cli.tables import print_fields
 from streamiter.cli.topic_arguments import AsJson
 
 __all__ = ["show"]
@@ -45,7 +44,7 @@ def show(
     if as_json:
         typer.echo(orjson.dumps(document).decode())
     elif sys.stdout.isatty():
-        Console(markup=False, emoji=False).print(_table(fields))
+        print_fields(fields)
     else:
         for name, value in fields:
             typer.echo(f"{name}\t{value}")
@@ -90,12 +89,3 @@ def _fields(listed: ListedCheckpoint, snapshot: SnapshotFile) -> list[tuple[str,
 def _described(step: StepState) -> str:
     source = ", a source" if step.is_source else ""
     return f"{step.operator}, parallelism {step.parallelism}{source}"
-
-
-def _table(fields: Sequence[tuple[str, str]]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", overflow="fold")
-    table.add_column(overflow="fold")
-    for name, value in fields:
-        table.add_row(name, value)
-    return table

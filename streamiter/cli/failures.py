@@ -8,8 +8,6 @@ import traceback
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from typer.core import TyperGroup
 
 from streamiter.errors import InternalError, StreamiterError, TopicNotFound
@@ -60,6 +58,10 @@ def _report(error: Exception, *, debug: bool) -> None:
 
 def print_error(message: str) -> None:
     """The message on stderr, as long as it is: whoever wants to search or copy it gets it unbroken."""
+    # Not for commands that do what they are asked to.
+    from rich.console import Console
+    from rich.markup import escape
+
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {escape(message)}")
 
 

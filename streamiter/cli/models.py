@@ -10,10 +10,9 @@ from typing import Annotated, Any, Final
 import numpy as np
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from streamiter.cli.examples import examples
+from streamiter.cli.tables import print_fields
 from streamiter.cli.topic_arguments import lasting_topic
 from streamiter.cli.topics_tail import last_records
 from streamiter.clock import SystemClock
@@ -174,7 +173,7 @@ def show(url: Url, model: Model, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(_json(update))
     elif sys.stdout.isatty():
-        Console(markup=False, emoji=False).print(_table(update))
+        print_fields(_fields(update))
     else:
         for name, value in _fields(update):
             typer.echo(f"{name}\t{value}")
@@ -185,15 +184,6 @@ async def _newest(source: Topic, model: str) -> ModelUpdate:
     if update is None:
         raise await _no_updates(source, model)
     return update
-
-
-def _table(update: ModelUpdate) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", overflow="fold")
-    table.add_column(overflow="fold")
-    for name, value in _fields(update):
-        table.add_row(name, value)
-    return table
 
 
 def _fields(update: ModelUpdate) -> list[tuple[str, str]]:

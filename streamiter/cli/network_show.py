@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from streamiter.cli.network_arguments import ConfigurationFile, load_network
+from streamiter.cli.tables import print_table
 from streamiter.cli.topic_arguments import AsJson
 
 if TYPE_CHECKING:
@@ -49,7 +48,13 @@ def show(
         }
         typer.echo(orjson.dumps({**document, "layers": _rows(summary)}).decode())
     elif sys.stdout.isatty():
-        Console(markup=False, emoji=False, highlight=False).print(_table(summary))
+        print_table(
+            summary.headings,
+            [row.cells for row in summary.rows],
+            numbers=("parameters",),
+            title=summary.title,
+            caption=summary.totals,
+        )
     else:
         typer.echo(str(summary))
 
@@ -67,15 +72,3 @@ def _rows(summary: Summary) -> list[dict[str, Any]]:
         }
         for row in summary.rows
     ]
-
-
-def _table(summary: Summary) -> Table:
-    table = Table(
-        title=summary.title, caption=summary.totals, box=None, title_justify="left", caption_justify="left"
-    )
-    for heading in summary.headings:
-        is_number = heading == "parameters"
-        table.add_column(heading, overflow="fold", justify="right" if is_number else "left")
-    for row in summary.rows:
-        table.add_row(*row.cells)
-    return table

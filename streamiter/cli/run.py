@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from streamiter.cli.failures import INTERRUPTED
-from streamiter.cli.figures import print_statistics, watched
 from streamiter.cli.loading import Target, load_flow
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow
@@ -67,6 +66,9 @@ def run(
     drain the inputs end instead, a bounded loop with the epoch under way, and the result so far comes out. A
     second one aborts it (exit code 130).
     """
+    # Not for the other commands.
+    from streamiter.cli.figures import print_statistics
+
     options = _checkpoint_options(checkpoints, interval_s, restore, changed_steps or [])
     statistics = run_in_own_loop(run_flow(load_flow(target), on_interrupt.value, options))
     print_statistics(statistics, as_json=as_json)
@@ -76,6 +78,8 @@ def run(
 
 async def run_flow(flow: Flow, on_interrupt: OnInterrupt, options: Mapping[str, Any]) -> JobStatistics:
     """Run with live figures on a terminal, quietly elsewhere; ``options`` are those of ``flow.start``."""
+    from streamiter.cli.figures import watched
+
     return await run_jobs(
         flow.start,
         options,

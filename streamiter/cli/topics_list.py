@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from streamiter.cli.tables import print_table
 from streamiter.cli.topic_arguments import AsJson, check_lasting
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.runtime.running import run_in_own_loop
@@ -45,7 +44,11 @@ def list_topics(
     elif not found:
         typer.echo(f"no topics in {url}", err=True)
     elif sys.stdout.isatty():
-        Console().print(_table(found))
+        print_table(
+            ("topic", "partitions", "records"),
+            [(name, str(topic.partitions), f"{_records(topic):,}") for name, topic in found],
+            numbers=("partitions", "records"),
+        )
     else:
         for name, description in found:
             typer.echo(f"{name}\t{description.partitions}\t{_records(description)}")
@@ -82,13 +85,3 @@ def _described(name: str, description: TopicDescription) -> dict[str, Any]:
         "records": _records(description),
         "offsets": offsets,
     }
-
-
-def _table(found: _Found) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("topic", overflow="fold")
-    table.add_column("partitions", justify="right")
-    table.add_column("records", justify="right")
-    for name, description in found:
-        table.add_row(name, str(description.partitions), f"{_records(description):,}")
-    return table

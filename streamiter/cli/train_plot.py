@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from streamiter.charts import Line, Panel, chart
 from streamiter.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from streamiter.charts import Line, Panel
     from streamiter.networks.results import EpochResult
 
 __all__ = ["PlotOption", "check_plot", "panels", "write_plot"]
@@ -47,6 +47,8 @@ def check_plot(output: Path | None) -> None:
 
 def panels(results: Sequence[EpochResult]) -> list[Panel]:
     """Of what there is: the loss in training and validation, and how good the predictions are."""
+    from streamiter.charts import Panel
+
     validation = [(result.epoch, result.validation) for result in results if result.validation is not None]
     losses = [
         _line("training", [(result.epoch, result.training_loss) for result in results]),
@@ -64,9 +66,11 @@ def write_plot(results: Sequence[EpochResult], output: Path | None) -> None:
     """Write it, where it is wanted."""
     if output is None:
         return
+    # Not for those who plot nothing, as below.
+    from streamiter.charts import chart
+
     drawing = chart(panels(results))
     if output.suffix.lower() == ".png":
-        # Not for those who plot nothing.
         from streamiter.flow.drawing.png import png_of_svg
 
         content = png_of_svg(drawing)
@@ -79,5 +83,7 @@ def write_plot(results: Sequence[EpochResult], output: Path | None) -> None:
 
 
 def _line(name: str, points: Sequence[tuple[int, float | None]]) -> Line:
+    from streamiter.charts import Line
+
     there = [(epoch, value) for epoch, value in points if value is not None]
     return Line(name, [float(epoch) for epoch, _ in there], [value for _, value in there])

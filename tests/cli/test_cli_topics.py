@@ -240,6 +240,14 @@ async def test_topics_are_listed_with_partitions_and_records(tmp_path):
     assert re.search(r"events +2 +2", printed)
 
 
+async def test_a_name_in_a_table_is_shown_as_it_is(tmp_path):
+    """Brackets were taken for markup, and a colour was all that was left of a topic's name."""
+    await written(tmp_path, [b"1"], name="[red]clicks")
+    code, printed = on_terminal("topics", "list", "sqlite:///events.db", cwd=tmp_path)
+    assert code == 0
+    assert re.search(r"\[red\]clicks +1 +1", printed)
+
+
 def test_files_of_a_folder_are_topics_too(tmp_path):
     """The URL of each is made from that of the folder."""
     (tmp_path / "data").mkdir()
