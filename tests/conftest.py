@@ -22,8 +22,12 @@ pytest.register_assert_rewrite(
 )
 
 # Two busy cores make single examples slow, and the making of them; what must not hang has time limits of its own.
+# Each run looks at other examples, so that many short runs see as much as a few long ones.
 hypothesis.settings.register_profile(
-    "streamiter", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "streamiter",
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("streamiter")
 

@@ -15,11 +15,14 @@ from iteration.iteration_support import (
     run,
     run_shuffled,
 )
+from support.soak import ForEachSeed
 from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError
 from streamiter.runtime.checkpointing.in_memory import JobSnapshot
 from streamiter.runtime.plan import ChannelLimits
+
+SEEDS, SEEDS_OF_STOPS = 90, 40
 
 
 def limits(seed: int) -> ChannelLimits:
@@ -42,9 +45,19 @@ def finished(seed: int, schedule: int, ahead: int | None = 0) -> MadeBody:
     return made
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_what_a_synchronous_loop_gives_does_not_depend_on_the_schedule(seed: int) -> None:
     """A deadlock, a lost or doubled record, a callback too early, in an arrangement nobody had thought of."""
+    check_schedules(seed)
+
+
+@pytest.mark.soak
+def test_what_any_loop_gives_does_not_depend_on_the_schedule(for_each_soak_seed: ForEachSeed) -> None:
+    """The same for arrangements that no other run has had."""
+    for_each_soak_seed(lambda seed: check_schedules(seed + SEEDS))
+
+
+def check_schedules(seed: int) -> None:
     first, second = finished(seed, seed), finished(seed, seed + 1_000)
     assert second.outputs() == first.outputs()
     assert heard(second) == heard(first)
@@ -63,7 +76,7 @@ def check_same(free: MadeBody, synchronous: MadeBody) -> None:
         assert [entry for entry in of_free if entry[0] < end] == before_end
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_feedback_that_runs_ahead_gives_the_same_in_every_round(seed: int) -> None:
     """A record that overtook its epoch was counted to another one, or its callback came before it."""
     check_same(finished(seed, seed + 2_000, [1, 2, None][seed % 3]), finished(seed, seed))
@@ -88,7 +101,7 @@ async def restored(made: MadeBody, snapshot: JobSnapshot | None, schedule: int) 
     await ended(await made.flow.start(channel_limits=limits(schedule), snapshot=snapshot))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(SEEDS_OF_STOPS))
 def test_a_loop_goes_on_from_any_moment_as_if_nothing_had_happened(seed: int) -> None:
     """In the middle of an epoch, of a replay, of a round or of the end: each record and callback once."""
     expected, chosen = finished(seed, seed), random.Random(seed)
@@ -118,7 +131,7 @@ async def stopped(
     return (await asyncio.wait_for(job.stop(mode), PATIENCE_S)).state
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(SEEDS_OF_STOPS))
 def test_a_loop_can_be_stopped_at_any_moment(seed: int) -> None:
     """Drained it goes through its end, suspended it stands where it is; neither may wait for what does not come."""
     chosen = random.Random(seed)
