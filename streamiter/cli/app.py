@@ -81,9 +81,8 @@ app.add_typer(network_app, name="network")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import (
-            version,  # Which reads e-mail headers, and takes as long as this package.
-        )
+        # Slow to import, for it reads headers of e-mails; no other command needs it.
+        from importlib.metadata import version
 
         typer.echo(f"streamiter {version('streamiter')}")
         raise typer.Exit

@@ -16,7 +16,7 @@ def print_table(
     caption: str | None = None,
 ) -> None:
     """A row below the other under ``headings``; the columns of ``numbers`` are aligned on the right."""
-    # A fifth of the time that a command takes to start, and most of them print no table.
+    # Slow to import, and most commands print no table.
     from rich.table import Table
 
     table = Table(

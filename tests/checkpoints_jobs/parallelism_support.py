@@ -11,11 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import orjson
-from iteration.iteration_support import (
-    SMALL,
-    ended,
-    run_shuffled,
-)
+from iteration.iteration_support import SMALL, ended, run_shuffled
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, Stream

@@ -19,10 +19,7 @@ from checkpoints_jobs.parallelism_support import (
     write,
     written,
 )
-from iteration.iteration_support import (
-    Dawdle,
-    ended,
-)
+from iteration.iteration_support import Dawdle, ended
 from support.waiting import until
 
 from streamiter import Flow, Operator, connect, topic

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 from checkpoints_jobs.parallelism_support import NUMBERS, PAIRS, Stops, new_broker, numbers, outputs, written
-from iteration.iteration_support import (
-    Dawdle,
-    ended,
-)
+from iteration.iteration_support import Dawdle, ended
 from support.waiting import until
 
 from streamiter import (

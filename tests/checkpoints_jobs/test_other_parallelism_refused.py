@@ -10,9 +10,7 @@ import pytest
 from checkpoints_jobs.parallelism_support import NUMBERS, Stops, new_broker, numbers
 from checkpoints_jobs.test_other_parallelism import LeftFirst
 from checkpoints_jobs.test_other_parallelism_of_loops import in_rounds
-from iteration.iteration_support import (
-    Dawdle,
-)
+from iteration.iteration_support import Dawdle
 from support.waiting import until
 
 from streamiter import (

@@ -11,9 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from iteration.iteration_support import (
-    ended,
-)
+from iteration.iteration_support import ended
 from support.waiting import until
 
 from streamiter import Columns, Flow, Stream

@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints.deferred_support import unnamed_files
-from iteration.iteration_support import (
-    SMALL,
-    ended,
-    run_shuffled,
-)
+from iteration.iteration_support import SMALL, ended, run_shuffled
 from iteration.topic_loops_support import (
     KINDS,
     Door,

@@ -8,12 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from iteration.iteration_support import (
-    SMALL,
-    cut_items,
-    ended,
-    run_shuffled,
-)
+from iteration.iteration_support import SMALL, cut_items, ended, run_shuffled
 from iteration.partitions_support import (
     KINDS,
     WAYS,

@@ -7,11 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from iteration.iteration_support import (
-    SMALL,
-    cut_items,
-    run,
-)
+from iteration.iteration_support import SMALL, cut_items, run
 from support.waiting import until
 
 from streamiter import (

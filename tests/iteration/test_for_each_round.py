@@ -7,14 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from iteration.iteration_support import (
-    SMALL,
-    Dawdle,
-    cut_items,
-    ended,
-    run,
-    run_shuffled,
-)
+from iteration.iteration_support import SMALL, Dawdle, cut_items, ended, run, run_shuffled
 from support.waiting import PATIENCE_S, until
 
 from streamiter import (

@@ -6,14 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from iteration.iteration_support import (
-    SMALL,
-    Dawdle,
-    Endless,
-    cut_items,
-    ended,
-    run_shuffled,
-)
+from iteration.iteration_support import SMALL, Dawdle, Endless, cut_items, ended, run_shuffled
 from support.waiting import PATIENCE_S, until
 
 from streamiter import (

@@ -7,11 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from iteration.iteration_support import (
-    ended,
-    run,
-    run_shuffled,
-)
+from iteration.iteration_support import ended, run, run_shuffled
 from iteration.known_cases_support import OUTPUT, SUM, feedback_path, nothing, sequence
 from support.waiting import PATIENCE_S
 
@@ -242,10 +238,11 @@ async def fail_after(make: Callable[[], tuple[Flow, Any]], records: int, steps: 
     """Abort a job after so many records and go on from its last snapshot; what was collected in the end."""
     flow, _ = make()
     job = await flow.start(channel_limits=ChannelLimits(records=20))
-    while records_in(job, *steps) < records:
-        for _ in range(10):  # Statistics take longer than a turn.
-            await asyncio.sleep(0)
-    snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        while records_in(job, *steps) < records:
+            for _ in range(10):  # Statistics take longer than a turn.
+                await asyncio.sleep(0)
+        snapshot = await job.snapshot()
     await job.stop("abort")
     flow, collected = make()
     await ended(await flow.start(channel_limits=ChannelLimits(records=20), snapshot=snapshot))

@@ -6,12 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from iteration.iteration_support import (
-    SMALL,
-    Dawdle,
-    ended,
-    run,
-)
+from iteration.iteration_support import SMALL, Dawdle, ended, run
 from iteration.known_cases_support import OUTPUT, SUM, feedback_path, nothing, sequence
 from support.waiting import until
 

@@ -6,9 +6,7 @@ import asyncio
 from typing import Any
 
 import numpy as np
-from iteration.iteration_support import (
-    ended,
-)
+from iteration.iteration_support import ended
 from runtime.probe import Valve
 from support.waiting import until
 

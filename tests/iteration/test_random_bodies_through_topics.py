@@ -9,12 +9,7 @@ from typing import Any, cast
 
 import pytest
 from iteration.bounded_bodies import MadeBody, Maker
-from iteration.iteration_support import (
-    callbacks,
-    check_listener,
-    ended,
-    run_shuffled,
-)
+from iteration.iteration_support import callbacks, check_listener, ended, run_shuffled
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, IterationBodyResult, Stream, feedback_through

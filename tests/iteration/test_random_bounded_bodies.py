@@ -8,13 +8,7 @@ from typing import Any, Literal
 
 import pytest
 from iteration.bounded_bodies import MadeBody, Maker
-from iteration.iteration_support import (
-    callbacks,
-    check_listener,
-    ended,
-    run,
-    run_shuffled,
-)
+from iteration.iteration_support import callbacks, check_listener, ended, run, run_shuffled
 from support.soak import ForEachSeed
 from support.waiting import PATIENCE_S
 

@@ -9,14 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from iteration.iteration_support import (
-    SMALL,
-    Dawdle,
-    cut_items,
-    ended,
-    run,
-    run_shuffled,
-)
+from iteration.iteration_support import SMALL, Dawdle, cut_items, ended, run, run_shuffled
 from support.waiting import PATIENCE_S
 
 from streamiter import (

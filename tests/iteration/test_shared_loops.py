@@ -12,9 +12,7 @@ from typing import Any
 
 import orjson
 import pytest
-from iteration.iteration_support import (
-    Endless,
-)
+from iteration.iteration_support import Endless
 from iteration.shared_loop_worker import HEADS, hopping, owner
 from support.waiting import until
 

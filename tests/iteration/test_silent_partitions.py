@@ -7,13 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from iteration.iteration_support import (
-    SMALL,
-    Log,
-    callbacks,
-    check_listener,
-    run_shuffled,
-)
+from iteration.iteration_support import SMALL, Log, callbacks, check_listener, run_shuffled
 from iteration.partitions_support import (
     before,
     callbacks_in,

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from iteration.iteration_support import (
-    Log,
-    Witness,
-    check_listener,
-    run,
-)
+from iteration.iteration_support import Log, Witness, check_listener, run
 from support.waiting import until
 
 from streamiter import (

@@ -13,13 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iteration.iteration_support import (
-    SMALL,
-    cut_items,
-    ended,
-    run,
-    run_shuffled,
-)
+from iteration.iteration_support import SMALL, cut_items, ended, run, run_shuffled
 from support.waiting import PATIENCE_S
 
 from streamiter import Flow

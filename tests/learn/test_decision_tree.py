@@ -12,13 +12,7 @@ import pytest
 from files.files_support import data_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iteration.iteration_support import (
-    SMALL,
-    cut_items,
-    ended,
-    run,
-    run_shuffled,
-)
+from iteration.iteration_support import SMALL, cut_items, ended, run, run_shuffled
 from support.waiting import PATIENCE_S
 
 from streamiter import Columns, Flow

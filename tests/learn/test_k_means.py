@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from iteration.iteration_support import (
-    SMALL,
-    Dawdle,
-    cut_items,
-    ended,
-    run,
-)
+from iteration.iteration_support import SMALL, Dawdle, cut_items, ended, run
 from support.waiting import until
 
 from streamiter import Columns, Flow, IterationConfig, OperatorLifeCycle, Stream

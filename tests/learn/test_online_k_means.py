@@ -6,12 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from iteration.iteration_support import (
-    SMALL,
-    cut_items,
-    ended,
-    run,
-)
+from iteration.iteration_support import SMALL, cut_items, ended, run
 from support.waiting import until
 
 from streamiter import Columns, Flow

@@ -6,9 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from iteration.iteration_support import (
-    ended,
-)
+from iteration.iteration_support import ended
 from learn.parameter_server_support import ALL, WORKERS, made_up_rows
 from support.waiting import PATIENCE_S, until
 

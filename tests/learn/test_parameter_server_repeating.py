@@ -7,12 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from iteration.iteration_support import (
-    cut_items,
-    ended,
-    run,
-    run_shuffled,
-)
+from iteration.iteration_support import cut_items, ended, run, run_shuffled
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, Operator

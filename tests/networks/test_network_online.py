@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from networks.training_support import arrays_of, network, records, rows
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Columns, Flow
 from streamiter.errors import GraphError, ModelError
@@ -67,8 +67,7 @@ async def test_an_endless_stream_is_served_while_it_is_learned_from() -> None:
             async for update in following:
                 if update.version == 9:
                     break
-        while served.predict(asking).version < 9:
-            await asyncio.sleep(0.001)
+        await until(lambda: served.predict(asking).version >= 9)
         prediction = served.predict(asking)
         await job.stop("drain")
     assert 0 < prediction.value < 1
@@ -190,9 +189,8 @@ async def test_versions_that_are_no_network_leave_the_last_good_one_in_place() -
     good = ModelSnapshot(version_of(made, made.initial_parameters(seed=1)))
     flow.from_items([good, {"weights": np.zeros(3)}]).publish_model(updates, model="pairs")
     await (await flow.start()).wait()
-    async with ServedNetwork(updates, "pairs") as served, asyncio.timeout(PATIENCE_S):
-        while not served.statistics().failed:
-            await asyncio.sleep(0.001)
+    async with ServedNetwork(updates, "pairs") as served:
+        await until(lambda: bool(served.statistics().failed))
         assert "expected 'network' beside the arrays of a network, given 'weights'" in str(
             served.statistics().last_error
         )

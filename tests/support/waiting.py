@@ -18,7 +18,7 @@ async def turn() -> None:
     """Let all that is ready run once; if nothing is, wait for what comes from outside this event loop.
 
     A loop that only spins would hold the interpreter: a thread asks for it after each call of SQLite or Ray, and is
-    given it 5 ms later (sys.getswitchinterval). Jobs that write through threads took a hundred times as long.
+    given it 5 ms later (sys.getswitchinterval). Jobs that write through threads took forty times as long.
     """
     await asyncio.sleep(0)
     if not getattr(asyncio.get_running_loop(), "_ready", None):
