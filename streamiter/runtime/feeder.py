@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from streamiter.channels import Channel
+from streamiter.channels import Channel, Intake
 from streamiter.errors import ConfigurationError
 from streamiter.operators.context import Context
 from streamiter.operators.rejection import RecordFailure, shortened
@@ -27,6 +27,8 @@ class Feeder:
 
     def __init__(self, source: Source, channel: Channel, step: str) -> None:
         self.channel = channel
+        self.intake = Intake()
+        """Shut by channels further down that have no room for what it would read."""
         self._source = source
         self._step = step
         self.is_idle = False
@@ -82,6 +84,7 @@ class Feeder:
         """The next batch; None at the end, or where it was stopped while it waited."""
         self._is_reading = True
         try:
+            await self.intake.wait()
             batch = self._source.read()
             return self._checked((await batch) if inspect.isawaitable(batch) else batch)
         except asyncio.CancelledError:

@@ -64,6 +64,8 @@ class Gate:
         """Whether nothing is read, so that a barrier comes before whatever lies in the channels."""
         self._served: Port | None = None
         """The port that the last data came from, if its watermark waits for it to be handled."""
+        self._in_hand: Port | None = None
+        """The same, if that data was held and takes room until it is handled."""
         self._ending: tuple[Port, EndOfInput] | None = None
         """The end of all inputs, kept back until what was set aside has been handled."""
         for port in self.ports:
@@ -75,6 +77,9 @@ class Gate:
 
     def poll(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
         """What is to be handled next and where it came from (None: it was posted); None if nothing is."""
+        if self._in_hand is not None:
+            self._in_hand.release()
+            self._in_hand = None
         if self._served is not None:
             served, self._served = self._served, None
             self._posted.extend(self._epochs.settle(served))
@@ -153,6 +158,7 @@ class Gate:
         port.idle = False
         self._served = port if port.deferred is not None else None
         batch = port.take_data()
+        self._in_hand = port if port.has_in_hand else None
         self._list(port)
         return batch
 
@@ -168,7 +174,7 @@ class Gate:
 
     def put_back(self, port: Port, records: Batch, epoch: int) -> None:
         """Give back the end of a batch that ``poll`` gave: it comes first on its port."""
-        port.held.appendleft(DataBatch(records, epoch))
+        port.put_back(DataBatch(records, epoch))
         self._list(port)
 
     def post(self, control: Control) -> None:
@@ -303,7 +309,7 @@ class Gate:
             port.ended = bool(ended)
         for index, kind, payload, epoch in state["held"]:
             port, item = self.ports[index], from_plain(kind, payload, epoch)
-            port.held.append(item)
+            port.hold(item)
             port.end_held |= isinstance(item, EndOfInput)
             self._list(port)
         self._feedback.restore(logged)
@@ -370,20 +376,30 @@ class Gate:
 
         An input that is not wanted would otherwise keep its barrier back for ever, while the wanted one
         is blocked by having brought its own.
+
+        So until the barrier is there, what is held takes no room in the channel, and afterwards it does. That alone
+        would not bound it: the channels further up fill again after each barrier, and make way for the next one. So
+        once more is held than the channels on the way hold together, the sources at their other end read no more
+        (``Channel.shut_intakes``). What is added after that moment was in these channels, in the lanes before them, or
+        read already: at most as much again, however many barriers come and whether or not anything is handled
+        between them. Nor can that stop what would go on without barriers: with so much unhandled, the source would
+        wait for room in the first of these channels. What is fed back is bounded by what its loop has under way.
         """
+        port.make_way(True)
         while port.channel.peek() is not None:
             taken = port.channel.take()
             assert not isinstance(taken, SourceBatch)
             if isinstance(taken, CheckpointBarrier):
                 self._posted.extend(self._align(port, taken))
                 return True
-            port.held.append(taken)
+            port.hold(taken)
             if isinstance(taken, EndOfInput):
                 port.end_held = True
                 self._posted.extend(self._aligned())
         return False
 
     def _align(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
+        port.make_way(False)
         if self._alignment.bring(port, barrier):
             self._unpark()
         return self._aligned()
@@ -392,6 +408,8 @@ class Gate:
         barrier = self._alignment.complete()
         if barrier is None:
             return []
+        for port in self.ports:
+            port.make_way(False)  # Also where it began here, or an end has come instead.
         self._unblock(port for port in self.ports if not port.is_feedback)
         return [barrier]
 

@@ -63,7 +63,8 @@ class GateEpochs:
             return
         size_bytes = 0
         while size_bytes < LIMIT_BYTES and (batches := self._aside.take_next(port.index, self.turn)):
-            port.held.extend(batches)
+            for batch in batches:
+                port.hold(batch)
             size_bytes += sum(estimated_bytes(batch.records) for batch in batches)
 
     def tell_of_due(self) -> None:

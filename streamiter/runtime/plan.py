@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel
+from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.spill import SpillQueue
 from streamiter.clock import Clock
@@ -92,12 +92,14 @@ class Planner:
                 self._readers[edge.upstream].append((step, edge))
                 if self._chained_to.get(step) is not edge and edge not in self._channels:
                     self._channels[edge] = self._make_channels(step, edge)
-        return [
+        tasks = [
             self._make_task(step, subtask)
             for step in self.steps
             if step not in self._chained_to
             for subtask in range(step.parallelism)
         ]
+        _connect_intakes(tasks)
+        return tasks
 
     # -- chaining --------------------------------------------------------------------------------------
 
@@ -259,6 +261,7 @@ class Planner:
                 if (channel := channels[subtask]) is not None:
                     is_feedback = edge.feedback is not None
                     one_at_a_time = self._brings_mini_batches(step, edge)
+                    reads_ahead = self._has_epochs_in_order(step)
                     ports.append(
                         Port(
                             len(ports),
@@ -266,6 +269,7 @@ class Planner:
                             channel,
                             is_feedback=is_feedback,
                             one_at_a_time=one_at_a_time,
+                            reads_ahead=reads_ahead,
                             origin=PortOrigin(edge.input_name, edge.upstream.name, tag, number, source),
                         )
                     )
@@ -352,6 +356,22 @@ def new_id() -> str:
     import uuid  # for checkpoints and feedback through topics only
 
     return uuid.uuid4().hex
+
+
+def _connect_intakes(tasks: Sequence[Task]) -> None:
+    """Tell each channel which sources bring what comes through it, and over how many channels at most."""
+    producers = {id(lane.channel): task for task in tasks for writer in task.writers for lane in writer.lanes}
+    intakes: dict[Task, tuple[Intake, ...]] = {}
+    way: dict[Task, int] = {}
+    for task in tasks:
+        upstream: list[Task] = []
+        for channel in (port.channel for port in task.gate.ports):
+            if isinstance(channel, Channel) and (producer := producers.get(id(channel))) is not None:
+                channel.shut_intakes(intakes[producer], way[producer] + 1)
+                upstream.append(producer)
+        brought = (intake for producer in upstream for intake in intakes[producer])
+        intakes[task] = tuple(dict.fromkeys(brought)) if task.feeder is None else (task.feeder.intake,)
+        way[task] = max((way[producer] + 1 for producer in upstream), default=0)
 
 
 def _limits(step: Step) -> FeedbackLimits:

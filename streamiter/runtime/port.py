@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
 
-from streamiter.channels import LIMIT_BYTES
+from streamiter.channels import LIMIT_BYTES, Channel
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
     CheckpointBarrier,
@@ -64,6 +64,9 @@ class Port:
     """One channel, with what was taken from it and waits to be handled; used by its gate only."""
 
     __slots__ = (
+        "_bounded",
+        "_held_bytes",
+        "_in_hand",
         "blocked",
         "channel",
         "data_ended",
@@ -93,7 +96,9 @@ class Port:
         is_feedback: bool,
         one_at_a_time: bool = False,
         origin: PortOrigin | None = None,
+        reads_ahead: bool = False,
     ) -> None:
+        """``reads_ahead``: whether the gate takes what the channel has, whatever is held of earlier epochs."""
         self.index = index
         self.origin = origin
         """None for what a source reads."""
@@ -104,6 +109,13 @@ class Port:
         self.is_feedback = is_feedback
         self.held: deque[DataBatch | Control] = deque()
         """Taken from the channel already, still to be handled, before what is in the channel."""
+        self._held_bytes: deque[int] = deque()
+        """The estimated size of each, where it takes room in the channel."""
+        self._in_hand: tuple[int, int] | None = None
+        """Records of those that are handled now, and their estimated size."""
+        # Where the gate reads ahead, what is held is a part of what is set aside in a spill queue, which has limits of
+        # its own: were the channel full because of it, the end of its epoch could not come.
+        self._bounded = channel if isinstance(channel, Channel) and not reads_ahead else None
         self.log: Log | None = None
         """Where what leaves the channel is logged, while that is done."""
         self.restored: SpillQueue | None = None
@@ -140,12 +152,59 @@ class Port:
     def take(self) -> DataBatch | SourceBatch | Control:
         """Take what comes first; it is logged when it leaves the channel, so only once."""
         if self.held:
-            return self.held.popleft()
+            return self._take_held()
         item = self.channel.take() if self.restored is None else self.restored.take()
         if self.log is not None and not isinstance(item, CheckpointBarrier):
             assert not isinstance(item, SourceBatch)
             self.log.put(item)
         return item
+
+    def hold(self, item: DataBatch | Control) -> None:
+        """Keep what was taken from the channel, behind what is held already."""
+        self.held.append(item)
+        if self._bounded is not None:
+            self._held_bytes.append(self._take_room(self._bounded, item))
+
+    def put_back(self, item: DataBatch) -> None:
+        """Keep the rest of what was taken, before all else."""
+        self.held.appendleft(item)
+        if self._bounded is not None:
+            self._held_bytes.appendleft(self._take_room(self._bounded, item))
+
+    def make_way(self, makes_way: bool) -> None:
+        """Whether the channel is to admit what comes before a barrier, however much is held."""
+        if self._bounded is not None:
+            self._bounded.make_way(makes_way)
+
+    @property
+    def has_in_hand(self) -> bool:
+        """Whether something that was held is being handled, and takes room until it is."""
+        return self._in_hand is not None
+
+    def release(self) -> None:
+        """What was taken is handled, or put back."""
+        if self._in_hand is not None:
+            assert self._bounded is not None
+            self._bounded.release(*self._in_hand)
+            self._in_hand = None
+
+    def _take_held(self) -> DataBatch | Control:
+        """Were its room free at once, a slow step that takes all that is held would seem to hold nothing."""
+        item = self.held.popleft()
+        if self._bounded is not None:
+            size_bytes = self._held_bytes.popleft()
+            if isinstance(item, DataBatch):
+                records, before_bytes = self._in_hand or (0, 0)
+                self._in_hand = records + len(item.records), before_bytes + size_bytes
+        return item
+
+    @staticmethod
+    def _take_room(channel: Channel, item: DataBatch | Control) -> int:
+        if not isinstance(item, DataBatch):
+            return 0
+        size_bytes = estimated_bytes(item.records)
+        channel.set_aside(len(item.records), size_bytes)
+        return size_bytes
 
     def restore(self, feedback: SpillQueue) -> None:
         """Give this feedback, which was logged for a checkpoint, before what the channel brings."""
@@ -205,10 +264,6 @@ class Port:
     def _first_record(self, batch: DataBatch) -> DataBatch:
         """The first record; the others are held one by one, so that each is cut out only once."""
         records, epoch = batch.records, batch.epoch
-        if len(records) == 1:
-            return batch
-        singles = [
-            DataBatch(slice_batch(records, index, index + 1), epoch) for index in range(1, len(records))
-        ]
-        self.held.extendleft(reversed(singles))
-        return DataBatch(slice_batch(records, 0, 1), epoch)
+        for index in range(len(records) - 1, 0, -1):
+            self.put_back(DataBatch(slice_batch(records, index, index + 1), epoch))
+        return batch if len(records) == 1 else DataBatch(slice_batch(records, 0, 1), epoch)

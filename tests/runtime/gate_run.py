@@ -75,7 +75,7 @@ class GateRun:
             for number in range(len(self.inputs))
         ]
         ports = [
-            Port(number, name, channel, is_feedback=False)
+            Port(number, name, channel, is_feedback=False, reads_ahead=self.in_order)
             for number, (name, channel) in enumerate(zip(self.inputs, self.channels, strict=True))
         ]
         self.gate = Gate(ports, epochs_aside=aside() if self.in_order else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,87 @@ class TestUnwantedInputs:
         run.wants = None
         run.run()
         assert sorted(run.records()) == [1, 2, 10]
+
+
+class TestRecordsSetAside:
+    """They are in memory and in each snapshot, so they take the room of their channel."""
+
+    def test_checkpoint_after_checkpoint_sets_aside_no_more_than_two_channels_hold(self) -> None:
+        """A learner slower than its topic: each barrier moved what its channel held into the snapshot, for ever."""
+        run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
+        sizes = []
+        for checkpoint in range(1, 30):
+            while run.put(1, data(checkpoint)):
+                pass
+            run.put_all(0, barrier(checkpoint))
+            run.put_all(1, barrier(checkpoint))
+            run.run()
+            sizes.append(len(held_records(run.snapshots[checkpoint], in_order=False)))
+        assert max(sizes) <= 2 * 4, sizes
+
+    def test_what_was_put_back_takes_the_room_of_its_channel(self) -> None:
+        """The channel was filled again behind each batch of which one record was wanted."""
+        run = GateRun(["a", "b"], wants=lambda run: ("a",) if not run.records() else ("b",), limit_records=4)
+        run.put_all(0, data(1, 2, 3, 4))
+        run.run()
+        assert run.records() == [1]
+        assert run.put(0, data(5))
+        assert not run.put(0, data(6))
+
+    def test_what_was_restored_takes_the_room_of_its_channel(self) -> None:
+        """A job that is restarted again and again took as much again each time."""
+        run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
+        run.put_all(1, data(10, 11, 12, 13), barrier())
+        run.put_all(0, barrier())
+        run.run()
+        restored = GateRun(["model", "data"], restored=run.snapshots[1], limit_records=4)
+        assert not restored.put(1, data(14))
+        restored.run()
+        assert restored.records() == [10, 11, 12, 13]
+        assert restored.put(1, data(14))
+
+    def test_records_take_room_until_they_are_handled(self) -> None:
+        """A slow step took all that was held at once, seemed to hold nothing, and was sent as much again."""
+        run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
+        run.put_all(1, data(10, 11, 12, 13), barrier())
+        run.put_all(0, barrier())
+        run.run()
+        run.gate.want(None)
+        polled = run.gate.poll()
+        assert polled is not None
+        assert not run.put(1, data(14))
+        run.gate.poll()
+        assert run.put(1, data(14))
+
+    async def test_a_producer_that_waits_is_told_of_room_that_handling_makes(self) -> None:
+        """It waited for something to be taken from a channel that was empty: for ever."""
+        run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
+        run.put_all(1, data(10, 11, 12, 13), barrier())
+        run.put_all(0, barrier())
+        run.run()
+        waiting = asyncio.create_task(run.channels[1].wait_for_room())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        run.wants = None
+        run.gate.want(None)
+        run.run()
+        await waiting
+
+    async def test_a_producer_that_waits_is_told_that_a_barrier_needs_what_it_brings(self) -> None:
+        """The channel was empty, full of what was set aside, and the barrier behind what found no room."""
+        run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
+        run.put_all(1, data(10, 11, 12, 13), barrier())
+        run.put_all(0, barrier())
+        run.run()
+        waiting = asyncio.create_task(run.channels[1].wait_for_room())
+        await asyncio.sleep(0)
+        run.gate.announce(barrier(2))
+        run.run()
+        await waiting
+        run.put_all(1, data(14), barrier(2))
+        run.put_all(0, barrier(2))
+        run.run()
+        assert held_records(run.snapshots[2], in_order=False) == [10, 11, 12, 13, 14]
 
 
 class TestSnapshot:

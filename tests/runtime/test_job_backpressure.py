@@ -261,3 +261,47 @@ async def test_a_source_opens_at_its_positions_and_closes_once() -> None:
     await job.stop("abort")
     assert opened_at == [None, {}, {"brought": 2}]
     assert [source.closed for source in fed] == [1, 1, 1]
+
+
+class WantsModel(Operator):
+    """Takes a mini-batch for each model; meanwhile it has no use for data."""
+
+    def __init__(self) -> None:
+        self.models = 0
+        self.taken: list[Any] = []
+
+    def wanted_inputs(self) -> tuple[str, ...]:
+        return ("data",) if self.models else ("model",)
+
+    def process_model(self, record: Any, out: Output) -> None:
+        self.models += 1
+
+    def process_data(self, record: Any, out: Output) -> None:
+        self.models -= 1
+        self.taken.append(record)
+
+
+@pytest.mark.parametrize("limit", [1, 5, 100])
+async def test_snapshot_after_snapshot_sets_aside_no_more_than_a_few_channels_hold(limit: int) -> None:
+    """Each barrier pushed what all channels on its way held into its snapshot; then they filled again."""
+    life, models = Life(), Fed()
+    flow = Flow("f")
+    data = (
+        flow.from_source(lambda: ProbeSource(life)).rebalance().process(lambda: Valve(opened()), name="hop")
+    )
+    learner = WantsModel()
+    connect(model=flow.from_source(lambda: models, name="models"), data=data.rebalance()).process(
+        lambda: learner, name="learn"
+    )
+    job = await flow.start(channel_limits=ChannelLimits(records=limit))
+    held: list[int] = []
+    for number in range(40):
+        await turns(20 * limit + 200)
+        await job.snapshot()
+        [task] = [task for task in job.statistics().tasks if task.name == "learn[0]"]
+        held.append(task.held_records)
+        models.give(number)  # It handles one record, far less than comes.
+    assert max(held) <= 8 * limit + 8, held
+    assert learner.taken == list(range(len(learner.taken)))
+    assert len(learner.taken) >= 39
+    await job.stop("abort")

@@ -1,0 +1,200 @@
+"""What gates set aside at barriers stays within a few channels, in programs and under schedules made at random."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from iteration.iteration_support import CutItems, Dawdle, ended, run_shuffled
+from support.soak import ForEachSeed
+from support.waiting import PATIENCE_S
+
+from streamiter import Flow, IterationBodyResult, Operator, Stream, connect, iterate_unbounded_streams
+from streamiter.errors import ConfigurationError
+from streamiter.runtime.checkpointing.in_memory import JobSnapshot
+from streamiter.runtime.job import Job
+from streamiter.runtime.plan import ChannelLimits
+
+ITEMS = 600
+"""Of each input: far more than all channels of a program hold."""
+
+LARGEST_BATCH = 5
+"""Records that ``CutItems`` gives in one batch, and steps here emit in one call: they pass a channel alone."""
+
+
+class Choosy(Operator):
+    """Wants one input for some records, then another, or all; a timer changes it where nothing comes. Slow."""
+
+    def __init__(self, seed: int, names: list[str]) -> None:
+        self._seed = seed
+        self._names = names
+        self._handled = 0
+
+    def open(self, context: Any) -> None:
+        self._context = context
+        self._random = random.Random(self._seed * 1_000 + context.subtask_index)
+        self._wish: tuple[str, ...] | None = None
+        self._left = 0
+        context.set_timer(0.002, "choose again")
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        if self._left == 0:
+            self._left = self._random.randint(1, 6)
+            self._wish = self._random.choice([None, (), *((name,) for name in self._names)])
+        self._left -= 1
+        return self._wish
+
+    def on_timer(self, payload: Any, out: Any) -> None:
+        self._left = 0
+        self._context.set_timer(0.002, payload)
+
+    async def process_a(self, record: Any, out: Any) -> None:
+        for _ in range(self._random.randrange(4)):
+            await asyncio.sleep(0)
+        out.emit(record)
+
+    process_b = process_a
+
+
+class Learner(Operator):
+    """Has use for two examples with each model; then it waits for the next."""
+
+    def __init__(self) -> None:
+        self._examples = 2
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        return ("model",) if self._examples >= 2 else None
+
+    def process_model(self, model: Any, out: Any) -> None:
+        self._examples = 0
+
+    def process_example(self, example: Any, out: Any) -> None:
+        self._examples += 1
+        out.emit(example)
+
+    def snapshot(self) -> int:
+        return self._examples
+
+    def restore(self, state: int) -> None:
+        self._examples = state
+
+
+class Program:
+    """A flow made from a seed, and what its learner must have seen in the end."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        chosen = random.Random(seed)
+        self.flow = Flow("program")
+        self._chosen = chosen
+        self._expected: list[Any] = []
+        self._hops = 0
+        self._is_fed_back = False
+        step = chosen.choice([self._with_two_inputs, self._that_learns, self._that_goes_round])
+        self._collected = step().collect()
+
+    def _with_two_inputs(self) -> Stream:
+        inputs = {name: self._steps(self._input(name)) for name in ("a", "b")}
+        return self._choosing(inputs)
+
+    def _choosing(self, inputs: dict[str, Stream]) -> Stream:
+        parallelism, names = self._chosen.randint(1, 2), list(inputs)
+        rebalanced = {name: stream.rebalance() for name, stream in inputs.items()}
+        return connect(**rebalanced).process(
+            lambda: Choosy(self._seed, names), name="learn", parallelism=parallelism
+        )
+
+    def _that_learns(self) -> Stream:
+        """As ``train_online``: the model goes round, examples come from outside."""
+
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            examples = self._steps(data[0]).rebalance()
+            both = connect(model=variables[0].broadcast(), example=examples)
+            seen = both.process(Learner, name="learn", parallelism=1)
+            return IterationBodyResult([seen.map(lambda example: "model")], [seen])
+
+        start = self.flow.from_items(["model"], parallelism=1)
+        [seen] = iterate_unbounded_streams([start], [self._input("example")], body)
+        return seen
+
+    def _that_goes_round(self) -> Stream:
+        """What goes round comes to the learner from the head of the loop, where nothing blocks."""
+
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            met = self._choosing({"a": self._steps(variables[0]), "b": data[0]})
+            back = met.filter(lambda record: record[0] == "b").map(lambda record: ("a", *record[1:]))
+            return IterationBodyResult([back.rebalance()], [met])
+
+        self._is_fed_back = True
+        data = self._input("b")
+        self._expected += [("a", number) for _, number in self._expected]
+        [seen] = iterate_unbounded_streams([self.flow.from_items([])], [data], body)
+        return seen
+
+    def _input(self, name: str) -> Stream:
+        items = [(name, number) for number in range(ITEMS)]
+        self._expected += items
+        return self.flow.from_source(
+            lambda: CutItems(items, self._seed), parallelism=self._chosen.randint(1, 2)
+        )
+
+    def _steps(self, stream: Stream) -> Stream:
+        hops = self._chosen.randint(0, 3)
+        self._hops = max(self._hops, hops)
+        for _ in range(hops):
+            parallelism = self._chosen.randint(1, 2)
+            stream = stream.rebalance().process(lambda: Dawdle(self._seed), parallelism=parallelism)
+        return stream
+
+    def check_room(self, job: Job) -> None:
+        """A few channels' worth is set aside; of what is fed back, no more than there is.
+
+        On the way there are the channels of the hops, that of the entrance, and the last one. Of each there may be
+        twice as much, once more in the lane before it; and the learner has two inputs, each from two subtasks.
+        """
+        held = max(task.held_records for task in job.statistics().tasks)
+        assert held <= (2 * ITEMS if self._is_fed_back else 2 * 2 * 2 * (self._hops + 2) * LARGEST_BATCH)
+
+    def check_outcome(self) -> None:
+        """Nothing is lost, and nothing doubled."""
+        assert sorted(self._collected.items) == sorted(self._expected)
+
+
+def check_program(seed: int) -> None:
+    """Snapshots at random moments, restarts from some of them, and the bound at each."""
+    chosen = random.Random(-seed - 1)
+    limit = chosen.randint(1, 3)
+
+    async def main() -> None:
+        snapshot: JobSnapshot | None = None
+        for _ in range(chosen.randint(1, 3)):
+            program = Program(seed)
+            job = await program.flow.start(channel_limits=ChannelLimits(records=limit), snapshot=snapshot)
+            for _ in range(12):
+                for _ in range(chosen.randint(0, 200)):
+                    await asyncio.sleep(0)
+                try:
+                    snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
+                except ConfigurationError:  # It has ended.
+                    break
+                program.check_room(job)
+            await job.stop("abort")
+        program = Program(seed)
+        await ended(await program.flow.start(channel_limits=ChannelLimits(records=limit), snapshot=snapshot))
+        program.check_outcome()
+
+    run_shuffled(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_program_sets_aside_a_few_channels_and_loses_nothing(seed: int) -> None:
+    """What was set aside grew with each checkpoint; or a job stood still for room that nobody would make."""
+    check_program(seed)
+
+
+@pytest.mark.soak
+def test_programs_never_seen_before_set_aside_a_few_channels(for_each_soak_seed: ForEachSeed) -> None:
+    """The program that stands still is the one in ten thousand."""
+    for_each_soak_seed(check_program)
