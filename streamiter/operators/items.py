@@ -45,8 +45,10 @@ class ItemsSource(Source):
         batch = self._items[self._done : self._done + _BATCH_RECORDS]
         if len(batch) == 0:
             return None
-        self._done += len(batch)
-        return SourceBatch(batch, {_DONE: self._done})
+        before, self._done = self._done, self._done + len(batch)
+        return SourceBatch(
+            batch, {_DONE: self._done}, positions_after=lambda records: {_DONE: before + records}
+        )
 
     @staticmethod
     def redistribute(positions: Sequence[Positions], parallelism: int) -> list[Positions]:

@@ -16,14 +16,39 @@ Positions = dict[Any, Any]
 class SourceBatch:
     """A batch that was read, with the positions from which reading goes on after it.
 
-    ``records`` is a batch, or whatever has a length and the operator behind the source takes.
+    ``records`` is a batch, or whatever has a length and the operator behind the source takes. ``positions_after`` gives
+    the positions after the first so many of its records (at least one, and not all). With it, and ``records`` that can
+    be sliced, the batch is cut where the steps behind the source are slow: then a barrier need not wait for all of it.
+
+    >>> batch = SourceBatch([10, 20, 30], {"read": 3}, positions_after=lambda records: {"read": records})
+    >>> first, rest = batch.cut(2)
+    >>> first.records, first.positions, rest.records, rest.positions
+    ([10, 20], {'read': 2}, [30], {'read': 3})
     """
 
-    __slots__ = ("positions", "records")
+    __slots__ = ("_before", "positions", "positions_after", "records")
 
-    def __init__(self, records: Any, positions: Mapping[Any, Any]) -> None:
+    def __init__(
+        self,
+        records: Any,
+        positions: Mapping[Any, Any],
+        *,
+        positions_after: Callable[[int], Mapping[Any, Any]] | None = None,
+    ) -> None:
         self.records = records
         self.positions = positions
+        self.positions_after = positions_after
+        self._before = 0
+        """Records of the batch that was read which come before these."""
+
+    def cut(self, records: int) -> tuple[SourceBatch, SourceBatch]:
+        """The first so many records, and the others. Only where it has ``positions_after``."""
+        assert self.positions_after is not None
+        after = self._before + records
+        first = SourceBatch(self.records[:records], self.positions_after(after))
+        rest = SourceBatch(self.records[records:], self.positions, positions_after=self.positions_after)
+        rest._before = after
+        return first, rest
 
 
 class Source:

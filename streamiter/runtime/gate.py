@@ -27,7 +27,7 @@ from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.feedback_log import FeedbackLog
 from streamiter.runtime.gate_epochs import GateEpochs
 from streamiter.runtime.gate_records import InputEnded, LastOfAll, from_plain, plain_log
-from streamiter.runtime.port import Port
+from streamiter.runtime.port import Port, TurnSize
 from streamiter.runtime.wanted import WantedInputs
 
 if TYPE_CHECKING:
@@ -104,10 +104,12 @@ class Gate:
                 if self._posted:
                     return None, self._posted.popleft()
                 continue
-            if isinstance(message, (Control, SourceBatch)):  # A source has one input, which is always wanted.
+            if isinstance(message, Control):
                 port.take()
                 self._list(port)
                 return port, message
+            if isinstance(message, SourceBatch):  # A source has one input, which is always wanted.
+                return port, self._take_source(port)
             if self._in_order and self._epochs.is_early(message):
                 port.take()
                 self._epochs.set_aside(port, message)
@@ -162,6 +164,12 @@ class Gate:
         self._list(port)
         return batch
 
+    def _take_source(self, port: Port) -> SourceBatch:
+        batch = port.take_source()
+        self._in_hand = port if port.has_in_hand else None
+        self._list(port)
+        return batch
+
     async def wait(self) -> None:
         """Return when ``poll`` may have something."""
         if self._posted or self._ready or self._ending is not None:
@@ -176,6 +184,17 @@ class Gate:
         """Give back the end of a batch that ``poll`` gave: it comes first on its port."""
         port.put_back(DataBatch(records, epoch))
         self._list(port)
+
+    def cut_turns(self, input_names: Iterable[str]) -> None:
+        """Have ``poll`` give of these inputs only what their port's ``turn_size`` takes in a turn.
+
+        Where epochs are in order nothing is cut by time: such steps add numbers up batch by batch, and give the same
+        to the last bit in each run.
+        """
+        names = set(input_names)
+        for port in self.ports:
+            if port.input_name in names and port.turn_size is None and not self._in_order:
+                port.turn_size = TurnSize()
 
     def post(self, control: Control) -> None:
         """Have ``poll`` give this control record next (from any part of the job)."""
@@ -297,7 +316,13 @@ class Gate:
         """Plain data: the watermarks, and what was taken from the channels but not handled."""
         return {
             **self._epochs.snapshot(),
-            "held": plain_log((port.index, item) for port in self.ports for item in port.held),
+            # The rest of a source's batch is read again: the positions are those before it.
+            "held": plain_log(
+                (port.index, item)
+                for port in self.ports
+                for item in port.held
+                if not isinstance(item, SourceBatch)
+            ),
             "ended": [int(port.ended) for port in self.ports],
             "ports": [None if port.origin is None else tuple(port.origin) for port in self.ports],
         }

@@ -40,7 +40,7 @@ from streamiter.runtime.gate_records import (
     InputEnded,
 )
 from streamiter.runtime.instance import OperatorInstance, TimerDue
-from streamiter.runtime.port import Port
+from streamiter.runtime.port import TURN_S, Port
 from streamiter.runtime.rounds import Rounds
 from streamiter.runtime.writers import Lane, Writer, restore_turns, turns_of
 
@@ -130,6 +130,7 @@ class Task:
         self._abandoned = 0
         """The last checkpoint that was given up; barriers up to it mean nothing."""
         self._batches_in_a_row = self._records_in_a_row = 0
+        self._seconds_in_a_row = 0.0
         operator = self.head.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
         self._boundary_out = _TaskBoundaryOutput(self)
@@ -148,6 +149,9 @@ class Task:
         """Call the methods of the operator at the head from now on."""
         self._wanted = getattr(self.head.operator, "wanted_inputs", None)
         self._entries = {} if self._boundary is not None else self._make_entries()
+        # While something is awaited others have their turn, and what takes long is often a request for each batch.
+        by_batch = self._by_batch if self._awaited else frozenset[str]()
+        self.gate.cut_turns(name for name in self._entries if name not in by_batch)
 
     def _make_entries(self) -> dict[str, Callable[[Batch], Any]]:
         head = self.head
@@ -252,7 +256,7 @@ class Task:
             if self._rounds is not None and await self._rounds.tell_ended_inputs():
                 await self._after_handling()
                 return True
-            self._batches_in_a_row = self._records_in_a_row = 0
+            self._begin_row()
             return False
         port, message = polled
         self.progress.handled += 1
@@ -275,8 +279,9 @@ class Task:
             gives_way
             or self._batches_in_a_row >= _BATCHES_IN_A_ROW
             or self._records_in_a_row >= _RECORDS_IN_A_ROW
+            or 2 * self._seconds_in_a_row >= TURN_S
         ):
-            self._batches_in_a_row = self._records_in_a_row = 0
+            self._begin_row()
             await asyncio.sleep(0)
         return True
 
@@ -298,8 +303,13 @@ class Task:
     async def _clear(self, lane: Lane) -> None:
         self.waits_for_room_in = lane.channel
         await lane.clear(self._clock)
-        self._batches_in_a_row = self._records_in_a_row = 0
+        self._begin_row()
         self.waits_for_room_in = None
+
+    def _begin_row(self) -> None:
+        """Others have had their turn."""
+        self._batches_in_a_row = self._records_in_a_row = 0
+        self._seconds_in_a_row = 0.0
 
     def _ask_what_is_wanted(self) -> None:
         if self._wanted is None or (self._rounds is not None and self._rounds.epoch is None):
@@ -310,6 +320,17 @@ class Task:
             raise RecordFailure(self.head.step.name) from error
 
     async def _handle_batch(self, port: Port, message: DataBatch | SourceBatch) -> None:
+        if port.turn_size is None:
+            await self._handle_whole(port, message)
+            return
+        began_s, records_before = self._clock.monotonic_s(), self.head.records_in
+        await self._handle_whole(port, message)
+        seconds, records = self._clock.monotonic_s() - began_s, self.head.records_in - records_before
+        self._seconds_in_a_row += seconds
+        if records:  # Otherwise it was put back.
+            port.turn_size.took(records, seconds)
+
+    async def _handle_whole(self, port: Port, message: DataBatch | SourceBatch) -> None:
         if isinstance(message, SourceBatch):
             await self._handle_records(port, message.records, 0)
             self.positions.update(message.positions)

@@ -47,7 +47,13 @@ class TopicSource(Source):
     async def read(self) -> SourceBatch | None:
         assert self._reader is not None
         batch = await self._reader.read()
-        return None if batch is None else SourceBatch(batch, {batch.partition: batch.next_offset})
+        if batch is None:
+            return None
+        return SourceBatch(
+            batch,
+            {batch.partition: batch.next_offset},
+            positions_after=lambda records: {batch.partition: batch.offsets[records - 1] + 1},
+        )
 
     def positions(self) -> Positions:
         return {} if self._reader is None else dict(self._reader.positions())

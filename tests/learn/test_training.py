@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from iteration.iteration_support import cut_items, run
+from support.waiting import until
 
-from streamiter import Columns, Flow
+from streamiter import Checkpoints, Columns, Flow
+from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.errors import GraphError, JobFailed
 from streamiter.learn import (
     FTRL,
@@ -25,6 +27,8 @@ from streamiter.learn import (
     train_online,
 )
 from streamiter.models import ModelSnapshot
+from streamiter.operators.source import Source, SourceBatch
+from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
 
 TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])
@@ -495,3 +499,36 @@ def test_wrong_options_are_refused_when_the_flow_is_built() -> None:
         train_online(rows, regression, extract=extract, mode="sync")  # type: ignore[arg-type]
     with pytest.raises(GraphError, match=r"'mini-batches': expected .* at least 1, given 0"):
         train_online(rows, regression, extract=extract, mini_batch=0)
+
+
+async def test_checkpoints_of_a_learner_slower_than_its_topic_do_not_grow_for_ever() -> None:
+    """Each of them was larger than the last, by all that the channels held, until there was no memory left."""
+
+    class Endless(Source):
+        bounded = False
+        rows = as_records(table(100))
+
+        async def read(self) -> SourceBatch:
+            return SourceBatch(list(self.rows), {})
+
+    flow = Flow("learning")
+    rows = flow.from_source(Endless, name="rows")
+    training = train_online(rows, regression, extract=extract, mini_batch=10, window=100)
+    training.models.map(lambda model: None)
+    checkpoints = Checkpoints(MemoryStore(), interval_s=0.01)
+    job = await flow.start(
+        checkpoints=checkpoints, channel_limits=ChannelLimits(records=500, size_bytes=10_000)
+    )
+    sizes: list[int] = []
+    trained: list[int] = []
+    for number in range(1, 61):
+        await until(lambda number=number: taken(job).taken >= number)  # type: ignore[misc]
+        sizes.append(taken(job).last_size_bytes)
+        trained.append(job.statistics().step("train").records_in)
+    await job.stop("abort")
+    assert trained == sorted(set(trained)), "it learned nothing between two checkpoints"
+    assert max(sizes[30:]) <= 1.2 * max(sizes[:30]), f"{sizes}"
+
+
+def taken(job: Job) -> Any:
+    return job.statistics().checkpoints

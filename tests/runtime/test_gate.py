@@ -10,7 +10,15 @@ from runtime.gate_run import GateRun, Seen, array, data
 
 from streamiter.channels import Channel
 from streamiter.errors import ConfigurationError
-from streamiter.records import CheckpointBarrier, Columns, DataBatch, EndOfData, EndOfInput, EpochWatermark
+from streamiter.records import (
+    CheckpointBarrier,
+    Columns,
+    DataBatch,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    Idle,
+)
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_records import BarrierTrigger, InputEnded
 from streamiter.runtime.port import Port
@@ -162,6 +170,32 @@ class TestWatermarks:
         run.put_all(1, data(1), EndOfInput())
         run.run()
         assert run.told() == ["b ended", "1", "a ended", "end"]
+
+
+class TestIdleChannels:
+    """One that has nothing to bring says so once; from then on others do not wait for it, until it brings data."""
+
+    @pytest.mark.parametrize("in_order", [False, True])
+    @pytest.mark.parametrize("epoch", [0, 5])
+    def test_data_ends_that_a_channel_is_idle(self, in_order: bool, epoch: int) -> None:
+        """A partition that was added later was idle for ever: once the others were, nothing waited for its epochs."""
+        run = GateRun(["input", "input"], in_order=in_order)
+        run.put_all(0, Idle(), data(1, epoch=epoch))  # In order, that of a later epoch is set aside.
+        run.run()
+        run.put_all(1, Idle())
+        run.run()
+        assert not any(isinstance(entry, Idle) for entry in run.trace)
+        run.put_all(0, Idle())
+        run.run()
+        assert isinstance(run.trace[-1], Idle)
+
+    def test_a_channel_whose_data_has_ended_keeps_none_from_being_idle(self) -> None:
+        """It brings nothing, and waited for would be waited for without end."""
+        run = GateRun(["input", "input"])
+        run.put_all(0, Idle())
+        run.put_all(1, EndOfData())
+        run.run()
+        assert [type(entry) for entry in run.trace] == [Idle]
 
 
 class TestWantedInputs:
