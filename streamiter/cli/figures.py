@@ -184,8 +184,7 @@ def print_statistics(statistics: JobStatistics, *, as_json: bool) -> None:
     Without ``as_json`` a line for each iteration follows, and one for the checkpoints.
     """
     if as_json:
-        # orjson knows dataclasses itself; the mappings in it cannot be changed, and it knows dicts only.
-        typer.echo(orjson.dumps(statistics, default=dict, option=orjson.OPT_NON_STR_KEYS).decode())
+        typer.echo(orjson.dumps(statistics).decode())
     elif sys.stdout.isatty():
         Console().print(_figures(statistics))
     else:

@@ -377,7 +377,7 @@ class MatrixShard:
             matrix=self.matrix.name,
             consistency=repr(self.matrix.consistency),
             minimum_clock=tracker.get_min_clock(),
-            clocks={worker: tracker.get_progress(worker) for worker in tracker.workers},
+            clocks={str(worker): tracker.get_progress(worker) for worker in tracker.workers},
             gets=counts.gets,
             adds=counts.adds,
             clock_calls=counts.clocks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from streamiter.errors import UnknownMatrix
@@ -39,8 +39,8 @@ class MatrixStatistics:
     """As it is written: ``"SSP(staleness=2)"``."""
     minimum_clock: int
     """That of the slowest worker; on all shards, the lowest."""
-    clocks: Mapping[int, int]
-    """Where each worker stands."""
+    clocks: dict[str, int]
+    """Where each worker stands, by its number, as text, which JSON wants of keys."""
     gets: int
     """Requests to read; those of ``add_get``, too."""
     adds: int

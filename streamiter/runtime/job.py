@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from streamiter.channels import Channel
@@ -466,6 +465,6 @@ def _task_statistics(task: Task) -> TaskStatistics:
         feedback=tuple(channel.statistics() for channel in channels if isinstance(channel, FeedbackChannel)),
         held_records=task.gate.held_records,
         blocked_s=sum(lane.blocked_s for writer in task.writers for lane in writer.lanes),
-        lag=MappingProxyType({} if task.feeder is None else dict(task.feeder.lag())),
+        lag={} if task.feeder is None else {str(part): int(left) for part, left in task.feeder.lag().items()},
         ended=task.ended,
     )

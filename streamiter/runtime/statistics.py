@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,8 +52,8 @@ class TaskStatistics:
     """Records taken from these channels and not handled: not wanted now, or of an epoch still to come."""
     blocked_s: float
     """Time spent waiting for room downstream."""
-    lag: Mapping[int, int]
-    """For a source: records not yet read, by partition."""
+    lag: dict[str, int]
+    """For a source: records not yet read, by the number of the partition, as text, which JSON wants of keys."""
     ended: bool
 
 
@@ -119,7 +118,18 @@ class LoopStatistics:
 
 @dataclass(frozen=True, slots=True)
 class JobStatistics:
-    """A job at one moment."""
+    """A job at one moment.
+
+    ``dataclasses.asdict`` makes plain dicts, texts and finite numbers of it, which are a JSON document.
+
+    >>> import dataclasses, json
+    >>> from streamiter import Flow
+    >>> flow = Flow("squares")
+    >>> squares = flow.from_items([1, 2, 3]).map(lambda x: x * x).collect()
+    >>> document = json.loads(json.dumps(dataclasses.asdict(flow.run())))
+    >>> document["state"], document["tasks"][0]["steps"][1]["counts"]["records_out"]
+    ('finished', 3)
+    """
 
     flow: str
     state: JobState
@@ -129,7 +139,7 @@ class JobStatistics:
     """The iterations, in the order they were built."""
     checkpoints: CheckpointStatistics | None = None
     """Where checkpoints stand, if the job has any."""
-    parameter_servers: Mapping[str, Any] = field(default_factory=dict)
+    parameter_servers: dict[str, Any] = field(default_factory=dict)
     """Where the parameter servers of its steps stand, by name: each a ``ParameterServerStatistics``."""
 
     def step(self, name: str) -> OperatorStatistics:

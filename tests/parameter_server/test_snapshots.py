@@ -107,7 +107,7 @@ async def test_a_snapshot_that_does_not_fit_changes_nothing(settings: dict[str, 
     with pytest.raises(ParameterServerError, match=message):
         await server.restore(snapshots[0])
     assert (await client.get("v", row=0)).tolist() == [2.0] * COLUMNS
-    assert server.statistics().matrix("v").clocks == {1: 1}
+    assert server.statistics().matrix("v").clocks == {"1": 1}
 
 
 class MakesItsMatrixLate(Operator):

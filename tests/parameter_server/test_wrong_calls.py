@@ -190,7 +190,7 @@ async def test_a_wrong_call_says_what_was_expected_and_given_and_changes_nothing
             await asyncio.wait_for(call(client), WITHIN_S)
         assert re.search("expected .*given ", str(raised.value))
         assert np.array_equal(await client.get("w", rows=range(4)), before)
-        assert server.statistics().matrix("w").clocks == {0: 0}
+        assert server.statistics().matrix("w").clocks == {"0": 0}
 
 
 @pytest.mark.parametrize("values", [[1 << 63, 1 << 63], np.array([1, (1 << 64) - 1], np.uint64)])
@@ -296,7 +296,7 @@ async def test_shards_stay_in_step_where_the_function_on_the_clock_fails() -> No
         await clients[0].clock("w")
         with pytest.raises(ParameterServerError, match="not for these"):
             await clients[1].clock("w")
-        assert [shard.matrices[0].clocks for shard in server.statistics().shards] == [{0: 1, 1: 1}] * 2
+        assert [shard.matrices[0].clocks for shard in server.statistics().shards] == [{"0": 1, "1": 1}] * 2
         for client in clients:
             assert (await asyncio.wait_for(client.get("w", row=0), WITHIN_S)).tolist() == [0.0] * 4
 

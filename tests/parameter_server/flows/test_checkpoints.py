@@ -192,7 +192,7 @@ async def test_a_checkpoint_that_a_worker_without_data_holds_up_is_given_up_and_
 
 def _clock(server: ParameterServer, worker: int) -> int:
     shards = server.statistics().shards
-    return min((of_one.clocks[worker] for shard in shards for of_one in shard.matrices), default=0)
+    return min((of_one.clocks[str(worker)] for shard in shards for of_one in shard.matrices), default=0)
 
 
 class StandsAtABarrier(Counts):

@@ -1,0 +1,117 @@
+"""The statistics of every kind of job are a JSON document, at every moment."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import math
+from typing import Any
+
+import orjson
+import pytest
+from restore import (
+    iteration_cases,
+    learner_cases,
+    operator_cases,
+    parameter_server_cases,
+    topic_cases,
+)
+from restore.case import Case
+from simulation.flows import FLOWS, MakeFlow
+from simulation.simulation_runs import settle_s
+
+from streamiter import Flow
+from streamiter.runtime.job import Job
+from streamiter.runtime.statistics import JobStatistics
+from streamiter.testing import Faults, simulate
+from streamiter.topics import MemoryBroker, OutgoingBatch
+
+CASES: dict[str, Case] = {
+    case.name: case
+    for module in (operator_cases, iteration_cases, learner_cases, topic_cases, parameter_server_cases)
+    for case in module.CASES
+}
+
+
+def checked(statistics: JobStatistics) -> JobStatistics:
+    """The statistics, if a reader of their JSON reads what they say."""
+    document = dataclasses.asdict(statistics)
+    as_read = _as_read(document, "statistics")
+    assert json.loads(json.dumps(document, allow_nan=False)) == as_read
+    assert orjson.loads(orjson.dumps(document)) == as_read
+    assert orjson.loads(orjson.dumps(statistics)) == as_read
+    return statistics
+
+
+def _as_read(value: Any, path: str) -> Any:
+    """The value as JSON gives it back, which has no tuples; an error for whatever else it would change."""
+    if type(value) is dict:
+        assert all(type(key) is str for key in value), f"{path} has keys that are no texts: {list(value)[:3]}"
+        return {key: _as_read(part, f"{path}.{key}") for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return [_as_read(part, f"{path}[{place}]") for place, part in enumerate(value)]
+    assert value is None or type(value) in (str, int, bool, float), f"{path} is a {type(value).__name__}"
+    assert not isinstance(value, float) or math.isfinite(value), f"{path} is {value}"
+    return value
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_statistics_of_every_kind_of_job_are_json(name: str) -> None:
+    """A service puts them into its log: operators, loops, learners, parameter servers, from the start to the end."""
+    flow = Flow("job")
+    CASES[name].build(flow)
+    asyncio.run(_run_checked(flow))
+
+
+async def _run_checked(flow: Flow) -> None:
+    job = await flow.start()
+    checked(job.statistics())
+    ended = asyncio.create_task(job.wait())
+    turns = 0
+    while not ended.done():
+        turns += 1
+        if turns.bit_count() == 1:  # The first turns, and then fewer and fewer of them.
+            checked(job.statistics())
+        await asyncio.sleep(0)
+    assert checked(await ended).state == "finished"
+    checked(job.statistics())
+
+
+@pytest.mark.parametrize("faults", [Faults.none(), None], ids=["undisturbed", "under faults"])
+@pytest.mark.parametrize("flow", FLOWS)
+def test_the_statistics_of_a_job_with_checkpoints_are_json(
+    flow: MakeFlow, faults: Faults | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the job is started, after each commit, after a restart, with topics of several partitions as inputs."""
+    jobs: list[Job] = []
+    start = Job.start
+
+    async def observed_start(job: Job, *arguments: Any) -> None:
+        checked(job.statistics())
+        jobs.append(job)
+        await start(job, *arguments)
+
+    monkeypatch.setattr(Job, "start", observed_start)
+
+    def look(_: object) -> None:
+        checked(jobs[-1].statistics())
+
+    simulate(flow, 1, faults=faults, check=look, settle_s=settle_s(flow))
+    for job in jobs:
+        checked(job.statistics())
+
+
+async def test_the_lag_of_each_partition_is_in_the_json() -> None:
+    """It was a mapping that neither asdict nor json could take, with keys that JSON does not have."""
+    clicks = MemoryBroker().topic("clicks")
+    await clicks.create(partitions=2)
+    writer = await clicks.open_writer()
+    for partition, records in ((0, 3), (1, 1)):
+        await writer.write(OutgoingBatch([b"1"] * records, partition=partition))
+    await writer.close()
+    flow = Flow("lag")
+    flow.source(clicks, stop="latest").collect()
+    job = await flow.start()
+    assert json.loads(json.dumps(dataclasses.asdict(job.statistics())))["tasks"][0]["lag"] == {"0": 3, "1": 1}
+    assert checked(await job.wait()).tasks[0].lag == {"0": 0, "1": 0}
