@@ -32,6 +32,7 @@ from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy, shorte
 from streamiter.operators.source import Source, SourceFactory
 from streamiter.records import Batch, Columns
 from streamiter.runtime.graph import Step
+from streamiter.tables import refuse_tables, rows_of_table
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import Decoder, StartPosition, StopPosition, Topic
 from streamiter.topics.topic_source import DecodeValues, TopicSource
@@ -135,14 +136,18 @@ class Flow:
     ) -> Stream:
         """A bounded stream of these items; with n subtasks item i goes to subtask i mod n.
 
-        Arrays (first axis = record) and ``Columns`` stay what they are; other iterables are listed now.
+        Arrays (first axis = record) and ``Columns`` stay what they are; other iterables are listed now. Of a table of
+        pandas, polars or Arrow the items are its rows, as ``Columns``; its columns need texts as names, and the index
+        of pandas is left out (``….reset_index()`` makes a column of it). Of a ``Series`` they are its values. Missing
+        numbers become NaN, other missing values None: see :mod:`streamiter.tables`, which says what becomes of each
+        type. Raises GraphError for a mapping, a text, any other table and columns that are not plain data.
 
         >>> flow = Flow("items")
         >>> items = flow.from_items(number * number for number in range(4)).collect()
         >>> flow.run().state, items.items
         ('finished', [0, 1, 4, 9])
         """
-        batch = _listed(items)
+        batch = _listed("from_items", items)
         return self._add_source(
             name or "items",
             name,
@@ -443,17 +448,20 @@ def _check_of_checkpoints(flow: str, checkpoints: object, restore: object, chang
             )
 
 
-def _listed(items: Any) -> Batch:
+def _listed(owner: str, items: Any) -> Batch:
     if isinstance(items, (list, Columns)) or (isinstance(items, np.ndarray) and items.ndim):
         return items
     if isinstance(items, Mapping):
         raise GraphError(
-            f"from_items: expected records, given a mapping: {shortened(items)}; write list(….items()) for pairs, "
+            f"{owner}: expected records, given a mapping: {shortened(items)}; write list(….items()) for pairs, "
             "Columns(…) for named arrays, or […] for one record"
         )
+    if (rows := rows_of_table(owner, items, GraphError)) is not None:
+        return rows
+    refuse_tables(owner, items, GraphError)
     if not isinstance(items, Iterable) or isinstance(items, (str, bytes, np.ndarray)):
         raise GraphError(
-            f"from_items: expected a list, an array whose first axis is the record, Columns or another "
+            f"{owner}: expected a list, an array whose first axis is the record, Columns or another "
             f"iterable of records, given {shortened(items)}; for one record write [record]"
         )
     return list(items)

@@ -16,7 +16,7 @@ A sub-package sees those below it, and none beside it:
 ``estimators``           what all ``fit`` methods share: arrays or a topic, progress, a Ctrl-C that keeps the model
 ``linear``               ``LinearModel``, losses, ``Gradient``: the arithmetic of the linear models
 ``features``             ``FeatureHasher``: from records with named fields to rows
-``rows``                 ``SparseRows``, ``Examples``, ``BadRows``: mini-batches, and what is refused of them
+``rows``                 ``Examples``, ``BadRows``: mini-batches, and what is refused of them
 =======================  ===============================================================================
 """
 
@@ -41,7 +41,6 @@ from streamiter.learn.regression.fitting import Fit
 from streamiter.learn.regression.models import LinearRegression, LogisticRegression
 from streamiter.learn.rows.checks import BadRows
 from streamiter.learn.rows.examples import Examples
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.learn.scaling.online_scaler import online_standard_scaler
 from streamiter.learn.scaling.scaler import StandardScaler, scaled
 from streamiter.learn.trees.decision_tree import DecisionTree
@@ -63,6 +62,7 @@ from streamiter.optimizers import (
     RMSProp,
     WarmRestarts,
 )
+from streamiter.sparse_rows import SparseRows
 
 __all__ = [
     "FTRL",

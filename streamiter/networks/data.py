@@ -21,12 +21,12 @@ import numpy.typing as npt
 from streamiter.errors import ModelError
 from streamiter.learn.estimators.sources import examples_in_topic
 from streamiter.learn.rows.examples import Examples
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.networks.configuration.settings import DataSettings, LabelTransformation
 from streamiter.networks.dense_lines import DenseLines
 from streamiter.networks.parameters import Array
 from streamiter.numbers import fraction
 from streamiter.operators.rejection import shortened
+from streamiter.sparse_rows import SparseRows
 from streamiter.topics.lookup import topic
 from streamiter.topics.topic import Topic
 

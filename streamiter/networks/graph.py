@@ -17,8 +17,8 @@ from streamiter.networks.place_holder import PlaceHolder
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from streamiter.learn.rows.sparse import SparseRows
     from streamiter.networks.losses.loss import Predictions
+    from streamiter.sparse_rows import SparseRows
 
 __all__ = ["Graph"]
 

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.networks.configuration.settings import DataSettings
 from streamiter.networks.data import LabelledRows
 from streamiter.networks.parameters import Array
 from streamiter.networks.place_holder import PlaceHolder
+from streamiter.sparse_rows import SparseRows
 
 __all__ = ["MiniBatch", "TrainingSteps", "from_record", "prepared", "to_record"]
 

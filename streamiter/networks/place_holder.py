@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError
-from streamiter.learn.rows.sparse import Indices, SparseRows
 from streamiter.networks.parameters import Array
+from streamiter.sparse_rows import Indices, SparseRows
 
 __all__ = ["PlaceHolder"]
 

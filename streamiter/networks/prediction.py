@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from streamiter.errors import ModelError
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.networks.losses.loss import Predictions
 from streamiter.networks.network import Network
 from streamiter.networks.parameters import Array
+from streamiter.sparse_rows import SparseRows
 
 if TYPE_CHECKING:
     from streamiter.networks.graph import Graph

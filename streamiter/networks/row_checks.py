@@ -8,9 +8,9 @@ import numpy as np
 
 from streamiter.learn.rows.checks import BadRows
 from streamiter.learn.rows.feature_rows import refuse_not_finite
-from streamiter.learn.rows.sparse import Indices, SparseRows
 from streamiter.networks.data import LabelledRows
 from streamiter.networks.network import Network
+from streamiter.sparse_rows import Indices, SparseRows
 
 __all__ = ["RowChecks"]
 

@@ -10,12 +10,12 @@ from networks.rows_at_hand import rows_of
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.rows.checks import BadRows
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.networks.diverging import Diverged
 from streamiter.networks.graph import Graph
 from streamiter.networks.losses import LOSSES
 from streamiter.networks.place_holder import PlaceHolder
 from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS
+from streamiter.sparse_rows import SparseRows
 
 FEATURES = 9
 

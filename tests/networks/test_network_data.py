@@ -13,10 +13,10 @@ from networks.training_support import FEATURES, rows
 
 from streamiter import topic
 from streamiter.errors import ConfigurationError, JobFailed, ModelError
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.networks.configuration import DataSettings
 from streamiter.networks.data import LabelledRows, part, read_rows, translated
 from streamiter.networks.mini_batches import TrainingSteps, from_record, prepared, to_record
+from streamiter.sparse_rows import SparseRows
 
 
 def file_with(folder: Path, name: str, *lines: str) -> Path:

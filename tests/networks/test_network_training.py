@@ -18,7 +18,6 @@ from support.waiting import until
 from streamiter import Flow
 from streamiter.errors import GraphError, ModelError
 from streamiter.learn.rows.checks import BadRows
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.networks.data import LabelledRows, part, read_rows
 from streamiter.networks.fitting import fit_network
 from streamiter.networks.learner import NetworkLearner
@@ -27,6 +26,7 @@ from streamiter.networks.network import Network
 from streamiter.networks.training import train_network
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 from streamiter.runtime.plan import ChannelLimits
+from streamiter.sparse_rows import SparseRows
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "networks"
 ALL = {"BSP": BSP(), "SSP": SSP(staleness=2), "ASP": ASP()}

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamiter.errors import ModelError
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.networks.place_holder import PlaceHolder
+from streamiter.sparse_rows import SparseRows
 
 ROWS = st.lists(
     st.dictionaries(st.integers(0, 19), st.floats(-5, 5, allow_subnormal=False), max_size=6),

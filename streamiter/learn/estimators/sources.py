@@ -13,9 +13,9 @@ from streamiter.learn.estimators.running import run_offline
 from streamiter.learn.rows.checks import BadRows
 from streamiter.learn.rows.examples import Examples, Extract, as_examples
 from streamiter.learn.rows.feature_rows import Features
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, Columns
+from streamiter.sparse_rows import SparseRows
 from streamiter.topics.topic import Decoder, StopPosition, Topic
 
 __all__ = [

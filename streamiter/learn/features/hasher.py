@@ -32,9 +32,9 @@ from streamiter.learn.features.field_values import (
     column_of,
 )
 from streamiter.learn.rows.checks import BadRows, Floats
-from streamiter.learn.rows.sparse import Indices, SparseRows
 from streamiter.numbers import plain_float, whole_number
 from streamiter.records import Columns
+from streamiter.sparse_rows import Indices, SparseRows
 
 __all__ = ["FeatureHasher"]
 

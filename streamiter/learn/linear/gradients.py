@@ -9,7 +9,7 @@ import numpy as np
 
 from streamiter.errors import ModelError
 from streamiter.learn.rows.checks import Floats
-from streamiter.learn.rows.sparse import Indices, sums_by
+from streamiter.sparse_rows import Indices, sums_by
 
 __all__ = ["Gradient"]
 

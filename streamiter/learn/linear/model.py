@@ -1,6 +1,6 @@
 """The online linear model: weights, an intercept, a loss and an optimizer.
 
-Features are a matrix (rows, features) or :class:`~streamiter.learn.rows.sparse.SparseRows`. The gradient of a
+Features are a matrix (rows, features) or :class:`~streamiter.sparse_rows.SparseRows`. The gradient of a
 step is the mean over its rows, each counted with its sample weight: a row of weight 2 is two rows, a row
 of weight 0 is not there.
 

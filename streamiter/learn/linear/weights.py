@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.linear.gradients import Gradient
-from streamiter.learn.rows.checks import Floats, as_floats
+from streamiter.learn.rows.checks import Floats
 from streamiter.learn.rows.feature_rows import FEW
 from streamiter.numbers import whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer, view_of
+from streamiter.tables import as_floats
 
 __all__ = ["GRADIENT_LIMIT", "LinearWeights", "is_tame"]
 

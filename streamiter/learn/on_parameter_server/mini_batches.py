@@ -19,10 +19,10 @@ import numpy as np
 from streamiter.learn.rows.examples import CheckedExamples
 from streamiter.learn.rows.feature_rows import Rows
 from streamiter.learn.rows.good_rows import blaming_rows, of_good_rows
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch
+from streamiter.sparse_rows import SparseRows
 
 __all__ = ["MiniBatch", "Prepare", "prepared", "rows_of"]
 

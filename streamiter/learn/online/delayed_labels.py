@@ -13,9 +13,9 @@ from streamiter.learn.online.gradient_worker import GradientWorker, WorkerOption
 from streamiter.learn.rows.checks import BadRows
 from streamiter.learn.rows.examples import Examples
 from streamiter.learn.rows.good_rows import blaming_rows, without
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.operators.output import Output
 from streamiter.records import Batch
+from streamiter.sparse_rows import SparseRows
 
 __all__ = ["DelayedGradientWorker", "DelayedLabels"]
 

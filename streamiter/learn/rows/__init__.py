@@ -3,7 +3,6 @@
 =================  ======================================================================================
 ``checks``         ``BadRows``, and the checks that raise it
 ``good_rows``      going on without the bad rows: what operators around learners have in common
-``sparse``         ``SparseRows``
 ``feature_rows``   what linear models ask of rows, dense or sparse alike
 ``points``         rows that are dense and finite
 ``examples``       ``Examples``: features, targets, weights

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError
+from streamiter.tables import as_floats
 
-__all__ = ["BadRows", "Floats", "as_floats", "holds", "refuse_rows", "row_vector", "row_weights"]
+__all__ = ["BadRows", "Floats", "holds", "refuse_rows", "row_vector", "row_weights"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -68,13 +69,3 @@ def row_weights(owner: str, given: npt.ArrayLike, length: int) -> Floats:
     if not holds(good):
         raise refuse_rows(good, f"{owner}: expected finite sample weights of 0 or more", weights)
     return weights
-
-
-def as_floats(owner: str, what: str, given: Any) -> Floats:
-    """``given`` as an array of float64 (itself where it already is one)."""
-    try:
-        return np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ModelError(
-            f"{owner}: expected {what} as numbers, given {type(given).__name__}: {error}"
-        ) from None

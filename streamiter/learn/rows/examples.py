@@ -12,8 +12,8 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError
 from streamiter.learn.rows.checks import Floats
 from streamiter.learn.rows.feature_rows import Features, Rows, concatenated_rows
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.operators.rejection import shortened
+from streamiter.sparse_rows import SparseRows
 
 __all__ = ["CheckedExamples", "Examples", "Extract", "as_examples"]
 

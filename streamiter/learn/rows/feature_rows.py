@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError
-from streamiter.learn.rows.checks import BadRows, Floats, as_floats, holds
-from streamiter.learn.rows.sparse import Indices, SparseRows
+from streamiter.learn.rows.checks import BadRows, Floats, holds
+from streamiter.sparse_rows import Indices, SparseRows
+from streamiter.tables import as_floats
 
 __all__ = [
     "FEW",

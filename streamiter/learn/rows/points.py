@@ -7,9 +7,10 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ModelError
-from streamiter.learn.rows.checks import BadRows, Floats, as_floats
+from streamiter.learn.rows.checks import BadRows, Floats
 from streamiter.operators.rejection import shortened
 from streamiter.records import Columns
+from streamiter.tables import as_floats
 
 __all__ = ["as_points"]
 

@@ -18,7 +18,7 @@ from streamiter.learn.estimators.sources import (
     refuse_arrays_with_topic,
     refuse_options_of_topics,
 )
-from streamiter.learn.rows.checks import Floats, as_floats
+from streamiter.learn.rows.checks import Floats
 from streamiter.learn.rows.examples import Examples, Extract
 from streamiter.learn.rows.feature_rows import Features, checked_rows, dense_features, refuse_not_finite
 from streamiter.learn.trees.growing import grow_tree, grown_tree
@@ -28,6 +28,7 @@ from streamiter.learn.trees.training_rows import Task, joined, training_rows
 from streamiter.learn.trees.tree import Tree
 from streamiter.numbers import whole_number
 from streamiter.records import Columns
+from streamiter.tables import as_floats
 from streamiter.topics.topic import Decoder, Topic
 
 __all__ = ["DecisionTree"]

@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError
-from streamiter.learn.rows.checks import Floats, as_floats, holds, refuse_rows, row_vector, row_weights
+from streamiter.learn.rows.checks import Floats, holds, refuse_rows, row_vector, row_weights
 from streamiter.learn.rows.examples import Examples
 from streamiter.learn.rows.feature_rows import Features, dense_features, refuse_not_finite
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.operators.rejection import shortened
 from streamiter.records import Columns
+from streamiter.sparse_rows import SparseRows
+from streamiter.tables import as_floats
 
 __all__ = ["Task", "TrainingRows", "joined", "training_rows"]
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.learn.rows.checks import Floats
-from streamiter.learn.rows.sparse import sums_by
+from streamiter.sparse_rows import sums_by
 
 __all__ = ["ScoreHistogram", "area_under_curve"]
 

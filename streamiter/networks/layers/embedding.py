@@ -15,10 +15,10 @@ from streamiter.networks.layers.sparse_products import sums_by_feature
 from streamiter.networks.parameters import Array, Parameter
 
 if TYPE_CHECKING:
-    from streamiter.learn.rows.sparse import Indices
     from streamiter.networks.layers.settings import LayerSettings
     from streamiter.networks.place_holder import PlaceHolder
     from streamiter.optimizers import Optimizer
+    from streamiter.sparse_rows import Indices
 
 __all__ = ["Embedding"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamiter.learn.rows.sparse import Indices
 from streamiter.networks.parameters import Array
 from streamiter.networks.place_holder import PlaceHolder
+from streamiter.sparse_rows import Indices
 
 __all__ = ["column_sums", "squares_of_rows", "sums_by_feature", "times", "transposed_times"]
 

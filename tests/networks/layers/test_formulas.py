@@ -12,9 +12,9 @@ from networks.finite_differences import give_values
 from networks.layers.cases import FACTORS, FIELDS, PAIRS, Nodes
 from networks.rows_at_hand import KINDS, rows_of
 
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.networks.layers import Layer
 from streamiter.networks.place_holder import PlaceHolder
+from streamiter.sparse_rows import SparseRows
 
 FEATURES = 9
 Lists = list[list[float]]

@@ -8,11 +8,11 @@ from networks.layers.cases import Nodes
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.rows.checks import BadRows
-from streamiter.learn.rows.sparse import SparseRows
 from streamiter.networks.layers import LAYER_TYPES
 from streamiter.networks.layers.settings import LayerSettings
 from streamiter.networks.losses import LOSSES
 from streamiter.networks.place_holder import PlaceHolder
+from streamiter.sparse_rows import SparseRows
 
 
 @pytest.fixture

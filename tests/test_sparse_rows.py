@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamiter.errors import ModelError
-from streamiter.learn.rows.sparse import SparseRows
+from streamiter.sparse_rows import SparseRows
 
 WIDTH = 7
 

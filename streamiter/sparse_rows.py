@@ -11,19 +11,23 @@ SparseRows(3 rows of width 8, 3 values)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, final
+from typing import Any, NoReturn, final, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError
-from streamiter.learn.rows.checks import Floats, as_floats
+from streamiter.tables import as_floats
 
-__all__ = ["Indices", "SparseRows", "sums_by"]
+__all__ = ["Indices", "SparseRow", "SparseRows", "sums_by"]
 
+Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
+
+SparseRow = tuple[Indices, Floats]
+"""The indices of the features that a row names, and their values, as two arrays of one length."""
 
 
 @final
@@ -33,6 +37,18 @@ class SparseRows:
     Row r names the columns ``indices[indptr[r]:indptr[r+1]]`` with ``values`` at the same places; what
     it does not name is 0. Within a row the columns ascend and none comes twice: rows given otherwise
     are sorted, and values of one column are added. A 0 that is named stays named.
+
+    ``rows[3]`` is the fourth row, the tuple ``(indices, values)``, and iterating gives such a tuple for each row;
+    ``rows[2:5]``, ``rows[[3, 1]]`` and ``rows[mask]`` are ``SparseRows``. All but a choice of rows by positions or mask
+    are views, not copies. Predictors take the rows at once, or any of these tuples.
+
+    >>> rows = SparseRows.from_rows([([7, 2], [1.0, 3.0]), ([], []), ([5], [2.0])], width=8)
+    >>> rows[0], rows[-1]
+    ((array([2, 7]), array([3., 1.])), (array([5]), array([2.])))
+    >>> rows[np.array([True, False, True])]
+    SparseRows(2 rows of width 8, 3 values)
+    >>> [float(values.sum()) for indices, values in rows]
+    [4.0, 0.0, 2.0]
 
     Raises :class:`~streamiter.errors.ModelError` for arrays that do not fit each other or the width.
     """
@@ -102,16 +118,54 @@ class SparseRows:
     def __len__(self) -> int:
         return len(self.indptr) - 1
 
-    def __getitem__(self, which: slice | Sequence[int] | npt.NDArray[Any]) -> SparseRows:
-        """Some of the rows: a slice of step 1 (views, no copy), positions, or a mask."""
-        if isinstance(which, slice) and which.step in (None, 1):
-            start, stop, _ = which.indices(len(self))
-            indptr = self.indptr[start : max(start, stop) + 1]
-            first, last = indptr[0], indptr[-1]
-            return self._trusted(
-                indptr - first, self.indices[first:last], self.values[first:last], self.width
+    @overload
+    def __getitem__(self, which: int) -> SparseRow: ...
+    @overload
+    def __getitem__(self, which: slice | Sequence[int] | Sequence[bool] | npt.NDArray[Any]) -> SparseRows: ...
+    def __getitem__(
+        self, which: int | slice | Sequence[int] | Sequence[bool] | npt.NDArray[Any]
+    ) -> SparseRow | SparseRows:
+        if isinstance(which, (int, np.integer)) and not isinstance(which, bool):
+            return self._row(int(which))
+        if isinstance(which, slice):
+            return self._cut(which) if which.step in (None, 1) else self._take(np.arange(len(self))[which])
+        return self._take(self._positions(which))
+
+    def __iter__(self) -> Iterator[SparseRow]:
+        for start, stop in pairwise(self.indptr.tolist()):
+            yield self.indices[start:stop], self.values[start:stop]
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise ModelError(
+            f"{self!r}: expected to be used as sparse rows, given to a function that makes an array of them; write "
+            ".to_dense() for the matrix (rows, width)"
+        )
+
+    def _row(self, number: int) -> SparseRow:
+        if not -len(self) <= number < len(self):
+            raise IndexError(
+                f"SparseRows: expected a row from {-len(self)} to {len(self) - 1}, given {number}"
             )
-        return self._take(np.arange(len(self))[np.asarray(which) if not isinstance(which, slice) else which])
+        start, stop = self.indptr[number % len(self)], self.indptr[number % len(self) + 1]
+        return self.indices[start:stop], self.values[start:stop]
+
+    def _cut(self, which: slice) -> SparseRows:
+        start, stop, _ = which.indices(len(self))
+        indptr = self.indptr[start : max(start, stop) + 1]
+        first, last = indptr[0], indptr[-1]
+        return self._trusted(indptr - first, self.indices[first:last], self.values[first:last], self.width)
+
+    def _positions(self, which: object) -> Indices:
+        given = np.asarray(which)
+        if given.ndim != 1 or (given.dtype.kind not in "biu" and given.size):
+            raise IndexError(
+                "SparseRows: expected the number of a row, a slice, a list of numbers of rows or a mask, given "
+                f"{str(which)[:80]}"
+            )
+        chosen: Indices = np.arange(len(self))[
+            given if given.dtype.kind == "b" else given.astype(np.intp, copy=False)
+        ]
+        return chosen
 
     def _take(self, positions: Indices) -> SparseRows:
         lengths = np.diff(self.indptr)[positions]

@@ -1,0 +1,319 @@
+"""Tables of pandas, polars and Arrow as rows: their columns as numpy arrays.
+
+None of these libraries is imported here: a program that gives one of their tables has imported it.
+
+=======================================  ==================================================================
+a column of                              becomes
+=======================================  ==================================================================
+integers, floats, truth values           an array of its dtype
+times, dates, durations                  ``datetime64`` or ``timedelta64``; with a time zone: in UTC
+texts, categories of texts               an array of texts
+categories of numbers                    an array of these numbers
+arrays of one length                     a matrix
+bytes, lists, dicts; values of           Python objects, so the rows become a list of dicts, which takes
+several types                            more time and memory than ``Columns``
+=======================================  ==================================================================
+
+Missing integers and floats are NaN: a column of integers with missing values becomes floats, and is refused where
+one of them is above 2**53 and so is no float. Missing times are NaT. Everywhere else they are None, and the column
+is one of Python objects. Anything else (decimals, times of a day, objects of your own) is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ModelError, StreamiterError
+from streamiter.records import Array, Columns
+
+__all__ = ["array_of", "as_floats", "column_of_table", "columns_of_table", "refuse_tables", "rows_of_table"]
+
+Floats = npt.NDArray[np.float64]
+
+# Integers up to here are floats, too, without being changed.
+_EXACT_IN_FLOATS: Final = 2**53
+
+# Arrays of texts have room for the longest one in each row. Up to so many times the room of a list they are used:
+# a text takes 49 bytes and its reference 8, which is the room of 14 characters of an array.
+_CHARACTERS_AT_LEAST: Final = 64
+_TIMES_THE_TEXTS: Final = 8
+
+_PLAIN_VALUES: Final = frozenset({type(None), bool, int, float, str, bytes})
+
+
+class _Column(NamedTuple):
+    """A column of any of the libraries."""
+
+    present: Any
+    """The values that are there, in order, as an array."""
+    missing: npt.NDArray[np.bool_]
+    """For each row whether it has none."""
+
+
+def rows_of_table(
+    owner: str, given: object, error: type[StreamiterError]
+) -> Columns | Array | list[Any] | None:
+    """The rows of a table, or the values of a single column (a ``Series``, an Arrow array); None for anything else.
+
+    ``Columns`` where all columns are arrays without objects, which can be stored; otherwise a list of dicts.
+    Raises ``error`` for a table that cannot become rows. ``owner`` is what the message begins with.
+    """
+    columns = columns_of_table(owner, given, error)
+    if columns is not None:
+        return list(columns) if any(array.dtype.hasobject for array in columns.arrays.values()) else columns
+    values = column_of_table(owner, given, error)
+    return values.tolist() if values is not None and values.dtype.hasobject else values
+
+
+def columns_of_table(owner: str, given: object, error: type[StreamiterError]) -> Columns | None:
+    """The columns of a table of pandas, polars or Arrow, those of objects included; None for anything else.
+
+    Raises ``error`` for tables of others, and for columns that are not plain data or have no names of their own.
+    """
+    if (tables := _loaded("pandas", "DataFrame")) and isinstance(given, tables):
+        names = list(given.columns)
+        columns: Iterable[Any] = (given.iloc[:, place] for place in range(len(names)))
+    elif (tables := _loaded("polars", "DataFrame")) and isinstance(given, tables):
+        names, columns = given.columns, given.get_columns()
+    elif (tables := _loaded("pyarrow", "Table", "RecordBatch")) and isinstance(given, tables):
+        names, columns = given.schema.names, given.columns
+    else:
+        return None
+    _check_names(owner, names, error)
+    return Columns(
+        {
+            name: _array(f"{owner}: column {name!r}", column, error)
+            for name, column in zip(names, columns, strict=True)
+        }
+    )
+
+
+def column_of_table(owner: str, given: object, error: type[StreamiterError]) -> Array | None:
+    """The values of a ``Series`` or an Arrow array, as :func:`columns_of_table` makes them; None for anything else."""
+    return _array(owner, given, error) if isinstance(given, _column_types()) else None
+
+
+def refuse_tables(owner: str, given: object, error: type[StreamiterError]) -> None:
+    """Raise ``error`` for a table of any library: iterated, most give the names of their columns and not their rows."""
+    kind = type(given)
+    name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+    if (lazy := _loaded("polars", "LazyFrame")) and isinstance(given, lazy):
+        raise error(f"{owner}: expected rows, given a query of them, a polars.LazyFrame; write ….collect()")
+    if hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "__arrow_c_array__"):
+        raise error(f"{owner}: expected rows, given a {name}; write pyarrow.table(…) to make a table of it")
+    if hasattr(kind, "__dataframe__") or _has_columns(kind):
+        raise error(
+            f"{owner}: expected rows, given a {name}, which is a table of columns; make it a table of pandas, polars "
+            "or Arrow, or Columns(…)"
+        )
+
+
+def as_floats(owner: str, what: str, given: Any) -> Floats:
+    """``given`` as an array of float64 (itself where it already is one); of a table, its columns side by side.
+
+    Raises ModelError for what are no numbers, naming the column of a table.
+    """
+    try:
+        return np.asarray(_numbers(f"{owner}: {what}", given), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"{owner}: expected {what} as numbers, given {type(given).__name__}: {error}"
+        ) from None
+
+
+def array_of(owner: str, given: Any) -> Array:
+    """``given`` as an array; a column of texts is one of texts, where numpy by itself makes one of objects."""
+    column = column_of_table(owner, given, ModelError)
+    return np.asarray(given) if column is None else column
+
+
+def _numbers(where: str, given: Any) -> Any:
+    """A table as a matrix and a column as a vector, of numbers; anything else as it is."""
+    if isinstance(given, (np.ndarray, list, tuple)):
+        return given
+    columns = columns_of_table(where, given, ModelError)
+    if columns is not None:
+        for name, array in columns.arrays.items():
+            _check_numbers(f"{where}: column {name!r}", array)
+        return np.column_stack(list(columns.arrays.values()))
+    column = column_of_table(where, given, ModelError)
+    if column is None:
+        refuse_tables(where, given, ModelError)
+        return given
+    _check_numbers(where, column)
+    return column
+
+
+def _loaded(library: str, *names: str) -> tuple[type[Any], ...]:
+    """Classes of a library that somebody has imported; none of one that nobody has, or has not imported wholly."""
+    module = sys.modules.get(library)
+    return tuple(found for name in names if (found := getattr(module, name, None)) is not None)
+
+
+def _column_types() -> tuple[type[Any], ...]:
+    return (
+        *_loaded("pandas", "Series"),
+        *_loaded("polars", "Series"),
+        *_loaded("pyarrow", "ChunkedArray", "Array"),
+    )
+
+
+def _has_columns(kind: type[Any]) -> bool:
+    return hasattr(kind, "columns") and any(hasattr(kind, name) for name in ("dtypes", "schema", "types"))
+
+
+def _check_names(owner: str, names: Sequence[Any], error: type[StreamiterError]) -> None:
+    if not names:
+        raise error(f"{owner}: expected a table with columns, given one without; give it at least one")
+    for place, name in enumerate(names):
+        if not isinstance(name, str):
+            raise error(
+                f"{owner}: expected columns with texts as names, given {name!r} as that of column {place}; rename it"
+            )
+        if name in names[:place]:
+            raise error(f"{owner}: expected each column once, given two named {name!r}; rename one of them")
+
+
+# -- one column --------------------------------------------------------------------------------------------
+
+
+def _array(where: str, column: Any, error: type[StreamiterError]) -> Array:
+    if (types := _loaded("pandas", "Series")) and isinstance(column, types):
+        found = _of_pandas(column)
+    elif (types := _loaded("polars", "Series")) and isinstance(column, types):
+        found = _of_polars(column)
+    else:
+        found = _of_arrow(column)
+    present, missing = found
+    if present.dtype.hasobject:
+        present = _without_objects(where, present, missing, error)
+    return _with_missing(where, present, missing, error) if missing.any() else present
+
+
+def _of_pandas(column: Any) -> _Column:
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biufcmM":
+        return _Column(column.to_numpy(), np.zeros(0, dtype=np.bool_))  # NaN and NaT are in it.
+    missing = np.asarray(column.isna(), dtype=np.bool_)
+    present = column[~missing]
+    if getattr(getattr(present, "dt", None), "tz", None) is not None:
+        present = present.dt.tz_convert("UTC").dt.tz_localize(None)
+    return _Column(present.to_numpy(), missing)
+
+
+def _of_polars(column: Any) -> _Column:
+    missing = column.is_null().to_numpy()
+    present = column.drop_nulls()
+    if (column.dtype.is_nested() and not _is_matrix(column)) or column.dtype in _loaded("polars", "Null"):
+        return _Column(_objects(present.to_list()), missing)
+    return _Column(present.to_numpy(), missing)
+
+
+def _is_matrix(column: Any) -> bool:
+    """A column of arrays of one length, with numbers in all places."""
+    shape = getattr(column.dtype, "shape", None)
+    return (
+        shape is not None
+        and len(shape) == 1
+        and column.dtype.inner.is_numeric()
+        and not column.null_count()
+        and not column.explode().null_count()
+    )
+
+
+def _of_arrow(column: Any) -> _Column:
+    missing = np.asarray(column.is_null(), dtype=np.bool_)
+    present = column.drop_null()
+    if hasattr(
+        column.type, "index_type"
+    ):  # A dictionary; as an array it would have values in place of missing ones.
+        present = present.cast(column.type.value_type)
+    if present.type.num_fields:
+        return _Column(_objects(present.to_pylist()), missing)
+    return _Column(np.asarray(present), missing)
+
+
+def _objects(values: Sequence[Any]) -> Array:
+    """An array of these, without a look into those that are lists themselves."""
+    array = np.empty(len(values), dtype=np.object_)
+    array[:] = values
+    return array
+
+
+def _without_objects(
+    where: str, present: Array, missing: npt.NDArray[np.bool_], error: type[StreamiterError]
+) -> Array:
+    """The values as an array of numbers, truth values or texts, where all of them are of one such type."""
+    values = present.tolist()
+    kinds = set(map(type, values))
+    if kinds == {str}:
+        return np.array(values, dtype=np.str_) if _fit_an_array(values) else present
+    if kinds in ({bool}, {float}):
+        return np.array(values)
+    if kinds == {int}:
+        numbers = np.array(values)
+        return numbers if numbers.dtype.kind in "iu" else present
+    if not kinds <= _PLAIN_VALUES:
+        _check_plain(where, present, missing, error)
+    return present
+
+
+def _fit_an_array(texts: Sequence[str]) -> bool:
+    """Whether an array keeps these texts as they are, and in little more room: it forgets NULs at their ends."""
+    longest = max(map(len, texts))
+    room = max(_CHARACTERS_AT_LEAST * len(texts), _TIMES_THE_TEXTS * sum(map(len, texts)))
+    return longest * len(texts) <= room and not any(text.endswith("\0") for text in texts)
+
+
+def _check_plain(
+    where: str, present: Array, missing: npt.NDArray[np.bool_], error: type[StreamiterError]
+) -> None:
+    for place, value in enumerate(present):
+        if not _is_plain(value):
+            row = int(np.flatnonzero(~missing)[place]) if missing.any() else place
+            raise error(
+                f"{where}: expected numbers, texts, bytes, truth values, times or lists and dicts of these, given "
+                f"{type(value).__name__} {str(value)[:80]} in row {row}; make it one of them before, such as a float "
+                "or a text, or leave the column out"
+            )
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return not value.dtype.hasobject
+    return type(value) in _PLAIN_VALUES
+
+
+def _with_missing(
+    where: str, present: Array, missing: npt.NDArray[np.bool_], error: type[StreamiterError]
+) -> Array:
+    kind = present.dtype.kind
+    if kind in "iu":
+        if len(present) and max(-int(present.min()), int(present.max())) > _EXACT_IN_FLOATS:
+            raise error(
+                f"{where}: expected integers of at most 2**53 where some are missing, because these become NaN and "
+                "the others floats, given larger ones; fill the missing ones, or make the column one of texts"
+            )
+        present, kind = present.astype(np.float64), "f"
+    if kind in "fcmM":
+        filled = np.full((len(missing), *present.shape[1:]), "NaT" if kind in "mM" else np.nan, present.dtype)
+    else:
+        filled = np.full(len(missing), None, dtype=np.object_)
+        present = _objects(present.tolist())
+    filled[~missing] = present
+    return filled
+
+
+def _check_numbers(where: str, array: Array) -> None:
+    if array.dtype.kind not in "biuf":
+        raise ModelError(
+            f"{where}: expected numbers, given {array.dtype}; leave the column out, or make numbers of it"
+        )
