@@ -12,7 +12,7 @@ SparseRows(3 rows of width 8, 3 values)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NoReturn, final, overload
 
 import numpy as np
@@ -79,8 +79,8 @@ class SparseRows:
         cls, rows: Iterable[tuple[Sequence[int] | Indices, Sequence[float] | Floats]], width: int
     ) -> SparseRows:
         """From a pair (indices, values) for each row."""
-        indices: list[int] = []
-        values: list[float] = []
+        indices: list[Any] = []
+        values: list[Any] = []
         indptr = [0]
         for row, (row_indices, row_values) in enumerate(rows):
             if len(row_indices) != len(row_values):
@@ -88,10 +88,10 @@ class SparseRows:
                     f"SparseRows: expected as many values as indices in row {row}, "
                     f"given {len(row_values)} for {len(row_indices)}"
                 )
-            indices.extend(row_indices)
-            values.extend(row_values)
-            indptr.append(len(indices))
-        return cls(indptr, np.array(indices) if indices else np.zeros(0, dtype=np.intp), values, width)
+            indices.append(row_indices)
+            values.append(row_values)
+            indptr.append(indptr[-1] + len(row_indices))
+        return cls(indptr, _joined(indices), _joined(values), width)
 
     @classmethod
     def from_dense(cls, rows: npt.ArrayLike, *, keep_zeros: bool = False) -> SparseRows:
@@ -168,7 +168,7 @@ class SparseRows:
         return chosen
 
     def _take(self, positions: Indices) -> SparseRows:
-        lengths = np.diff(self.indptr)[positions]
+        lengths = (self.indptr[1:] - self.indptr[:-1])[positions]
         indptr = _starts_of(lengths)
         source = np.arange(indptr[-1]) + np.repeat(self.indptr[positions] - indptr[:-1], lengths)
         return self._trusted(indptr, self.indices[source], self.values[source], self.width)
@@ -210,7 +210,7 @@ class SparseRows:
     def row_of_value(self) -> Indices:
         """For each value the row it belongs to."""
         if self._row_of_value is None:
-            self._row_of_value = np.repeat(np.arange(len(self)), np.diff(self.indptr))
+            self._row_of_value = np.repeat(np.arange(len(self)), self.indptr[1:] - self.indptr[:-1])
         return self._row_of_value
 
     def __eq__(self, other: object) -> bool:
@@ -234,7 +234,12 @@ class SparseRows:
             raise ModelError(
                 f"SparseRows: given {len(indices)} indices but values of shape {self.values.shape}"
             )
-        if not len(indptr) or indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
+        if (
+            not len(indptr)
+            or indptr[0] != 0
+            or indptr[-1] != len(indices)
+            or (indptr[1:] < indptr[:-1]).any()
+        ):
             raise ModelError(
                 f"SparseRows: expected indptr to ascend from 0 to the number of values, {len(indices)}, "
                 f"given {indptr[:8].tolist()}…"
@@ -248,7 +253,7 @@ class SparseRows:
             )
 
     def _is_canonical(self) -> bool:
-        ascends = np.diff(self.indices) > 0
+        ascends = self.indices[1:] > self.indices[:-1]
         boundaries = self.indptr[1:-1]
         ascends[boundaries[(boundaries > 0) & (boundaries < len(self.indices))] - 1] = True
         return bool(ascends.all())
@@ -258,7 +263,7 @@ class SparseRows:
         order = np.lexsort((self.indices, rows))
         rows, indices, values = rows[order], self.indices[order], self.values[order]
         first = np.ones(len(indices), dtype=np.bool_)
-        first[1:] = (np.diff(rows) != 0) | (np.diff(indices) != 0)
+        first[1:] = (rows[1:] != rows[:-1]) | (indices[1:] != indices[:-1])
         self.indptr = _starts_of(np.bincount(rows[first], minlength=len(self)))
         self.indices = indices[first]
         self.values = np.add.reduceat(values, np.flatnonzero(first))
@@ -277,6 +282,16 @@ def _as_indices(what: str, given: Any) -> Indices:
             f"SparseRows: expected {what} as a list of integers, given shape {array.shape} of {array.dtype}"
         )
     return array.astype(np.intp, copy=False)
+
+
+def _joined(parts: list[Any]) -> npt.NDArray[Any]:
+    """One array of all. An empty list is left out: it has a dtype of its own, which all would become."""
+    filled = [part for part in parts if len(part)]
+    if not filled:
+        return np.zeros(0, dtype=np.intp)
+    if len(filled) == 1 or any(isinstance(part, np.ndarray) for part in filled):
+        return np.concatenate(filled) if len(filled) > 1 else np.asarray(filled[0])
+    return np.array(list(chain.from_iterable(filled)))
 
 
 def _starts_of(lengths: Indices) -> Indices:

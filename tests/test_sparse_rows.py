@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamiter.errors import ModelError
+from streamiter.learn import KMeans
 from streamiter.sparse_rows import SparseRows
 
 WIDTH = 7
@@ -52,6 +53,67 @@ def test_parts_are_parts(rows, data):
         assert built_rows[mask].to_dense().tolist() == matrix[mask].tolist()
         parts = [built_rows[:start], built_rows[start:]]
         assert SparseRows.concatenate(parts) == built_rows
+
+
+@settings(deadline=None)
+@given(sparse_rows)
+def test_a_row_is_its_indices_and_values(rows):
+    """By number, from either end, and one after the other; ``for`` was an error of numpy's."""
+    built_rows, matrix = built(rows), dense(rows)
+    each = list(built_rows)
+    assert len(each) == len(built_rows)
+    for number, (indices, values) in enumerate(each):
+        row = np.zeros(WIDTH)
+        row[indices] = values
+        assert row.tolist() == matrix[number].tolist()
+        for same in (built_rows[number], built_rows[np.int32(number)], built_rows[number - len(rows)]):
+            assert [part.tolist() for part in same] == [indices.tolist(), values.tolist()]
+    assert SparseRows.from_rows(each, WIDTH) == built_rows
+
+
+@settings(deadline=None)
+@given(sparse_rows, st.slices(6))
+def test_a_slice_is_that_of_a_list(rows, part):
+    """Whatever its step is."""
+    assert built(rows)[part] == built(rows[part])
+
+
+@pytest.mark.parametrize("which", [[], np.array([], dtype=bool)[:0], [2, 0, 2], [-1], [True, False, True]])
+def test_rows_are_chosen_by_positions_or_by_a_mask(which):
+    """As those of a matrix."""
+    rows = built([[(0, 1.0)], [(1, 2.0), (2, 3.0)], [(6, 4.0)]])
+    chosen = np.asarray(which, dtype=None if len(which) else int)
+    assert rows[which if len(which) else []].to_dense().tolist() == rows.to_dense()[chosen].tolist()
+    assert rows[chosen].to_dense().tolist() == rows.to_dense()[chosen].tolist()
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        (3, "expected a row from -3 to 2, given 3"),
+        (-4, "expected a row from -3 to 2, given -4"),
+        ([3], "out of bounds"),
+        ([True, False], "boolean index"),
+        ("0", "expected the number of a row, a slice, a list of numbers of rows or a mask, given 0"),
+        (0.0, "given 0.0"),
+        ([0.5], r"given \[0.5\]"),
+        (True, "given True"),
+        (np.zeros((1, 1), dtype=int), r"given \[\[0\]\]"),
+        ((slice(0, 1), 0), "expected the number of a row"),
+    ],
+)
+def test_what_names_no_rows_is_refused(which, message):
+    """A number of numpy's arithmetic gave rows that were none."""
+    with pytest.raises(IndexError, match=message):
+        built([[(0, 1.0)], [], [(6, 4.0)]])[which]
+
+
+def test_sparse_rows_are_never_made_dense_in_silence():
+    """Tuples of equal lengths looked like a cube to numpy; and a matrix of 2**18 columns takes 2 MB a row."""
+    rows = SparseRows.from_rows([([1], [1.0]), ([2], [1.0])], 4)
+    for function in (np.asarray, np.sum, lambda given: KMeans(clusters=2).fit(given)):
+        with pytest.raises(ModelError, match=r"write .to_dense\(\) for the matrix"):
+            function(rows)
 
 
 @settings(deadline=None)

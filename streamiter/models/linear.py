@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from streamiter.errors import ModelError
 from streamiter.models.parameters import Parameters
+from streamiter.sparse_rows import SparseRows
+from streamiter.tables import as_floats
 
-__all__ = ["LinearPredictor"]
+__all__ = ["LinearPredictor", "rows_to_predict"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -34,8 +36,9 @@ class LinearPredictor:
 
     Parameters: ``{"weights": (d,), "intercept": number, "link": "identity" | "logit"}``, of which only the
     weights are needed, or the bare weights. ``"logit"`` gives probabilities. Rows: an array of ``d``
-    features gives one float, one of ``(n, d)`` an array of n. A sparse row is the tuple
-    ``(indices, values)``, where features that it does not name are 0; a list of such tuples gives an array.
+    features gives one float, one of ``(n, d)``, or a table of ``d`` columns, an array of n. A sparse row is the tuple
+    ``(indices, values)``, where features that it does not name are 0; a list of such tuples gives an array, and so do
+    ``SparseRows``, some ten times as fast.
 
     Raises :class:`~streamiter.errors.ModelError` for parameters it cannot use and rows that do not fit.
 
@@ -52,53 +55,52 @@ class LinearPredictor:
         self._link = _link(fields, subject)
 
     def __call__(self, x: object) -> Any:
-        if isinstance(x, tuple):
-            return float(self._link(self._sparse_score(x)))
-        if isinstance(x, list) and x and isinstance(x[0], tuple):
-            return self._link(np.array([self._sparse_score(row) for row in x], dtype=np.float64))
-        rows = self._floats(x, "rows")
-        if rows.ndim not in (1, 2) or rows.shape[-1] != len(self._weights):
-            raise ModelError(
-                f"{self._subject}: expected rows of {len(self._weights)} features, as ({len(self._weights)},) or"
-                f" (n, {len(self._weights)}), given shape {rows.shape}"
-            )
-        values = self._link(np.asarray(rows @ self._weights + self._intercept))
-        return float(values) if rows.ndim == 1 else values
+        rows, is_single = rows_to_predict(self._subject, x, len(self._weights))
+        scores = rows.dot(self._weights) if isinstance(rows, SparseRows) else rows @ self._weights
+        values = self._link(scores + self._intercept)
+        return float(values[0]) if is_single else values
 
-    def _sparse_score(self, row: object) -> Floats:
-        indices, values = self._sparse_row(row)
-        size = len(self._weights)
-        if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < size:
-            raise ModelError(
-                f"{self._subject}: expected indices of {size} features, 0 to {size - 1}, given"
-                f" {int(indices.min())} to {int(indices.max())}"
-            )
-        return np.asarray(values @ self._weights[indices] + self._intercept)
 
-    def _floats(self, given: object, what: str) -> Floats:
-        try:
-            return np.asarray(given, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise ModelError(
-                f"{self._subject}: expected {what} of numbers, given {given!r:.100}: {error}"
-            ) from error
+def rows_to_predict(subject: str, x: object, features: int) -> tuple[SparseRows | Floats, bool]:
+    """What predictors take, as rows, and whether it is a single one.
 
-    def _sparse_row(self, row: object) -> tuple[npt.NDArray[np.intp], Floats]:
-        if not isinstance(row, tuple) or len(row) != 2:
+    One row is an array of ``features`` numbers or the tuple ``(indices, values)``. Several are a matrix, a table of as
+    many columns, a list of such tuples or ``SparseRows``. Raises ModelError for what does not fit.
+
+    >>> rows_to_predict("model", ([1], [2.0]), 3)
+    (SparseRows(1 rows of width 3, 1 values), True)
+    """
+    if isinstance(x, SparseRows):
+        if x.width != features:
             raise ModelError(
-                f"{self._subject}: expected a sparse row as the tuple (indices, values), given {row!r:.100}"
+                f"{subject}: expected sparse rows of width {features}, given width {x.width}; make them with the "
+                "hasher that the model was trained with"
             )
-        indices, values = np.asarray(row[0]), self._floats(row[1], "values")
-        if (
-            indices.ndim != 1
-            or indices.shape != values.shape
-            or (indices.size and indices.dtype.kind not in "iu")
-        ):
+        return x, False
+    if isinstance(x, tuple):
+        return _sparse_rows(subject, [x], features), True
+    if isinstance(x, list) and x and isinstance(x[0], tuple):
+        return _sparse_rows(subject, x, features), False
+    rows = as_floats(subject, "rows", x)
+    if rows.ndim not in (1, 2) or rows.shape[-1] != features:
+        raise ModelError(
+            f"{subject}: expected rows of {features} features, as ({features},) or (n, {features}), given shape "
+            f"{rows.shape}"
+        )
+    return np.atleast_2d(rows), rows.ndim == 1
+
+
+def _sparse_rows(subject: str, pairs: list[Any], features: int) -> SparseRows:
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
             raise ModelError(
-                f"{self._subject}: expected a sparse row as two arrays of one length, integer indices and their values,"
-                f" given shapes {indices.shape} and {values.shape}, indices {indices.dtype}"
+                f"{subject}: expected sparse rows as tuples (indices, values), given {pair!r:.100}; a dense row is a "
+                "list or an array"
             )
-        return indices.astype(np.intp), values
+    try:
+        return SparseRows.from_rows(pairs, features)
+    except (TypeError, ValueError, ModelError) as error:
+        raise ModelError(f"{subject}: expected sparse rows as tuples (indices, values): {error}") from error
 
 
 def _weights(fields: dict[str, Any], subject: str) -> Floats:

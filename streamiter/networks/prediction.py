@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from streamiter.errors import ModelError
+from streamiter.models.linear import rows_to_predict
 from streamiter.networks.losses.loss import Predictions
 from streamiter.networks.network import Network
 from streamiter.networks.parameters import Array
@@ -30,8 +30,8 @@ def set_values(graph: Graph, arrays: Mapping[str, Array]) -> None:
 
 @final
 class NetworkPredictor:
-    """Predicts with one set of parameters. Rows: an array of features, or (rows, features); a sparse row is the tuple
-    ``(indices, values)``, many are a list of such tuples or ``SparseRows``.
+    """Predicts with one set of parameters. Rows: an array of features, (rows, features) or a table with a column for
+    each feature; a sparse row is the tuple ``(indices, values)``, many are a list of such tuples or ``SparseRows``.
 
     Called, it gives for each row the probability of the positive class; of several classes the one that is predicted;
     otherwise the score, which of a regression is the value itself.
@@ -45,14 +45,14 @@ class NetworkPredictor:
         self._rows_at_once = network.configuration.train.batch_size
 
     def __call__(self, x: object) -> Any:
-        rows, is_single = self._rows_of(x)
+        rows, is_single = rows_to_predict(self._subject, x, self._features)
         parts = [_answer(part, self._graph) for part in self._parts(rows)]
         answers = np.concatenate(parts) if parts else np.zeros(0)
         return answers[0].item() if is_single else answers
 
     def predictions(self, x: object) -> Predictions:
         """All that the loss function makes of the scores."""
-        parts = list(self._parts(self._rows_of(x)[0]))
+        parts = list(self._parts(rows_to_predict(self._subject, x, self._features)[0]))
         if not parts:
             return Predictions(np.zeros(0))
         return Predictions(
@@ -66,35 +66,6 @@ class NetworkPredictor:
             self._graph.feed_data(rows[first : first + self._rows_at_once])
             set_values(self._graph, self._arrays)
             yield self._graph.predictions()
-
-    def _rows_of(self, x: object) -> tuple[SparseRows | Array, bool]:
-        if isinstance(x, SparseRows):
-            return x, False
-        if isinstance(x, tuple):
-            return self._sparse_rows([x]), True
-        if isinstance(x, list) and x and isinstance(x[0], tuple):
-            return self._sparse_rows(x), False
-        try:
-            rows = np.asarray(x, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise ModelError(
-                f"{self._subject}: expected rows of numbers, given {x!r:.100}: {error}"
-            ) from error
-        if rows.ndim not in (1, 2) or rows.shape[-1] != self._features:
-            raise ModelError(
-                f"{self._subject}: expected rows of {self._features} features, as ({self._features},) or "
-                f"(n, {self._features}), given shape {rows.shape}"
-            )
-        return np.atleast_2d(rows), rows.ndim == 1
-
-    def _sparse_rows(self, pairs: list[Any]) -> SparseRows:
-        try:
-            return SparseRows.from_rows(pairs, self._features)
-        except (TypeError, ValueError) as error:
-            raise ModelError(
-                f"{self._subject}: expected tuples (indices, values), which are sparse rows, given {pairs!r:.100}: "
-                f"{error}; dense rows are arrays, or lists of lists"
-            ) from error
 
 
 def _answer(predictions: Predictions, graph: Graph) -> Array:

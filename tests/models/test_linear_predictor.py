@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas
+import polars
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +15,7 @@ from hypothesis.extra import numpy as npst
 
 from streamiter.errors import ModelError
 from streamiter.models import LinearPredictor
+from streamiter.sparse_rows import SparseRows
 
 
 def test_bare_weights_are_a_dot_product() -> None:
@@ -54,6 +58,25 @@ def test_sparse_rows_give_what_dense_rows_give(rows: Any, link: str) -> None:
     assert [predict(row) for row in sparse] == [predict(row) for row in rows]
 
 
+@given(npst.arrays(np.int64, (3, 5), elements=st.integers(-1000, 1000)))
+def test_sparse_rows_of_a_hasher_give_what_their_single_rows_give(matrix: Any) -> None:
+    """They were refused, and the list of tuples in their place took a hundred times as long."""
+    predict = LinearPredictor(
+        {"weights": np.array([0.1, -0.2, 0.3, 0.0, 0.7]), "intercept": -0.5, "link": "logit"}
+    )
+    rows = SparseRows.from_dense(matrix)
+    assert predict(rows).tolist() == predict(list(rows)).tolist()
+    assert predict(rows).tolist() == [predict(row) for row in rows]
+    assert predict(rows).tolist() == pytest.approx(predict(matrix).tolist())
+
+
+@pytest.mark.parametrize("table", [pandas.DataFrame, polars.DataFrame, pyarrow.table])
+def test_a_table_of_numbers_is_a_matrix(table: Any) -> None:
+    """Its columns side by side, whatever types of numbers they have."""
+    predict = LinearPredictor(np.array([1.0, 10.0]))
+    assert predict(table({"x": [1, 2], "y": [0.5, -1.0]})).tolist() == [6.0, -8.0]
+
+
 def test_a_sparse_row_without_features_is_the_intercept() -> None:
     """All features are 0."""
     assert LinearPredictor({"weights": np.ones(3), "intercept": 2.0})(([], [])) == 2.0
@@ -66,14 +89,29 @@ def test_a_sparse_row_without_features_is_the_intercept() -> None:
         (np.zeros((4, 2)), r"expected rows of 3 features.*given shape \(4, 2\)"),
         (1.0, r"given shape \(\)"),
         (np.zeros((1, 1, 3)), r"given shape \(1, 1, 3\)"),
-        (["a", "b", "c"], "expected rows of numbers"),
-        ([[1.0], [1.0, 2.0]], "expected rows of numbers"),
-        (([0, 3], [1.0, 1.0]), "expected indices of 3 features, 0 to 2, given 0 to 3"),
-        (([-1], [1.0]), "given -1 to -1"),
-        (([0, 1], [1.0]), r"two arrays of one length.*given shapes \(2,\) and \(1,\)"),
-        (([0.5], [1.0]), "indices float64"),
-        ((1.0, 2.0, 3.0), r"expected a sparse row as the tuple \(indices, values\)"),
-        ([([0], [1.0]), [1.0]], r"expected a sparse row as the tuple \(indices, values\)"),
+        (["a", "b", "c"], "expected rows as numbers"),
+        ([[1.0], [1.0, 2.0]], "expected rows as numbers"),
+        (([0, 3], [1.0, 1.0]), r"expected indices from 0 to 2 \(width 3\), given 3 in row 0"),
+        (([-1], [1.0]), "given -1 in row 0"),
+        (([0, 1], [1.0]), "expected as many values as indices in row 0, given 1 for 2"),
+        (([0.5], [1.0]), "expected indices as a list of integers, given shape .* of float64"),
+        (([[0]], [[1.0]]), r"expected indices as a list of integers, given shape \(1, 1\)"),
+        ((1.0, 2.0, 3.0), r"expected sparse rows as tuples \(indices, values\), given \(1.0, 2.0, 3.0\)"),
+        ([([0], [1.0]), [1.0]], r"expected sparse rows as tuples \(indices, values\), given \[1.0\]"),
+        (
+            SparseRows([0, 1], [3], [1.0], 4),
+            "expected sparse rows of width 3, given width 4; make them with the hasher that the model was trained with",
+        ),
+        (pandas.DataFrame({"x": [1.0], "y": [2.0]}), r"given shape \(1, 2\)"),
+        (
+            pandas.DataFrame({"x": [1.0], "y": ["2"]}),
+            "rows: column 'y': expected numbers, given <U1; leave the column",
+        ),
+        (
+            polars.DataFrame({"x": [1.0]}).lazy(),
+            r"given a query of them, a polars.LazyFrame; write ….collect\(\)",
+        ),
+        ({"x": 1.0}, "expected rows as numbers, given dict"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_with_both_numbers(x: Any, message: str) -> None:

@@ -12,6 +12,7 @@ from models.model_case import MakeTopic, ManualClock, encoder, large_update, upd
 from support.waiting import until
 
 from streamiter.errors import ModelError, TopicNotFound, TopicUnavailable
+from streamiter.learn import FeatureHasher, LogisticRegression
 from streamiter.models import ModelUpdateEncoder, NoModel, Prediction, ServedModel
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicReader
@@ -65,6 +66,25 @@ async def test_versions_change_while_predicting_and_never_go_back(make_topic: Ma
     assert versions == sorted(versions)
     assert versions[0] == 1
     assert served.statistics().updates >= 2
+
+
+async def test_rows_of_a_hasher_are_predicted_as_by_the_model_itself() -> None:
+    """What a model learned from is what it is asked about: they were refused, as numbers without a len()."""
+    hasher = FeatureHasher(["color"], numeric=["size"], bits=6)
+    records = [{"color": color, "size": size} for color in ("red", "blue") for size in (0.5, -1.0, 2.0)]
+    rows = hasher.rows(records)
+    model = LogisticRegression(hasher.width)
+    model.learn(rows, [1.0, 0.0, 1.0, 0.0, 0.0, 1.0])
+    topic = await memory_topic()
+    await write(topic, encoder(1, 1).encode([model.parameters()]))
+    async with ServedModel(topic, "ctr") as served:
+        await served.ready()
+        assert served.predict(rows).value == pytest.approx(model.predict(rows), rel=1e-15)
+        assert [served.predict(row).value for row in rows] == served.predict(rows).value.tolist()
+        with pytest.raises(
+            ModelError, match=r"model 'ctr' .*: expected sparse rows of width 64, given width 32"
+        ):
+            served.predict(FeatureHasher(["color"], bits=5).rows(records))
 
 
 async def test_a_large_model_is_served(make_topic: MakeTopic) -> None:

@@ -153,7 +153,7 @@ def test_tuples_that_are_no_sparse_rows_are_named(dense: Any) -> None:
     predict = NetworkPredictor(made, made.initial_parameters(seed=1))
     with pytest.raises(
         ModelError,
-        match=r"network: expected tuples \(indices, values\), .*; dense rows are arrays, or lists of lists",
+        match=r"network: expected sparse rows as tuples \(indices, values\)",
     ):
         predict(dense)
 
