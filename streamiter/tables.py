@@ -31,7 +31,7 @@ import numpy.typing as npt
 from streamiter.errors import ModelError, StreamiterError
 from streamiter.records import Array, Columns
 
-__all__ = ["array_of", "as_floats", "column_of_table", "columns_of_table", "refuse_tables", "rows_of_table"]
+__all__ = ["array_of", "as_floats", "columns_of_table", "rows_of_table"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,19 +61,20 @@ def rows_of_table(
     """The rows of a table, or the values of a single column (a ``Series``, an Arrow array); None for anything else.
 
     ``Columns`` where all columns are arrays without objects, which can be stored; otherwise a list of dicts.
-    Raises ``error`` for a table that cannot become rows. ``owner`` is what the message begins with.
+    Raises ``error`` for any other table, and one that cannot become rows. ``owner`` is what the message begins with.
     """
     columns = columns_of_table(owner, given, error)
     if columns is not None:
         return list(columns) if any(array.dtype.hasobject for array in columns.arrays.values()) else columns
-    values = column_of_table(owner, given, error)
+    values = _values_of_column(owner, given, error)
     return values.tolist() if values is not None and values.dtype.hasobject else values
 
 
 def columns_of_table(owner: str, given: object, error: type[StreamiterError]) -> Columns | None:
     """The columns of a table of pandas, polars or Arrow, those of objects included; None for anything else.
 
-    Raises ``error`` for tables of others, and for columns that are not plain data or have no names of their own.
+    Raises ``error`` for any other table (iterated, most give the names of their columns and not their rows), and for
+    columns that are not plain data or have no names of their own.
     """
     if (tables := _loaded("pandas", "DataFrame")) and isinstance(given, tables):
         names = list(given.columns)
@@ -83,6 +84,7 @@ def columns_of_table(owner: str, given: object, error: type[StreamiterError]) ->
     elif (tables := _loaded("pyarrow", "Table", "RecordBatch")) and isinstance(given, tables):
         names, columns = given.schema.names, given.columns
     else:
+        _refuse_other_tables(owner, given, error)
         return None
     _check_names(owner, names, error)
     return Columns(
@@ -93,14 +95,15 @@ def columns_of_table(owner: str, given: object, error: type[StreamiterError]) ->
     )
 
 
-def column_of_table(owner: str, given: object, error: type[StreamiterError]) -> Array | None:
-    """The values of a ``Series`` or an Arrow array, as :func:`columns_of_table` makes them; None for anything else."""
+def _values_of_column(owner: str, given: object, error: type[StreamiterError]) -> Array | None:
+    """The values of a ``Series`` or an Arrow array; None for anything else."""
     return _array(owner, given, error) if isinstance(given, _column_types()) else None
 
 
-def refuse_tables(owner: str, given: object, error: type[StreamiterError]) -> None:
-    """Raise ``error`` for a table of any library: iterated, most give the names of their columns and not their rows."""
+def _refuse_other_tables(owner: str, given: object, error: type[StreamiterError]) -> None:
     kind = type(given)
+    if isinstance(given, _column_types()):
+        return
     name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
     if (lazy := _loaded("polars", "LazyFrame")) and isinstance(given, lazy):
         raise error(f"{owner}: expected rows, given a query of them, a polars.LazyFrame; write ….collect()")
@@ -128,7 +131,7 @@ def as_floats(owner: str, what: str, given: Any) -> Floats:
 
 def array_of(owner: str, given: Any) -> Array:
     """``given`` as an array; a column of texts is one of texts, where numpy by itself makes one of objects."""
-    column = column_of_table(owner, given, ModelError)
+    column = _values_of_column(owner, given, ModelError)
     return np.asarray(given) if column is None else column
 
 
@@ -141,9 +144,8 @@ def _numbers(where: str, given: Any) -> Any:
         for name, array in columns.arrays.items():
             _check_numbers(f"{where}: column {name!r}", array)
         return np.column_stack(list(columns.arrays.values()))
-    column = column_of_table(where, given, ModelError)
+    column = _values_of_column(where, given, ModelError)
     if column is None:
-        refuse_tables(where, given, ModelError)
         return given
     _check_numbers(where, column)
     return column

@@ -32,7 +32,7 @@ from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy, shorte
 from streamiter.operators.source import Source, SourceFactory
 from streamiter.records import Batch, Columns
 from streamiter.runtime.graph import Step
-from streamiter.tables import refuse_tables, rows_of_table
+from streamiter.tables import rows_of_table
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import Decoder, StartPosition, StopPosition, Topic
 from streamiter.topics.topic_source import DecodeValues, TopicSource
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from streamiter.runtime.running import OnInterrupt
     from streamiter.runtime.statistics import JobStatistics
 
-__all__ = ["Flow"]
+__all__ = ["Flow", "listed_items"]
 
 
 class Flow:
@@ -147,7 +147,7 @@ class Flow:
         >>> flow.run().state, items.items
         ('finished', [0, 1, 4, 9])
         """
-        batch = _listed("from_items", items)
+        batch = listed_items("from_items", items)
         return self._add_source(
             name or "items",
             name,
@@ -448,7 +448,8 @@ def _check_of_checkpoints(flow: str, checkpoints: object, restore: object, chang
             )
 
 
-def _listed(owner: str, items: Any) -> Batch:
+def listed_items(owner: str, items: Any) -> Batch:
+    """For the engine: what a user gives as records, as a batch; GraphError for what are none."""
     if isinstance(items, (list, Columns)) or (isinstance(items, np.ndarray) and items.ndim):
         return items
     if isinstance(items, Mapping):
@@ -458,7 +459,6 @@ def _listed(owner: str, items: Any) -> Batch:
         )
     if (rows := rows_of_table(owner, items, GraphError)) is not None:
         return rows
-    refuse_tables(owner, items, GraphError)
     if not isinstance(items, Iterable) or isinstance(items, (str, bytes, np.ndarray)):
         raise GraphError(
             f"{owner}: expected a list, an array whose first axis is the record, Columns or another "

@@ -27,6 +27,7 @@ from streamiter.networks.parameters import Array
 from streamiter.numbers import fraction
 from streamiter.operators.rejection import shortened
 from streamiter.sparse_rows import SparseRows
+from streamiter.tables import as_floats
 from streamiter.topics.lookup import topic
 from streamiter.topics.topic import Topic
 
@@ -118,11 +119,8 @@ def read_rows(
 
 def as_labelled_rows(owner: str, rows: Any, labels: Any, features: int | None = None) -> LabelledRows:
     """Arrays as rows with labels. Raises ModelError for what does not fit."""
-    try:
-        given: Any = rows if isinstance(rows, SparseRows) else np.asarray(rows, dtype=np.float64)
-        vector = np.asarray(labels, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"{owner}: expected rows and labels of numbers, given {error}") from None
+    given = rows if isinstance(rows, SparseRows) else as_floats(owner, "rows", rows)
+    vector = as_floats(owner, "labels", labels)
     if not isinstance(given, SparseRows) and given.ndim != 2:
         raise ModelError(f"{owner}: expected rows as (rows, features), given shape {given.shape}")
     if vector.shape != (len(given),):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, Final
 
-from streamiter.operators.functions import plain_function
+from streamiter.operators.functions import plain_function, rows_if_table
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.operators.record_loop import fail_at, records_of, refuse
@@ -23,7 +23,8 @@ class FlatMap(Operator):
 
     The iterable is consumed piece by piece, so it may be of any length. Where ``f`` or its iterable
     raises, the record follows the step's policy. A record that is skipped, or becomes a dead letter, has
-    none of its items emitted, unless it fails after more than 1024 of them.
+    none of its items emitted, unless it fails after more than 1024 of them. Of a table of pandas, polars or Arrow
+    the items are its rows.
 
     >>> from streamiter.operators import FlatMap, Output
     >>> out, results = Output(), []
@@ -37,6 +38,8 @@ class FlatMap(Operator):
 
     def __init__(self, f: Callable[[Any], Iterable[Any]]) -> None:
         self._f = plain_function("FlatMap(f)", f)
+        self._iterated: set[type[Any]] = {list, tuple}
+        """Types of results that are no tables: a look into a set costs less than one for a table."""
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         if out.tolerates_rejections:
@@ -47,7 +50,7 @@ class FlatMap(Operator):
     def _emit(self, batch: Batch, out: Output) -> None:
         records, progress = records_of(batch)
         end = _End()
-        items = chain.from_iterable(map(self._f, chain(records, end)))
+        items = chain.from_iterable(self._checked(map(self._f, chain(records, end))))
         while True:
             try:
                 piece = list(islice(items, _PIECE_RECORDS))
@@ -59,12 +62,24 @@ class FlatMap(Operator):
         if not end.was_reached:
             fail_at(batch, progress, RuntimeError("the function raised StopIteration"), out)
 
+    def _checked(self, results: Iterable[Any]) -> Iterator[Iterable[Any]]:
+        """The results, with the rows of those that are tables."""
+        iterated = self._iterated
+        for result in results:
+            if type(result) in iterated:
+                yield result
+            elif (rows := rows_if_table("FlatMap(f)", result)) is result:
+                iterated.add(type(result))
+                yield result
+            else:
+                yield rows
+
     def _emit_tolerantly(self, batch: Batch, out: Output) -> None:
         gathered: list[Any] = []
         for record in batch:
             kept = len(gathered)
             try:
-                items = iter(self._f(record))
+                items = iter(rows_if_table("FlatMap(f)", self._f(record)))
                 gathered += islice(items, _PIECE_RECORDS)
             except Exception as error:
                 del gathered[kept:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,17 @@ import numpy as np
 from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, Columns
+from streamiter.tables import rows_of_table
 
-__all__ = ["FunctionResultError", "asynchronous_kind", "checked_batch", "field_or_function", "plain_function"]
+__all__ = [
+    "FunctionResultError",
+    "asynchronous_kind",
+    "batch_of",
+    "checked_batch",
+    "field_or_function",
+    "plain_function",
+    "rows_if_table",
+]
 
 Function = Callable[..., Any]
 
@@ -69,8 +78,31 @@ def field_or_function(argument: str, field_or_f: str | Function) -> Function:
     return field
 
 
+def rows_if_table(function: str, result: Any) -> Any:
+    """The rows of a table of pandas, polars or Arrow; anything else as it is.
+
+    Raises FunctionResultError for any other table: iterated, most give the names of their columns.
+    """
+    rows = rows_of_table(function, result, FunctionResultError)
+    return result if rows is None else rows
+
+
+def batch_of(where: str, given: Any) -> Batch:
+    """``given``, if it is a sequence of records, or its rows, if it is a table."""
+    given = rows_if_table(where, given)
+    if isinstance(given, (Mapping, str, bytes)) or not hasattr(given, "__len__"):
+        raise FunctionResultError(
+            f"{where}: expected a list, a numpy array or Columns, given {type(given).__name__}: {shortened(given)}; "
+            "for one record write [record]"
+        )
+    batch: Batch = given
+    return batch
+
+
 def checked_batch(function: str, result: object) -> Batch:
-    """``result``, if it is a batch."""
+    """``result``, if it is a batch, or its rows, if it is a table."""
+    if not isinstance(result, (list, Columns, np.ndarray)):
+        result = rows_if_table(function, result)
     if isinstance(result, (list, Columns)) or (isinstance(result, np.ndarray) and result.ndim > 0):
         return result
     given = "an array without axes" if isinstance(result, np.ndarray) else type(result).__name__

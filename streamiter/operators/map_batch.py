@@ -19,8 +19,8 @@ class MapBatch(Operator):
     input is cut: work on each record, or drop and add records, but do not sum over a batch. ``f`` must
     not change its batch; it may raise ``RejectRecords`` to refuse single records. It is never given an empty batch.
 
-    Raises ``FunctionResultError`` (a ``TypeError``) where ``f`` returns something else than a list, a
-    numpy array or ``Columns``.
+    Of a table of pandas, polars or Arrow that ``f`` returns the records are its rows. Raises ``FunctionResultError``
+    (a ``TypeError``) where it returns something else than a table, a list, a numpy array or ``Columns``.
 
     >>> import numpy as np
     >>> from streamiter.operators import MapBatch, Output

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
+import numpy as np
+
+from streamiter.operators.functions import batch_of
 from streamiter.operators.rejection import DEAD_LETTERS, DeadLetter, Origin, RecordFailure, RejectionPolicy
-from streamiter.records import Batch, OutputTag
+from streamiter.records import Batch, Columns, OutputTag
 
 __all__ = ["Output", "Receiver"]
 
@@ -16,6 +19,8 @@ Receiver = Callable[[Batch], object]
 # Single emitted records are gathered to batches of at most this many: large enough that the cost of a
 # hop (about 2 µs) disappears, small enough that an operator's output of one call stays in the CPU cache.
 _GATHER_RECORDS: Final = 1024
+
+_BATCHES: Final = frozenset({list, np.ndarray, Columns})
 
 
 class Output:
@@ -89,7 +94,9 @@ class Output:
             self._send_gathered()
 
     def emit_batch(self, batch: Batch, tag: OutputTag | None = None) -> None:
-        """Emit the records of a batch."""
+        """Emit the records of a batch; those of a table of pandas, polars or Arrow are its rows."""
+        if type(batch) not in _BATCHES:
+            batch = batch_of(f"step {self._step!r}, emit_batch", batch)
         if tag is not None:
             self._send_tagged(tag)
             self._deliver(self._tagged_receivers.get(tag, ()), batch)

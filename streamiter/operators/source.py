@@ -16,9 +16,10 @@ Positions = dict[Any, Any]
 class SourceBatch:
     """A batch that was read, with the positions from which reading goes on after it.
 
-    ``records`` is a batch, or whatever has a length and the operator behind the source takes. ``positions_after`` gives
-    the positions after the first so many of its records (at least one, and not all). With it, and ``records`` that can
-    be sliced, the batch is cut where the steps behind the source are slow: then a barrier need not wait for all of it.
+    ``records`` is a batch, a table of pandas, polars or Arrow, whose rows they are, or whatever has a length and the
+    operator behind the source takes. ``positions_after`` gives the positions after the first so many of its records (at
+    least one, and not all). With it, and ``records`` that can be sliced, the batch is cut where the steps behind the
+    source are slow: then a barrier need not wait for all of it.
 
     >>> batch = SourceBatch([10, 20, 30], {"read": 3}, positions_after=lambda records: {"read": records})
     >>> first, rest = batch.cut(2)

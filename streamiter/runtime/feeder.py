@@ -10,6 +10,7 @@ from typing import Any, final
 from streamiter.channels import Channel, Intake
 from streamiter.errors import ConfigurationError
 from streamiter.operators.context import Context
+from streamiter.operators.functions import rows_if_table
 from streamiter.operators.rejection import RecordFailure, shortened
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Control, EndOfInput
@@ -39,6 +40,8 @@ class Feeder:
         self._then: Control = EndOfInput()
         self._running: asyncio.Task[None] | None = None
         self._last_lag: Mapping[int, int] = {}
+        self._carriers: set[type[Any]] = {list}
+        """Types of records that the source has brought and that are no tables."""
 
     async def open(self, context: Context, positions: Positions | None) -> Positions:
         """Open the source; gives where it begins."""
@@ -97,7 +100,12 @@ class Feeder:
             self._is_reading = False
 
     def _checked(self, batch: Any) -> SourceBatch | None:
-        if batch is None or isinstance(batch, SourceBatch):
+        if batch is None:
+            return None
+        if isinstance(batch, SourceBatch):
+            if type(batch.records) not in self._carriers:
+                batch.records = rows_if_table(f"{type(self._source).__name__}.read", batch.records)
+                self._carriers.add(type(batch.records))
             return batch
         raise ConfigurationError(
             f"{type(self._source).__name__}.read: expected a SourceBatch, or None at the end, given "

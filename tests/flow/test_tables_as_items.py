@@ -20,11 +20,12 @@ import pyarrow
 import pytest
 from support.waiting import until
 
-from streamiter import Checkpoints, Columns, Flow, Operator
-from streamiter.errors import GraphError
+from streamiter import Checkpoints, Columns, Flow, Operator, Stream
+from streamiter.errors import GraphError, JobFailed
 from streamiter.operators import Output
+from streamiter.operators.source import Source, SourceBatch
 from streamiter.tables import rows_of_table
-from streamiter.testing import check_flow_restore
+from streamiter.testing import Simulation, check_flow_restore, check_restore, simulate
 
 Table = Callable[[dict[str, Any]], Any]
 
@@ -396,3 +397,92 @@ def test_no_library_is_imported_for_the_sake_of_tables() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert run.stdout == "[]\n", run.stderr
+
+
+class _EmitsTables(Operator):
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def process(self, record: Any, out: Output) -> None:
+        out.emit_batch(self._table({"n": [record, record + 1]}))
+
+
+class _ReadsTables(Source):
+    def __init__(self, table: Table) -> None:
+        self._left = [table({"n": [1, 2]}), table({"n": [3, 4]})]
+
+    def read(self) -> SourceBatch | None:
+        return SourceBatch(self._left.pop(0), {}) if self._left else None
+
+
+STEPS: dict[str, Callable[[Flow, Table], Stream]] = {
+    "map_batch": lambda flow, table: flow.from_items([1, 2, 3, 4]).map_batch(
+        lambda batch: table({"n": batch})
+    ),
+    "flat_map": lambda flow, table: flow.from_items([1, 3]).flat_map(lambda n: table({"n": [n, n + 1]})),
+    "tolerant flat_map": lambda flow, table: flow.from_items([1, 3]).flat_map(
+        lambda n: table({"n": [n, n + 1]}), on_error="skip"
+    ),
+    "emit_batch": lambda flow, table: flow.from_items([1, 3]).process(lambda: _EmitsTables(table)),
+    "a source": lambda flow, table: flow.from_source(lambda: _ReadsTables(table)),
+}
+
+
+@tables
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_what_a_step_makes_as_a_table_are_its_rows(
+    step: Callable[[Flow, Table], Stream], table: Table
+) -> None:
+    """The names of the columns, or whole columns, went on as records."""
+    flow = Flow("tables")
+    rows = step(flow, table).map(lambda row: int(row["n"])).collect()
+    flow.run()
+    assert rows.items == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "made", [polars.DataFrame({"n": [1]}).lazy(), _ForeignTable()], ids=["a query", "foreign"]
+)
+@pytest.mark.parametrize("step", ["map_batch", "flat_map", "emit_batch", "a source"])
+def test_what_a_step_makes_and_is_no_batch_is_refused(step: str, made: Any) -> None:
+    """With the name of the step."""
+    flow = Flow("tables")
+    STEPS[step](flow, lambda data: made).collect()
+    with pytest.raises(JobFailed, match=r"step '.*(polars.LazyFrame; write ….collect\(\)|_ForeignTable)"):
+        flow.run()
+
+
+def test_a_mapping_is_no_batch() -> None:
+    """Its keys went on as records."""
+    flow = Flow("tables")
+    flow.from_items([1]).process(lambda: _EmitsTables(dict)).collect()  # type: ignore[arg-type]
+    with pytest.raises(JobFailed, match="emit_batch: expected a list, a numpy array or Columns, given dict"):
+        flow.run()
+
+
+def test_the_inputs_of_simulations_and_restore_checks_take_tables() -> None:
+    """What tests feed is what users have."""
+
+    def numbers(simulation: Simulation) -> Flow:
+        flow = Flow("numbers")
+        rows = flow.source(simulation.input("rows", pandas.DataFrame({"n": [3, 1]})))
+        rows.map(lambda row: row["n"]).sink(simulation.output("numbers"))
+        return flow
+
+    assert [record.value for record in simulate(numbers, 0).outputs["numbers"]] == [b"3", b"1"]
+    check_restore(_Sum, polars.DataFrame({"n": [3, 1, 2]}), fresh_process=False)
+
+
+class _Sum(Operator):
+    def open(self, context: Any) -> None:
+        self._sum = 0
+
+    def process(self, record: Any, out: Output) -> None:
+        self._sum += int(record["n"])
+        out.emit(self._sum)
+
+    def snapshot(self) -> int:
+        return self._sum
+
+    def restore(self, state: int) -> None:
+        self._sum = state

@@ -11,8 +11,32 @@ import numpy as np
 from streamiter.errors import ModelError
 from streamiter.learn.rows.checks import BadRows, Floats
 from streamiter.records import Columns
+from streamiter.tables import columns_of_table
 
-__all__ = ["all_categorical", "as_number", "as_numbers", "as_text", "bad_values", "column_of"]
+__all__ = [
+    "all_categorical",
+    "as_number",
+    "as_numbers",
+    "as_text",
+    "bad_values",
+    "column_of",
+    "records_with_fields",
+]
+
+
+def records_with_fields(given: Any) -> Columns | Sequence[Mapping[str, Any]]:
+    """What is given as records: a table as ``Columns``. Raises ModelError for what has no records."""
+    if isinstance(given, (Columns, list)):
+        return given
+    if isinstance(given, Mapping):
+        raise ModelError(
+            "FeatureHasher: expected records, given a mapping; write […] for one record, or Columns(…) for named "
+            "arrays"
+        )
+    if isinstance(given, (str, bytes)):
+        raise ModelError(f"FeatureHasher: expected records with fields, given the text {given!r:.100}")
+    table = columns_of_table("FeatureHasher", given, ModelError)
+    return given if table is None else table
 
 
 def column_of(records: Columns | Sequence[Mapping[str, Any]], field: str) -> Sequence[Any]:
@@ -24,12 +48,24 @@ def column_of(records: Columns | Sequence[Mapping[str, Any]], field: str) -> Seq
         return column
     try:
         return [record[field] for record in records]
+    except (TypeError, IndexError):
+        bad = [row for row, record in enumerate(records) if not _has_fields(record)]
+        if not bad:
+            raise
+        raise BadRows(
+            bad,
+            f"FeatureHasher: expected records with fields, given {type(records[bad[0]]).__name__} in row {bad[0]}",
+        ) from None
     except KeyError:
         bad = [row for row, record in enumerate(records) if field not in record]
         given = ", ".join(records[bad[0]])
         raise BadRows(
             bad, f"FeatureHasher: expected a field {field!r} (None where it has no value), given {given}"
         ) from None
+
+
+def _has_fields(record: Any) -> bool:
+    return isinstance(record, (Mapping, np.void))
 
 
 def as_numbers(values: Sequence[Any]) -> Floats:

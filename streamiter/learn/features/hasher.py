@@ -30,6 +30,7 @@ from streamiter.learn.features.field_values import (
     as_text,
     bad_values,
     column_of,
+    records_with_fields,
 )
 from streamiter.learn.rows.checks import BadRows, Floats
 from streamiter.numbers import plain_float, whole_number
@@ -120,11 +121,12 @@ class FeatureHasher:
         return self._among(field)
 
     def rows(self, records: Columns | Sequence[Mapping[str, Any]]) -> SparseRows:
-        """The features of each record.
+        """The features of each record: dicts, ``Columns``, or the rows of a table of pandas, polars or Arrow.
 
         Raises :class:`~streamiter.learn.rows.checks.BadRows` where a record lacks a field (give None where it
         has no value), or a value is of another kind than its field.
         """
+        records = records_with_fields(records)
         if not len(records):
             return SparseRows([0], np.zeros(0, dtype=np.intp), [], self.width)
         columns = {field: column_of(records, field) for field in self._fields()}

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from streamiter.errors import ModelError
 from streamiter.learn.rows.checks import Floats
 from streamiter.learn.rows.points import as_points
+from streamiter.tables import as_floats
 
 __all__ = ["StandardScaler", "scaled"]
 
@@ -87,7 +88,7 @@ def scaled(parameters: Mapping[str, Any], rows: npt.ArrayLike) -> Floats:
     [[2.0, 0.0]]
     """
     deviation = parameters["deviation"]
-    differences: Floats = np.asarray(rows, dtype=np.float64) - parameters["mean"]
+    differences: Floats = as_floats("scaled", "rows", rows) - parameters["mean"]
     varies = deviation > 0
     result: Floats = np.where(varies, differences / np.where(varies, deviation, 1.0), 0.0)
     return result

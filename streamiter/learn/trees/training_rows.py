@@ -15,7 +15,7 @@ from streamiter.learn.rows.feature_rows import Features, dense_features, refuse_
 from streamiter.operators.rejection import shortened
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows
-from streamiter.tables import as_floats
+from streamiter.tables import array_of, as_floats
 
 __all__ = ["Task", "TrainingRows", "joined", "training_rows"]
 
@@ -112,7 +112,7 @@ def _classes_and_labels(
 
 
 def _checked_classes(labels: npt.ArrayLike, length: int) -> npt.NDArray[Any]:
-    given = np.asarray(labels)
+    given = array_of(f"{_OWNER}: labels", labels)
     if given.shape != (length,):
         raise ModelError(
             f"{_OWNER}: expected {length} labels, one for each row, given shape {given.shape}; give each row a class"

@@ -12,9 +12,10 @@ from typing import Any, Literal
 import msgspec
 
 from streamiter.errors import ConfigurationError
+from streamiter.flow.flow import listed_items
 from streamiter.operators.operator import Operator
 from streamiter.operators.source import Source
-from streamiter.records import Batch, Columns, OutputTag
+from streamiter.records import Batch, OutputTag
 from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.testing.restore.comparison import Comparison
 from streamiter.testing.restore.driver import RunOptions
@@ -210,7 +211,7 @@ def _inputs(records: Any) -> dict[str, Batch]:
         )
     inputs = dict(records) if isinstance(records, Mapping) else {SINGLE_INPUT: records}
     return {
-        name: batch if hasattr(batch, "dtype") or isinstance(batch, Columns) else list(batch)
+        name: listed_items(f"check_restore(records=): input {name!r}", batch)
         for name, batch in inputs.items()
     }
 

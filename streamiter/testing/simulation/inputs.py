@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from streamiter.flow.flow import listed_items
 from streamiter.testing.simulation.at_once import at_once
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 from streamiter.topics.memory import MemoryBroker
@@ -36,7 +37,8 @@ class Input:
         self.name = name
         self.partitions = partitions
         self._over_s = over_s
-        self._waiting = [self._outgoing(index, record, key) for index, record in enumerate(records)]
+        given = listed_items(f"Simulation.input({name!r})", records)
+        self._waiting = [self._outgoing(index, record, key) for index, record in enumerate(given)]
         self._waiting.reverse()
 
     def _outgoing(self, index: int, record: Any, key: KeyOf | None) -> OutgoingBatch:
