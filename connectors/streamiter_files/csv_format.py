@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.records import Batch, Columns
-from streamiter.topics.formats.failures import BAD_INPUT, NO_VALUE, decode_each, encode_each
+from streamiter.topics.formats.failures import BAD_INPUT, NO_VALUE, decode_each, encode_each, rows_to_encode
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 from streamiter_files.csv_batch import CsvBatch
 from streamiter_files.csv_types import ColumnType
@@ -100,6 +100,7 @@ class Csv:
 
     def encode(self, batch: Batch) -> OutgoingBatch:
         """Raises ``EncodeError`` for records of other columns, and for fields that no line holds."""
+        batch = rows_to_encode(batch)
         names = self._columns or _names_of(batch)
         return OutgoingBatch(encode_each(batch, _LineMaker(names, self._delimiter or ",").line))
 

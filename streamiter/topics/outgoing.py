@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from streamiter.errors import RecordTooLarge, TopicError
+from streamiter.tables import rows_of_table
 from streamiter.topics.topic import Headers, OutgoingBatch
 
 __all__ = ["batch_bytes", "check_outgoing", "check_record_sizes", "partition_for_key", "spread"]
@@ -91,10 +92,18 @@ def _check_lengths(batch: OutgoingBatch, topic: str) -> None:
 
 
 def _check_bytes(noun: str, column: Sequence[bytes | None], topic: str) -> None:
+    if (
+        not isinstance(column, (list, tuple))
+        and rows_of_table(f"topic {topic!r}, {noun}s", column, TopicError) is not None
+    ):
+        raise TopicError(
+            f"topic {topic!r}: expected a list of bytes as {noun}s, given a {type(column).__name__}; encode its rows "
+            "first: Json().encode(…)"
+        )
     if set(map(type, column)) <= _BYTES_OR_NONE:
         return
-    index = next(index for index, entry in enumerate(column) if type(entry) not in _BYTES_OR_NONE)
-    given = type(column[index]).__name__
+    index, entry = next(found for found in enumerate(column) if type(found[1]) not in _BYTES_OR_NONE)
+    given = type(entry).__name__
     raise TopicError(f"topic {topic!r}: expected bytes or None as {noun}, given {given} (record {index})")
 
 

@@ -9,13 +9,29 @@ from typing import Any
 import msgspec
 import numpy as np
 import orjson
+import pandas
+import polars
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamiter import errors
 from streamiter.records import Columns
-from streamiter.topics import Decoder, Encoder, Json, JsonColumns, Raw, Text, TopicBatch, Typed, WithMetadata
+from streamiter.topics import (
+    Decoder,
+    Encoder,
+    Json,
+    JsonColumns,
+    OutgoingBatch,
+    Raw,
+    Text,
+    TopicBatch,
+    Typed,
+    WithMetadata,
+)
+from streamiter.topics.outgoing import check_outgoing
+from streamiter_files import Csv
 
 
 class Click(msgspec.Struct):
@@ -409,3 +425,29 @@ def test_metadata_goes_with_columns_too() -> None:
     [record] = WithMetadata(POINTS).decode(batch)
     assert (record["partition"], record["offset"], record["headers"]) == (2, 5, (("h", b"1"),))
     assert record["value"]["id"] == 1
+
+
+@pytest.mark.parametrize("table", [pandas.DataFrame, polars.DataFrame, pyarrow.table])
+@pytest.mark.parametrize("encoder", [Json(), JsonColumns({"id": "int64", "name": "str"}), Csv()])
+def test_the_records_of_a_table_are_its_rows(encoder: Any, table: Any) -> None:
+    """The names of its columns were written, and nothing was said."""
+    given = Columns({"id": [1, 2], "name": ["a", "b"]})
+    assert encoder.encode(table({"id": [1, 2], "name": ["a", "b"]})) == encoder.encode(given)
+
+
+@pytest.mark.parametrize("table", [pandas.DataFrame, polars.DataFrame, pyarrow.table])
+def test_a_table_that_is_written_without_an_encoder_is_refused(table: Any) -> None:
+    """It was a KeyError: 0 somewhere inside; columns whose names are bytes would have been written."""
+    batch = OutgoingBatch(table({"id": [1, 2], "name": ["a", "b"]}))
+    with pytest.raises(
+        errors.TopicError,
+        match=r"topic 't': expected a list of bytes as values, given a \w+; encode its rows first: Json\(\).encode\(…\)",
+    ):
+        check_outgoing(batch, topic="t", partitions=1)
+
+
+def test_a_query_is_no_batch_to_encode() -> None:
+    """It has no rows yet."""
+    for encoder in (Json(), POINTS, Text(), Raw(), Typed(Click)):
+        with pytest.raises(errors.TopicError, match=r"encode: .* polars.LazyFrame; write ….collect\(\)"):
+            encoder.encode(polars.DataFrame({"id": [1]}).lazy())  # type: ignore[arg-type]

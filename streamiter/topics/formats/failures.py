@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 import msgspec
+import numpy as np
 
-from streamiter.errors import DecodeError, EncodeError
+from streamiter.errors import DecodeError, EncodeError, TopicError
+from streamiter.records import Batch, Columns
+from streamiter.tables import rows_of_table
 
-__all__ = ["BAD_INPUT", "NO_VALUE", "decode_each", "encode_each", "reason_of"]
+__all__ = ["BAD_INPUT", "NO_VALUE", "decode_each", "encode_each", "reason_of", "rows_to_encode"]
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -37,9 +40,18 @@ def decode_each(values: Iterable[Given], decode: Callable[[Given], Made]) -> lis
     return made
 
 
+def rows_to_encode(batch: Any) -> Batch:
+    """The batch, or the rows of a table; raises TopicError for a table that cannot become rows."""
+    rows = (
+        None if isinstance(batch, (list, Columns, np.ndarray)) else rows_of_table("encode", batch, TopicError)
+    )
+    given: Batch = batch if rows is None else rows
+    return given
+
+
 def encode_each(records: Iterable[Given], encode: Callable[[Given], Made]) -> list[Made]:
     """The same for encoding, with :class:`~streamiter.errors.EncodeError`."""
-    made, failures = _each(records, encode)
+    made, failures = _each(rows_to_encode(records), encode)
     if failures:
         raise EncodeError(failures)
     return made

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from streamiter.records import Batch, Columns
-from streamiter.topics.formats.failures import decode_each, encode_each
+from streamiter.topics.formats.failures import decode_each, encode_each, rows_to_encode
 from streamiter.topics.formats.json_rows import encode_array, encode_columns
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
@@ -43,7 +43,8 @@ class Json:
             return decode_each(batch.values, _loads)
 
     def encode(self, batch: Batch) -> OutgoingBatch:
-        """Raises ``EncodeError`` for records that JSON has no form for."""
+        """Raises ``EncodeError`` for records that JSON has no form for. Of a table the records are its rows."""
+        batch = rows_to_encode(batch)
         if isinstance(batch, Columns):
             values = encode_columns(batch)
         elif isinstance(batch, np.ndarray):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, EncodeError
 from streamiter.records import Batch, Columns, take
 from streamiter.topics.formats.column_checks import fitting_array
-from streamiter.topics.formats.failures import BAD_INPUT, NO_VALUE, decode_each, encode_each
+from streamiter.topics.formats.failures import BAD_INPUT, NO_VALUE, decode_each, encode_each, rows_to_encode
 from streamiter.topics.formats.json_rows import encode_columns
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
@@ -79,6 +79,7 @@ class JsonColumns:
 
     def encode(self, batch: Batch) -> OutgoingBatch:
         """Raises ``EncodeError`` for records that do not fit the schema; a wrong column is in all of them."""
+        batch = rows_to_encode(batch)
         if not len(batch):
             return OutgoingBatch([])
         fitting = self._fitting(batch)
