@@ -27,6 +27,7 @@ from benchmarks.parameter_server import (
     parameter_server_optimizer,
 )
 from benchmarks.parameter_server_on_ray import parameter_server_on_ray
+from benchmarks.predicting import predicting
 from benchmarks.report import write
 from benchmarks.rounds import bounded_rounds
 from benchmarks.session import PROJECT, Session
@@ -44,6 +45,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "k-means": k_means,
         "online-learning": online_learning,
         "offline-logistic-regression": offline_logistic_regression,
+        "predicting": predicting,
         "parameter-server": parameter_server,
         "parameter-server-calls": parameter_server_calls,
         "parameter-server-optimizer": parameter_server_optimizer,

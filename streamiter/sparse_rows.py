@@ -63,7 +63,8 @@ class SparseRows:
         self.indices = _as_indices("indices", indices)
         self.values = as_floats("SparseRows", "values", values)
         self._row_of_value: Indices | None = None
-        self._check()
+        self._check_indptr()
+        self._check_indices()
         if not self._is_canonical():
             self._make_canonical()
 
@@ -91,7 +92,17 @@ class SparseRows:
             indices.append(row_indices)
             values.append(row_values)
             indptr.append(indptr[-1] + len(row_indices))
-        return cls(indptr, _joined(indices), _joined(values), width)
+        as_array = _as_indices("indices", _joined(indices))
+        made = cls._trusted(
+            np.array(indptr, dtype=np.intp),
+            as_array,
+            as_floats("SparseRows", "values", _joined(values)),
+            width,
+        )
+        made._check_indices()
+        if not made._is_canonical():
+            made._make_canonical()
+        return made
 
     @classmethod
     def from_dense(cls, rows: npt.ArrayLike, *, keep_zeros: bool = False) -> SparseRows:
@@ -228,12 +239,8 @@ class SparseRows:
     def __repr__(self) -> str:
         return f"SparseRows({len(self)} rows of width {self.width}, {len(self.values)} values)"
 
-    def _check(self) -> None:
+    def _check_indptr(self) -> None:
         indptr, indices = self.indptr, self.indices
-        if self.values.shape != indices.shape:
-            raise ModelError(
-                f"SparseRows: given {len(indices)} indices but values of shape {self.values.shape}"
-            )
         if (
             not len(indptr)
             or indptr[0] != 0
@@ -243,6 +250,13 @@ class SparseRows:
             raise ModelError(
                 f"SparseRows: expected indptr to ascend from 0 to the number of values, {len(indices)}, "
                 f"given {indptr[:8].tolist()}…"
+            )
+
+    def _check_indices(self) -> None:
+        indptr, indices = self.indptr, self.indices
+        if self.values.shape != indices.shape:
+            raise ModelError(
+                f"SparseRows: given {len(indices)} indices but values of shape {self.values.shape}"
             )
         if len(indices) and (indices.min() < 0 or indices.max() >= self.width):
             at = int(np.flatnonzero((indices < 0) | (indices >= self.width))[0])
@@ -254,6 +268,8 @@ class SparseRows:
 
     def _is_canonical(self) -> bool:
         ascends = self.indices[1:] > self.indices[:-1]
+        if len(self) == 1:
+            return bool(ascends.all())
         boundaries = self.indptr[1:-1]
         ascends[boundaries[(boundaries > 0) & (boundaries < len(self.indices))] - 1] = True
         return bool(ascends.all())

@@ -441,7 +441,7 @@ def test_a_table_that_is_written_without_an_encoder_is_refused(table: Any) -> No
     batch = OutgoingBatch(table({"id": [1, 2], "name": ["a", "b"]}))
     with pytest.raises(
         errors.TopicError,
-        match=r"topic 't': expected a list of bytes as values, given a \w+; encode its rows first: Json\(\).encode\(…\)",
+        match=r"topic 't': expected a list of bytes as values, given a \w+; encode its rows first: Json\(\)\.encode",
     ):
         check_outgoing(batch, topic="t", partitions=1)
 
