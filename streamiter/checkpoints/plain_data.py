@@ -63,6 +63,15 @@ class PlainData:
         """
         self._structs.register(struct)
 
+    @property
+    def struct_count(self) -> int:
+        """How many classes it knows beside the built-in types."""
+        return len(self._structs.classes)
+
+    def forget_structs(self, count: int) -> None:
+        """Know only the first ``count`` classes that were registered."""
+        self._structs.forget_after(count)
+
     def encode(self, value: Any, *, name: str = "record") -> bytes:
         """The bytes of ``value``; ``name`` is what errors call it.
 

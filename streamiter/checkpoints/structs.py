@@ -37,6 +37,12 @@ class StructRegistry:
             )
         self.openings[struct] = _opening(struct)
 
+    def forget_after(self, count: int) -> None:
+        """Keep the first ``count`` classes only."""
+        while len(self.classes) > count:
+            _, struct = self.classes.popitem()
+            del self.openings[struct]
+
 
 def _opening(struct: type[msgspec.Struct]) -> Extension:
     return extension(extensions.STRUCT, pack([struct.__name__, *struct.__struct_fields__]))

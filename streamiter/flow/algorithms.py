@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from streamiter.errors import GraphError
 from streamiter.flow.flow import Flow
@@ -11,7 +12,46 @@ from streamiter.flow.graph_checks import check_name
 from streamiter.flow.stream import Stream
 from streamiter.operators.rejection import shortened
 
-__all__ = ["check_stream", "step_names"]
+__all__ = ["all_or_nothing", "check_stream", "step_names"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def all_or_nothing(build: Callable[P, T]) -> Callable[P, T]:
+    """For a function that adds several steps: where it raises, it leaves none of them in the flow.
+
+    The flow is one of its arguments, or that of a stream among them.
+
+    >>> @all_or_nothing
+    ... def halves(stream):
+    ...     return stream.map(lambda x: x / 2, name="half"), stream.map(None, name="other half")
+    >>> flow = Flow("halves")
+    >>> halves(flow.from_items([1]))
+    Traceback (most recent call last):
+    streamiter.errors.GraphError: map: expected a function, given None; write a function or a lambda (at ...)
+    >>> flow
+    Flow('halves', 1 steps)
+    """
+
+    @wraps(build)
+    def build_or_roll_back(*args: P.args, **kwargs: P.kwargs) -> T:
+        flow = _flow_of(*args, *kwargs.values())
+        if flow is None:  # It will be refused.
+            return build(*args, **kwargs)
+        with flow.all_or_nothing():
+            return build(*args, **kwargs)
+
+    return build_or_roll_back
+
+
+def _flow_of(*arguments: object) -> Flow | None:
+    for given in arguments:
+        if isinstance(given, Flow):
+            return given
+        if isinstance(given, Stream):
+            return given.flow
+    return None
 
 
 def step_names(flow: Flow, name: str | None) -> Callable[[str], str]:
@@ -26,7 +66,7 @@ def step_names(flow: Flow, name: str | None) -> Callable[[str], str]:
     check_name(name)
 
     def name_of(step: str) -> str:
-        return flow.unique_name(step if name is None else f"{name}: {step}", named=name is not None)
+        return flow.graph.unique_name(step if name is None else f"{name}: {step}", named=name is not None)
 
     return name_of
 

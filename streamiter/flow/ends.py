@@ -43,13 +43,14 @@ def add_sink(
     check_codec(encoder, "encode", step=options.name or f"sink {topic.name}")
     if key is not None:
         check_function(key, "sink key")
-    stream.flow.register_struct_of(encoder)
-    _add_end(
-        stream,
-        f"sink {topic.name}",
-        lambda: TopicSink(topic, encoder, key, at_least_once=at_least_once),
-        options,
-    )
+    with stream.flow.all_or_nothing():
+        stream.flow.register_struct_of(encoder)
+        _add_end(
+            stream,
+            f"sink {topic.name}",
+            lambda: TopicSink(topic, encoder, key, at_least_once=at_least_once),
+            options,
+        )
 
 
 def add_publisher(
@@ -83,7 +84,6 @@ def add_publisher(
             f"publish_model: expected one publisher of the model {model!r} to {topic.name!r}, given a second "
             f"beside the one at {published[topic.url, model]}; give each model a name of its own"
         )
-    published[topic.url, model] = user_line()
     at_least_once = delivery == "at_least_once"
     # With all of its room, which most flows do without.
     from streamiter.models.publisher import ModelPublisher
@@ -94,6 +94,7 @@ def add_publisher(
         lambda: ModelPublisher(topic, model, format, at_least_once=at_least_once),
         options,
     )
+    published[topic.url, model] = user_line()
 
 
 def check_delivery(delivery: object, method: str) -> None:

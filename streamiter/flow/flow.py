@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -31,7 +31,7 @@ from streamiter.operators.items import ItemsSource
 from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy, shortened
 from streamiter.operators.source import Source, SourceFactory
 from streamiter.records import Batch, Columns
-from streamiter.runtime.graph import Step
+from streamiter.runtime.graph import Graph, Step
 from streamiter.tables import rows_of_table
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import Decoder, StartPosition, StopPosition, Topic
@@ -69,12 +69,17 @@ class Flow:
         self.name = name
         self.parallelism = check_parallelism(parallelism, step=name)
         self.plain_data = PlainData()
-        self.steps: list[Step] = []
+        self.graph = Graph()
+        """For the engine: its steps."""
         self.published_models: dict[tuple[str, str], str] = {}
         """For the engine: by topic and model the line that publishes it."""
         self.loop: Any = None
         """For the engine: the iteration whose body is being built, or None."""
-        self._numbered: set[str] = set()
+
+    @property
+    def steps(self) -> list[Step]:
+        """For the engine: its steps, in the order in which they were added."""
+        return self.graph.steps
 
     # -- sources ---------------------------------------------------------------------------------------
 
@@ -115,20 +120,22 @@ class Flow:
         check_codec(decoder, "decode", step=label)
         check_start(start, step=label)
         check_stop(stop, step=label)
-        self.register_struct_of(decoder)
+        policy = check_policy(on_error, dead_letter, step=label)
         bounded = stop is not None or getattr(topic, "bounded", False)
-        stream = self._add_source(
-            label,
-            name,
-            lambda: TopicSource(topic, start, stop),
-            operator=lambda: DecodeValues(topic, decoder),
-            parallelism=parallelism,
-            bounded=bounded,
-            policy=check_policy(on_error, dead_letter, step=label),
-            label_lasts=True,
-        )
-        if dead_letter is not None:
-            stream.side_output(DEAD_LETTERS).to_dead_letters(dead_letter)
+        with self.all_or_nothing():
+            self.register_struct_of(decoder)
+            stream = self._add_source(
+                label,
+                name,
+                lambda: TopicSource(topic, start, stop),
+                operator=lambda: DecodeValues(topic, decoder),
+                parallelism=parallelism,
+                bounded=bounded,
+                policy=policy,
+                label_lasts=True,
+            )
+            if dead_letter is not None:
+                stream.side_output(DEAD_LETTERS).to_dead_letters(dead_letter)
         return stream
 
     def from_items(
@@ -206,13 +213,12 @@ class Flow:
                 f"step {label!r}: expected no sources inside an iteration body, given one; make it outside "
                 "and pass its stream as a data stream"
             )
-        unique_name = self.unique_name(label, named=name is not None)
+        parallelism = check_parallelism(self.parallelism if parallelism is None else parallelism, step=label)
+        unique_name = self.graph.unique_name(label, named=name is not None)
         step = Step(
             name=unique_name,
-            has_lasting_name=(name is not None or label_lasts) and not self.is_numbered(unique_name),
-            parallelism=check_parallelism(
-                self.parallelism if parallelism is None else parallelism, step=label
-            ),
+            has_lasting_name=(name is not None or label_lasts) and not self.graph.is_numbered(unique_name),
+            parallelism=parallelism,
             where=user_line(),
             factory=operator,
             source=source,
@@ -226,34 +232,35 @@ class Flow:
 
     def add_step(self, step: Step) -> Stream:
         """For the engine: put a step into the graph; gives its main output."""
-        self.steps.append(step)
+        self.graph.add(step)
         return Stream(self, step)
+
+    @contextlib.contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """For the engine: where the block raises, take out again all that was added to the flow in it.
+
+        Whatever it raises: a notebook goes on after KeyboardInterrupt, too. Blocks may be nested.
+        """
+        loop, steps = self.loop, self.graph.savepoint()
+        of_loop = None if loop is None else loop.savepoint()
+        models, structs = len(self.published_models), self.plain_data.struct_count
+        try:
+            yield
+        except BaseException:
+            self.graph.roll_back(steps)
+            while len(self.published_models) > models:
+                self.published_models.popitem()
+            self.plain_data.forget_structs(structs)
+            self.loop = loop
+            if loop is not None:
+                loop.roll_back(of_loop)
+            raise
 
     def keyed_stream(
         self, key_of: Callable[[Any], Any], outlets: Iterable[Outlet], *, whole_batches: bool = False
     ) -> KeyedStream:
         """For the engine: what ``key_by`` gives; Stream cannot import the class that derives from it."""
         return KeyedStream(self, key_of, outlets, whole_batches=whole_batches)
-
-    def unique_name(self, label: str, *, named: bool) -> str:
-        """For the engine: the name of a new step; one that the user chose must be free."""
-        taken = {step.name: step.where for step in self.steps}
-        if label not in taken:
-            return label
-        if named:
-            raise GraphError(
-                f"step {label!r}: expected a name of its own, given one that {taken[label]} already uses; "
-                "choose another"
-            )
-        number = 2
-        while f"{label}-{number}" in taken:
-            number += 1
-        self._numbered.add(f"{label}-{number}")
-        return f"{label}-{number}"
-
-    def is_numbered(self, name: str) -> bool:
-        """For the engine: whether the name has a number only because it was taken, so that an edit may change it."""
-        return name in self._numbered
 
     def register_struct_of(self, codec: Any) -> None:
         """For the engine: what a decoder makes becomes plain data of this flow, if it is made of ``msgspec.Struct`` s.
@@ -292,7 +299,7 @@ class Flow:
                 f"flow {self.name!r}: run() expected no running event loop, given one; "
                 "write: job = await flow.start(); await job.wait()"
             )
-        self._check_complete()
+        self._check_complete("run")
         # With all that runs a job: see start.
         from streamiter.runtime.running import check_on_interrupt, run_in_own_loop, run_jobs
 
@@ -336,7 +343,7 @@ class Flow:
 
         Raises JobFailed if a step cannot be opened.
         """
-        self._check_complete()
+        self._check_complete("start")
         # What runs a job is a fifth of the import of this package, and nothing that builds or draws a flow needs.
         from streamiter.models.update import ModelSnapshot
         from streamiter.runtime.checkpointing.choice import check_restore_option
@@ -363,7 +370,12 @@ class Flow:
         await job.start(snapshot)
         return job
 
-    def _check_complete(self) -> None:
+    def _check_complete(self, method: str) -> None:
+        if self.loop is not None:
+            raise GraphError(
+                f"flow {self.name!r}: {method}() expected a flow whose iterations are built, given one inside the body "
+                f"of an iteration, which only builds the graph; call {method}() behind the iteration"
+            )
         if not any(step.source is not None for step in self.steps):
             raise GraphError(
                 f"flow {self.name!r}: expected at least one source, given none; "

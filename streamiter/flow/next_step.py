@@ -44,10 +44,11 @@ def add_next_step(
         _default_parallelism(edges, flow) if options.parallelism is None else options.parallelism, step=label
     )
     policy = check_policy(options.on_error, options.dead_letter, step=label)
+    service = check_service(options.service, step=label)
     for stream in streams.values():
         _check_loop(stream, label)
     rebalance_unequal(edges, parallelism)
-    name = flow.unique_name(label, named=named)
+    name = flow.graph.unique_name(label, named=named)
     step = Step(
         name=name,
         parallelism=parallelism,
@@ -56,16 +57,18 @@ def add_next_step(
         inputs=edges,
         keys=keys,
         policy=policy,
-        service=check_service(options.service, step=label),
-        has_lasting_name=(named or label_lasts) and not flow.is_numbered(name),
+        service=service,
+        has_lasting_name=(named or label_lasts) and not flow.graph.is_numbered(name),
         loop=flow.loop,
         round_scope=getattr(flow.loop, "round_scope", None),
         bounded=all(stream.is_bounded for stream in streams.values()),
         stamped=all(edge.upstream.stamped for edge in edges),
         shape=shape,
     )
-    output = flow.add_step(step)
-    if options.dead_letter is not None:
+    if options.dead_letter is None:
+        return flow.add_step(step)
+    with flow.all_or_nothing():
+        output = flow.add_step(step)
         output.side_output(DEAD_LETTERS).to_dead_letters(options.dead_letter)
     return output
 

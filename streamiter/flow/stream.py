@@ -107,7 +107,13 @@ class Stream:
         return tuple(outlet.step for outlet in self._outlets)
 
     def edges(self, input_name: str = SINGLE_INPUT) -> list[Edge]:
-        """For the engine: the edges that bring it to a step."""
+        """For the engine: the edges that bring it to a step. Raises GraphError where one of its steps is gone."""
+        for step in self.steps:
+            if step not in self._flow.graph:
+                raise GraphError(
+                    f"stream {self.name!r}: expected a step of flow {self._flow.name!r}, given {step.name!r}, which "
+                    "was taken out again when the call that added it failed; make the stream again"
+                )
         return [
             Edge(outlet.step, input_name, outlet.partitioning or Forward(), outlet.tag)
             for outlet in self._outlets

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from streamiter.flow.algorithms import all_or_nothing
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
 from streamiter.iteration.checks import check_body_stream
@@ -16,6 +17,7 @@ from streamiter.operators.output import Output
 __all__ = ["ReduceEpoch", "all_reduce"]
 
 
+@all_or_nothing
 def all_reduce(
     stream: Stream, f: Callable[[Any, Any], Any] = operator.add, *, name: str | None = None
 ) -> Stream:

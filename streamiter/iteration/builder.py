@@ -68,7 +68,11 @@ class IterationBuilder:
             check_stamps(self._ahead, [given.stream for given in data])
 
     def build(self, body: Body[Any]) -> list[Stream] | dict[str, Stream]:
-        """The output streams, as a list or a dict as the body gave them."""
+        """The output streams, as a list or a dict as the body gave them; where that fails, the flow is as before."""
+        with self._flow.all_or_nothing():
+            return self._build(body)
+
+    def _build(self, body: Body[Any]) -> list[Stream] | dict[str, Stream]:
         streams = [given.stream for given in self._data]
         endless = any(not stream.is_bounded and not is_stamped(stream) for stream in streams)
         loop = self._loop = Loop(
@@ -79,15 +83,12 @@ class IterationBuilder:
             has_stamped_data=any(is_stamped(stream) for stream in streams),
         )
         self._flow.loop = loop
-        try:
-            variables = [self._add_head(number, stream) for number, stream in enumerate(self._initial)]
-            data = [self._add_entrance(number, given) for number, given in enumerate(self._data)]
-            if self._config.operator_life_cycle is OperatorLifeCycle.PER_ROUND:
-                loop.round_scope = RoundScope(whole_body=True)
-            result = body(variables, data)
-        finally:
-            self._flow.loop = None
-            loop.round_scope = None
+        variables = [self._add_head(number, stream) for number, stream in enumerate(self._initial)]
+        data = [self._add_entrance(number, given) for number, given in enumerate(self._data)]
+        if self._config.operator_life_cycle is OperatorLifeCycle.PER_ROUND:
+            loop.round_scope = RoundScope(whole_body=True)
+        result = body(variables, data)
+        self._flow.loop = loop.round_scope = None
         result = check_result(result, loop, self._initial, bounded=self._bounded)
         for head, initial, feedback in zip(
             loop.heads, self._initial, result.feedback_variable_streams, strict=True
@@ -170,11 +171,11 @@ class IterationBuilder:
     ) -> Stream:
         rebalance_unequal(edges, parallelism)
         prefix = "" if self._config.name is None else f"{self._config.name}: "
-        name = self._flow.unique_name(prefix + label, named=False)
+        name = self._flow.graph.unique_name(prefix + label, named=False)
         return self._flow.add_step(
             Step(
                 name=name,
-                has_lasting_name=not self._flow.is_numbered(name),
+                has_lasting_name=not self._flow.graph.is_numbered(name),
                 parallelism=parallelism,
                 where=self._where,
                 factory=factory,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
@@ -18,6 +18,13 @@ from streamiter.runtime.statistics import LoopStatistics
 __all__ = ["Loop"]
 
 _CALLBACKS: Final = ("on_epoch_watermark_incremented", "on_iteration_terminated")
+
+
+class LoopSavepoint(NamedTuple):
+    """What of a loop changes while its body is built, at one moment."""
+
+    leaving: int
+    round_scope: RoundScope | None
 
 
 class Loop:
@@ -49,6 +56,15 @@ class Loop:
     def leave(self, stream: Stream, then: Callable[[Stream], None]) -> None:
         """Bring a stream of the body outside when the body is built, and go on with it there."""
         self.leaving.append((stream, then))
+
+    def savepoint(self) -> LoopSavepoint:
+        """What ``roll_back`` goes back to."""
+        return LoopSavepoint(len(self.leaving), self.round_scope)
+
+    def roll_back(self, savepoint: LoopSavepoint) -> None:
+        """Forget what a part of the body that failed has changed."""
+        del self.leaving[savepoint.leaving :]
+        self.round_scope = savepoint.round_scope
 
     def check_streams(self, label: str, edges: Iterable[Edge]) -> None:
         """Raise GraphError where a step would read a stream across the border of a part that begins anew."""

@@ -98,21 +98,21 @@ def for_each_round(
         )
     around: RoundScope | None = loop.round_scope
     if around is not None and around.whole_body:  # All of it begins anew in each round already.
-        return _result(sub_body(given))
+        with given[0].flow.all_or_nothing():
+            return _result(sub_body(given))
     if around is not None:
         raise GraphError(
             "for_each_round: expected no for_each_round inside another, given one; leave the inner one out"
         )
     for stream in given:
         loop.check_streams("for_each_round", stream.edges())
-    scope = loop.round_scope = RoundScope(given=given)
-    try:
+    with given[0].flow.all_or_nothing():
+        scope = loop.round_scope = RoundScope(given=given)
         result = _result(sub_body(given))
-    finally:
         loop.round_scope = None
-    for stream in result:
-        for edge in stream.edges():
-            scope.check_use_inside("for_each_round", edge)
+        for stream in result:
+            for edge in stream.edges():
+                scope.check_use_inside("for_each_round", edge)
     scope.give_back(result)
     return result
 

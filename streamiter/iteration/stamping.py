@@ -90,15 +90,16 @@ def epochs_every(
             f"epochs_every: expected a stream outside an iteration body, given {stream.name!r} inside; "
             "stamp the data stream before it is passed to the iteration"
         )
-    unique_name = flow.unique_name(step, named=name is not None)
+    edges = stream.edges()
+    unique_name = flow.graph.unique_name(step, named=name is not None)
     return flow.add_step(
         Step(
             name=unique_name,
             parallelism=stream.parallelism,
             where=user_line(),
             factory=_factory(records, seconds, marks, idle_timeout),
-            inputs=stream.edges(),
-            has_lasting_name=name is not None and not flow.is_numbered(unique_name),
+            inputs=edges,
+            has_lasting_name=name is not None and not flow.graph.is_numbered(unique_name),
             bounded=stream.is_bounded,
             stamped=True,
             shape="iteration",

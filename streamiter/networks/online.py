@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from streamiter.errors import GraphError
-from streamiter.flow.algorithms import check_stream, step_names
+from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators.sources import labelled
 from streamiter.learn.on_parameter_server.flow import REPEAT_MEMORY_BYTES, trained
@@ -34,6 +34,7 @@ __all__ = ["train_network_online"]
 _OWNER: Final = "train_network_online"
 
 
+@all_or_nothing
 def train_network_online(
     examples: Stream,
     network: Network,

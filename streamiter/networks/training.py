@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from streamiter.errors import GraphError, ModelError
-from streamiter.flow.algorithms import step_names
+from streamiter.flow.algorithms import all_or_nothing, step_names
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.learn.on_parameter_server.flow import REPEAT_MEMORY_BYTES, trained
@@ -55,6 +55,7 @@ class NetworkTraining:
     """How many there are to be, those of each worker counted; 0 where nobody knows."""
 
 
+@all_or_nothing
 def train_network(
     flow: Flow,
     data: LabelledRows,

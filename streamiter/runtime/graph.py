@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamiter.errors import GraphError
 from streamiter.operators.operator import OperatorFactory
@@ -15,7 +15,16 @@ from streamiter.records import OutputTag
 from streamiter.runtime.partitioning import Forward, Partitioning
 from streamiter.topics.topic import Topic
 
-__all__ = ["SINGLE_INPUT", "Edge", "FeedbackLimits", "KeySelector", "Step", "edge_number"]
+__all__ = [
+    "SINGLE_INPUT",
+    "Edge",
+    "FeedbackLimits",
+    "Graph",
+    "KeySelector",
+    "Savepoint",
+    "Step",
+    "edge_number",
+]
 
 SINGLE_INPUT = "input"
 """Name of the input of a step that has only one."""
@@ -104,6 +113,67 @@ class Edge:
     """Set on the edge that closes a loop."""
     feedback_topic: Topic | None = None
     """What such an edge goes through, if not through memory."""
+
+
+class Savepoint(NamedTuple):
+    """How much of a graph there is at one moment."""
+
+    steps: int
+    numbered_names: int
+
+
+class Graph:
+    """The steps of one flow, in the order in which they were added, and their names.
+
+    Steps are only added, and an edge belongs to the step that reads it. So what was added since a savepoint can be
+    taken out again, and the rest is as it was.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._by_name: dict[str, Step] = {}
+        self._numbered: dict[str, None] = {}
+        """Names with a number, in the order in which they were given."""
+
+    def __contains__(self, step: Step) -> bool:
+        return self._by_name.get(step.name) is step
+
+    def add(self, step: Step) -> None:
+        """Add a step, whose name ``unique_name`` gave."""
+        self.steps.append(step)
+        self._by_name[step.name] = step
+
+    def unique_name(self, label: str, *, named: bool) -> str:
+        """The name of a new step. Raises GraphError where the user chose it (``named``) and another step has it."""
+        taken = self._by_name
+        if label not in taken:
+            return label
+        if named:
+            raise GraphError(
+                f"step {label!r}: expected a name of its own, given one that {taken[label].where} already uses; "
+                "choose another"
+            )
+        number = 2
+        while f"{label}-{number}" in taken:
+            number += 1
+        self._numbered[f"{label}-{number}"] = None
+        return f"{label}-{number}"
+
+    def is_numbered(self, name: str) -> bool:
+        """Whether the name has a number only because it was taken, so that an edit may change it."""
+        return name in self._numbered
+
+    def savepoint(self) -> Savepoint:
+        """What ``roll_back`` goes back to."""
+        return Savepoint(len(self.steps), len(self._numbered))
+
+    def roll_back(self, savepoint: Savepoint) -> None:
+        """Take out what was added since the savepoint."""
+        for step in self.steps[savepoint.steps :]:
+            del self._by_name[step.name]
+        del self.steps[savepoint.steps :]
+        while len(self._numbered) > savepoint.numbered_names:
+            self._numbered.popitem()
 
 
 def edge_number(step: Step, edge: Edge) -> int:

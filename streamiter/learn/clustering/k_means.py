@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import GraphError, ModelError
-from streamiter.flow.algorithms import check_stream, step_names
+from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
 from streamiter.iteration.all_reduce import all_reduce
 from streamiter.iteration.bounded import iterate_bounded_streams_until_termination
@@ -114,6 +114,7 @@ class Clustering(NamedTuple):
     """One for each round, as it ends."""
 
 
+@all_or_nothing
 def cluster(points: Stream, options: KMeansOptions, *, name: str | None = None) -> Clustering:
     """:func:`k_means` with a model for each round."""
     _check_points(points)

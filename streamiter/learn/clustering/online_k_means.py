@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError
-from streamiter.flow.algorithms import check_stream, step_names
+from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream, connect
 from streamiter.learn.clustering.online_centroids import OnlineKMeans
 from streamiter.learn.rows.good_rows import blaming_rows, of_good_rows
@@ -21,6 +21,7 @@ from streamiter.topics.topic import Topic
 __all__ = ["online_k_means"]
 
 
+@all_or_nothing
 def online_k_means(
     points: Stream,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamiter.errors import GraphError
-from streamiter.flow.algorithms import check_stream, step_names
+from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.all_reduce import all_reduce
 from streamiter.iteration.bounded import iterate_bounded_streams_until_termination
@@ -20,6 +20,7 @@ from streamiter.topics.topic import Topic
 __all__ = ["apriori"]
 
 
+@all_or_nothing
 def apriori(
     transactions: Stream,
     *,

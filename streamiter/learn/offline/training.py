@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from streamiter.errors import GraphError
-from streamiter.flow.algorithms import check_stream, step_names
+from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.bounded import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
@@ -47,6 +47,7 @@ class OfflineTraining:
     """For each step the mean loss before it."""
 
 
+@all_or_nothing
 def train_offline(
     examples: Stream,
     model: Callable[[], LinearModel],

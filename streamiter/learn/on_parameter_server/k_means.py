@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from streamiter.errors import GraphError, ModelError
-from streamiter.flow.algorithms import check_stream, step_names
+from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
 from streamiter.learn.clustering.clusters import as_columns
 from streamiter.learn.on_parameter_server.centroid_learner import CentroidLearner
@@ -41,6 +41,7 @@ __all__ = ["k_means_on_parameter_server"]
 _OWNER: Final = "k_means_on_parameter_server"
 
 
+@all_or_nothing
 def k_means_on_parameter_server(
     points: Stream,
     server: ParameterServer,

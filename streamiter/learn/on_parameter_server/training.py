@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 from streamiter.errors import ConfigurationError, GraphError
-from streamiter.flow.algorithms import check_stream, step_names
+from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators.sources import labelled
 from streamiter.learn.linear.losses import LogLoss, SquaredLoss
@@ -37,6 +37,7 @@ _OWNER: Final = "train_on_parameter_server"
 _LOSSES: Final = ("log", "squared")
 
 
+@all_or_nothing
 def train_on_parameter_server(
     examples: Stream,
     server: ParameterServer,

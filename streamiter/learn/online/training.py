@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from streamiter.errors import ConfigurationError, GraphError
-from streamiter.flow.algorithms import check_stream, step_names
+from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every
@@ -44,6 +44,7 @@ class OnlineTraining:
     """Metrics of progressive validation, a dict now and then (see ``ProgressiveValidation``)."""
 
 
+@all_or_nothing
 def train_online(
     examples: Stream,
     model: Callable[[], LinearModel],

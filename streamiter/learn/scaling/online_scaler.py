@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamiter.flow.algorithms import check_stream, step_names
+from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
 from streamiter.learn.rows.good_rows import blaming_rows, of_good_rows
 from streamiter.learn.scaling.scaler import StandardScaler
@@ -18,6 +18,7 @@ from streamiter.topics.topic import Topic
 __all__ = ["online_standard_scaler"]
 
 
+@all_or_nothing
 def online_standard_scaler(
     rows: Stream,
     *,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from streamiter.flow.algorithms import all_or_nothing
 from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.all_reduce import all_reduce
 from streamiter.iteration.bounded import iterate_bounded_streams_until_termination
@@ -19,6 +20,7 @@ from streamiter.learn.trees.worker import SUMMARIES, HistogramWorker
 __all__ = ["grow_tree", "grown_tree"]
 
 
+@all_or_nothing
 def grow_tree(rows: Stream, options: TreeOptions) -> dict[str, Stream]:
     """``"tree"``: how the owner left it, for ``grown_tree``; ``"leaves"``: their number by round.
 
