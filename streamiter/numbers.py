@@ -19,8 +19,11 @@ def whole_number(
     most: int | None = None,
     *,
     error: type[StreamiterError] = ConfigurationError,
+    remedy: str | None = None,
 ) -> int:
     """The value as a plain int; 18.0 and True are refused too, for they are rarely meant.
+
+    ``remedy`` is what the error says to do, where there is more to say than the bounds.
 
     >>> whole_number("train(rounds=)", np.int32(5), 1)
     5
@@ -29,7 +32,8 @@ def whole_number(
     if is_whole and least <= value and (most is None or value <= most):
         return int(value)
     bounds = f"of at least {least}" if most is None else f"from {least} to {most:,}"
-    raise error(f"{option}: expected a whole number {bounds}, given {value!r}")
+    to_do = "" if remedy is None else f"; {remedy}"
+    raise error(f"{option}: expected a whole number {bounds}, given {value!r}{to_do}")
 
 
 def positive(option: str, value: Any) -> float:

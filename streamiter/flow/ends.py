@@ -42,7 +42,7 @@ def add_sink(
     encoder = encode if encode is not None else Json()
     check_codec(encoder, "encode", step=options.name or f"sink {topic.name}")
     if key is not None:
-        check_function(key, "sink key")
+        check_function(key, "sink key", ["record"], step=options.name)
     with stream.flow.all_or_nothing():
         stream.flow.register_struct_of(encoder)
         _add_end(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from streamiter.errors import GraphError
-from streamiter.operators.functions import asynchronous_kind
+from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Operator
 from streamiter.operators.rejection import RejectionPolicy, shortened
 from streamiter.operators.service import Service
-from streamiter.runtime.entries import check_handlers
+from streamiter.runtime.entries import SOURCE_METHODS, check_handlers, check_methods
 from streamiter.topics.topic import StartPosition, StopPosition, Topic
 
 if TYPE_CHECKING:
@@ -161,24 +161,35 @@ def check_codec(codec: Any, method: Literal["decode", "encode"], *, step: str) -
 # -- functions ---------------------------------------------------------------------------------------------
 
 
-def check_function(f: Any, argument: str, expected: str = "a function") -> None:
-    """A function that can be called without being awaited; ``argument`` names it in the error."""
+def check_function(
+    f: Any, argument: str, takes: Sequence[str], *, step: str | None = None, expected: str = "a function"
+) -> None:
+    """A function that can be called with what it ``takes``, without being awaited.
+
+    ``argument`` names it in the error, and so does ``step`` where the user has named that.
+    """
+    label = argument if step is None else f"step {step!r}, {argument}"
     if not callable(f):
-        raise GraphError(
-            f"{argument}: expected {expected}, given {shortened(f)}; write a function or a lambda"
-        )
+        raise GraphError(f"{label}: expected {expected}, given {shortened(f)}; write a function or a lambda")
     if kind := asynchronous_kind(f):
         name = getattr(f, "__name__", type(f).__name__)
         raise GraphError(
-            f"{argument}: expected a plain function, given the {kind} {name}; await it in an Operator with "
+            f"{label}: expected a plain function, given the {kind} {name}; await it in an Operator with "
             "async def process(self, record, out) and .process(…)"
+        )
+    if reason := misfit(f, takes):
+        called = ", ".join(takes)
+        around = f"lambda {called}: …" if takes else "lambda: …"
+        raise GraphError(
+            f"{label}: expected a function that is called as f({called}), given {reason}; write def f({called}), or "
+            f"{around} around it"
         )
 
 
-def check_field_or_function(key: Any, argument: str) -> None:
-    """The name of a field, or a function."""
+def check_field_or_function(key: Any, argument: str, *, step: str | None = None) -> None:
+    """The name of a field, or a function of a record."""
     if not isinstance(key, str):
-        check_function(key, argument, "a field's name or a function")
+        check_function(key, argument, ["record"], step=step, expected="a field's name or a function")
 
 
 def check_factory(
@@ -206,10 +217,19 @@ def check_factory(
     if isinstance(factory, type):
         if not issubclass(factory, base):
             raise GraphError(
-                f"step {step!r}: expected a class derived from {room}.{kind}, given {factory.__name__}"
+                f"step {step!r}: expected a class derived from {room}.{kind}, given {factory.__name__}; write class "
+                f"{factory.__name__}({kind}), or a function that makes one"
             )
         if base is Operator:
             check_handlers(factory, input_names, step=step, keyed=keyed)
+        else:
+            check_methods(factory, SOURCE_METHODS, step=step)
+    if reason := misfit(factory, []):
+        name = getattr(factory, "__name__", type(factory).__name__).replace("<lambda>", "f")
+        raise GraphError(
+            f"step {step!r}: expected a class or a callable without arguments that makes a new {kind}, given {reason}; "
+            f"write lambda: {name}(…)"
+        )
 
 
 def check_input_names(names: Iterable[str]) -> None:
@@ -240,7 +260,7 @@ def check_same_flow(stream: Stream, other: Stream, method: str) -> None:
     if other.flow is not stream.flow:
         raise GraphError(
             f"{method}: expected streams of one flow, given {stream.name!r} of flow {stream.flow.name!r} and "
-            f"{other.name!r} of flow {other.flow.name!r}"
+            f"{other.name!r} of flow {other.flow.name!r}; make both with methods of one flow"
         )
 
 

@@ -66,7 +66,7 @@ class KeyedStream(Stream):
         >>> flow.run().state, highest.items
         ('finished', [3, 2, 3, 8])
         """
-        check_function(f, "reduce")
+        check_function(f, "reduce", ["result", "record"], step=name)
         key_of = self._key_of
         options = StepOptions(name, parallelism, on_error, dead_letter)
         if not self._whole_batches:
@@ -100,7 +100,9 @@ class KeyedStream(Stream):
         >>> flow.run().state, counts.items
         ('finished', [('to', 1), ('be', 1), ('to', 2)])
         """
-        check_function(f, "stateful_map")
+        check_function(f, "stateful_map", ["state", "record"], step=name)
+        if callable(initial):
+            check_function(initial, "stateful_map(initial=)", [], step=name)
         key_of = self._record_key("stateful_map")
         return self._add_keyed(
             "stateful_map",

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from streamiter.errors import GraphError
 from streamiter.flow.graph_checks import check_name, check_parallelism, check_policy, check_service
 from streamiter.flow.step_options import StepOptions
-from streamiter.operators.operator import OperatorFactory
+from streamiter.operators.operator import Operator, OperatorFactory
 from streamiter.operators.rejection import DEAD_LETTERS
+from streamiter.runtime.entries import check_can_listen
 from streamiter.runtime.graph import Edge, KeySelector, Step
 from streamiter.runtime.partitioning import Forward, Rebalance
 from streamiter.user_code import user_line
@@ -30,10 +31,12 @@ def add_next_step(
     keys: KeySelector | None = None,
     shape: str = "operator",
     label_lasts: bool = False,
+    waits_for_end: bool = False,
 ) -> Stream:
     """Add a step behind streams of one flow, each under the name of an input; gives the stream of its output.
 
     ``label`` names it where the options do not; ``label_lasts`` if it says which step it is, whatever others there are.
+    ``waits_for_end``: it emits when its inputs have ended.
     """
     flow = next(iter(streams.values())).flow
     check_name(options.name)
@@ -48,29 +51,40 @@ def add_next_step(
     for stream in streams.values():
         _check_loop(stream, label)
     rebalance_unequal(edges, parallelism)
-    name = flow.graph.unique_name(label, named=named)
-    step = Step(
-        name=name,
-        parallelism=parallelism,
-        where=user_line(),
-        factory=factory,
-        inputs=edges,
-        keys=keys,
-        policy=policy,
-        service=service,
-        has_lasting_name=(named or label_lasts) and not flow.graph.is_numbered(name),
-        loop=flow.loop,
-        round_scope=getattr(flow.loop, "round_scope", None),
-        bounded=all(stream.is_bounded for stream in streams.values()),
-        stamped=all(edge.upstream.stamped for edge in edges),
-        shape=shape,
-    )
-    if options.dead_letter is None:
-        return flow.add_step(step)
+    round_scope = getattr(flow.loop, "round_scope", None)
     with flow.all_or_nothing():
+        name = flow.graph.unique_name(label, named=named)
+        step = Step(
+            name=name,
+            parallelism=parallelism,
+            where=user_line(),
+            factory=factory,
+            inputs=edges,
+            keys=keys,
+            policy=policy,
+            service=service,
+            has_lasting_name=(named or label_lasts) and not flow.graph.is_numbered(name),
+            loop=flow.loop,
+            round_scope=round_scope,
+            bounded=all(stream.is_bounded for stream in streams.values()),
+            stamped=all(edge.upstream.stamped for edge in edges),
+            emits_at_end=(waits_for_end and round_scope is None)
+            or all(edge.upstream.emits_at_end for edge in edges),
+            shape=shape,
+        )
+        if isinstance(factory, type):
+            _check_class(factory, step)
         output = flow.add_step(step)
-        output.side_output(DEAD_LETTERS).to_dead_letters(options.dead_letter)
+        if options.dead_letter is not None:
+            output.side_output(DEAD_LETTERS).to_dead_letters(options.dead_letter)
     return output
+
+
+def _check_class(operator: type[Operator], step: Step) -> None:
+    """What can be told of an operator before there is one."""
+    check_can_listen(operator, step.hears_of_epochs, step=step.name)
+    if step.loop is not None:
+        step.loop.check_operator(step, operator)
 
 
 def label_of(factory: OperatorFactory) -> str:

@@ -97,6 +97,11 @@ class Stream:
         return all(outlet.step.bounded for outlet in self._outlets)
 
     @property
+    def emits_at_end(self) -> bool:
+        """For the engine: whether its records come only at the end, in an iteration at that of the iteration."""
+        return all(outlet.step.emits_at_end for outlet in self._outlets)
+
+    @property
     def loop(self) -> Any:
         """For the engine: the iteration body it belongs to, or None."""
         return self._outlets[0].step.loop
@@ -141,7 +146,7 @@ class Stream:
         >>> flow.run().step("map").rejected, squares.items
         (1, [1, 4, 16])
         """
-        check_function(f, "map")
+        check_function(f, "map", ["record"], step=name)
         return self._add("map", lambda: Map(f), StepOptions(name, parallelism, on_error, dead_letter))
 
     def filter(
@@ -161,7 +166,7 @@ class Stream:
         >>> flow.run().state, odd.items
         ('finished', [1, 3, 5])
         """
-        check_function(predicate, "filter")
+        check_function(predicate, "filter", ["record"], step=name)
         return self._add(
             "filter", lambda: Filter(predicate), StepOptions(name, parallelism, on_error, dead_letter)
         )
@@ -187,7 +192,7 @@ class Stream:
         >>> flow.run().state, words.items
         ('finished', ['to', 'be', 'or', 'not'])
         """
-        check_function(f, "flat_map")
+        check_function(f, "flat_map", ["record"], step=name)
         return self._add(
             "flat_map", lambda: FlatMap(f), StepOptions(name, parallelism, on_error, dead_letter)
         )
@@ -215,7 +220,7 @@ class Stream:
         >>> flow.run().state, [float(root) for root in roots.items]
         ('finished', [1.0, 2.0, 3.0])
         """
-        check_function(f, "map_batch")
+        check_function(f, "map_batch", ["batch"], step=name)
         return self._add(
             "map_batch", lambda: MapBatch(f), StepOptions(name, parallelism, on_error, dead_letter)
         )
@@ -240,7 +245,7 @@ class Stream:
         >>> flow.run().state, [int(order["id"]) for order in large.items]
         ('finished', [2, 3])
         """
-        check_function(f, "filter_batch")
+        check_function(f, "filter_batch", ["batch"], step=name)
         return self._add(
             "filter_batch", lambda: FilterBatch(f), StepOptions(name, parallelism, on_error, dead_letter)
         )
@@ -343,7 +348,7 @@ class Stream:
         >>> flow.run().state, totals.items
         ('finished', [('ann', 1), ('bo', 5), ('ann', 3)])
         """
-        check_function(f, "key_by")
+        check_function(f, "key_by", ["record"])
         return self._flow.keyed_stream(f, self._partitioned(ByKey(f))._outlets)
 
     def key_by_batch(self, f: Callable[[Any], Any]) -> KeyedStream:
@@ -359,7 +364,7 @@ class Stream:
         >>> flow.run().state, [int(total) for total in sums.items]
         ('finished', [1, 2, 4, 6])
         """
-        check_function(f, "key_by_batch")
+        check_function(f, "key_by_batch", ["batch"])
         keyed = self._partitioned(ByKey(f, whole_batches=True))._outlets
         return self._flow.keyed_stream(f, keyed, whole_batches=True)
 
@@ -383,7 +388,7 @@ class Stream:
 
         What ``f`` raises ends the job, naming the record.
         """
-        check_function(f, "partition_by")
+        check_function(f, "partition_by", ["record"])
         return self._partitioned(ByFunction(f))
 
     def union(self, *others: Stream) -> Stream:
@@ -428,9 +433,10 @@ class Stream:
         >>> flow.run().state, largest.items
         ('finished', [9])
         """
-        check_function(f, "reduce_all")
+        check_function(f, "reduce_all", ["result", "record"], step=name)
         check_bounded(self, "reduce_all")
-        return self._add("reduce_all", lambda: ReduceAll(f), StepOptions(name, 1, on_error, dead_letter))
+        options = StepOptions(name, 1, on_error, dead_letter)
+        return self._add("reduce_all", lambda: ReduceAll(f), options, waits_for_end=True)
 
     def sort(
         self,
@@ -453,10 +459,10 @@ class Stream:
         ('finished', ['bo', 'ann'])
         """
         if key is not None:
-            check_field_or_function(key, "sort")
+            check_field_or_function(key, "sort", step=name)
         check_bounded(self, "sort")
         options = StepOptions(name, 1, on_error, dead_letter)
-        return self._add("sort", lambda: Sort(key, reverse=reverse), options)
+        return self._add("sort", lambda: Sort(key, reverse=reverse), options, waits_for_end=True)
 
     def join(
         self,
@@ -488,12 +494,13 @@ class Stream:
                 'write on="id", or on=("user_id", "id") for left and right'
             )
         for key in on if isinstance(on, tuple) else (on,):
-            check_field_or_function(key, "join")
+            check_field_or_function(key, "join", step=name)
         check_same_flow(self, other, "join")
         check_bounded(self, "join")
         check_bounded(other, "join")
         options = StepOptions(name, 1, on_error, dead_letter)
-        return add_next_step({"left": self, "right": other}, "join", lambda: Join(on), options)
+        sides = {"left": self, "right": other}
+        return add_next_step(sides, "join", lambda: Join(on), options, waits_for_end=True)
 
     # -- ends --------------------------------------------------------------------------------------------
 
@@ -581,8 +588,10 @@ class Stream:
             f".{method}(…), or use reduce_all(f) for one result of all records"
         )
 
-    def _add(self, label: str, factory: OperatorFactory, options: StepOptions) -> Stream:
-        return add_next_step({SINGLE_INPUT: self}, label, factory, options)
+    def _add(
+        self, label: str, factory: OperatorFactory, options: StepOptions, *, waits_for_end: bool = False
+    ) -> Stream:
+        return add_next_step({SINGLE_INPUT: self}, label, factory, options, waits_for_end=waits_for_end)
 
 
 def connect(**streams: Stream) -> ConnectedStreams:

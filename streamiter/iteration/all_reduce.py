@@ -42,7 +42,7 @@ def all_reduce(
     ('finished', [np.int64(45)])
     """
     check_body_stream(stream, "all_reduce(stream)")
-    check_function(f, "all_reduce")
+    check_function(f, "all_reduce", ["result", "record"], step=name)
 
     def make_parts() -> ReduceEpoch:
         return ReduceEpoch(f)

@@ -135,6 +135,8 @@ class IterationBuilder:
             epochs_seen=epochs_seen,
         )
         loop.entrances += data.steps
+        if not given.replayed and not stamped:
+            loop.plain_entrances += data.steps
         return data
 
     def _entrance(self, *, stamped: bool) -> Entrance:

@@ -12,7 +12,8 @@ from streamiter.iteration.config import IterationBodyResult, IterationConfig, Op
 from streamiter.iteration.feedback_through import feedback_stream
 from streamiter.iteration.loop import Loop
 from streamiter.iteration.replayed import DataStream, Replayed
-from streamiter.operators.functions import asynchronous_kind
+from streamiter.iteration.rounds import for_each_epoch
+from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.rejection import shortened
 from streamiter.runtime.partitioning import Forward
 
@@ -56,7 +57,8 @@ def check_arguments(initial: Any, data: Any) -> tuple[list[Stream], list[DataStr
             if stream.flow is not initial[0].flow:
                 raise GraphError(
                     f"iteration: expected streams of one flow, given {kind} stream {number} "
-                    f"({stream.name!r}) of flow {stream.flow.name!r} beside flow {initial[0].flow.name!r}"
+                    f"({stream.name!r}) of flow {stream.flow.name!r} beside flow {initial[0].flow.name!r}; make "
+                    "all of them with methods of one flow"
                 )
     if initial[0].flow.loop is not None:
         raise GraphError(
@@ -158,16 +160,16 @@ def check_body(body: Any) -> None:
             f"iteration: expected the body to be a function, given {shortened(body)}; "
             "write def body(variables, data) that gives an IterationBodyResult"
         )
-    try:
-        inspect.signature(body).bind([], [])
-    except TypeError as error:
+    if reason := misfit(body, ["variables", "data"]):
         raise GraphError(
-            "iteration: expected the body to take two arguments, variables and data, "
-            f"given {shortened(body)}: {error}; "
-            "write def body(variables, data)"
-        ) from None
-    except ValueError:
-        pass  # Of some built-in functions nothing is known.
+            f"iteration: expected the body to take two arguments, variables and data, given {reason}; write "
+            "def body(variables, data)"
+        )
+    if inspect.isgeneratorfunction(body):
+        raise GraphError(
+            "iteration: expected the body to be a plain function that is called once, given a generator function; "
+            "write return instead of yield"
+        )
     if kind := asynchronous_kind(body):
         raise GraphError(
             f"iteration: expected the body to be a plain function, since it only builds the graph, given a {kind}; "
@@ -240,6 +242,9 @@ def check_result(
         _check_inside("termination_criteria", criteria, loop)
     for number, (start, stream) in enumerate(zip(initial, feedback, strict=True)):
         _check_parallelism(number, start, stream)
+        _check_comes_before_end(f"feedback stream {number}", stream, bounded=bounded)
+    if criteria is not None:
+        _check_comes_before_end("termination_criteria", criteria, bounded=bounded)
     return result
 
 
@@ -257,6 +262,15 @@ def _check_inside(what: str, stream: Any, loop: Loop) -> None:
             "pass it in as a data stream"
         )
     loop.check_streams("iteration", stream.edges())
+
+
+def _check_comes_before_end(what: str, stream: Stream, *, bounded: bool) -> None:
+    """The iteration waits for the stream, and the stream for the end of the iteration: it would bring nothing."""
+    if stream.emits_at_end:
+        raise GraphError(
+            f"iteration: expected {what} to bring records while the iteration goes on, given {stream.name!r}, whose "
+            f"records come when it has ended; {for_each_epoch(bounded=bounded)}"
+        )
 
 
 def _check_parallelism(number: int, initial: Stream, feedback: Stream) -> None:

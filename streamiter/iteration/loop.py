@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, NamedTuple
 
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.coordinator import LoopCoordinator
-from streamiter.iteration.rounds import RoundScope
+from streamiter.iteration.rounds import RoundScope, for_each_epoch
 from streamiter.iteration.shared_loop import check_can_be_shared
 from streamiter.operators.context import JobScope
 from streamiter.operators.operator import IterationListener, Operator
@@ -42,6 +42,8 @@ class Loop:
         self.heads: list[Step] = []
         self.criteria_heads: list[Step] = []
         self.entrances: list[Step] = []
+        self.plain_entrances: list[Step] = []
+        """Those of data that is neither replayed nor stamped: what depends on it alone has ended with it."""
         self.leaving: list[tuple[Stream, Callable[[Stream], None]]] = []
         self.bounded = bounded
         """Whether it ends when nothing is fed back, or the criteria say so."""
@@ -110,11 +112,52 @@ class Loop:
         """Refuse to be shared by several processes, if that cannot work; ``step`` is one of its steps."""
         check_can_be_shared(self, step)
 
-    def check_operator(self, step: Step, operator: Operator) -> None:
-        """Refuse what cannot work in this loop."""
-        _check_callbacks(step, operator)
-        if not isinstance(operator, IterationListener):
-            _check_does_not_listen(step, operator)
+    def check_wanted(self, step: Step, names: Collection[str] | None) -> None:
+        """Refuse that a step reads first what comes when the iteration has ended, where the iteration waits for it.
+
+        ``names`` are the inputs that its operator wants before any record has come.
+        """
+        wanted = [edge for edge in step.inputs if names is not None and edge.input_name in names]
+        if not wanted or not all(edge.upstream.emits_at_end for edge in wanted):
+            return
+        if self._ends_with_data(wanted) or step not in self._waited_for():
+            return
+        raise GraphError(
+            f"step {step.name!r}: expected wanted_inputs() to name an input that brings records while the iteration "
+            f"goes on, given {wanted[0].input_name!r} alone, whose records come when it has ended; "
+            f"{for_each_epoch(bounded=self.bounded)}",
+            where=step.where,
+        )
+
+    def _waited_for(self) -> set[Step]:
+        """The steps without which no feedback, and no criteria, of an epoch are complete."""
+        closing = [
+            edge for head in (*self.heads, *self.criteria_heads) for edge in head.inputs if edge.feedback
+        ]
+        return self._steps_before(closing)
+
+    def _ends_with_data(self, edges: Iterable[Edge]) -> bool:
+        """Whether plain data is all that the edges depend on."""
+        border = self._steps_before(edges) & {*self.heads, *self.entrances}
+        return border <= set(self.plain_entrances)
+
+    def _steps_before(self, edges: Iterable[Edge]) -> set[Step]:
+        """The steps of the body from which records come to these edges."""
+        found: set[Step] = set()
+        waiting = [edge.upstream for edge in edges]
+        while waiting:
+            step = waiting.pop()
+            if step.loop is self and step not in found:
+                found.add(step)
+                waiting += [edge.upstream for edge in step.inputs if edge.feedback is None]
+        return found
+
+    def check_operator(self, step: Step, operator: Operator | type[Operator]) -> None:
+        """Refuse what cannot work in this loop: an operator, or its class, where that is known earlier."""
+        kind = operator if isinstance(operator, type) else type(operator)
+        _check_callbacks(step, kind)
+        if not issubclass(kind, IterationListener):
+            _check_does_not_listen(step, kind)
         if operator.epochs_in_order and self._has_plain_endless_data:
             raise GraphError(
                 f"step {step.name!r}: epochs_in_order expected data with epochs, given endless "
@@ -123,9 +166,8 @@ class Loop:
             )
 
 
-def _check_callbacks(step: Step, operator: Operator) -> None:
+def _check_callbacks(step: Step, kind: type[Operator]) -> None:
     """What is misspelt would never be called."""
-    kind = type(operator)
     for method in dir(kind):
         if (
             method.startswith(("on_epoch_", "on_iteration_"))
@@ -139,14 +181,13 @@ def _check_callbacks(step: Step, operator: Operator) -> None:
             )
 
 
-def _check_does_not_listen(step: Step, operator: Operator) -> None:
+def _check_does_not_listen(step: Step, kind: type[Operator]) -> None:
     """What only an IterationListener hears of would never be called."""
-    kind = type(operator).__name__
     for method in _CALLBACKS:
-        if hasattr(operator, method):
+        if hasattr(kind, method):
             raise GraphError(
-                f"step {step.name!r}: {method} expected an IterationListener, given {kind}, which is none and would "
-                f"not be called; write class {kind}(Operator, IterationListener)",
+                f"step {step.name!r}: {method} expected an IterationListener, given {kind.__name__}, which is none and "
+                f"would not be called; write class {kind.__name__}(Operator, IterationListener)",
                 where=step.where,
             )
 

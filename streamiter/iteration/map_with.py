@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, GraphError
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.checks import check_body_stream
+from streamiter.iteration.rounds import for_each_epoch
 from streamiter.operators.context import Context
 from streamiter.operators.functions import checked_batch
 from streamiter.operators.operator import IterationListener, Operator
@@ -32,7 +33,8 @@ def map_with(
     last before it holds. Epochs are handled in order, and data waits for the value. Where transport batches
     are cut carries no meaning. In the body of a bounded iteration, mostly with replayed data.
 
-    Raises GraphError for what are no streams of a body or no function; the job ends where there is data and no
+    Raises GraphError for what are no streams of a body or no function, and for a variable whose values come when the
+    iteration has ended (``reduce_all``); the job ends where there is data and no
     value yet, or a second value in one epoch, and where ``f`` gives no batch.
 
     >>> import numpy as np
@@ -50,15 +52,24 @@ def map_with(
     """
     for given in (data, variable):
         check_body_stream(given, "map_with(data, variable, f)")
-    check_function(f, "map_with")
+    check_function(f, "map_with", ["value", "batch"], step=name)
+
+    if variable.emits_at_end:
+        raise GraphError(
+            f"{name or 'map_with'}: expected a variable whose values come while the iteration goes on, given "
+            f"{variable.name!r}, whose records come when it has ended; {for_each_epoch(bounded=variable.loop.bounded)}"
+        )
 
     def make() -> MapWith:
         return MapWith(f)
 
     make.__name__ = "map_with"
-    return connect(variable=variable.broadcast(), data=data).process(
+    mapped = connect(variable=variable.broadcast(), data=data).process(
         make, name=name, parallelism=data.parallelism if parallelism is None else parallelism
     )
+    # It emits for data only.
+    mapped.steps[0].emits_at_end = data.emits_at_end
+    return mapped
 
 
 class MapWith(Operator, IterationListener):

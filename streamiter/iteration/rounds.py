@@ -7,12 +7,12 @@ from typing import Any
 
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
-from streamiter.operators.functions import asynchronous_kind
+from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.rejection import shortened
 from streamiter.records import OutputTag
 from streamiter.runtime.graph import Edge, Step
 
-__all__ = ["RoundScope", "for_each_round"]
+__all__ = ["RoundScope", "for_each_epoch", "for_each_round"]
 
 _StepOutput = tuple[Step, OutputTag | None]
 
@@ -85,6 +85,11 @@ def for_each_round(
             f"for_each_round: expected the sub-body to be a plain function, given {shown}; write def "
             "sub_body(streams) that gives a list of streams"
         )
+    if reason := misfit(sub_body, ["streams"]):
+        raise GraphError(
+            f"for_each_round: expected the sub-body to take one argument, the list of streams, given {reason}; write "
+            "def sub_body(streams)"
+        )
     loop: Any = given[0].flow.loop
     if loop is None:
         raise GraphError(
@@ -115,6 +120,12 @@ def for_each_round(
                 scope.check_use_inside("for_each_round", edge)
     scope.give_back(result)
     return result
+
+
+def for_each_epoch(*, bounded: bool) -> str:
+    """What to write instead of a step that waits for the end of the iteration."""
+    sub_body = "for_each_round([stream], lambda streams: [streams[0].reduce_all(f)]), or "
+    return f"for a result of each epoch write {sub_body if bounded else ''}all_reduce(stream, f)"
 
 
 def _outputs_of(streams: Iterable[Stream]) -> set[_StepOutput]:

@@ -83,7 +83,7 @@ def epochs_every(
     check_seconds(seconds, "seconds", "end epochs by records or marks", step=step)
     check_seconds(idle_timeout, "idle_timeout", "wait for silent partitions", step=step)
     if marks is not None:
-        check_function(marks, "epochs_every(marks)")
+        check_function(marks, "epochs_every(marks)", ["record"], step=name)
     flow = stream.flow
     if flow.loop is not None or stream.loop is not None:
         raise GraphError(

@@ -42,7 +42,8 @@ def terminate_after(
     """
     check_body_stream(stream, "terminate_after(stream, …)")
     label = name or "terminate_after"
-    rounds = whole_number(f"{label}(rounds=)", rounds, 1, error=GraphError)
+    remedy = "epoch 0 never ends an iteration: write rounds=1 for a single round"
+    rounds = whole_number(f"{label}(rounds=)", rounds, 1, error=GraphError, remedy=remedy)
     if tolerance is not None and not _is_number(tolerance):
         raise GraphError(
             f"{label}: expected tolerance to be a number, given {tolerance!r}; leave it out for none"

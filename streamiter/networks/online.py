@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from streamiter.errors import GraphError
 from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
+from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators.sources import labelled
 from streamiter.learn.on_parameter_server.flow import REPEAT_MEMORY_BYTES, trained
@@ -95,6 +96,8 @@ def train_network_online(
             f"{_OWNER}: expected the number of features, given indexrange -1, which a stream cannot tell; set "
             "indexrange, or take network.with_features(…)"
         )
+    if extract is not None:
+        check_function(extract, f"{_OWNER}(extract=)", ["records"])
     check_start(start, network)
     learner = NetworkLearner(network=network, consistency=consistency, start=start, seed=seed)
     label = step_names(examples.flow, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "batch_of",
     "checked_batch",
     "field_or_function",
+    "misfit",
     "plain_function",
     "rows_if_table",
 ]
@@ -60,6 +61,42 @@ def asynchronous_kind(f: Function) -> str | None:
     if inspect.iscoroutinefunction(called):
         return "coroutine function"
     return "asynchronous generator function" if inspect.isasyncgenfunction(called) else None
+
+
+def misfit(f: Function, arguments: Sequence[str], *, unbound: bool = False) -> str | None:
+    """Why ``f`` cannot be called with these arguments, by position: its signature, and what Python says.
+
+    None if it can, and where its signature is not known, as of many functions in C. ``unbound``: it is the function of
+    a method, which is given ``self`` first.
+
+    >>> misfit(lambda a, b=1, *c: a, ["record"]), misfit(max, ["record"])
+    (None, None)
+    >>> def scaled(record, factor): ...
+    >>> misfit(scaled, ["record"])
+    "scaled(record, factor): missing a required argument: 'factor'"
+    """
+    try:
+        # As it is called: a decorator may pass on more arguments than it is given.
+        signature = inspect.signature(f, follow_wrapped=False)
+    except Exception:  # ValueError for functions in C; what an object says of itself may raise anything.
+        return None
+    try:
+        signature.bind(*(["self"] if unbound else []), *arguments)
+    except TypeError as error:
+        name = getattr(f, "__name__", type(f).__name__)
+        return f"{name}({', '.join(map(_shown, signature.parameters.values()))}): {error}"
+    return None
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return f"*{parameter.name}"
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return f"**{parameter.name}"
+    has_default = parameter.default is not parameter.empty
+    return (
+        f"{parameter.name}=…" if has_default or parameter.kind is parameter.KEYWORD_ONLY else parameter.name
+    )
 
 
 def field_or_function(argument: str, field_or_f: str | Function) -> Function:

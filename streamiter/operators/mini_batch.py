@@ -46,6 +46,8 @@ class MiniBatch(Operator, IterationListener):
     [[1, 2], [3, 4], [5]]
     """
 
+    needs_epochs = False
+
     def __init__(self, n: int, timeout_s: float | None = None) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ConfigurationError(f"MiniBatch(n): expected a whole number above 0, given {n!r}")

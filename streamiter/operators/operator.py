@@ -80,8 +80,14 @@ class Operator:
 class IterationListener:
     """Mixed into an operator of an iteration body, it hears of epochs and of the end.
 
+    Outside an iteration it hears of the epochs of a stream that ``epochs_every`` has stamped, and of no end; a step
+    behind any other stream is refused.
+
     Source: FLIP-176's ``IterationListener``.
     """
+
+    needs_epochs: bool = True
+    """Whether it is of no use where no epoch ends. False for an operator that also works without callbacks."""
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> Any:
         """Once for each epoch, in order, after all of this instance's records of it. Emits in that epoch."""

@@ -8,13 +8,14 @@ decided again for each record.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
 
 from streamiter.checkpoints.keys import check_keys, normalize_key
 from streamiter.errors import ConfigurationError, GraphError, RejectRecords
 from streamiter.operators.context import Context, Progress
-from streamiter.operators.operator import Operator
+from streamiter.operators.functions import misfit
+from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.operators.record_loop import refuse
 from streamiter.operators.rejection import RecordFailure
@@ -22,9 +23,12 @@ from streamiter.records import Batch, take
 from streamiter.runtime.graph import SINGLE_INPUT
 
 __all__ = [
+    "SOURCE_METHODS",
     "AsyncEntry",
     "Entry",
+    "check_can_listen",
     "check_handlers",
+    "check_methods",
     "handler_of",
     "is_awaited",
     "make_async_entry",
@@ -34,6 +38,33 @@ __all__ = [
 Entry = Callable[[Batch], None]
 AsyncEntry = Callable[[Batch], Awaitable[None]]
 KeyOf = Callable[[Any], Any]
+
+_OPERATOR_METHODS: Final[Mapping[str, Sequence[str]]] = {
+    "open": ["context"],
+    "finish": ["out"],
+    "close": [],
+    "snapshot": [],
+    "restore": ["state"],
+    "redistribute": ["states", "parallelism"],
+    "wanted_inputs": [],
+    "input_ended": ["name", "out"],
+    "on_timer": ["payload", "out"],
+    "on_epoch_watermark_incremented": ["epoch_watermark", "context", "out"],
+    "on_iteration_terminated": ["context", "out"],
+}
+"""What the engine calls the methods of an operator with, where they are there."""
+
+SOURCE_METHODS: Final[Mapping[str, Sequence[str]]] = {
+    "open": ["context", "positions"],
+    "read": [],
+    "positions": [],
+    "is_idle": [],
+    "lag": [],
+    "report_positions": ["group", "positions"],
+    "redistribute": ["positions", "parallelism"],
+    "close": [],
+}
+"""The same for a source."""
 
 
 def handler_of(
@@ -73,8 +104,10 @@ def check_handlers(
 
     ``where`` is the line that added the step, for when this is found out later.
     """
+    methods = dict(_OPERATOR_METHODS)
     for input_name in input_names:
         method, whole_batches = handler_of(operator, input_name, step=step, keyed=keyed, where=where)
+        methods[method] = ["batch" if whole_batches else "record", "out"]
         if keyed and whole_batches:
             raise GraphError(
                 f"step {step!r}: expected {_class_of(operator)} to define process(record, out), since a keyed step "
@@ -87,6 +120,7 @@ def check_handlers(
                 "thread, given a coroutine function; write def, or leave out runs_in_thread",
                 where=where,
             )
+    check_methods(operator, methods, step=step, where=where)
     if inspect.iscoroutinefunction(getattr(operator, "wanted_inputs", None)):
         raise GraphError(
             f"step {step!r}: expected {_class_of(operator)}.wanted_inputs to be a plain method, since it is asked "
@@ -95,8 +129,46 @@ def check_handlers(
         )
 
 
-def _class_of(operator: Operator | type[Operator]) -> str:
-    return (operator if isinstance(operator, type) else type(operator)).__name__
+def check_methods(
+    owner: object, methods: Mapping[str, Sequence[str]], *, step: str, where: str | None = None
+) -> None:
+    """Raise GraphError where a method of an operator or source, or of its class, does not take what it is given."""
+    for method, takes in methods.items():
+        if not hasattr(owner, method):
+            continue
+        called = getattr(owner, method)
+        if not callable(called):
+            raise GraphError(
+                f"step {step!r}: expected {_class_of(owner)}.{method} to be a method, given {called!r}; write def "
+                f"{method}({', '.join(['self', *takes])})",
+                where=where,
+            )
+        # What a class gives for a method of its instances is the function itself.
+        unbound = isinstance(owner, type) and inspect.isfunction(inspect.getattr_static(owner, method))
+        if reason := misfit(called, takes, unbound=unbound):
+            raise GraphError(
+                f"step {step!r}: expected {_class_of(owner)}.{method} to be called as {method}({', '.join(takes)}), "
+                f"given {reason}; write def {method}({', '.join(['self', *takes])})",
+                where=where,
+            )
+
+
+def check_can_listen(
+    operator: Operator | type[Operator], hears_of_epochs: bool, *, step: str, where: str | None = None
+) -> None:
+    """Raise GraphError for a listener where no epoch ever ends."""
+    kind = operator if isinstance(operator, type) else type(operator)
+    if issubclass(kind, IterationListener) and kind.needs_epochs and not hears_of_epochs:
+        raise GraphError(
+            f"step {step!r}: expected an IterationListener in the body of an iteration, given {kind.__name__} outside, "
+            "where no epoch ends and no callback comes; add the step in the body, stamp the stream with epochs_every, "
+            "or set needs_epochs = False in a class that also works without",
+            where=where,
+        )
+
+
+def _class_of(owner: object) -> str:
+    return (owner if isinstance(owner, type) else type(owner)).__name__
 
 
 def is_awaited(operator: Operator, input_names: Sequence[str], *, step: str, keyed: bool = False) -> bool:

@@ -209,6 +209,11 @@ class Gate:
         if self._wanted.ask(input_names):
             self._unpark()
 
+    @property
+    def wanted_names(self) -> frozenset[str] | None:
+        """The inputs that the operator wants, None for all."""
+        return self._wanted.names
+
     def is_wanted(self, input_name: str) -> bool:
         """Whether this input is read now."""
         wanted = self._wanted.names

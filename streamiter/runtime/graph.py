@@ -86,10 +86,17 @@ class Step:
     bounded: bool = True
     stamped: bool = False
     """Whether its records carry epochs from outside an iteration."""
+    emits_at_end: bool = False
+    """Whether it emits only when its inputs have ended: in the body of an iteration, when the iteration ends."""
     shape: str = "operator"
     """For drawings: operator, source, sink or iteration."""
     epochs_seen: str = ""
     """For drawings: where records enter an iteration, of which epochs they are."""
+
+    @property
+    def hears_of_epochs(self) -> bool:
+        """Whether epochs end here: in the body of an iteration, and behind stamped records."""
+        return self.loop is not None or any(edge.upstream.stamped for edge in self.inputs)
 
     @property
     def per_round(self) -> bool:

@@ -15,7 +15,13 @@ from streamiter.operators.context import JobScope, Progress
 from streamiter.operators.mini_batch import MiniBatch
 from streamiter.operators.operator import Boundary, Operator
 from streamiter.operators.source import Source
-from streamiter.runtime.entries import check_handlers, is_awaited
+from streamiter.runtime.entries import (
+    SOURCE_METHODS,
+    check_can_listen,
+    check_handlers,
+    check_methods,
+    is_awaited,
+)
 from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
@@ -382,20 +388,25 @@ def _limits(step: Step) -> FeedbackLimits:
 
 def _instantiate(step: Step) -> list[Operator]:
     operators: list[Operator] = []
+    checked: set[type[Operator]] = set()
     for _ in range(step.parallelism):
         operator = _operator_of(step)
-        if step.source is None and not isinstance(operator, Boundary):
-            check_handlers(
-                operator,
-                step.input_names(),
-                step=step.name,
-                keyed=step.keys is not None,
-                where=step.where,
-            )
-        if step.loop is not None:
-            step.loop.check_operator(step, operator)
         operators.append(operator)
+        if type(operator) not in checked:
+            checked.add(type(operator))
+            _check_operator(step, operator)
     return operators
+
+
+def _check_operator(step: Step, operator: Operator) -> None:
+    """What is known of a class while the graph is built, of other factories only now."""
+    if step.source is None and not isinstance(operator, Boundary):
+        check_handlers(
+            operator, step.input_names(), step=step.name, keyed=step.keys is not None, where=step.where
+        )
+    check_can_listen(operator, step.hears_of_epochs, step=step.name, where=step.where)
+    if step.loop is not None:
+        step.loop.check_operator(step, operator)
 
 
 def _operator_of(step: Step) -> Operator:
@@ -430,7 +441,7 @@ def _made(step: Step, factory: Callable[[], Any]) -> Any:
     except Exception as error:
         raise GraphError(
             f"step {step.name!r}: expected its factory to work without arguments, given "
-            f"{type(error).__name__}: {error}",
+            f"{type(error).__name__}: {error}; mend the factory, which is called once for each subtask",
             where=step.where,
         ) from error
 
@@ -444,4 +455,5 @@ def _make_source(step: Step) -> Source:
             f"given {type(source).__name__}; derive it from streamiter.operators.Source",
             where=step.where,
         )
+    check_methods(source, SOURCE_METHODS, step=step.name, where=step.where)
     return source

@@ -189,6 +189,8 @@ class Task:
             self.gate.restore(state["gate"], state.get("logged", ()))
             self.ended = state["ended"]
             self.chain.interior_input_ended = state["interior input ended"]
+        if not self.ended:
+            self._check_what_is_wanted(is_new=state is None)
         if self.feeder is not None and not self.ended:
             goes_on = state is not None and state["positions"] is not None
             begins_at = await self.feeder.open(self.head.context, self.positions if goes_on else None)
@@ -310,6 +312,12 @@ class Task:
         """Others have had their turn."""
         self._batches_in_a_row = self._records_in_a_row = 0
         self._seconds_in_a_row = 0.0
+
+    def _check_what_is_wanted(self, *, is_new: bool) -> None:
+        """Refuse before any record is read that an operator wants what does not come."""
+        self._ask_what_is_wanted()
+        if is_new and self._in_loop and self._wanted is not None:
+            self.head.step.loop.check_wanted(self.head.step, self.gate.wanted_names)
 
     def _ask_what_is_wanted(self) -> None:
         if self._wanted is None or (self._rounds is not None and self._rounds.epoch is None):

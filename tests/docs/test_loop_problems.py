@@ -16,6 +16,7 @@ from streamiter import (
     Flow,
     IterationBodyResult,
     IterationConfig,
+    IterationListener,
     Operator,
     Stream,
     connect,
@@ -115,6 +116,46 @@ def stream_from_outside(flow: Flow) -> None:
     iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
 
 
+def waiting_for_the_end(flow: Flow) -> None:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        sums = data[0].reduce_all(lambda a, b: a + b)
+        return IterationBodyResult([sums], [sums])
+
+    data = replayed(flow.from_items([1, 2]))
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [data], body)
+
+
+def wants_the_end_first(flow: Flow) -> None:
+    class AfterTotal(Operator):
+        def wanted_inputs(self) -> tuple[str, ...]:
+            return ("total",)
+
+        def process_total(self, record: Any, out: Any) -> None: ...
+
+        def process_numbers(self, record: Any, out: Any) -> None: ...
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        total = variables[0].reduce_all(lambda a, b: a + b)
+        return IterationBodyResult([connect(total=total, numbers=variables[0]).process(AfterTotal)], [])
+
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+
+
+def runs_inside(flow: Flow) -> None:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        flow.run()
+        return IterationBodyResult(variables, variables)
+
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+
+
+def listens_outside(flow: Flow) -> None:
+    class Listening(Operator, IterationListener):
+        def process(self, record: Any, out: Any) -> None: ...
+
+    flow.from_items([1]).process(Listening)
+
+
 MESSAGES: list[tuple[Callable[[Flow], None], str]] = [
     (
         epochs_of_endless_data,
@@ -138,6 +179,10 @@ MESSAGES: list[tuple[Callable[[Flow], None], str]] = [
         "sink behind the iteration",
     ),
     (stream_from_outside, "expected streams that come in through the body's arguments"),
+    (waiting_for_the_end, "whose records come when it has ended; for a result of each epoch write"),
+    (wants_the_end_first, "whose records come when it has ended; for a result of each epoch write"),
+    (runs_inside, "expected a flow whose iterations are built, given one inside the body of an iteration"),
+    (listens_outside, "where no epoch ends and no callback comes"),
 ]
 
 
@@ -156,32 +201,20 @@ def test_messages_on_the_page_are_those_of_the_engine(build: Callable[[Flow], No
     assert message in str(raised.value)
 
 
-def waiting_for_each(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-    """Feeds back what comes at the end of the iteration only."""
-    sums = data[0].reduce_all(lambda a, b: a + b)
-    return IterationBodyResult([sums], [sums])
-
-
-@pytest.mark.parametrize(
-    ("body", "is_replayed", "ended_in"), [(learning, False, 2), (waiting_for_each, True, 1)]
-)
-def test_a_loop_that_ends_too_early_ends_where_the_page_says(
-    body: Any, is_replayed: bool, ended_in: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_loop_that_ends_too_early_ends_where_the_page_says(caplog: pytest.LogCaptureFixture) -> None:
     """The page told to look for another symptom."""
     caplog.set_level(logging.WARNING, logger="streamiter.job")
     flow = Flow("job")
-    numbers = flow.from_items([1, 2])
-    data = replayed(numbers) if is_replayed else numbers
-    [models] = iterate_bounded_streams_until_termination([flow.from_items([0])], [data], body)
+    [models] = iterate_bounded_streams_until_termination(
+        [flow.from_items([0])], [flow.from_items([1, 2])], learning
+    )
     collected = models.collect()
     [loop] = flow.run().loops
-    assert (loop.ended_in, len(collected.items)) == (ended_in, 1)
-    if body is learning:  # It has criteria, which asked for thirty rounds.
-        told = "nothing was fed back, though the termination criteria asked to go on"
-        assert loop.end_reason == told
-        assert told in caplog.text
-        assert f"`{told}`" in PAGE.read_text(encoding="utf-8")
+    assert (loop.ended_in, len(collected.items)) == (2, 1)
+    told = "nothing was fed back, though the termination criteria asked to go on"
+    assert loop.end_reason == told
+    assert told in caplog.text
+    assert f"`{told}`" in PAGE.read_text(encoding="utf-8")
 
 
 class Train(Operator):

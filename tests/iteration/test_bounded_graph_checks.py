@@ -25,6 +25,7 @@ from streamiter import (
     replayed,
 )
 from streamiter.errors import GraphError, JobFailed
+from streamiter.iteration import map_with, terminate_after
 from streamiter.topics import MemoryBroker
 
 Build = Callable[[Flow], object]
@@ -454,3 +455,208 @@ def test_a_factory_that_fails_in_a_later_round_is_an_error_of_its_step(again: st
     }
     with pytest.raises(JobFailed, match=r"^flow 'loop', step 'step'.*" + re.escape(expected[again])):
         run(flow)
+
+
+# -- what waits for the end of the iteration -----------------------------------------------------------------
+
+
+class Meets(Operator):
+    """Handles a total before numbers, or whatever comes."""
+
+    def __init__(self, *wanted: str) -> None:
+        self._wanted = wanted
+        self._has_total = False
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        return None if self._has_total or not self._wanted else self._wanted
+
+    def process_total(self, record: Any, out: Any) -> None:
+        self._has_total = True
+
+    def process_numbers(self, record: int, out: Any) -> None:
+        out.emit(record + 1)
+
+
+def total_of(stream: Stream) -> Stream:
+    return stream.reduce_all(lambda a, b: a + b, name="total")
+
+
+EACH_EPOCH = "for a result of each epoch write "
+IN_BOUNDED = EACH_EPOCH + "for_each_round([stream], lambda streams: [streams[0].reduce_all(f)]), or "
+ALL_REDUCE = "all_reduce(stream, f)"
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        total_of,
+        lambda stream: stream.sort(),
+        lambda stream: stream.join(stream, on=lambda n: n),
+        lambda stream: total_of(stream).map(lambda n: n).union(stream.sort()),
+        lambda stream: total_of(stream).batch(3),
+        lambda stream: map_with(stream.sort(), stream, lambda value, batch: batch),
+        lambda stream: total_of(stream).side_output(OutputTag("side")),
+    ],
+    ids=["reduce_all", "sort", "join", "union", "what follows", "data of map_with", "side output"],
+)
+def test_feedback_and_criteria_do_not_wait_for_the_end_of_the_iteration(
+    waits: Callable[[Stream], Stream],
+) -> None:
+    """The loop ended in epoch 1 without a word: it had fed back nothing, and what came at the end was dropped."""
+    flow = Flow("loop")
+    start = flow.from_items([1])
+    names: list[str] = []
+
+    def feeds_back(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        late = waits(variables[0])
+        names.append(late.name)
+        return IterationBodyResult([late], [])
+
+    def has_criteria(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult(variables, [], waits(variables[0]))
+
+    for iterate, body, what, instead in (
+        (iterate_bounded_streams_until_termination, feeds_back, "feedback stream 0", IN_BOUNDED + ALL_REDUCE),
+        (iterate_unbounded_streams, feeds_back, "feedback stream 0", EACH_EPOCH + ALL_REDUCE),
+        (
+            iterate_bounded_streams_until_termination,
+            has_criteria,
+            "termination_criteria",
+            IN_BOUNDED + ALL_REDUCE,
+        ),
+    ):
+        with pytest.raises(GraphError) as caught:
+            iterate([start], [], body)
+        assert caught.value.args[0] == (
+            f"iteration: expected {what} to bring records while the iteration goes on, given {names[-1]!r}, whose "
+            f"records come when it has ended; {instead}"
+        )
+
+
+def test_a_variable_of_map_with_does_not_wait_for_the_end_of_the_iteration() -> None:
+    """The job failed for want of a value in epoch 0, and told to begin with an initial one."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        scaled = map_with(variables[0], total_of(data[0]), lambda total, batch: batch, name="scale")
+        return IterationBodyResult([scaled], [scaled])
+
+    with pytest.raises(GraphError) as caught:
+        bounded(flow, body, data=[flow.from_items([1, 2])])
+    assert caught.value.args[0] == (
+        "scale: expected a variable whose values come while the iteration goes on, given 'total', whose records come "
+        f"when it has ended; {IN_BOUNDED}{ALL_REDUCE}"
+    )
+
+
+@pytest.mark.parametrize("source", ["variable", "replayed"])
+@pytest.mark.parametrize("again", [False, True], ids=["", "behind a map"])
+def test_a_step_of_the_loop_that_wants_the_end_of_the_iteration_first_is_refused(
+    source: str, again: bool
+) -> None:
+    """The step waited for the total, the total for the end of the iteration, and that for the step."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        total = total_of(variables[0] if source == "variable" else data[0])
+        total = total.map(lambda n: n) if again else total
+        met = connect(total=total, numbers=variables[0]).process(lambda: Meets("total"), name="meet")
+        return IterationBodyResult([met.filter(lambda n: n < 5)], [met])
+
+    bounded(flow, body, data=[replayed(flow.from_items([1, 2]))])
+    message = (
+        "step 'meet': expected wanted_inputs() to name an input that brings records while the iteration goes on, given "
+        f"'total' alone, whose records come when it has ended; {IN_BOUNDED}{ALL_REDUCE} (at "
+        "test_bounded_graph_checks.py:"
+    )
+    with pytest.raises(JobFailed, match=re.escape(message)):
+        run(flow)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "of_data", "is_fed_back"),
+    [
+        ((), False, True),  # It waits for nothing.
+        (("total", "numbers"), False, True),
+        (("total",), True, True),  # Plain data ends long before the iteration, and the total's input with it.
+        (("total",), False, False),  # Nothing in the loop waits for this step.
+    ],
+)
+def test_what_meets_a_total_without_waiting_for_it_is_let_through(
+    wanted: tuple[str, ...], of_data: bool, is_fed_back: bool
+) -> None:
+    """A total of all epochs is a good output, and may come to a step that has other input."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        total = total_of(data[0] if of_data else variables[0])
+        met = connect(total=total, numbers=variables[0]).process(lambda: Meets(*wanted))
+        back = met if is_fed_back else variables[0].map(lambda n: n + 1)
+        return IterationBodyResult([back.filter(lambda n: n < 4)], [met, total])
+
+    met, totals = bounded(flow, body, data=[flow.from_items([1, 2])])
+    met, totals = met.collect(), totals.collect()
+    run(flow)
+    assert met.items == [1, 2, 3, 4]
+    assert totals.items == [3 if of_data else 6]
+
+
+def test_a_round_may_wait_for_its_end() -> None:
+    """That is what for_each_round is for, also where a total of all epochs comes in at the end."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        [total] = for_each_round([variables[0]], lambda streams: [total_of(streams[0]).map(lambda n: n + 1)])
+        return IterationBodyResult([total.filter(lambda n: n < 4)], [total])
+
+    [totals] = bounded(flow, body)
+    collected = totals.collect()
+    run(flow)
+    assert collected.items == [1, 2, 3, 4]
+
+
+def test_a_generator_function_is_no_body() -> None:
+    """Calling it builds nothing: the error told of a generator instead of the yield."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> Any:
+        yield IterationBodyResult(variables, [])
+
+    with pytest.raises(GraphError, match="given a generator function; write return instead of yield"):
+        bounded(flow, body)
+
+
+def test_a_body_of_other_arguments_is_told_what_it_is_called_with() -> None:
+    """``def body(variables)``, as the sub-body of for_each_round has it, and the other way round."""
+    flow = Flow("loop")
+    with pytest.raises(GraphError) as caught:
+        bounded(flow, lambda variables: IterationBodyResult(variables, []))
+    assert caught.value.args[0] == (
+        "iteration: expected the body to take two arguments, variables and data, given <lambda>(variables): too many "
+        "positional arguments; write def body(variables, data)"
+    )
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult(for_each_round(variables, lambda variables, data: variables), [])
+
+    with pytest.raises(GraphError) as caught:
+        bounded(Flow("rounds"), body)
+    assert caught.value.args[0] == (
+        "for_each_round: expected the sub-body to take one argument, the list of streams, given <lambda>(variables, "
+        "data): missing a required argument: 'data'; write def sub_body(streams)"
+    )
+
+
+def test_no_rounds_are_told_what_to_write() -> None:
+    """The message said what was wrong, and left the reader there."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult(variables, [], terminate_after(variables[0], rounds=0))
+
+    with pytest.raises(GraphError) as caught:
+        bounded(flow, body)
+    assert caught.value.args[0] == (
+        "terminate_after(rounds=): expected a whole number of at least 1, given 0; epoch 0 never ends an iteration: "
+        "write rounds=1 for a single round"
+    )

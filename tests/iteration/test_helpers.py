@@ -61,19 +61,26 @@ class Forgetful(Operator):
 
 
 def test_an_operator_with_callbacks_that_is_no_listener_is_refused() -> None:
-    """It was never called back, and nobody said so."""
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        return IterationBodyResult([variables[0].process(Forgetful)], [])
-
-    flow = Flow("loop")
-    iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+    """It was never called back, and nobody said so: of a class that is known at once, of a factory at the start."""
     message = (
-        "step 'Forgetful': on_epoch_watermark_incremented expected an IterationListener, given Forgetful, which is "
+        "step 'train': on_epoch_watermark_incremented expected an IterationListener, given Forgetful, which is "
         "none and would not be called; write class Forgetful(Operator, IterationListener)"
     )
     with pytest.raises(GraphError, match=re.escape(message)):
+        training(Forgetful)
+    flow = training(lambda: Forgetful())
+    with pytest.raises(GraphError, match=re.escape(message)):
         run(flow)
+
+
+def training(factory: Any) -> Flow:
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([variables[0].process(factory, name="train")], [])
+
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+    return flow
 
 
 @pytest.mark.parametrize("bases", [(Operator, IterationListener), (Operator,)])
@@ -93,16 +100,13 @@ def test_a_misspelt_callback_is_refused(bases: tuple[type, ...], written: str, m
         out.emit(record)
 
     misspelt = type("Trainer", bases, {"process": pass_on, written: lambda self, *arguments: None})
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        return IterationBodyResult([variables[0].process(misspelt, name="train")], [])
-
-    flow = Flow("loop")
-    iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
     message = (
         "step 'train': expected the callbacks of Trainer to be those of an IterationListener, given "
         f"{written}, which would not be called; write {meant}"
     )
+    with pytest.raises(GraphError, match="^" + re.escape(message)):
+        training(misspelt)
+    flow = training(lambda: misspelt())
     with pytest.raises(GraphError, match="^" + re.escape(message)):
         run(flow)
 

@@ -13,6 +13,7 @@ from streamiter import (
     Flow,
     IterationBodyResult,
     IterationConfig,
+    IterationListener,
     Operator,
     OutputTag,
     Stream,
@@ -103,7 +104,8 @@ def test_streams_of_two_flows_are_refused() -> None:
     flow, other = Flow("loop"), Flow("other")
     elsewhere = other.from_items([], name="elsewhere")
     with refused(
-        "iteration: expected streams of one flow, given data stream 0 ('elsewhere') of flow 'other'"
+        "iteration: expected streams of one flow, given data stream 0 ('elsewhere') of flow 'other' beside flow "
+        "'loop'; make all of them with methods of one flow"
     ):
         iterate(flow, untouched, data=[elsewhere])
     with refused("iteration: expected streams of one flow, given initial variable stream 1 ('elsewhere')"):
@@ -445,20 +447,69 @@ def test_epochs_in_order_is_refused_where_data_never_completes_an_epoch() -> Non
         epochs_in_order = True
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        both = connect(left=variables[0], right=data[0]).process(InOrder, name="in order")
+        both = connect(left=variables[0], right=data[0]).process(factory, name="in order")
         return IterationBodyResult([both.filter(lambda x: False)], [])
 
-    flow = Flow("loop")
+    message = (
+        r"step 'in order': epochs_in_order expected data with epochs, given endless data without, which stays "
+        r"in epoch 0 for ever; stamp it with epochs_every.* \(at test_iteration_graph_checks.py:\d+\)$"
+    )
+    flow, factory = Flow("loop"), lambda: InOrder()
     iterate(flow, body, data=[flow.from_source(Endless())])
-    with pytest.raises(
-        GraphError,
-        match=r"step 'in order': epochs_in_order expected data with epochs, given endless data without, which stays "
-        r"in epoch 0 for ever; stamp it with epochs_every.* \(at test_iteration_graph_checks.py:\d+\)$",
-    ):
+    with pytest.raises(GraphError, match=message):
         run(flow)
+    flow, factory = Flow("loop"), InOrder
+    with pytest.raises(GraphError, match=message):
+        iterate(flow, body, data=[flow.from_source(Endless())])
     flow = Flow("stamped")
     iterate(flow, body, data=[epochs_every(flow.from_items([1, 2]), records=1)])
     run(flow)
+
+
+class Listening(Both, IterationListener):
+    def process(self, record: Any, out: Any) -> None:
+        out.emit(record)
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        out.emit(f"epoch {epoch_watermark}")
+
+
+def test_a_listener_outside_any_iteration_is_refused() -> None:
+    """Its callbacks never came, and what it would have emitted there never came out."""
+    message = (
+        "step 'listen': expected an IterationListener in the body of an iteration, given Listening outside, where no "
+        "epoch ends and no callback comes; add the step in the body, stamp the stream with epochs_every, or set "
+        "needs_epochs = False in a class that also works without"
+    )
+    flow = Flow("outside")
+    items = flow.from_items([1])
+    with refused(message):
+        items.process(Listening, name="listen")
+    with refused(message):
+        items.key_by(lambda x: x).process(Listening, name="listen")
+    with refused(message):
+        connect(left=items, right=items).process(Listening, name="listen")
+    [numbers] = iterate(flow, untouched)
+    with refused(message):
+        numbers.process(Listening, name="listen")
+    items.process(lambda: Listening(), name="listen")
+    with refused(message):
+        run(flow)
+
+
+def test_a_listener_outside_hears_of_stamped_records() -> None:
+    """Epochs end behind a stamper, too; and a class may say that it also works without any."""
+
+    class Either(Listening):
+        needs_epochs = False
+
+    flow = Flow("outside")
+    items = flow.from_items(["a", "b"])
+    heard = epochs_every(items, records=1).process(Listening).collect()
+    either = items.process(Either).batch(2).collect()
+    run(flow)
+    assert heard.items == ["a", "epoch 0", "b", "epoch 1"]
+    assert either.items == [["a", "b"]]
 
 
 @pytest.mark.parametrize("records", [0, -3, True, 2.0, "5"])

@@ -222,6 +222,31 @@ class TestWhatOperatorsMayNotDo:
         assert error.step == "train"
         assert f"wanted_inputs(): {message}" in str(error)
 
+    async def test_wanted_inputs_that_are_none_are_told_of_before_any_record_is_read(self) -> None:
+        """Where the model came once a day, so did the error; in the meantime records were read and handled."""
+        reads: list[str] = []
+
+        class Counted(Source):
+            def read(self) -> None:
+                reads.append("read")
+
+        class Choosy(Operator):
+            def open(self, context: Any) -> None:
+                self.wanted = ("modle",)
+
+            def wanted_inputs(self) -> Any:
+                return self.wanted
+
+            def process_model(self, record: Any, out: Output) -> None: ...
+
+        flow = Flow("f")
+        connect(model=flow.from_source(Counted)).process(lambda: Choosy(), name="train")
+        with pytest.raises(
+            JobFailed, match=r"'train' .*expected names of inputs \(model\), given 'modle'; return"
+        ):
+            await flow.start()
+        assert reads == []
+
     async def test_a_coroutine_that_could_not_be_seen_is_not_lost(self) -> None:
         """A decorated method hides that it is a coroutine function: its records vanished without a word."""
 

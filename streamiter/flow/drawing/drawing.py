@@ -25,6 +25,7 @@ def draw(
     drawers: dict[str, Callable[[Picture], str | bytes]] = {"mermaid": mermaid, "svg": svg, "png": png}
     if drawing_format not in drawers:
         raise ConfigurationError(
-            f"flow {flow!r}: draw expected the format {', '.join(map(repr, drawers))}, given {drawing_format!r}"
+            f"flow {flow!r}: draw expected the format {', '.join(map(repr, drawers))}, given {drawing_format!r}; "
+            "choose one of these"
         )
     return drawers[drawing_format](picture_of(flow, steps, statistics))

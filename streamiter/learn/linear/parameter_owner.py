@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamiter.errors import GraphError
+from streamiter.flow.graph_checks import check_function
 from streamiter.learn.linear.gradients import Gradient
 from streamiter.learn.linear.model import LinearModel
 from streamiter.models.update import ModelSnapshot
@@ -101,3 +102,4 @@ def check_makes_model(owner: str, make_model: Any) -> None:
             f"{owner}: expected a function that makes the model, given {shortened(make_model)}; each worker needs one "
             "of its own: write lambda: LogisticRegression(…)"
         )
+    check_function(make_model, f"{owner}(model)", [])

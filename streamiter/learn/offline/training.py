@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from streamiter.errors import GraphError
 from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
+from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.bounded import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
@@ -31,7 +32,7 @@ from streamiter.learn.offline.workers import (
     SynchronousWorker,
 )
 from streamiter.numbers import is_number, whole_number
-from streamiter.operators.rejection import RejectionPolicy, shortened
+from streamiter.operators.rejection import RejectionPolicy
 from streamiter.topics.topic import Topic
 
 __all__ = ["OfflineTraining", "train_offline"]
@@ -88,11 +89,9 @@ def train_offline(
     """
     check_stream("train_offline", examples, "examples", bounded=True)
     check_makes_model("train_offline", model)
-    if not callable(extract):
-        raise GraphError(
-            f"train_offline(extract=): expected a function that makes Examples of a batch, given {shortened(extract)}; "
-            "write def extract(batch)"
-        )
+    check_function(
+        extract, "train_offline(extract=)", ["batch"], expected="a function that makes Examples of a batch"
+    )
     rounds = _count("rounds", rounds)
     workers = examples.parallelism if workers is None else _count("workers", workers)
     every = sys.maxsize if publish_every is None else _count("publish_every", publish_every)

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 from streamiter.errors import ConfigurationError, GraphError
 from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
+from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators.sources import labelled
 from streamiter.learn.linear.losses import LogLoss, SquaredLoss
@@ -22,7 +23,7 @@ from streamiter.learn.on_parameter_server.options import (
 )
 from streamiter.learn.on_parameter_server.worker import ParameterServerWorker
 from streamiter.learn.rows.examples import CheckedExamples, Extract, as_examples
-from streamiter.operators.rejection import RejectionPolicy, shortened
+from streamiter.operators.rejection import RejectionPolicy
 from streamiter.optimizers import FTRL, Optimizer, checked_optimizer
 from streamiter.parameter_server.consistency.settings import Consistency
 from streamiter.parameter_server.matrix import DType
@@ -167,8 +168,6 @@ def _check_kinds(loss: Any, labels: Any, extract: Any) -> None:
         raise GraphError(f'{_OWNER}(loss=): expected "log" or "squared", given {loss!r}; choose one of them')
     if labels not in ("0/1", "-1/1"):
         raise GraphError(f'{_OWNER}(labels=): expected "0/1" or "-1/1", given {labels!r}; choose one of them')
-    if extract is not None and not callable(extract):
-        raise GraphError(
-            f"{_OWNER}(extract=): expected a function that makes Examples of records, given {shortened(extract)}; "
-            "write def extract(records)"
-        )
+    if extract is not None:
+        expected = "a function that makes Examples of records"
+        check_function(extract, f"{_OWNER}(extract=)", ["records"], expected=expected)

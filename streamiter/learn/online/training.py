@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from streamiter.errors import ConfigurationError, GraphError
 from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
+from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every
@@ -165,6 +166,16 @@ def _check_options(
             f"train_online: expected one of extract= and labels=, given {'neither' if extract is None else 'both'}; "
             "give extract= where an event has its label, labels= where labels come later"
         )
+    if extract is not None:
+        check_function(extract, "train_online(extract=)", ["mini_batch"])
+    if labels is not None:
+        for option, takes in (
+            ("key_of", "event"),
+            ("is_answer", "event"),
+            ("features", "events"),
+            ("target_of", "event"),
+        ):
+            check_function(getattr(labels, option), f"DelayedLabels({option}=)", [takes])
     if mode not in ("asynchronous", "synchronous"):
         raise GraphError(
             f'train_online: expected mode "asynchronous" or "synchronous", given {mode!r}; choose one of them'
