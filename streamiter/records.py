@@ -274,7 +274,8 @@ class CheckpointBarrier(Control):
 class EndOfData(Control):
     """No data will come on this channel, so it holds no epoch back; the iteration goes on.
 
-    It is the watermark of ``epoch`` too: that the data has ended is heard before its last epoch is complete.
+    It is the watermark of ``epoch`` too: that the data has ended is heard before its last epoch is complete. Where the
+    data is stamped, ``epoch`` is its last, and operators hear of the end in the epoch after that at the latest.
     """
 
     __slots__ = ("epoch",)

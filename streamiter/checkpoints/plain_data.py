@@ -65,7 +65,7 @@ class PlainData:
 
     @property
     def struct_count(self) -> int:
-        """How many classes it knows beside the built-in types."""
+        """How many structs are registered."""
         return len(self._structs.classes)
 
     def forget_structs(self, count: int) -> None:

@@ -25,7 +25,7 @@ def all_or_nothing(build: Callable[P, T]) -> Callable[P, T]:
 
     >>> @all_or_nothing
     ... def halves(stream):
-    ...     return stream.map(lambda x: x / 2, name="half"), stream.map(None, name="other half")
+    ...     return stream.map(lambda x: x / 2, name="half"), stream.map(None)
     >>> flow = Flow("halves")
     >>> halves(flow.from_items([1]))
     Traceback (most recent call last):

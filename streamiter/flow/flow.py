@@ -239,7 +239,7 @@ class Flow:
     def all_or_nothing(self) -> Iterator[None]:
         """For the engine: where the block raises, take out again all that was added to the flow in it.
 
-        Whatever it raises: a notebook goes on after KeyboardInterrupt, too. Blocks may be nested.
+        Whatever it raises, KeyboardInterrupt too: the session of a notebook outlives it. Blocks may be nested.
         """
         loop, steps = self.loop, self.graph.savepoint()
         of_loop = None if loop is None else loop.savepoint()

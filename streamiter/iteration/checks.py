@@ -268,7 +268,7 @@ def _check_comes_before_end(what: str, stream: Stream, *, bounded: bool) -> None
     """The iteration waits for the stream, and the stream for the end of the iteration: it would bring nothing."""
     if stream.emits_at_end:
         raise GraphError(
-            f"iteration: expected {what} to bring records while the iteration goes on, given {stream.name!r}, whose "
+            f"iteration: expected {what} to bring records while the iteration runs, given {stream.name!r}, whose "
             f"records come when it has ended; {for_each_epoch(bounded=bounded)}"
         )
 

@@ -124,7 +124,7 @@ class Loop:
             return
         raise GraphError(
             f"step {step.name!r}: expected wanted_inputs() to name an input that brings records while the iteration "
-            f"goes on, given {wanted[0].input_name!r} alone, whose records come when it has ended; "
+            f"runs, given {wanted[0].input_name!r} alone, whose records come when it has ended; "
             f"{for_each_epoch(bounded=self.bounded)}",
             where=step.where,
         )

@@ -56,7 +56,7 @@ def map_with(
 
     if variable.emits_at_end:
         raise GraphError(
-            f"{name or 'map_with'}: expected a variable whose values come while the iteration goes on, given "
+            f"{name or 'map_with'}: expected a variable whose values come while the iteration runs, given "
             f"{variable.name!r}, whose records come when it has ended; {for_each_epoch(bounded=variable.loop.bounded)}"
         )
 

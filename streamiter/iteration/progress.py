@@ -2,8 +2,9 @@
 
 A head has *received* epoch e when all feedback of e has come in at it (epoch 0: when the initial
 variables have ended). Epoch e is *complete* when every head has received it and every data stream has
-passed it or ended. The iteration ends at the first complete epoch, above 0 and those of the data, that
-brought no feedback at any head, or no record of the criteria stream where there is one.
+passed it or ended. The iteration ends at the first complete epoch that brought no feedback at any head, or no record
+of the criteria stream where there is one: from 1 on, and where the data is stamped and its last epoch is k, from k + 2
+on, since the end of the data is heard in epoch k + 1.
 
 >>> progress = LoopProgress(heads=2, entrances=1)
 >>> progress.head_received(0, epoch=0, count=0), progress.head_received(1, epoch=0, count=0)
@@ -14,6 +15,11 @@ brought no feedback at any head, or no record of the criteria stream where there
 ([], [Released(epoch=1), Completed(epoch=1)])
 >>> progress.head_received(0, epoch=2, count=0), progress.head_received(1, epoch=2, count=0)
 ([], [Released(epoch=2), Ended(epoch=2)])
+>>> stamped = LoopProgress(heads=1, entrances=1)
+>>> [stamped.entrance_passed(0, 0), stamped.entrance_ended(0)]
+[[], []]
+>>> [stamped.head_received(0, epoch=epoch, count=0)[-1] for epoch in range(3)]
+[Completed(epoch=0), Completed(epoch=1), Ended(epoch=2)]
 """
 
 from __future__ import annotations

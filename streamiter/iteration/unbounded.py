@@ -41,7 +41,9 @@ def iterate_unbounded_streams(
 
     Records of the initial variables and of the data have epoch 0, what is emitted has the epoch of what
     it was emitted for, and each way round the loop adds one. When all inputs have ended, the iteration
-    ends at the first complete epoch, above those of the data, that brought no feedback.
+    ends at the first complete epoch from 1 on that brought no feedback; where the data is stamped and its last
+    epoch is k, from k + 2 on: steps hear of the end of the data in epoch k + 1, and what they emit then in
+    ``input_ended`` is fed back and handled.
 
     Raises GraphError for a graph that cannot run, naming the stream.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from streamiter import (
     Stream,
     connect,
     epochs_every,
+    for_each_round,
     iterate_bounded_streams_until_termination,
     iterate_unbounded_streams,
     replayed,
@@ -149,6 +151,33 @@ def runs_inside(flow: Flow) -> None:
     iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
 
 
+def keeps_a_stream(flow: Flow) -> None:
+    kept: list[Stream] = []
+
+    def part(streams: list[Stream]) -> list[Stream]:
+        kept.append(streams[0].map(lambda x: x))
+        return 1 / 0  # type: ignore[return-value]
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        with contextlib.suppress(ZeroDivisionError):
+            for_each_round(variables, part)
+        return IterationBodyResult(kept, kept)
+
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+
+
+def maps_two(flow: Flow) -> None:
+    flow.from_items([1]).map(lambda model, row: model)
+
+
+def wants_no_input(flow: Flow) -> None:
+    class Misspelt(Train):
+        def wanted_inputs(self) -> tuple[str, ...]:
+            return ("modle",)
+
+    connect(model=flow.from_items([1]), examples=flow.from_items([1])).process(Misspelt)
+
+
 def listens_outside(flow: Flow) -> None:
     class Listening(Operator, IterationListener):
         def process(self, record: Any, out: Any) -> None: ...
@@ -183,6 +212,9 @@ MESSAGES: list[tuple[Callable[[Flow], None], str]] = [
     (wants_the_end_first, "whose records come when it has ended; for a result of each epoch write"),
     (runs_inside, "expected a flow whose iterations are built, given one inside the body of an iteration"),
     (listens_outside, "where no epoch ends and no callback comes"),
+    (keeps_a_stream, "which was taken out again when the call that added it failed"),
+    (maps_two, "expected a function that is called as f(record)"),
+    (wants_no_input, "wanted_inputs(): expected names of inputs (model, examples), given 'modle'"),
 ]
 
 

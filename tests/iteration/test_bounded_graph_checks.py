@@ -528,7 +528,7 @@ def test_feedback_and_criteria_do_not_wait_for_the_end_of_the_iteration(
         with pytest.raises(GraphError) as caught:
             iterate([start], [], body)
         assert caught.value.args[0] == (
-            f"iteration: expected {what} to bring records while the iteration goes on, given {names[-1]!r}, whose "
+            f"iteration: expected {what} to bring records while the iteration runs, given {names[-1]!r}, whose "
             f"records come when it has ended; {instead}"
         )
 
@@ -544,7 +544,7 @@ def test_a_variable_of_map_with_does_not_wait_for_the_end_of_the_iteration() -> 
     with pytest.raises(GraphError) as caught:
         bounded(flow, body, data=[flow.from_items([1, 2])])
     assert caught.value.args[0] == (
-        "scale: expected a variable whose values come while the iteration goes on, given 'total', whose records come "
+        "scale: expected a variable whose values come while the iteration runs, given 'total', whose records come "
         f"when it has ended; {IN_BOUNDED}{ALL_REDUCE}"
     )
 
@@ -565,7 +565,7 @@ def test_a_step_of_the_loop_that_wants_the_end_of_the_iteration_first_is_refused
 
     bounded(flow, body, data=[replayed(flow.from_items([1, 2]))])
     message = (
-        "step 'meet': expected wanted_inputs() to name an input that brings records while the iteration goes on, given "
+        "step 'meet': expected wanted_inputs() to name an input that brings records while the iteration runs, given "
         f"'total' alone, whose records come when it has ended; {IN_BOUNDED}{ALL_REDUCE} (at "
         "test_bounded_graph_checks.py:"
     )

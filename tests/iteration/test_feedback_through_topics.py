@@ -100,6 +100,30 @@ async def test_a_loop_gives_what_it_gives_in_memory(make_topic: MakeTopic, ahead
     assert statistics.loops[0].ended_in == 5
 
 
+@pytest.mark.parametrize(("epochs", "end"), [(0, 1), (3, 3)])
+async def test_the_end_of_data_is_told_with_the_epoch_in_which_it_comes_back(
+    make_topic: MakeTopic, epochs: int, end: int
+) -> None:
+    """Who watches a loop sees each epoch as the head does; that of the end was one behind the records before it."""
+    through = await make_topic()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([feedback_through(data[0], through)], variables)
+
+    flow = Flow("count")
+    numbers = flow.from_items([7, 8, 9])
+    given = epochs_every(numbers, records=1) if epochs else numbers
+    iterate_unbounded_streams([flow.from_items([])], [given], body)
+    await run(flow)
+    watching = Flow("watch")
+    seen = watching.source(through, decode=FeedbackRecords(), stop="latest").collect()
+    await run(watching)
+    told = [(record["kind"], record["epoch"]) for record in seen.items]
+    assert [epoch for kind, epoch in told if kind == "end of data"] == [end]
+    assert max(epoch for kind, epoch in told if kind == "data") == end
+    assert [epoch for kind, epoch in told if kind == "watermark"] == list(range(1, epochs + 1))
+
+
 async def test_criteria_and_replayed_data_beside_feedback_through_a_topic(make_topic: MakeTopic) -> None:
     """The criteria come back in memory, sooner than what goes through the topic."""
     through = await make_topic(partitions=2)

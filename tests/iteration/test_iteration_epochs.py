@@ -167,6 +167,49 @@ def test_feedback_is_one_epoch_on_also_from_callbacks() -> None:
     assert [entry for entry in log["model", 0] if entry[0] == "terminated"] == [("terminated", 4)]
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("ahead", [None, 0])
+@pytest.mark.parametrize("says", [False, True], ids=["", "says so"])
+@pytest.mark.parametrize("epochs", [3, 1, 0])
+def test_the_iteration_ends_above_the_epoch_in_which_the_end_of_its_data_is_heard(
+    epochs: int, says: bool, ahead: int | None, seed: int
+) -> None:
+    """Ended in the epoch after the data's last, it dropped what ``input_ended`` had fed back: the last gradients.
+
+    Data of epochs 0, 1, 2 has its end heard in epoch 3 at the latest, so that 4 is the first that may be the last.
+    Plain data is of epoch 0, and so is its end.
+    """
+    flow, log = Flow("loop"), Log()
+
+    def on_ended(name: str, out: Any) -> None:
+        if name == "data" and says:
+            out.emit("over", tag=SIDE)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        met = connect(variable=variables[0], data=data[0]).process(
+            lambda: Witness(log, on_record=lambda *_: None, on_ended=on_ended), name="meet", parallelism=1
+        )
+        return IterationBodyResult([met.side_output(SIDE)], [tagged(variables[0])])
+
+    numbers = cut_items(flow, range(max(1, epochs)), seed=seed)
+    given = epochs_every(numbers, records=1) if epochs else numbers
+    [seen] = iterate_unbounded_streams(
+        [flow.from_items([])], [given], body, IterationConfig(max_epochs_ahead=ahead if epochs else None)
+    )
+    collected = seen.collect()
+    [loop] = run(flow, seed=seed, limits=SMALL).loops
+    first_that_may_be_last = epochs + 1
+    if says:
+        [(record, epoch)] = collected.items
+        assert record == "over"
+        assert 1 <= epoch <= first_that_may_be_last
+        assert loop.ended_in == max(first_that_may_be_last, epoch + 1)
+    else:
+        assert collected.items == []
+        assert loop.ended_in == first_that_may_be_last
+    assert callbacks(log["meet", 0]) == list(range(loop.ended_in))
+
+
 def test_a_mini_batch_holds_records_of_one_epoch() -> None:
     """What is left over goes out with its own epoch, before the next operator's callback."""
     flow, log = Flow("loop"), Log()
