@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamiter.flow.graph_checks import check_factory
-from streamiter.flow.next_step import add_next_step, label_of
+from streamiter.flow.next_step import add_next_step, label_of, may_emit_unasked
 from streamiter.flow.step_options import StepOptions
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.rejection import RejectionPolicy
@@ -42,4 +42,4 @@ class ConnectedStreams:
         label = name or label_of(factory)
         check_factory(factory, list(self._streams), step=label)
         options = StepOptions(name, parallelism, on_error, dead_letter, parameter_server)
-        return add_next_step(self._streams, label, factory, options)
+        return add_next_step(self._streams, label, factory, options, emits_unasked=may_emit_unasked(factory))

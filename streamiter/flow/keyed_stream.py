@@ -10,7 +10,7 @@ import numpy as np
 from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import GraphError
 from streamiter.flow.graph_checks import check_factory, check_function, check_seconds
-from streamiter.flow.next_step import add_next_step, label_of
+from streamiter.flow.next_step import add_next_step, label_of, may_emit_unasked
 from streamiter.flow.outlet import Outlet
 from streamiter.flow.step_options import StepOptions
 from streamiter.flow.stream import Stream
@@ -155,7 +155,9 @@ class KeyedStream(Stream):
         tolerant = (options.on_error, options.dead_letter) != ("fail", None) and not self._whole_batches
         by_key = ByKey(self._key_of, self._whole_batches, tolerant)
         stream = self._partitioned(by_key)
-        return add_next_step({SINGLE_INPUT: stream}, label, factory, options, keys=keys)
+        unasked = keys is not None and may_emit_unasked(factory)  # Only process gives a selector of keys.
+        inputs = {SINGLE_INPUT: stream}
+        return add_next_step(inputs, label, factory, options, keys=keys, emits_unasked=unasked)
 
     def _record_key(self, method: str) -> Callable[[Any], Any]:
         if self._whole_batches:

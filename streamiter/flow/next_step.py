@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from streamiter.errors import GraphError
 from streamiter.flow.graph_checks import check_name, check_parallelism, check_policy, check_service
 from streamiter.flow.step_options import StepOptions
-from streamiter.operators.operator import Operator, OperatorFactory
+from streamiter.operators.operator import IterationListener, Operator, OperatorFactory
 from streamiter.operators.rejection import DEAD_LETTERS
 from streamiter.runtime.entries import check_can_listen
 from streamiter.runtime.graph import Edge, KeySelector, Step
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from streamiter.flow.flow import Flow
     from streamiter.flow.stream import Stream
 
-__all__ = ["add_next_step", "label_of", "rebalance_unequal"]
+__all__ = ["add_next_step", "label_of", "may_emit_unasked", "rebalance_unequal"]
 
 
 def add_next_step(
@@ -32,11 +32,12 @@ def add_next_step(
     shape: str = "operator",
     label_lasts: bool = False,
     waits_for_end: bool = False,
+    emits_unasked: bool = False,
 ) -> Stream:
     """Add a step behind streams of one flow, each under the name of an input; gives the stream of its output.
 
     ``label`` names it where the options do not; ``label_lasts`` if it says which step it is, whatever others there are.
-    ``waits_for_end``: it emits when its inputs have ended.
+    ``waits_for_end``: it emits when its inputs have ended; ``emits_unasked``: it may emit before it is given a record.
     """
     flow = next(iter(streams.values())).flow
     check_name(options.name)
@@ -69,7 +70,7 @@ def add_next_step(
             bounded=all(stream.is_bounded for stream in streams.values()),
             stamped=all(edge.upstream.stamped for edge in edges),
             emits_at_end=(waits_for_end and round_scope is None)
-            or all(edge.upstream.emits_at_end for edge in edges),
+            or (not emits_unasked and all(edge.upstream.emits_at_end for edge in edges)),
             shape=shape,
         )
         if isinstance(factory, type):
@@ -78,6 +79,17 @@ def add_next_step(
         if options.dead_letter is not None:
             output.side_output(DEAD_LETTERS).to_dead_letters(options.dead_letter)
     return output
+
+
+def may_emit_unasked(factory: OperatorFactory) -> bool:
+    """Whether an operator of the user may emit without a record: in a callback, at a timer or the end of an input."""
+    if not isinstance(factory, type):
+        return True  # Nothing is known of what it makes.
+    return (
+        issubclass(factory, IterationListener)
+        or hasattr(factory, "input_ended")
+        or hasattr(factory, "on_timer")
+    )
 
 
 def _check_class(operator: type[Operator], step: Step) -> None:

@@ -20,7 +20,7 @@ from streamiter.flow.graph_checks import (
     check_same_flow,
     check_seconds,
 )
-from streamiter.flow.next_step import add_next_step, label_of
+from streamiter.flow.next_step import add_next_step, label_of, may_emit_unasked
 from streamiter.flow.outlet import Outlet
 from streamiter.flow.step_options import StepOptions
 from streamiter.operators.collect import Collected
@@ -309,9 +309,9 @@ class Stream:
         """
         label = name or label_of(factory)
         check_factory(factory, [SINGLE_INPUT], step=label)
-        return self._add(
-            label, factory, StepOptions(name, parallelism, on_error, dead_letter, parameter_server)
-        )
+        options = StepOptions(name, parallelism, on_error, dead_letter, parameter_server)
+        inputs = {SINGLE_INPUT: self}
+        return add_next_step(inputs, label, factory, options, emits_unasked=may_emit_unasked(factory))
 
     def side_output(self, tag: OutputTag) -> Stream:
         """What the step before emits with ``out.emit(record, tag=tag)``; nothing else reads it.

@@ -494,10 +494,20 @@ ALL_REDUCE = "all_reduce(stream, f)"
         lambda stream: stream.join(stream, on=lambda n: n),
         lambda stream: total_of(stream).map(lambda n: n).union(stream.sort()),
         lambda stream: total_of(stream).batch(3),
+        lambda stream: total_of(stream).process(DoublesOnly).key_by(str).reduce(max),
         lambda stream: map_with(stream.sort(), stream, lambda value, batch: batch),
         lambda stream: total_of(stream).side_output(OutputTag("side")),
     ],
-    ids=["reduce_all", "sort", "join", "union", "what follows", "data of map_with", "side output"],
+    ids=[
+        "reduce_all",
+        "sort",
+        "join",
+        "union",
+        "what follows",
+        "operators that follow",
+        "data of map_with",
+        "side output",
+    ],
 )
 def test_feedback_and_criteria_do_not_wait_for_the_end_of_the_iteration(
     waits: Callable[[Stream], Stream],
@@ -599,6 +609,28 @@ def test_what_meets_a_total_without_waiting_for_it_is_let_through(
     run(flow)
     assert met.items == [1, 2, 3, 4]
     assert totals.items == [3 if of_data else 6]
+
+
+def test_criteria_behind_a_total_may_come_before_it() -> None:
+    """A listener emits in its callbacks, whatever it is given: these criteria end the loop after two rounds."""
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        total = total_of(variables[0])
+        raised = variables[0].map(lambda n: n + 1)
+        return IterationBodyResult([raised], [raised, total], terminate_after(total, rounds=2))
+
+    raised, totals = bounded(flow, body)
+    collected, totals = raised.collect(), totals.collect()
+    run(flow)
+    assert (collected.items, totals.items) == ([1, 2, 3], [3])
+
+
+class DoublesOnly(Operator):
+    """Emits for records only, and says so by what it has not."""
+
+    def process(self, record: int, out: Any) -> None:
+        out.emit(2 * record)
 
 
 def test_a_round_may_wait_for_its_end() -> None:
