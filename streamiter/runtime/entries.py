@@ -134,9 +134,9 @@ def check_methods(
 ) -> None:
     """Raise GraphError where a method of an operator or source, or of its class, does not take what it is given."""
     for method, takes in methods.items():
-        if not hasattr(owner, method):
+        called = getattr(owner, method, None)
+        if called is None:
             continue
-        called = getattr(owner, method)
         if not callable(called):
             raise GraphError(
                 f"step {step!r}: expected {_class_of(owner)}.{method} to be a method, given {called!r}; write def "
@@ -144,13 +144,18 @@ def check_methods(
                 where=where,
             )
         # What a class gives for a method of its instances is the function itself.
-        unbound = isinstance(owner, type) and inspect.isfunction(inspect.getattr_static(owner, method))
+        unbound = isinstance(owner, type) and inspect.isfunction(called) and not _is_static(owner, method)
         if reason := misfit(called, takes, unbound=unbound):
             raise GraphError(
                 f"step {step!r}: expected {_class_of(owner)}.{method} to be called as {method}({', '.join(takes)}), "
                 f"given {reason}; write def {method}({', '.join(['self', *takes])})",
                 where=where,
             )
+
+
+def _is_static(kind: type, method: str) -> bool:
+    defined = next(vars(base)[method] for base in kind.__mro__ if method in vars(base))
+    return isinstance(defined, staticmethod)
 
 
 def check_can_listen(
