@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, final, overload
+from typing import Any, Final, NamedTuple, final, overload
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
     "Batch",
+    "BatchOrigin",
     "CheckpointBarrier",
     "Columns",
     "Control",
@@ -209,26 +210,61 @@ def estimated_bytes(batch: Batch) -> int:
     return sum(_record_bytes(batch[index]) for index in looked_at) * length // len(looked_at)
 
 
-def _record_bytes(record: Any) -> int:
+# Lists in lists that are looked into: JSON may nest more than a thousand, and a list may contain itself.
+_LEVELS: Final = 32
+
+
+def _record_bytes(record: Any, levels: int = _LEVELS) -> int:
     if isinstance(record, (np.ndarray, Columns)):
         return record.nbytes
     size = sys.getsizeof(record)
     if isinstance(record, dict):
         size += sum(sys.getsizeof(value) for value in record.values())
-    elif isinstance(record, (list, tuple)) and record:
-        size += len(record) * _record_bytes(record[0])
+    elif isinstance(record, (list, tuple)) and record and levels:
+        size += len(record) * _record_bytes(record[0], levels - 1)
     return size
+
+
+class BatchOrigin(NamedTuple):
+    """Where all records of a batch were read; the offsets are between two offsets, both included.
+
+    ``partition`` and the offsets are None where the records come from several partitions.
+
+    >>> BatchOrigin("memory://clicks", 0, 3, 5).joined(BatchOrigin("memory://clicks", 0, 6, 9))
+    BatchOrigin(topic='memory://clicks', partition=0, first_offset=3, last_offset=9)
+    >>> BatchOrigin("memory://clicks", 0, 3, 5).joined(BatchOrigin("memory://clicks", 1, 6, 9))
+    BatchOrigin(topic='memory://clicks', partition=None, first_offset=None, last_offset=None)
+    """
+
+    topic: str
+    partition: int | None = None
+    first_offset: int | None = None
+    last_offset: int | None = None
+
+    def joined(self, other: BatchOrigin | None) -> BatchOrigin | None:
+        """The origin of a batch that was joined of two; None where that is not known."""
+        if other is None or other.topic != self.topic:
+            return None
+        first, last = (self.first_offset, other.first_offset), (self.last_offset, other.last_offset)
+        if self.partition != other.partition or None in first or None in last:
+            return BatchOrigin(self.topic)
+        return BatchOrigin(self.topic, self.partition, min(first), max(last))  # type: ignore[type-var]
 
 
 @final
 class DataBatch:
-    """A batch on its way, with the one epoch that all its records share (0 outside iterations)."""
+    """A batch on its way, with the one epoch that all its records share (0 outside iterations).
 
-    __slots__ = ("epoch", "records")
+    ``origin`` tells dead letters where all its records were read, where that is known. It is not state: a batch that
+    was written to disk comes back without.
+    """
 
-    def __init__(self, records: Batch, epoch: int = 0) -> None:
+    __slots__ = ("epoch", "origin", "records")
+
+    def __init__(self, records: Batch, epoch: int = 0, origin: BatchOrigin | None = None) -> None:
         self.records = records
         self.epoch = epoch
+        self.origin = origin
 
     def __repr__(self) -> str:
         return f"DataBatch({len(self.records)} records, epoch {self.epoch})"

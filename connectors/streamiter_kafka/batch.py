@@ -47,6 +47,10 @@ class KafkaBatch(TopicBatch):
         return self._headers
 
     @property
+    def first_offset(self) -> int:
+        return self._records[0].offset
+
+    @property
     def next_offset(self) -> int:
         return self._records[-1].offset + 1
 

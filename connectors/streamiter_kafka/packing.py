@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from streamiter.errors import RecordTooLarge
 from streamiter.topics.outgoing import check_outgoing
-from streamiter.topics.topic import OutgoingBatch
+from streamiter.topics.topic import Headers, OutgoingBatch, SizeLimit
 from streamiter_kafka.cluster import NO_LEADER
 from streamiter_kafka.partitioner import partitions_of_keys
 from streamiter_kafka.wire import RecordBatchBuilder
@@ -116,6 +116,19 @@ class Packing:
         return PendingBatch(
             RecordBatchBuilder(_FORMAT, self._codec, self._transactional, -1, -1, 0, self._batch_bytes)
         )
+
+    def size_limit(self) -> SizeLimit:
+        """How large a record may be: as the only one of its batch, compressed where that is needed."""
+        return SizeLimit(self.limit_bytes, self._size_alone)
+
+    def _size_alone(self, value: bytes | None, key: bytes | None, headers: Headers) -> int:
+        alone = self.new_batch()
+        row = (value, key, list(headers), 0)
+        size_bytes = _BATCH_HEADER_BYTES + alone.size_of_first(row)
+        if size_bytes <= self.limit_bytes or not self._codec:
+            return size_bytes
+        alone.fill([row])
+        return len(alone.seal(ProducerIdentity(), 0))
 
     def spread(self, batch: OutgoingBatch, leaders: Mapping[int, int]) -> list[tuple[int, OutgoingBatch]]:
         """The parts of ``batch`` by partition, all of it checked: keyed records go by their key, the rest

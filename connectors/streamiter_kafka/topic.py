@@ -9,6 +9,7 @@ from typing import ClassVar, TypeVar
 from streamiter.topics.topic import (
     Decoder,
     ReadRequest,
+    SizeLimit,
     Topic,
     TopicDescription,
     TopicReader,
@@ -22,7 +23,7 @@ from streamiter_kafka.group_offsets import commit_group_offsets
 from streamiter_kafka.options import KafkaOptions
 from streamiter_kafka.reader import open_reader
 from streamiter_kafka.transactions import open_transactions
-from streamiter_kafka.writer import open_writer
+from streamiter_kafka.writer import open_packing, open_writer
 
 __all__ = ["KafkaTopic"]
 
@@ -91,6 +92,12 @@ class KafkaTopic(Topic):
     async def describe(self) -> TopicDescription:
         async with self._cluster() as cluster:
             return await admin.describe(cluster, self.name)
+
+    async def size_limit(self) -> SizeLimit:
+        async with self._cluster() as cluster:
+            await cluster.require(self.name)
+            packing = await open_packing(cluster, self.name, self.options, transactional=False)
+        return packing.size_limit()
 
     async def delete(self) -> None:
         async with self._cluster() as cluster:

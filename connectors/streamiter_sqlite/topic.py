@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.topics.positions import check_request
-from streamiter.topics.topic import Decoder, ReadRequest, Topic, TopicDescription
+from streamiter.topics.topic import Decoder, ReadRequest, SizeLimit, Topic, TopicDescription
 from streamiter_sqlite.compaction import COMPACTION_SETTING
 from streamiter_sqlite.database import Database
 from streamiter_sqlite.locking import read_transaction, write_transaction
@@ -89,6 +89,10 @@ class SqliteTopic(Topic):
         async with self._connected() as database:
             return await database.run(_describe, self._name)
 
+    async def size_limit(self) -> SizeLimit:
+        async with self._connected() as database:
+            return SizeLimit(await database.run(_max_record_bytes, self._name))
+
     async def delete(self) -> None:
         async with self._connected() as database:
             await database.run(_delete, self._name)
@@ -132,6 +136,11 @@ def _create(connection: sqlite3.Connection, name: str, partitions: int, settings
 def _delete(connection: sqlite3.Connection, name: str) -> None:
     with write_transaction(connection):
         delete_topic(connection, name)
+
+
+def _max_record_bytes(connection: sqlite3.Connection, name: str) -> int:
+    with read_transaction(connection):
+        return find_topic(connection, name).max_record_bytes
 
 
 def _describe(connection: sqlite3.Connection, name: str) -> TopicDescription:

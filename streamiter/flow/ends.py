@@ -6,7 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamiter.errors import GraphError
-from streamiter.flow.graph_checks import check_codec, check_function, check_outside_loops
+from streamiter.flow.graph_checks import (
+    check_codec,
+    check_function,
+    check_holds_dead_letters,
+    check_outside_loops,
+)
 from streamiter.flow.next_step import add_next_step
 from streamiter.flow.step_options import StepOptions
 from streamiter.operators.collect import Collect, Collected
@@ -107,6 +112,7 @@ def check_delivery(delivery: object, method: str) -> None:
 
 def add_dead_letters(stream: Stream, topic: Topic) -> None:
     """See ``Stream.to_dead_letters``."""
+    check_holds_dead_letters(topic, step=stream.name)
     if stream.loop is not None:
         stream.loop.leave(stream, lambda outside: outside.to_dead_letters(topic))
         return

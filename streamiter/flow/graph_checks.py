@@ -77,6 +77,15 @@ def check_service(given: Any, *, step: str) -> Service | None:
     )
 
 
+def check_holds_dead_letters(topic: Topic, *, step: str) -> None:
+    """Raise GraphError for a topic that would refuse each dead letter, and so end the job with the first one."""
+    if not topic.has_headers:
+        raise GraphError(
+            f"step {step!r}: expected a dead-letter topic whose records have headers, since these say why a record was "
+            f"refused, given {topic.url}; write the dead letters to a topic of kafka:// or sqlite://"
+        )
+
+
 def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: str) -> RejectionPolicy:
     """What becomes of refused records; ``dead_letter`` alone says that they go there."""
     if on_error not in ("fail", "skip", "dead_letter"):
@@ -96,6 +105,7 @@ def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: 
             f"step {step!r}: expected dead_letter to be a topic, given {dead_letter!r}; "
             'write dead_letter=topic("scheme://…")'
         )
+    check_holds_dead_letters(dead_letter, step=step)
     if on_error == "skip":
         raise GraphError(
             f'step {step!r}: expected on_error="skip" or a dead_letter topic, given both; leave one of them out'

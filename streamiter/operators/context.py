@@ -11,7 +11,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.operators.keyed_state import KeyedState
 from streamiter.operators.service import ServiceWorker
 from streamiter.operators.statistics import OperatorStatistics
-from streamiter.records import Control
+from streamiter.records import BatchOrigin, Control
 
 __all__ = ["Context", "JobScope", "Progress"]
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Progress:
     """Where a task stands: shared by its operators, written by the task alone."""
 
-    __slots__ = ("epoch", "handled", "is_ending", "watermark")
+    __slots__ = ("epoch", "handled", "is_ending", "origin", "watermark")
 
     def __init__(self) -> None:
         self.handled = 0
@@ -30,6 +30,8 @@ class Progress:
         self.epoch = 0
         self.watermark = -1
         self.is_ending = False
+        self.origin: BatchOrigin | None = None
+        """Where the batch that is being handled was read; None where that is not known, and outside batches."""
 
 
 class JobScope:

@@ -12,5 +12,7 @@ __all__ = ["Identity"]
 class Identity(Operator):
     """Passes batches on as they are: for steps that only re-partition, union or name a stream."""
 
+    is_stateless = True
+
     def process_batch(self, batch: Batch, out: Output) -> None:
         out.emit_batch(batch)

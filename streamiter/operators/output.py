@@ -8,8 +8,15 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from streamiter.operators.functions import batch_of
-from streamiter.operators.rejection import DEAD_LETTERS, DeadLetter, Origin, RecordFailure, RejectionPolicy
-from streamiter.records import Batch, Columns, OutputTag
+from streamiter.operators.rejection import (
+    DEAD_LETTERS,
+    DeadLetter,
+    Origin,
+    RecordFailure,
+    RejectionPolicy,
+    described,
+)
+from streamiter.records import Batch, BatchOrigin, Columns, OutputTag
 
 __all__ = ["Output", "Receiver"]
 
@@ -36,6 +43,7 @@ class Output:
 
     __slots__ = (
         "_gathered",
+        "_origin_now",
         "_policy",
         "_receivers",
         "_step",
@@ -49,6 +57,7 @@ class Output:
         self._step = step
         self._policy = policy
         self.rejected = 0
+        self._origin_now: Callable[[], BatchOrigin | None] | None = None
         self._receivers: list[Receiver] = []
         self._tagged_receivers: dict[OutputTag, list[Receiver]] = {}
         self._gathered: list[Any] = []
@@ -61,6 +70,15 @@ class Output:
             self._receivers.append(receiver)
         else:
             self._tagged_receivers.setdefault(tag, []).append(receiver)
+
+    def ask_for_origin(self, origin_now: Callable[[], BatchOrigin | None]) -> None:
+        """For the engine: ``origin_now`` gives the origin of the batch that the operator is handling."""
+        self._origin_now = origin_now
+
+    @property
+    def batch_origin(self) -> BatchOrigin | None:
+        """Where the batch that the operator is handling was read, as far as known: for ``reject`` of its records."""
+        return None if self._origin_now is None else self._origin_now()
 
     def detach(self) -> Callable[[], None]:
         """For the engine: gather what is emitted, until the function given back is called: it sends that on.
@@ -119,15 +137,23 @@ class Output:
         return self._policy != "fail"
 
     def reject(
-        self, record: Any, reason: str | Exception, *, origin: Origin | None = None, key: bytes | None = None
+        self,
+        record: Any,
+        reason: str | Exception,
+        *,
+        origin: Origin | BatchOrigin | None = None,
+        key: bytes | None = None,
     ) -> None:
-        """Refuse a record: by the step's policy it is skipped, becomes a dead letter, or ends the job."""
+        """Refuse a record: by the step's policy it is skipped, becomes a dead letter, or ends the job.
+
+        ``origin`` says where the record was read: ``out.batch_origin`` for a record of the batch at hand, nothing for
+        one that the operator has kept from earlier.
+        """
         if self._policy == "fail":
-            self.fail(reason, record, origin=origin)
+            self.fail(reason, record, origin=origin if isinstance(origin, Origin) else None)
         self.rejected += 1
         if self._policy == "dead_letter":
-            error = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
-            self.emit(DeadLetter(record, self._step, error, origin, key), tag=DEAD_LETTERS)
+            self.emit(DeadLetter(record, self._step, described(reason), origin, key), tag=DEAD_LETTERS)
 
     def fail(self, reason: str | Exception, record: Any, *, origin: Origin | None = None) -> NoReturn:
         """End the job, naming the step and the record."""

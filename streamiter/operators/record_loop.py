@@ -39,11 +39,9 @@ def fail_at(batch: Batch, progress: Iterator[Any], error: Exception, out: Output
 
 
 def refuse(out: Output, record: Any, error: Exception) -> None:
-    """Refuse a record because of ``error``: by the step's policy this returns or ends the job."""
-    if isinstance(error, RejectRecords) and out.tolerates_rejections:
-        out.reject(record, error.reason)
-    else:
-        out.reject(record, error)
+    """Refuse a record of the batch at hand because of ``error``: by the step's policy this returns or ends the job."""
+    reason = error.reason if isinstance(error, RejectRecords) and out.tolerates_rejections else error
+    out.reject(record, reason, origin=out.batch_origin)
 
 
 def apply_to_each(f: Callable[[Any], Any], batch: Batch, out: Output) -> tuple[Batch, list[Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from streamiter.records import Batch, Columns, OutputTag
+from streamiter.records import Batch, BatchOrigin, Columns, OutputTag
 
 __all__ = [
     "DEAD_LETTERS",
@@ -15,7 +15,9 @@ __all__ = [
     "Origin",
     "RecordFailure",
     "RejectionPolicy",
+    "described",
     "record_at_fault",
+    "safe_repr",
     "shortened",
 ]
 
@@ -43,12 +45,16 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A refused record with the reason; ``key`` and ``origin`` where it came straight from a topic."""
+    """A refused record with the reason.
+
+    ``key`` where the record came straight from a topic. ``origin`` where it is known: of a record that came straight
+    from a topic its offset, of others the range of offsets that the batch was read from.
+    """
 
     record: Any
     step: str
     error: str
-    origin: Origin | None = None
+    origin: Origin | BatchOrigin | None = None
     key: bytes | None = None
 
 
@@ -69,12 +75,37 @@ class RecordFailure(Exception):
 
 def shortened(record: Any) -> str:
     """A record as it is shown in an error: its repr, cut after 200 characters."""
-    shown = repr(record)
+    shown = safe_repr(record)
     return (
         shown
         if len(shown) <= _SHOWN_CHARACTERS
         else f"{shown[:_SHOWN_CHARACTERS]}… ({len(shown)} characters)"
     )
+
+
+def safe_repr(record: Any) -> str:
+    """The repr of a user's value; its type where that has none: nested too deeply, or ``__repr__`` raises.
+
+    >>> class Broken:
+    ...     def __repr__(self):
+    ...         raise ValueError
+    >>> safe_repr([1]), safe_repr(Broken())
+    ('[1]', '<Broken without a repr>')
+    """
+    try:
+        return repr(record)
+    except Exception:
+        return f"<{type(record).__name__} without a repr>"
+
+
+def described(reason: str | Exception) -> str:
+    """The reason of a refusal as text; of an exception that has none its type."""
+    if isinstance(reason, str):
+        return reason
+    try:
+        return f"{type(reason).__name__}: {reason}"
+    except Exception:
+        return type(reason).__name__
 
 
 def record_at_fault(batch: Batch, records: Iterator[Any]) -> tuple[bool, Any]:

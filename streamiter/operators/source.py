@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from streamiter.operators.context import Context
+from streamiter.records import BatchOrigin
 
 __all__ = ["Positions", "Source", "SourceBatch", "SourceFactory"]
 
@@ -19,7 +20,8 @@ class SourceBatch:
     ``records`` is a batch, a table of pandas, polars or Arrow, whose rows they are, or whatever has a length and the
     operator behind the source takes. ``positions_after`` gives the positions after the first so many of its records (at
     least one, and not all). With it, and ``records`` that can be sliced, the batch is cut where the steps behind the
-    source are slow: then a barrier need not wait for all of it.
+    source are slow: then a barrier need not wait for all of it. ``origin`` tells dead letters where the records were
+    read; None where there is nothing to tell.
 
     >>> batch = SourceBatch([10, 20, 30], {"read": 3}, positions_after=lambda records: {"read": records})
     >>> first, rest = batch.cut(2)
@@ -27,17 +29,19 @@ class SourceBatch:
     ([10, 20], {'read': 2}, [30], {'read': 3})
     """
 
-    __slots__ = ("_before", "positions", "positions_after", "records")
+    __slots__ = ("_before", "origin", "positions", "positions_after", "records")
 
     def __init__(
         self,
         records: Any,
         positions: Mapping[Any, Any],
+        origin: BatchOrigin | None = None,
         *,
         positions_after: Callable[[int], Mapping[Any, Any]] | None = None,
     ) -> None:
         self.records = records
         self.positions = positions
+        self.origin = origin
         self.positions_after = positions_after
         self._before = 0
         """Records of the batch that was read which come before these."""
@@ -46,8 +50,10 @@ class SourceBatch:
         """The first so many records, and the others. Only where it has ``positions_after``."""
         assert self.positions_after is not None
         after = self._before + records
-        first = SourceBatch(self.records[:records], self.positions_after(after))
-        rest = SourceBatch(self.records[records:], self.positions, positions_after=self.positions_after)
+        first = SourceBatch(self.records[:records], self.positions_after(after), self.origin)
+        rest = SourceBatch(
+            self.records[records:], self.positions, self.origin, positions_after=self.positions_after
+        )
         rest._before = after
         return first, rest
 

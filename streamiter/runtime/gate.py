@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
     Batch,
+    BatchOrigin,
     CheckpointBarrier,
     Control,
     DataBatch,
@@ -180,9 +181,9 @@ class Gate:
         finally:
             self._waiter = None
 
-    def put_back(self, port: Port, records: Batch, epoch: int) -> None:
+    def put_back(self, port: Port, records: Batch, epoch: int, origin: BatchOrigin | None = None) -> None:
         """Give back the end of a batch that ``poll`` gave: it comes first on its port."""
-        port.put_back(DataBatch(records, epoch))
+        port.put_back(DataBatch(records, epoch, origin))
         self._list(port)
 
     def cut_turns(self, input_names: Iterable[str]) -> None:

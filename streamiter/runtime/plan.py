@@ -312,7 +312,7 @@ class Planner:
     def _instances(
         self, head: Step, subtask: int, progress: Progress, gate: Gate
     ) -> dict[Step, OperatorInstance]:
-        return {
+        instances = {
             step: OperatorInstance(
                 step,
                 self._operators[step][subtask],
@@ -325,6 +325,19 @@ class Planner:
             )
             for step in self._chain(head)
         }
+        for step, instance in instances.items():
+            if self._knows_origin(step, subtask):
+                instance.out.ask_for_origin(lambda: progress.origin)
+        return instances
+
+    def _knows_origin(self, step: Step, subtask: int) -> bool:
+        """Whether all that the step is given was made of the batch that its task is handling."""
+        edge = self._chained_to.get(step)
+        return edge is None or self._passes_origin(edge.upstream, subtask)
+
+    def _passes_origin(self, step: Step, subtask: int) -> bool:
+        """Whether all that the step emits was made of the batch that its task is handling."""
+        return self._operators[step][subtask].is_stateless and self._knows_origin(step, subtask)
 
     def _connect(
         self, instances: dict[Step, OperatorInstance], subtask: int, progress: Progress
@@ -354,6 +367,7 @@ class Planner:
             progress,
             reader.name,
             tells_of_epochs=not isinstance(operator, Boundary) or operator.hears_of_epochs,
+            keeps_origin=self._passes_origin(edge.upstream, subtask),
         )
 
 

@@ -350,11 +350,11 @@ class Port:
         length = len(batch.records)
         if length == at_most:
             return batch
-        self.put_back(DataBatch(slice_batch(batch.records, at_most, length), batch.epoch))
-        return DataBatch(slice_batch(batch.records, 0, at_most), batch.epoch)
+        self.put_back(DataBatch(slice_batch(batch.records, at_most, length), batch.epoch, batch.origin))
+        return DataBatch(slice_batch(batch.records, 0, at_most), batch.epoch, batch.origin)
 
     def _joined(self, first: DataBatch, following: object, from_held: bool, at_most: int) -> DataBatch:
-        joined, length = [first.records], len(first.records)
+        joined, length, origin = [first.records], len(first.records), first.origin
         # Feedback may wait on disk because it is more than memory is given to: it comes back in pieces.
         room_bytes = LIMIT_BYTES - estimated_bytes(first.records) if self.is_feedback else None
         while (
@@ -368,13 +368,15 @@ class Port:
                 break
             self.take()
             joined.append(following.records)
+            if origin is not None:
+                origin = origin.joined(following.origin)
             length += len(following.records)
             following = self.peek()
-        return DataBatch(concatenate(joined), first.epoch)
+        return DataBatch(concatenate(joined), first.epoch, origin)
 
     def _first_record(self, batch: DataBatch) -> DataBatch:
         """The first record; the others are held one by one, so that each is cut out only once."""
-        records, epoch = batch.records, batch.epoch
+        records, epoch, origin = batch.records, batch.epoch, batch.origin
         for index in range(len(records) - 1, 0, -1):
-            self.put_back(DataBatch(slice_batch(records, index, index + 1), epoch))
-        return batch if len(records) == 1 else DataBatch(slice_batch(records, 0, 1), epoch)
+            self.put_back(DataBatch(slice_batch(records, index, index + 1), epoch, origin))
+        return batch if len(records) == 1 else DataBatch(slice_batch(records, 0, 1), epoch, origin)

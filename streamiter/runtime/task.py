@@ -262,6 +262,7 @@ class Task:
             return False
         port, message = polled
         self.progress.handled += 1
+        self.progress.origin = None if isinstance(message, Control) else message.origin
         self.is_handling = True
         try:
             if isinstance(message, Control):
@@ -384,7 +385,7 @@ class Task:
         self.progress.epoch = epoch
         if self.gate.is_wanted(port.input_name):
             return True
-        self.gate.put_back(port, records, epoch)
+        self.gate.put_back(port, records, epoch, self.progress.origin)
         return False
 
     async def _handle_while_wanted(
@@ -405,7 +406,8 @@ class Task:
             if self._clocks is not None:
                 self.gate.stand_still(self._clocks.stands_still(self.name))
             if index + 1 < len(records) and not self.gate.is_wanted(port.input_name):
-                self.gate.put_back(port, slice_batch(records, index + 1, len(records)), epoch)
+                rest = slice_batch(records, index + 1, len(records))
+                self.gate.put_back(port, rest, epoch, self.progress.origin)
                 return
 
     def _in_thread(self, entry: Callable[[Batch], Any]) -> Callable[[Batch], Awaitable[None]]:

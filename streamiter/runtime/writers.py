@@ -103,7 +103,7 @@ class Writer(Protocol):
 class EdgeWriter:
     """Distributes batches over the channels of an edge, stamped with the epoch of the task."""
 
-    __slots__ = ("_progress", "_step", "_tells_of_epochs", "lanes", "split")
+    __slots__ = ("_keeps_origin", "_progress", "_step", "_tells_of_epochs", "lanes", "split")
 
     def __init__(
         self,
@@ -113,8 +113,13 @@ class EdgeWriter:
         step: str,
         *,
         tells_of_epochs: bool = True,
+        keeps_origin: bool = False,
     ) -> None:
-        """``split`` is None where there is but one channel; ``step`` is the one that reads."""
+        """``split`` is None where there is but one channel; ``step`` is the one that reads.
+
+        ``keeps_origin``: what is emitted while a batch is handled was read where that batch was read.
+        """
+        self._keeps_origin = keeps_origin
         self._tells_of_epochs = tells_of_epochs
         self.split = split
         self.lanes = lanes
@@ -123,11 +128,12 @@ class EdgeWriter:
 
     def __call__(self, batch: Batch) -> None:
         epoch = self._progress.epoch
+        origin = self._progress.origin if self._keeps_origin else None
         if self.split is None:
-            self.lanes[0].put(DataBatch(batch, epoch))
+            self.lanes[0].put(DataBatch(batch, epoch, origin))
             return
         for subtask, part in _parts(self.split, batch, self._step):
-            self.lanes[subtask].put(DataBatch(part, epoch))
+            self.lanes[subtask].put(DataBatch(part, epoch, origin))
 
     def control(self, control: Control) -> None:
         """Into every channel: progress concerns all who may get records."""

@@ -8,11 +8,11 @@ allowed), a time stamp, and optionally a key, a value and headers. Reading is by
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Final, Literal, Protocol
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.records import Batch, estimated_bytes
@@ -24,6 +24,7 @@ __all__ = [
     "Headers",
     "OutgoingBatch",
     "ReadRequest",
+    "SizeLimit",
     "StartPosition",
     "StopPosition",
     "Topic",
@@ -109,6 +110,11 @@ class TopicBatch:
         return self._headers if self._headers is not None else [()] * len(self.values)
 
     @property
+    def first_offset(self) -> int:
+        """The offset of the first record."""
+        return self.offsets[0]
+
+    @property
     def next_offset(self) -> int:
         """The offset to read on from after this batch."""
         return self.offsets[-1] + 1
@@ -165,6 +171,50 @@ class OutgoingBatch:
 
     def __len__(self) -> int:
         return len(self.values)
+
+
+# What a topic may add to key and value of a record without headers: 92 bytes on Kafka for the batch and the record.
+_FRAMING_BYTES: Final = 128
+
+
+def _longest(column: Sequence[bytes | None] | None) -> int:
+    return max(map(len, filter(None, column or ())), default=0)
+
+
+def _size_of(value: bytes | None, key: bytes | None, headers: Headers) -> int:
+    return len(value or b"") + len(key or b"") + sum(len(name.encode()) + len(text) for name, text in headers)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeLimit:
+    """How large a record a topic takes: at most ``size_bytes``, counted by ``size_of(value, key, headers)``.
+
+    ``size_of`` adds up their bytes unless the topic counts otherwise.
+
+    >>> limit = SizeLimit(4)
+    >>> limit.holds(b"abc", b"k", ()), limit.exceeded_by(OutgoingBatch([b"abcd", b"abcde"]))
+    (True, {1: 5})
+    """
+
+    size_bytes: int
+    size_of: Callable[[bytes | None, bytes | None, Headers], int] = _size_of
+
+    def holds(self, value: bytes | None, key: bytes | None, headers: Headers) -> bool:
+        """Whether the topic takes such a record."""
+        return self.size_of(value, key, headers) <= self.size_bytes
+
+    def exceeded_by(self, batch: OutgoingBatch) -> dict[int, int]:
+        """The records of the batch that are too large, with their sizes in bytes."""
+        if (
+            not batch.headers
+            and _longest(batch.values) + _longest(batch.keys) < self.size_bytes - _FRAMING_BYTES
+        ):
+            return {}
+        nothing = [None] * len(batch)
+        headers = [()] * len(batch) if batch.headers is None else batch.headers
+        records = zip(batch.values, batch.keys or nothing, headers, strict=True)
+        sizes = enumerate(self.size_of(*record) for record in records)
+        return {index: size_bytes for index, size_bytes in sizes if size_bytes > self.size_bytes}
 
 
 class Decoder(Protocol):
@@ -326,6 +376,9 @@ class Topic(abc.ABC):
     eager_compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Added to these: dropped soon, though records are few and small."""
 
+    has_headers: ClassVar[bool] = True
+    """Whether records have headers. Dead letters need them: they say there why a record was refused."""
+
     @property
     @abc.abstractmethod
     def url(self) -> str:
@@ -379,6 +432,10 @@ class Topic(abc.ABC):
     @abc.abstractmethod
     async def describe(self) -> TopicDescription:
         """What it looks like now."""
+
+    async def size_limit(self) -> SizeLimit | None:
+        """How large a record it takes; None where nothing is known of a limit. The topic must exist."""
+        return None
 
     @abc.abstractmethod
     async def delete(self) -> None:

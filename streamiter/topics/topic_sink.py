@@ -16,7 +16,7 @@ from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, take
 from streamiter.topics.dead_letters import DeadLetterEncoder
 from streamiter.topics.outputs import Outputs
-from streamiter.topics.topic import Encoder, OutgoingBatch, Topic, TopicWriter
+from streamiter.topics.topic import Encoder, OutgoingBatch, SizeLimit, Topic, TopicWriter
 
 __all__ = ["TopicSink"]
 
@@ -43,6 +43,8 @@ class TopicSink(Operator):
         self._writer: TopicWriter | None = None
         self._context: Context | None = None
         self._flush_is_due = False
+        self._limit: SizeLimit | None = None
+        self._limit_is_known = False
 
     @property
     def is_for_dead_letters(self) -> bool:
@@ -55,11 +57,15 @@ class TopicSink(Operator):
         self._writer = await self._outputs.open_writer(
             self.topic, at_least_once=self.at_least_once, step=context.name
         )
+        if isinstance(self._encoder, DeadLetterEncoder):
+            self._encoder.cut_to(await self.topic.size_limit(), self.topic.name)
 
     async def process_batch(self, batch: Batch, out: Output) -> None:
         """Write the records of the batch."""
         assert self._writer is not None
         assert self._context is not None
+        if out.tolerates_rejections and not self._limit_is_known:
+            self._limit, self._limit_is_known = await self.topic.size_limit(), True
         outgoing = self._encode(batch, out)
         if outgoing is None:
             return
@@ -97,15 +103,27 @@ class TopicSink(Operator):
         while len(batch):
             try:
                 outgoing = self._encoder.encode(batch)
+                self._check_sizes(outgoing if keys is None else replace(outgoing, keys=keys))
             except EncodeError as error:
                 for index, reason in error.failures.items():
-                    out.reject(batch[index], reason)
+                    out.reject(batch[index], reason, origin=out.batch_origin)
                 good = [index for index in range(len(batch)) if index not in error.failures]
                 batch = take(batch, good)
                 keys = None if keys is None else [keys[index] for index in good]
             else:
                 return outgoing if keys is None else replace(outgoing, keys=keys)
         return None
+
+    def _check_sizes(self, outgoing: OutgoingBatch) -> None:
+        """Where records may be refused, refuse those that the topic would not take; else its own error ends the job."""
+        if self._limit is not None and (too_large := self._limit.exceeded_by(outgoing)):
+            limit_bytes = self._limit.size_bytes
+            raise EncodeError(
+                {
+                    index: f"it takes {size_bytes} bytes in topic {self.topic.name!r}, which takes {limit_bytes}"
+                    for index, size_bytes in too_large.items()
+                }
+            )
 
 
 def _bytes_of(key: KeyFunction) -> Callable[[Any], bytes | None]:

@@ -10,6 +10,7 @@ from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import Origin
 from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.records import BatchOrigin
 from streamiter.topics.topic import (
     Decoder,
     ReadRequest,
@@ -28,6 +29,7 @@ class TopicSource(Source):
 
     def __init__(self, topic: Topic, start: StartPosition = "earliest", stop: StopPosition = None) -> None:
         self._topic = topic
+        self._url = topic.url
         self._start = start
         self._stop = stop
         self._reader: TopicReader | None = None
@@ -49,10 +51,12 @@ class TopicSource(Source):
         batch = await self._reader.read()
         if batch is None:
             return None
+        partition, following = batch.partition, batch.next_offset
         return SourceBatch(
             batch,
-            {batch.partition: batch.next_offset},
-            positions_after=lambda records: {batch.partition: batch.offsets[records - 1] + 1},
+            {partition: following},
+            BatchOrigin(self._url, partition, batch.first_offset, following - 1),
+            positions_after=lambda records: {partition: batch.offsets[records - 1] + 1},
         )
 
     def positions(self) -> Positions:
@@ -90,6 +94,8 @@ class TopicSource(Source):
 
 class DecodeValues(Operator):
     """Decodes what a :class:`TopicSource` reads; values that cannot be decoded follow the step's policy."""
+
+    is_stateless = True
 
     def __init__(self, topic: Topic, decoder: Decoder) -> None:
         self._url = topic.url

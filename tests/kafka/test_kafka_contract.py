@@ -14,6 +14,6 @@ class TestKafkaTopics(TopicContract):
         return TopicCase(
             handle=lambda name: topic(f"kafka://{kafka_broker.bootstrap}/{name}"),
             prefix=topic_prefix,
-            record_limit_settings={"max.message.bytes": "1000"},
-            record_limit_bytes=1000,
+            record_limit_settings={"max.message.bytes": "2000"},
+            record_limit_bytes=2000,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from pathlib import Path
 
 import pytest
 from topics.topic_case import (
@@ -17,6 +19,7 @@ from topics.topic_case import (
     write_and_flush,
 )
 
+from streamiter import Checkpoints, Flow
 from streamiter.clock import SystemClock
 from streamiter.errors import RecordTooLarge, TopicError
 from streamiter.topics import OutgoingBatch, ReadRequest
@@ -164,3 +167,66 @@ class WritingContract:
         await patiently(writer.write(OutgoingBatch([b"small"])))
         await patiently(writer.close())
         assert values_of(await read_to_end(topic)) == [b"small"]
+
+    async def test_the_largest_record_that_a_topic_tells_of_is_the_largest_that_it_takes(
+        self, case: TopicCase
+    ) -> None:
+        """Dead letters are cut to it: a byte too many ended the job."""
+        if case.record_limit_settings is None:
+            pytest.skip("this connector has no limit for a record")
+        topic = await case.make_topic(settings=case.record_limit_settings)
+        limit = await patiently(topic.size_limit())
+        assert limit is not None
+        headers = (("error", b"e" * 100), ("step", b"parse"))
+        largest = b"x" * max(size for size in range(2000) if limit.holds(b"x" * size, b"key", headers))
+        await write(topic, OutgoingBatch([largest], keys=[b"key"], headers=[headers]))
+        writer = await topic.open_writer()
+        with pytest.raises(RecordTooLarge):
+            await write_and_flush(writer, OutgoingBatch([largest + b"x"], keys=[b"key"], headers=[headers]))
+        await patiently(writer.close())
+        assert values_of(await read_to_end(topic)) == [largest]
+
+    @pytest.mark.parametrize("has_checkpoints", [False, True])
+    async def test_dead_letters_are_cut_to_what_the_topic_takes(
+        self, case: TopicCase, has_checkpoints: bool, tmp_path: Path
+    ) -> None:
+        """One large record ended the job of a flow that was to go on without it."""
+        if case.record_limit_settings is None:
+            pytest.skip("this connector has no limit for a record")
+        dead = await case.make_topic(settings=case.record_limit_settings)
+        limit = await patiently(dead.size_limit())
+        assert limit is not None
+        headers = (("error", b"ValueError: no"), ("step", b"parse"))
+        fits = max(size for size in range(2000) if limit.holds(b"x" * size, None, headers))
+        errors = {b"x": "no", b"y": "no", b"z": "no", b"s": "why " * 1_000_000, b"t": "üb" * 1_000_000}
+        sizes = {b"x": fits, b"y": fits + 1, b"z": 5_000_000, b"s": 10, b"t": 5_000_000}
+
+        def refuse(record: bytes) -> None:
+            raise ValueError(errors[record[:1]])
+
+        flow = Flow(f"{case.prefix}letters")
+        values = [name * size for name, size in sizes.items()]
+        flow.from_items(values, name="items").map(refuse, name="parse", dead_letter=dead)
+        settings = Checkpoints(tmp_path, interval_s=60) if has_checkpoints else None
+        await patiently((await flow.start(checkpoints=settings)).wait())
+        letters = await read_to_end(dead)
+        assert [letter.value for letter in letters][::3] == [values[0], values[3]]
+        assert letters[0].headers == headers
+        for letter, value in zip(letters[1:], values[1:], strict=True):
+            told = dict(letter.headers)
+            assert letter.value is not None
+            assert limit.holds(letter.value, letter.key, letter.headers)
+            assert told["step"] == b"parse"
+            if letter.value != value:
+                assert value.startswith(letter.value)
+                assert len(letter.value) > 500
+                assert told["value_bytes"] == b"%d" % len(value)
+                assert told["value_sha256"] == hashlib.sha256(value).hexdigest().encode()
+            error = f"ValueError: {errors[value[:1]]}"
+            if told["error"] != error.encode():
+                assert told["error_bytes"] == b"%d" % len(error.encode())
+                assert len(told["error"]) > 100
+                assert error.startswith(told["error"].decode().removesuffix("…"))
+        assert [
+            ("value_bytes" in names, "error_bytes" in names) for names in (dict(each.headers) for each in letters)
+        ] == [(False, False), (True, False), (True, False), (False, True), (True, True)]

@@ -15,8 +15,8 @@ class TestMemoryTopics(TopicContract):
     def case(self) -> TopicCase:
         return TopicCase(
             handle=MemoryBroker().topic,
-            record_limit_settings={"max_record_bytes": "1000"},
-            record_limit_bytes=1000,
+            record_limit_settings={"max_record_bytes": "2000"},
+            record_limit_bytes=2000,
             retention_settings={"retention_records": "35"},
             url_is_global=False,
         )
@@ -27,7 +27,7 @@ class TestSqliteTopics(TopicContract):
     def case(self, tmp_path: Path) -> TopicCase:
         return TopicCase(
             handle=lambda name: topic(f"sqlite:///{tmp_path}/topics.db?topic={name}"),
-            record_limit_settings={"max_record_bytes": "1000"},
-            record_limit_bytes=1000,
+            record_limit_settings={"max_record_bytes": "2000"},
+            record_limit_bytes=2000,
             retention_settings={"retention_records": "35"},
         )

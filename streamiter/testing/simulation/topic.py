@@ -13,6 +13,7 @@ from streamiter.topics.memory import MemoryBroker, MemoryTopic
 from streamiter.topics.topic import (
     Decoder,
     ReadRequest,
+    SizeLimit,
     Topic,
     TopicDescription,
     TopicReader,
@@ -99,6 +100,9 @@ class SimulatedTopic(Topic):
 
     async def describe(self) -> TopicDescription:
         return await self._connection.call(f"describe {self.name}", self._stored.describe)
+
+    async def size_limit(self) -> SizeLimit | None:
+        return await self._stored.size_limit()
 
     async def delete(self) -> None:
         await self._connection.call(f"delete {self.name}", self._stored.delete)

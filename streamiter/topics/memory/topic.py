@@ -11,7 +11,7 @@ from streamiter.topics.memory.store import MemoryStore
 from streamiter.topics.memory.transactions import MemoryTransactions
 from streamiter.topics.memory.writer import MemoryWriter
 from streamiter.topics.positions import check_request
-from streamiter.topics.topic import Decoder, ReadRequest, Topic, TopicDescription
+from streamiter.topics.topic import Decoder, ReadRequest, SizeLimit, Topic, TopicDescription
 
 __all__ = ["MemoryTopic"]
 
@@ -69,6 +69,10 @@ class MemoryTopic(Topic):
                 for number, partition in enumerate(log.partitions)
             }
             return TopicDescription(self._name, offsets, dict(log.settings))
+
+    async def size_limit(self) -> SizeLimit | None:
+        settings = (await self.describe()).settings
+        return SizeLimit(int(settings["max_record_bytes"])) if "max_record_bytes" in settings else None
 
     async def delete(self) -> None:
         self._store.delete(self._name)
