@@ -228,5 +228,6 @@ class WritingContract:
                 assert len(told["error"]) > 100
                 assert error.startswith(told["error"].decode().removesuffix("…"))
         assert [
-            ("value_bytes" in names, "error_bytes" in names) for names in (dict(each.headers) for each in letters)
+            ("value_bytes" in names, "error_bytes" in names)
+            for names in (dict(each.headers) for each in letters)
         ] == [(False, False), (True, False), (True, False), (False, True), (True, True)]
