@@ -276,6 +276,7 @@ NAMES = {
         "OutgoingBatch",
         "Raw",
         "ReadRequest",
+        "SizeLimit",
         "StartPosition",
         "StopPosition",
         "Text",
