@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from streamiter.errors import ConfigurationError
+from streamiter.topics.secrets import shown_url
 
 __all__ = ["Location", "parse_url"]
 
@@ -56,21 +57,24 @@ def _split(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError as error:
         raise ConfigurationError(
-            f"topic {url!r}: expected a file: URL, given a malformed one ({error})"
+            f"topic {shown_url(url)!r}: expected a file: URL, given a malformed one ({error})"
         ) from None
 
 
 def _check(parts: SplitResult, url: str) -> None:
     if parts.scheme != "file":
         raise ConfigurationError(
-            f"topic {url!r}: expected the scheme file:, given {parts.scheme or 'none'!r}"
+            f"topic {shown_url(url)!r}: expected the scheme file:, given {parts.scheme or 'none'!r}"
         )
+    host = parts.netloc.rpartition("@")[2]
     if parts.netloc not in ("", "localhost"):
         raise ConfigurationError(
-            f"topic {url!r}: expected file:///absolute/path or file:relative/path, given a host "
-            f"{parts.netloc!r}; did you mean 'file:{parts.netloc}{parts.path}'?"
+            f"topic {shown_url(url)!r}: expected file:///absolute/path or file:relative/path, given a host "
+            f"{host!r}; did you mean 'file:{host}{parts.path}'?"
         )
     if parts.fragment:
-        raise ConfigurationError(f"topic {url!r}: expected no '#'; write %23 where the path has one")
+        raise ConfigurationError(
+            f"topic {shown_url(url)!r}: expected no '#'; write %23 where the path has one"
+        )
     if "\0" in unquote(parts.path):
-        raise ConfigurationError(f"topic {url!r}: expected a path without NUL characters")
+        raise ConfigurationError(f"topic {shown_url(url)!r}: expected a path without NUL characters")

@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from streamiter.errors import ConfigurationError
+from streamiter.topics.secrets import shown_url
 from streamiter_kafka.options import is_shown
 
 __all__ = ["KafkaAddress", "Server", "shown"]
@@ -46,7 +47,7 @@ class KafkaAddress:
     def parse(cls, url: str) -> KafkaAddress:
         """Split ``url``; raises ``ConfigurationError``, which never repeats a password."""
         parts = urlsplit(url)
-        if "@" in parts.netloc:
+        if "@" in url.partition("?")[0]:
             raise ConfigurationError(
                 f"expected a topic URL such as {_EXAMPLE}, given one with a user before the host: give name and "
                 "password as the options sasl_username and sasl_password"
@@ -61,7 +62,7 @@ class KafkaAddress:
     @property
     def url(self) -> str:
         """The URL without secrets."""
-        shown_options = {name: value for name, value in self.query.items() if is_shown(name)}
+        shown_options = {name: value for name, value in self.query.items() if is_shown(name, value)}
         query = f"?{urlencode(shown_options)}" if shown_options else ""
         return f"kafka://{','.join(map(shown, self.servers))}/{self.topic}{query}"
 
@@ -80,8 +81,16 @@ def _server(text: str) -> Server:
     match = _SERVER.fullmatch(text)
     port = int(match["port"] or _DEFAULT_PORT) if match else 0
     if match is None or not 0 < port < 65_536:
-        raise ConfigurationError(f"expected brokers as host:port,host:port in {_EXAMPLE}, given {text!r}")
+        raise ConfigurationError(
+            f"expected brokers as host:port,host:port in {_EXAMPLE}, given {_shown_server(text)}"
+        )
     return match["host"].strip("[]"), port
+
+
+def _shown_server(text: str) -> str:
+    """What is no port may be a password: ``kafka://alice:password/clicks``."""
+    host, _, port = text.rpartition(":")
+    return repr(text) if host and port.isdecimal() else "another text"
 
 
 def _topic(path: str) -> str:
@@ -92,10 +101,15 @@ def _topic(path: str) -> str:
 def _checked_name(name: str) -> str:
     if _TOPIC_NAME.fullmatch(name) is None:
         raise ConfigurationError(
-            f"expected a topic name of at most 249 letters, digits, '.', '_' and '-', given {name!r}"
+            f"expected a topic name of at most 249 letters, digits, '.', '_' and '-', given {shown_url(name)!r}"
         )
     return name
 
 
 def _query(query: str) -> dict[str, str]:
+    if any("=" not in option for option in query.split("&") if option):
+        raise ConfigurationError(
+            f"expected options as in {_EXAMPLE}?compression=zstd&acks=1, given one without '='; write %26 for a '&' "
+            "that is part of a value"
+        )
     return dict(parse_qsl(query, keep_blank_values=True))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import ssl
+from collections.abc import Iterator
 from typing import Final
 
 from streamiter.errors import StreamiterError, TopicDenied, TopicError
+from streamiter.topics.secrets import has_secret, shown_path
 from streamiter_kafka.address import Server, shown
 from streamiter_kafka.options import KafkaOptions
 from streamiter_kafka.trouble import BrokerTrouble
@@ -47,7 +51,8 @@ async def connect(server: Server, options: KafkaOptions, tls: ssl.SSLContext | N
     """
     try:
         async with asyncio.timeout(options.request_timeout_s):
-            return await _create(server, options, tls)
+            with _logging_without_secrets(options):
+                return await _create(server, options, tls)
     except TimeoutError:
         waited = f"no connection within {options.request_timeout_s:g} s"
         raise BrokerTrouble(f"{shown(server)}: {waited}") from None
@@ -55,11 +60,26 @@ async def connect(server: Server, options: KafkaOptions, tls: ssl.SSLContext | N
         raise _tls_failure(server, error, options) from None
     except _REFUSED as error:
         raise TopicDenied(
-            f"{shown(server)}: the broker refused the login by {options.sasl_mechanism} ({error}); check "
-            "sasl_mechanism, sasl_username and sasl_password"
+            f"{shown(server)}: the broker refused the login by {options.sasl_mechanism} "
+            f"({options.hide_secrets(str(error))}); check sasl_mechanism, sasl_username and sasl_password"
         ) from None
     except (OSError, KafkaError) as error:
-        raise BrokerTrouble(f"{shown(server)}: {_reason(error, options)}") from None
+        raise BrokerTrouble(f"{shown(server)}: {options.hide_secrets(_reason(error, options))}") from None
+
+
+@contextlib.contextmanager
+def _logging_without_secrets(options: KafkaOptions) -> Iterator[None]:
+    """While it logs in, aiokafka logs who it is and, at level DEBUG, the request with the password."""
+
+    def has_none(record: logging.LogRecord) -> bool:
+        return not has_secret(record.getMessage(), options.secrets)
+
+    logger = logging.getLogger(create_conn.__module__)
+    logger.addFilter(has_none)
+    try:
+        yield
+    finally:
+        logger.removeFilter(has_none)
 
 
 async def _create(server: Server, options: KafkaOptions, tls: ssl.SSLContext | None) -> Connection:
@@ -107,7 +127,9 @@ async def disconnect(connections: list[Connection]) -> None:
 def _tls_failure(server: Server, error: ssl.SSLError, options: KafkaOptions) -> StreamiterError:
     if isinstance(error, ssl.SSLCertVerificationError):
         authorities = (
-            f"ssl_cafile {options.ssl_cafile!r}" if options.ssl_cafile else "the system's authorities"
+            f"ssl_cafile {shown_path(options.ssl_cafile)}"
+            if options.ssl_cafile
+            else "the system's authorities"
         )
         return TopicDenied(
             f"{shown(server)}: the broker's certificate does not verify against {authorities} "

@@ -7,12 +7,14 @@ Traceback (most recent call last):
 ...
 streamiter.errors.ConfigurationError: topic 'clicks': unknown option 'compresion'; the options are acks, \
 client_id, compression, fetch_max_bytes, give_up_after_s, linger_s, max_batch_bytes, max_unacked_bytes, \
-request_timeout_s, sasl_mechanism, sasl_password, sasl_username, security_protocol, ssl_cafile, \
-ssl_certfile, ssl_check_hostname, ssl_keyfile, ssl_password
+request_timeout_s, sasl_mechanism, sasl_password, sasl_password_env, sasl_password_file, sasl_username, \
+sasl_username_env, sasl_username_file, security_protocol, ssl_cafile, ssl_certfile, ssl_check_hostname, \
+ssl_keyfile, ssl_password, ssl_password_env, ssl_password_file
 """
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -20,10 +22,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from streamiter.errors import ConfigurationError
+from streamiter.topics.secrets import hide, secret_option_names, shown_path, with_secrets
 
 __all__ = ["KafkaOptions", "is_shown"]
 
-_SECRET: Final = frozenset({"sasl_username", "sasl_password", "ssl_password"})
+_SECRET: Final = ("sasl_username", "sasl_password", "ssl_password")
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -42,6 +45,8 @@ class KafkaOptions:
 
     ``security_protocol``, ``sasl_mechanism``, ``sasl_username``, ``sasl_password``, ``ssl_cafile``,
     ``ssl_certfile``, ``ssl_keyfile``, ``ssl_password``, ``ssl_check_hostname``: how to connect.
+    ``sasl_username``, ``sasl_password`` and ``ssl_password`` are secrets: never shown, and each may be given as
+    ``…_env``, the name of an environment variable, or ``…_file``, the path of a file of one line, instead.
     ``request_timeout_s``: how long one request may take. ``give_up_after_s``: how long a broker may be
     away before reading or writing ends with ``TopicUnavailable``.
     ``acks``: ``all`` in-sync replicas or ``1`` store a record before it counts as written; only with
@@ -56,12 +61,12 @@ class KafkaOptions:
     sasl_mechanism: str = "PLAIN"
     sasl_username: str | None = field(default=None, repr=False)
     sasl_password: str | None = field(default=None, repr=False)
-    ssl_cafile: str | None = None
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
+    ssl_cafile: str | None = field(default=None, repr=False)
+    ssl_certfile: str | None = field(default=None, repr=False)
+    ssl_keyfile: str | None = field(default=None, repr=False)
     ssl_password: str | None = field(default=None, repr=False)
     ssl_check_hostname: bool = True
-    client_id: str = "streamiter"
+    client_id: str = field(default="streamiter", repr=False)
     # A broker answers in milliseconds; one that stands still for 10 s (a long garbage collection) is as
     # good as gone, and the request is repeated.
     request_timeout_s: float = 10.0
@@ -81,10 +86,14 @@ class KafkaOptions:
     def parse(cls, given: Mapping[str, object], subject: str) -> KafkaOptions:
         """The options out of values or their text; ``ConfigurationError`` names ``subject`` and the option."""
         known = {each.name: each.type for each in fields(cls)}
+        listed = sorted({*known, *secret_option_names(_SECRET)})
         for name in given:
-            if name not in known:
-                listed = ", ".join(sorted(known))
-                raise ConfigurationError(f"{subject}: unknown option {name!r}; the options are {listed}")
+            if name not in listed:
+                shown = repr(name) if name.isidentifier() else "(not shown, since it is no name)"
+                raise ConfigurationError(
+                    f"{subject}: unknown option {shown}; the options are {', '.join(listed)}"
+                )
+        given = with_secrets(given, _SECRET, subject)
         converted: dict[str, Any] = {
             name: _converted(name, str(known[name]), value, subject)
             for name, value in given.items()
@@ -117,10 +126,10 @@ class KafkaOptions:
     def _with_authorities(self, subject: str) -> ssl.SSLContext:
         try:
             return ssl.create_default_context(cafile=self.ssl_cafile)
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigurationError(
                 f"{subject}: expected ssl_cafile to be a file of certificates (PEM), "
-                f"given {self.ssl_cafile!r} ({error})"
+                f"given {shown_path(self.ssl_cafile or '')} ({self._reason(error)})"
             ) from None
 
     def _load_certificate(self, context: ssl.SSLContext, subject: str) -> None:
@@ -128,18 +137,33 @@ class KafkaOptions:
         try:
             # A password that is missing must be an error, not a question on the terminal.
             context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, self.ssl_password or "")
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:  # A password of more than 1,024 bytes.
             raise ConfigurationError(
                 f"{subject}: expected ssl_certfile, ssl_keyfile and ssl_password to fit each other, given "
-                f"{self.ssl_certfile!r} and {self.ssl_keyfile!r} ({error})"
+                f"{shown_path(self.ssl_certfile)} and {shown_path(self.ssl_keyfile or '')} ({self._reason(error)})"
             ) from None
+
+    def hide_secrets(self, text: str) -> str:
+        """What a library says, without the secrets of this connection."""
+        return hide(text, self.secrets)
+
+    @property
+    def secrets(self) -> list[str]:
+        """What is never shown."""
+        return [secret for secret in (self.sasl_username, self.sasl_password, self.ssl_password) if secret]
+
+    def _reason(self, error: Exception) -> str:
+        reason = (
+            (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        )
+        return self.hide_secrets(reason)
 
     def _check(self, subject: str) -> None:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 listed = ", ".join(choices)
                 raise ConfigurationError(
-                    f"{subject}: expected {name} out of {listed}, given {getattr(self, name)!r}"
+                    f"{subject}: expected {name} out of {listed}, given {_shown_value(getattr(self, name))}"
                 )
         self._check_sizes(subject)
         self._check_security(subject)
@@ -156,6 +180,11 @@ class KafkaOptions:
             )
 
     def _check_security(self, subject: str) -> None:
+        for name in _SECRET:
+            if not _is_text(getattr(self, name) or ""):
+                raise ConfigurationError(
+                    f"{subject}: expected {name} to be a text in UTF-8 without NUL characters, given another one"
+                )
         has_name, has_password = self.sasl_username is not None, self.sasl_password is not None
         if self.uses_sasl and not (has_name and has_password):
             raise ConfigurationError(
@@ -174,9 +203,28 @@ class KafkaOptions:
             )
 
 
-def is_shown(name: str) -> bool:
-    """Whether an option may be seen in a URL: a secret may not, and neither a misspelt one, which may be."""
-    return name not in _SECRET and any(name == each.name for each in fields(KafkaOptions))
+def is_shown(name: str, value: str) -> bool:
+    """Whether an option may be seen in a URL: a number, a truth or one of some words, as which no secret passes."""
+    if name in _CHOICES:
+        return value in _CHOICES[name]
+    annotation = {each.name: str(each.type) for each in fields(KafkaOptions)}.get(name, "str")
+    try:
+        return annotation in ("bool", "int", "float") and _converted(name, annotation, value, "") is not None
+    except ConfigurationError:
+        return False
+
+
+def _is_text(text: str) -> bool:
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:  # Bytes of the environment that are no UTF-8.
+        return False
+
+
+def _shown_value(value: object) -> str:
+    """A number as it is; a text may be a secret that was given for the wrong option."""
+    is_number = not isinstance(value, str) or re.fullmatch(r"[-+.\d]{1,12}", value)
+    return repr(value) if is_number else "another text (not shown, since it may be a secret)"
 
 
 _TRUTHS: Final[Mapping[str, bool]] = MappingProxyType(
@@ -193,5 +241,7 @@ def _converted(name: str, annotation: str, value: object, subject: str) -> objec
         if annotation == "int":
             return int(str(value))
     except (KeyError, ValueError):
-        raise ConfigurationError(f"{subject}: expected {name} as {annotation}, given {value!r}") from None
+        raise ConfigurationError(
+            f"{subject}: expected {name} as {annotation}, given {_shown_value(value)}"
+        ) from None
     return str(value)

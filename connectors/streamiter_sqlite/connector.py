@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from streamiter.errors import ConfigurationError, TopicNotFound
+from streamiter.topics.secrets import shown_url
 from streamiter.topics.topic import Connector
 from streamiter_sqlite.database import Database
 from streamiter_sqlite.log import topic_names
@@ -23,7 +24,7 @@ class SqliteConnector(Connector):
     def topic(self, url: str, options: Mapping[str, object]) -> SqliteTopic:
         parsed = parse_url(url)
         if parsed.topic is None:
-            raise ConfigurationError(f"topic {url!r}: expected ?topic=<name> behind the path")
+            raise ConfigurationError(f"topic {shown_url(url)!r}: expected ?topic=<name> behind the path")
         return SqliteTopic(parsed, parsed.topic, parse_options(url, options))
 
     async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:

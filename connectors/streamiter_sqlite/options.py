@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError
+from streamiter.topics.secrets import shown_url
 from streamiter_sqlite.schema import Synchronous
 
 __all__ = ["SqliteOptions", "SqliteUrl", "parse_options", "parse_url"]
@@ -71,13 +72,15 @@ a relative path and four before an absolute one, as in sqlite:///relative.db?top
     has_slashes = url.partition(":")[2].startswith("///")
     if not has_slashes or not path or path.endswith("/"):
         raise ConfigurationError(
-            f"topic {url!r}: expected three slashes before a relative path and four before an absolute one, "
+            f"topic {shown_url(url)!r}: expected three slashes before a relative path and four before an absolute one, "
             "as in sqlite:///relative.db?topic=clicks"
         )
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     topic = query.pop("topic", None)
     if query or parts.fragment or topic == "":
-        raise ConfigurationError(f"topic {url!r}: expected ?topic=<name> and nothing else behind the path")
+        raise ConfigurationError(
+            f"topic {shown_url(url)!r}: expected ?topic=<name> and nothing else behind the path"
+        )
     return SqliteUrl(Path(path), topic)
 
 
@@ -94,16 +97,16 @@ poll_interval_s, poll_interval_max_s, synchronous, lock_timeout_s, given 'poll'
     for name in options:
         if name not in known:
             raise ConfigurationError(
-                f"topic {url!r}: expected options out of {', '.join(known)}, given {name!r}"
+                f"topic {shown_url(url)!r}: expected options out of {', '.join(known)}, given {name!r}"
             )
     parsed = SqliteOptions(**cast(Mapping[str, Any], options))
     if parsed.synchronous not in ("full", "normal"):
         raise ConfigurationError(
-            f"topic {url!r}: expected synchronous 'full' or 'normal', given {parsed.synchronous!r}"
+            f"topic {shown_url(url)!r}: expected synchronous 'full' or 'normal', given {parsed.synchronous!r}"
         )
     if not 0 < parsed.poll_interval_s <= parsed.poll_interval_max_s:
         raise ConfigurationError(
-            f"topic {url!r}: expected 0 < poll_interval_s <= poll_interval_max_s, "
+            f"topic {shown_url(url)!r}: expected 0 < poll_interval_s <= poll_interval_max_s, "
             f"given {parsed.poll_interval_s} and {parsed.poll_interval_max_s}"
         )
     return parsed

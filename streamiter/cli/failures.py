@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
 import traceback
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from streamiter.errors import InternalError, StreamiterError, TopicNotFound
+from streamiter.topics.secrets import hide, secrets_in, shown_url
 
 __all__ = ["INTERRUPTED", "Commands", "print_error"]
 
@@ -25,7 +29,8 @@ class Commands(TyperGroup):
         """Run a command; its errors become a message, with ``--debug`` a traceback too."""
         debug = bool(ctx.params.get("debug"))
         try:
-            result = super().invoke(ctx)
+            with _usage_without_secrets():
+                result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
             _nobody_reads()
@@ -39,6 +44,36 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from None
         return result
 
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Read the arguments that stand before the command."""
+        with _usage_without_secrets():
+            return super().make_context(*arguments, **options)
+
+
+@contextlib.contextmanager
+def _usage_without_secrets() -> Iterator[None]:
+    """Wrong arguments are repeated by whoever refuses them, and one of them may be a URL with a password."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str) and _is_of_typer(error):
+            error.message = _without_secrets(message)  # type: ignore[attr-defined]
+        raise
+
+
+def _without_secrets(text: str) -> str:
+    """The text without what may be secret in the arguments of this program, and in URLs that the text quotes."""
+    urls = [argument for argument in sys.argv[1:] if ":" in argument]
+    for url in sorted(urls, key=len, reverse=True):
+        if (shown := shown_url(url)) != url:
+            text = text.replace(url, shown)
+    text = hide(text, {secret for url in urls for secret in secrets_in(url)})
+    return _QUOTED_URL.sub(lambda quoted: quoted[1] + shown_url(quoted[2]), text)
+
+
+# In a line of the user's program, as a traceback shows it.
+_QUOTED_URL: Final = re.compile(r"""(["'])(kafka://[^"'\s]*)""")
+
 
 def _is_of_typer(error: Exception) -> bool:
     """Wrong arguments, an exit: they know how to show themselves."""
@@ -47,7 +82,7 @@ def _is_of_typer(error: Exception) -> bool:
 
 def _report(error: Exception, *, debug: bool) -> None:
     if debug:
-        traceback.print_exception(error)
+        sys.stderr.write(_without_secrets("".join(traceback.format_exception(error))))
     if isinstance(error, TopicNotFound):
         print_error(f"{error}\nFrom the command line: streamiter topics create URL")
     elif isinstance(error, (StreamiterError, OSError)):
@@ -62,7 +97,9 @@ def print_error(message: str) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {escape(message)}")
+    Console(stderr=True, soft_wrap=True, highlight=False).print(
+        f"[bold red]error:[/] {escape(_without_secrets(message))}"
+    )
 
 
 def _nobody_reads() -> None:

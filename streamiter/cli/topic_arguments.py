@@ -8,6 +8,7 @@ import typer
 
 from streamiter.errors import ConfigurationError
 from streamiter.topics import Topic, topic
+from streamiter.topics.secrets import shown_url
 
 __all__ = ["AsJson", "Url", "check_lasting", "lasting_topic"]
 
@@ -28,6 +29,6 @@ def check_lasting(url: str) -> None:
     """Topics in memory are those of one program: what this one writes there would be gone at once."""
     if url.lower().startswith("memory:"):
         raise ConfigurationError(
-            f"topic {url!r}: expected a topic that lasts, given one in the memory of a single program; "
+            f"topic {shown_url(url)!r}: expected a topic that lasts, given one in the memory of a single program; "
             "use a file instead: 'sqlite:///data.db?topic=clicks'"
         )

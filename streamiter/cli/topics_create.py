@@ -35,7 +35,7 @@ def create(
     """
     target, wanted = lasting_topic(url), _parsed(settings or [])
     before, after = run_in_own_loop(_create(target, partitions, wanted))
-    typer.echo(_outcome(url, before, after), err=True)
+    typer.echo(_outcome(target.url, before, after), err=True)
     if before is not None and any(after.settings.get(name) != value for name, value in wanted.items()):
         typer.echo("It keeps the settings that it was created with; --setting changes nothing.", err=True)
 

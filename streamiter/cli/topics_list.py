@@ -13,6 +13,7 @@ from streamiter.cli.topic_arguments import AsJson, check_lasting
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.runtime.running import run_in_own_loop
 from streamiter.topics import TopicDescription, connector_for
+from streamiter.topics.secrets import shown_url
 
 __all__ = ["list_topics"]
 
@@ -42,7 +43,7 @@ def list_topics(
         for name, description in found:
             typer.echo(orjson.dumps(_described(name, description)).decode())
     elif not found:
-        typer.echo(f"no topics in {url}", err=True)
+        typer.echo(f"no topics in {shown_url(url)}", err=True)
     elif sys.stdout.isatty():
         print_table(
             ("topic", "partitions", "records"),

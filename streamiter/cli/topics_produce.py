@@ -45,13 +45,14 @@ def produce(
     """
     if partitions is not None and not create:
         raise typer.BadParameter("expected --create with it", param_hint="'--partitions'")
-    producing = _Producing(lasting_topic(url), key)
+    target = lasting_topic(url)
+    producing = _Producing(target, key)
     try:
         run_in_own_loop(producing.run(file, (partitions or 1) if create else None))
     finally:
         if producing.written:
             records = "record" if producing.written == 1 else "records"
-            typer.echo(f"{producing.written:,} {records} written to {url}", err=True)
+            typer.echo(f"{producing.written:,} {records} written to {target.url}", err=True)
 
 
 class _Producing:

@@ -20,6 +20,7 @@ from streamiter.operators.rejection import shortened
 from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.topics.dead_letters import DeadLetterEncoder
 from streamiter.topics.formats import Json
+from streamiter.topics.secrets import shown_given
 from streamiter.topics.topic import Encoder, Topic
 from streamiter.topics.topic_sink import TopicSink
 from streamiter.user_code import user_line
@@ -40,7 +41,9 @@ def add_sink(
 ) -> None:
     """See ``Stream.sink``."""
     if not isinstance(topic, Topic):
-        raise GraphError(f'sink: expected a topic, given {topic!r}; write .sink(topic("scheme://…"))')
+        raise GraphError(
+            f'sink: expected a topic, given {shown_given(topic)}; write .sink(topic("scheme://…"))'
+        )
     check_delivery(delivery, "sink")
     check_outside_loops(stream, "sink", options.name or topic.name)
     at_least_once = delivery == "at_least_once"
@@ -69,7 +72,8 @@ def add_publisher(
     """See ``Stream.publish_model``."""
     if not isinstance(topic, Topic):
         raise GraphError(
-            f'publish_model: expected a topic, given {topic!r}; write publish_model(topic("scheme://…"), model=…)'
+            f"publish_model: expected a topic, given {shown_given(topic)}; "
+            'write publish_model(topic("scheme://…"), model=…)'
         )
     if not isinstance(model, str) or not model:
         raise GraphError(

@@ -34,6 +34,7 @@ from streamiter.records import Batch, Columns
 from streamiter.runtime.graph import Graph, Step
 from streamiter.tables import rows_of_table
 from streamiter.topics.formats import Json
+from streamiter.topics.secrets import shown_given
 from streamiter.topics.topic import Decoder, StartPosition, StopPosition, Topic
 from streamiter.topics.topic_source import DecodeValues, TopicSource
 from streamiter.user_code import user_line
@@ -113,7 +114,7 @@ class Flow:
         """
         if not isinstance(topic, Topic):
             raise GraphError(
-                f'flow.source: expected a topic, given {topic!r}; write flow.source(topic("scheme://…"))'
+                f'flow.source: expected a topic, given {shown_given(topic)}; write flow.source(topic("scheme://…"))'
             )
         label = name or topic.name
         decoder = decode if decode is not None else (topic.default_decoder() or Json())

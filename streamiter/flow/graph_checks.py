@@ -16,6 +16,7 @@ from streamiter.operators.operator import Operator
 from streamiter.operators.rejection import RejectionPolicy, shortened
 from streamiter.operators.service import Service
 from streamiter.runtime.entries import SOURCE_METHODS, check_handlers, check_methods
+from streamiter.topics.secrets import shown_given
 from streamiter.topics.topic import StartPosition, StopPosition, Topic
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: 
         return on_error
     if not isinstance(dead_letter, Topic):
         raise GraphError(
-            f"step {step!r}: expected dead_letter to be a topic, given {dead_letter!r}; "
+            f"step {step!r}: expected dead_letter to be a topic, given {shown_given(dead_letter)}; "
             'write dead_letter=topic("scheme://…")'
         )
     check_holds_dead_letters(dead_letter, step=step)

@@ -7,12 +7,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from streamiter.errors import ConfigurationError
+from streamiter.topics.secrets import shown_url
 from streamiter.topics.topic import Connector, Topic
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def connector_for(url: str) -> Connector:
         if entry_point.name == scheme:
             return _load(entry_point, url)
     raise ConfigurationError(
-        f"topic {_shown(url)!r}: expected one of the schemes {_listed(known_schemes())}, given {scheme}://"
+        f"topic {shown_url(url)!r}: expected one of the schemes {_listed(known_schemes())}, given {scheme}://"
     )
 
 
@@ -79,7 +79,7 @@ def _scheme(url: str) -> str:
     is_url = rest.startswith("//") or scheme.lower() in known_schemes()  # file:relative.csv has no slashes
     if not (scheme and separator and is_url):
         raise ConfigurationError(
-            f"topic {_shown(url)!r}: expected a URL such as kafka://127.0.0.1:9092/clicks; "
+            f"topic {shown_url(url)!r}: expected a URL such as kafka://127.0.0.1:9092/clicks; "
             f"the schemes are {_listed(known_schemes())}"
         )
     return scheme.lower()
@@ -90,7 +90,7 @@ def _load(entry_point: EntryPoint, url: str) -> Connector:
         loaded = entry_point.load()
     except ImportError as error:
         raise ConfigurationError(
-            f"topic {_shown(url)!r}: the connector {entry_point.value} cannot be imported ({error})"
+            f"topic {shown_url(url)!r}: the connector {entry_point.value} cannot be imported ({error})"
             + _install_hint(entry_point.name)
         ) from error
     return _checked(loaded(), entry_point, url)
@@ -99,7 +99,7 @@ def _load(entry_point: EntryPoint, url: str) -> Connector:
 def _checked(connector: object, entry_point: EntryPoint, url: str) -> Connector:
     if not isinstance(connector, Connector):
         raise ConfigurationError(
-            f"topic {_shown(url)!r}: expected {entry_point.value} to be a subclass of streamiter.topics.Connector, "
+            f"topic {shown_url(url)!r}: expected {entry_point.value} to be a subclass of streamiter.topics.Connector, "
             f"given {type(connector).__qualname__}"
         )
     return connector
@@ -114,9 +114,3 @@ def _listed(schemes: list[str]) -> str:
     """The schemes, each with what it takes to install it."""
     extras = {scheme: f" (pip install 'streamiter[{extra}]')" for scheme, extra in _EXTRA_OF_SCHEME.items()}
     return ", ".join(f"{scheme}://{extras.get(scheme, '')}" for scheme in schemes)
-
-
-def _shown(url: str) -> str:
-    """The URL as it may stand in a log: without user, password and options, which may hold another."""
-    place = url.partition("?")[0]
-    return re.sub(r"//[^/]*@", "//…@", place)

@@ -75,7 +75,7 @@ def test_a_wrong_url_is_refused_with_what_was_expected(url: str, expected: str) 
     with pytest.raises(ConfigurationError) as caught:
         FilesConnector().topic(url, {})
     assert expected in str(caught.value)
-    assert url in str(caught.value)
+    assert url.partition("?")[0].partition("#")[0] in str(caught.value)
 
 
 @pytest.mark.parametrize(

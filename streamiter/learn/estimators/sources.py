@@ -16,6 +16,7 @@ from streamiter.learn.rows.feature_rows import Features
 from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, Columns
 from streamiter.sparse_rows import SparseRows
+from streamiter.topics.secrets import shown_url
 from streamiter.topics.topic import Decoder, StopPosition, Topic
 
 __all__ = [
@@ -30,9 +31,10 @@ __all__ = [
 
 def no_path(owner: str, given: str) -> ModelError:
     """The error for a text where data is expected: it is most likely the name of a file."""
-    url = given if ":" in given else f"file:{given}"
+    shown = shown_url(given) if ":" in given else given
+    url = shown if ":" in given else f"file:{given}"
     return ModelError(
-        f'{owner}: expected arrays or a topic, given the text {shortened(given)}; to read a file, pass topic("{url}")'
+        f'{owner}: expected arrays or a topic, given the text {shortened(shown)}; to read a file, pass topic("{url}")'
     )
 
 

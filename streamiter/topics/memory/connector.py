@@ -9,6 +9,7 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError
 from streamiter.topics.memory.store import MemoryStore
 from streamiter.topics.memory.topic import MemoryTopic
+from streamiter.topics.secrets import shown_url
 from streamiter.topics.topic import Connector
 
 __all__ = ["MemoryBroker", "MemoryConnector"]
@@ -46,7 +47,7 @@ class MemoryConnector(Connector):
         _refuse_options(url, options)
         name = url.partition("://")[2].strip("/")
         if not name:
-            raise ConfigurationError(f"topic {url!r}: expected a name, as in memory://clicks")
+            raise ConfigurationError(f"topic {shown_url(url)!r}: expected a name, as in memory://clicks")
         return process_broker().topic(name)
 
     async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
@@ -63,5 +64,5 @@ def process_broker() -> MemoryBroker:
 def _refuse_options(url: str, options: Mapping[str, object]) -> None:
     if options:
         raise ConfigurationError(
-            f"topic {url!r}: memory topics take no options, given {', '.join(sorted(options))}"
+            f"topic {shown_url(url)!r}: memory topics take no options, given {', '.join(sorted(options))}"
         )

@@ -1,0 +1,203 @@
+"""Secrets in URLs and options: where they come from, and how they stay out of all that is shown.
+
+A URL or an option is shown as :func:`shown_url` and :func:`shown_path` give it. What others say (a library, a parser of
+arguments) may repeat anything, and goes through :func:`hide` first.
+
+>>> shown_url("kafka://alice:hush@127.0.0.1:9092/clicks?sasl_pasword=hush&topic=clicks")
+'kafka://…@127.0.0.1:9092/clicks?sasl_pasword=…&topic=clicks'
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import unquote, unquote_plus
+
+from streamiter.errors import ConfigurationError
+
+__all__ = [
+    "has_secret",
+    "hide",
+    "secret_option_names",
+    "secrets_in",
+    "shown_given",
+    "shown_path",
+    "shown_url",
+    "with_secrets",
+]
+
+_HIDDEN: Final = "…"
+
+# The one option that is part of a topic's name, and so is shown wherever the topic is.
+_NAMING_OPTION: Final = "topic"
+
+# A password with & or without = in it falls apart into pieces that are no names.
+_OPTION_NAME: Final = re.compile(r"[A-Za-z_]\w{0,39}")
+_VARIABLE_NAME: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+_USER: Final = re.compile(r"^([A-Za-z][\w+.-]*:/*).*@", re.DOTALL)
+# An option that came before the question mark: `kafka://host/clicks&sasl_password=…`.
+_MISPLACED: Final = re.compile(
+    r"((?:^|\W)\w*(?:pas|pwd|secret|token|sasl|ssl)\w*=).*", re.DOTALL | re.IGNORECASE
+)
+
+# Pieces of a URL that say nothing to whoever reads them, and that messages are full of.
+_SHORTEST_SECRET: Final = 4
+_HARMLESS: Final = re.compile(
+    r"(?i:true|false|yes|no|none|gzip|snappy|zstd|-?\d+(\.\d+)?)|(SASL|SCRAM|PLAIN|SSL)[A-Z\d_-]*"
+)
+
+# A secret is a line; a file of this size is the wrong one, or has no end.
+_FILE_BYTES_MAX: Final = 1 << 16
+_FILE_SUFFIXES: Final = (".pem", ".crt", ".cer", ".key", ".p12", ".txt", ".pass", ".password", ".secret")
+
+
+def shown_url(url: str) -> str:
+    """A URL without user, password and the values of options, whatever is wrong with it.
+
+    >>> shown_url("sqlite:///data.db?topic=clicks"), shown_url("kafka://h/t?pass&word")
+    ('sqlite:///data.db?topic=clicks', 'kafka://h/t?…&…')
+    """
+    place, mark, query = url.partition("?")
+    place, hash_mark, fragment = _USER.sub(rf"\1{_HIDDEN}@", place).partition("#")
+    place = _MISPLACED.sub(rf"\1{_HIDDEN}", place) + (f"#{_HIDDEN}" if fragment else hash_mark)
+    return place + mark + "&".join(_shown_option(option) for option in query.split("&"))
+
+
+def _shown_option(option: str) -> str:
+    name, equals, value = option.partition("=")
+    if not value and not equals and not name:
+        return ""
+    if not equals or _OPTION_NAME.fullmatch(name) is None:
+        return _HIDDEN
+    return f"{name}={value.partition('#')[0] if name == _NAMING_OPTION else _HIDDEN}"
+
+
+def shown_given(given: object) -> str:
+    """The repr of what was given where a topic is expected: of a URL, without its secrets.
+
+    >>> shown_given("kafka://h/t?sasl_password=hush"), shown_given(None)
+    ("'kafka://h/t?sasl_password=…'", 'None')
+    """
+    return repr(shown_url(given)) if isinstance(given, str) else repr(given)
+
+
+def shown_path(path: str) -> str:
+    """The repr of a path; of a text that does not look like one, nothing: it may be the password itself."""
+    first, slash, _ = path.lstrip("/").partition("/")
+    root = "/" if path.startswith("/") else ""
+    is_path = os.path.exists(path) or path.endswith(_FILE_SUFFIXES) or (slash and os.path.isdir(root + first))
+    return repr(path) if is_path else "a text that is no path (not shown, since it may be a secret)"
+
+
+def secrets_in(url: str) -> set[str]:
+    """All in a URL that may be a secret: the user and password, and the values of options.
+
+    >>> sorted(secrets_in("kafka://alice:hush@h/t?sasl_password=a%26bcd&compression=zstd"))
+    ['a%26bcd', 'a&bcd', 'alice', 'alice:hush', 'hush']
+    """
+    place, _, query = url.partition("?")
+    pieces = []
+    if user := _USER.match(place):
+        pieces += [user[0][len(user[1]) : -1], *user[0][len(user[1]) : -1].split(":", 1)]
+    if misplaced := _MISPLACED.search(place):
+        pieces += misplaced[0][len(misplaced[1]) :].split("&")
+    for option in query.split("&"):
+        name, equals, value = option.partition("=")
+        if name != _NAMING_OPTION:
+            pieces.append(value if equals else name)
+    pieces += [piece for given in pieces for piece in (unquote(given), unquote_plus(given))]
+    return {piece for piece in pieces if len(piece) >= _SHORTEST_SECRET and not _HARMLESS.fullmatch(piece)}
+
+
+def hide(text: str, secrets: Iterable[str]) -> str:
+    r"""The text without the secrets, as they are and as the repr of a text or of bytes has them.
+
+    Secrets of less than four characters stay: without them, hardly anything would be left of a message.
+
+    >>> hide(r"login of 'hush' failed: b'hush\xc3\xa9'", ["hush", "hushé"])
+    "login of '…' failed: b'…'"
+    """
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _SHORTEST_SECRET:
+            for written in _written(secret):
+                text = text.replace(written, _HIDDEN)
+    return text
+
+
+def has_secret(text: str, secrets: Iterable[str]) -> bool:
+    """Whether one of the secrets, however short, is in the text."""
+    return any(written in text for secret in secrets if secret for written in _written(secret))
+
+
+def _written(secret: str) -> tuple[str, ...]:
+    """A secret as it is, and as the repr of a text or of bytes has it."""
+    return secret, repr(secret)[1:-1], repr(secret.encode(errors="replace"))[2:-1]
+
+
+# -- from the environment and from files -----------------------------------------------------------------------
+
+
+def secret_option_names(names: Iterable[str]) -> list[str]:
+    """The options by which a secret is given: ``name``, ``name_env`` and ``name_file`` for each."""
+    return [f"{name}{suffix}" for name in names for suffix in ("", "_env", "_file")]
+
+
+def with_secrets(given: Mapping[str, Any], names: Collection[str], subject: str) -> dict[str, Any]:
+    """The options with secrets out of the environment and of files in place of where they are.
+
+    ``names`` are the options that are secrets; ``<name>_env`` names a variable, ``<name>_file`` a file of one line.
+    Raises ``ConfigurationError`` where a secret is given twice, and where it is not there.
+
+    >>> with_secrets({"password_env": "NOWHERE"}, ["password"], "topic 't'")
+    Traceback (most recent call last):
+    ...
+    streamiter.errors.ConfigurationError: topic 't': expected the environment variable NOWHERE to hold password \
+(password_env), given none; set it
+    """
+    options = dict(given)
+    for name in names:
+        ways = [way for way in secret_option_names([name]) if options.get(way) is not None]
+        if len(ways) > 1:
+            raise ConfigurationError(
+                f"{subject}: expected one of {', '.join(ways)}, given {len(ways)}; leave one"
+            )
+        variable, file = options.pop(f"{name}_env", None), options.pop(f"{name}_file", None)
+        if variable is not None:
+            options[name] = _out_of_environment(name, str(variable), subject)
+        elif file is not None:
+            options[name] = _out_of_file(name, os.fspath(file), subject)
+    return options
+
+
+def _out_of_environment(name: str, variable: str, subject: str) -> str:
+    if _VARIABLE_NAME.fullmatch(variable) is None:
+        raise ConfigurationError(
+            f"{subject}: expected {name}_env to be the name of an environment variable, as KAFKA_PASSWORD, given "
+            f"another text (not shown, since it may be the secret); give the secret itself as {name}"
+        )
+    if not (secret := os.environ.get(variable)):
+        given = "none" if secret is None else "an empty one"
+        raise ConfigurationError(
+            f"{subject}: expected the environment variable {variable} to hold {name} ({name}_env), given {given}; "
+            "set it"
+        )
+    return secret
+
+
+def _out_of_file(name: str, path: str, subject: str) -> str:
+    expected = f"{subject}: expected {name}_file to name a file with {name} in it, given {shown_path(path)}"
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_FILE_BYTES_MAX + 1)
+        secret = content.decode().removesuffix("\n").removesuffix("\r")
+    except (OSError, ValueError) as error:  # A path with a NUL, a file that is no text.
+        reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+        raise ConfigurationError(f"{expected}, which cannot be read ({reason})") from None
+    if not secret or len(content) > _FILE_BYTES_MAX:
+        raise ConfigurationError(
+            f"{expected}, which is {'empty' if not secret else 'too large for a secret'}"
+        )
+    return secret
