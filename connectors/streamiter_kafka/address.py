@@ -52,6 +52,11 @@ class KafkaAddress:
                 f"expected a topic URL such as {_EXAMPLE}, given one with a user before the host: give name and "
                 "password as the options sasl_username and sasl_password"
             )
+        if parts.fragment:
+            raise ConfigurationError(
+                f"expected a topic URL such as {_EXAMPLE}, given one with a '#', behind which nothing counts; write "
+                "options behind a '?', and %23 for a '#' that is part of a value"
+            )
         return cls(_servers(parts.netloc), _topic(parts.path), _query(parts.query))
 
     @property

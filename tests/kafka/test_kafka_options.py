@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from streamiter.errors import ConfigurationError
@@ -70,6 +72,121 @@ def test_a_misspelt_credential_is_not_repeated() -> None:
     with pytest.raises(ConfigurationError, match="sasl_pasword") as caught:
         topic(f"{URL}?sasl_pasword=hush-hush")
     assert "hush-hush" not in str(caught.value)
+
+
+_ONE_OPTION_TOO_MANY = "ssl_keyfile"  # Refused without TLS: so there is an error with each of these options.
+
+
+@pytest.mark.parametrize("how", ["keywords", "query"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "compression",
+        "acks",
+        "security_protocol",
+        "give_up_after_s",
+        "max_batch_bytes",
+        "ssl_check_hostname",
+        "sasl_password_env",
+        "sasl_password_file",
+        "ssl_cafile",
+        "client_id",
+    ],
+)
+def test_a_secret_that_is_given_for_another_option_is_not_repeated(option: str, how: str) -> None:
+    """The values changed places in a script, and the error had the password in it."""
+    options = {_ONE_OPTION_TOO_MANY: "key.pem", option: "hush-hush"}
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    url, keywords = (URL, options) if how == "keywords" else (f"{URL}?{query}", {})
+    with pytest.raises(ConfigurationError) as caught:
+        topic(url, **keywords)
+    assert "hush-hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "alice:hush-hush/clicks",
+        "alice:hush-hush@127.0.0.1/clicks",
+        "alice:a/hush-hush@127.0.0.1/clicks",
+        "127.0.0.1/clicks&sasl_password=hush-hush",
+        "127.0.0.1/clicks?hush-hush",
+        "127.0.0.1/clicks?sasl_password=a&hush-hush",
+        "127.0.0.1/clicks?a:hush-hush=1",
+    ],
+)
+def test_a_malformed_url_does_not_repeat_a_secret(place: str) -> None:
+    """A password with a slash or an ampersand in it takes a URL apart."""
+    with pytest.raises(ConfigurationError) as caught:
+        topic(f"kafka://{place}")
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["hush-hush", "hush-hush\n", "hush-hush\r\n", " hush ", "\n\n"])
+def test_a_secret_may_be_in_a_file_whose_last_line_end_is_not_part_of_it(tmp_path: Path, given: str) -> None:
+    """Secrets that are mounted as files are written by `echo`, which ends the line."""
+    file = tmp_path / "password"
+    file.write_bytes(given.encode())
+    options = {**SASL, "sasl_password": None, "sasl_password_file": str(file)}
+    made = topic(URL, **options)
+    assert made.options.sasl_password == given.removesuffix("\n").removesuffix("\r")
+    by_url = topic(f"{URL}?security_protocol=SASL_SSL&sasl_username=alice&sasl_password_file={file}")
+    assert by_url.options.sasl_password == made.options.sasl_password
+    assert "password" not in by_url.url
+
+
+@pytest.mark.parametrize("option", ["sasl_username", "sasl_password", "ssl_password"])
+def test_every_secret_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    """A command line is seen by every user of the machine, and stays in the history of the shell."""
+    monkeypatch.setenv("KAFKA_SECRET", "hush-hush")
+    options = {**SASL, option: None, f"{option}_env": "KAFKA_SECRET"}
+    made = topic(URL, **options)
+    assert getattr(made.options, option) == "hush-hush"
+    assert "hush" not in f"{made.url} {made!r} {made.options!r}"
+
+
+def test_a_secret_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty password would be refused by the broker, with no word of where it should have come from."""
+    monkeypatch.setenv("EMPTY", "")
+    monkeypatch.delenv("KAFKA_PASSWORD", raising=False)
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "large").write_text("x" * 100_000)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    wrong = {
+        "sasl_password_env": {
+            "KAFKA_PASSWORD": r"environment variable KAFKA_PASSWORD to hold sasl_password \(.*\), given none; set it",
+            "EMPTY": r"environment variable EMPTY to hold sasl_password \(.*\), given an empty one",
+        },
+        "sasl_password_file": {
+            str(tmp_path / "missing"): r"missing', which cannot be read \(No such file or directory\)",
+            str(tmp_path): r"which cannot be read \(Is a directory\)",
+            str(tmp_path / "empty"): r"empty', which is empty",
+            str(tmp_path / "large"): r"large', which is too large for a secret",
+            str(tmp_path / "binary"): r"binary', which cannot be read \(UnicodeDecodeError\)",
+        },
+    }
+    for option, values in wrong.items():
+        for value, message in values.items():
+            with pytest.raises(ConfigurationError, match=message):
+                topic(URL, **{**SASL, "sasl_password": None, option: value})
+
+
+@pytest.mark.parametrize("ways", [("", "_env"), ("", "_file"), ("_env", "_file"), ("", "_env", "_file")])
+def test_a_secret_that_is_given_in_several_ways_is_refused(ways: tuple[str, ...]) -> None:
+    """Which of them holds would be found out when one is changed, and nothing changes."""
+    given = {f"sasl_password{way}": "HUSH" for way in ways}
+    listed = ", ".join(given)
+    with pytest.raises(ConfigurationError, match=f"expected one of {listed}, given {len(ways)}") as caught:
+        topic(URL, **{**SASL, "sasl_password": None, **given})
+    assert "HUSH" not in str(caught.value)
+
+
+@pytest.mark.parametrize("password", ["hush\ud800hush", "hush\0hush"])
+def test_a_password_that_cannot_be_sent_is_refused_without_repeating_it(password: str) -> None:
+    """Python's error of what cannot be encoded repeats all of it."""
+    with pytest.raises(ConfigurationError, match="sasl_password to be a text in UTF-8") as caught:
+        topic(URL, **{**SASL, "sasl_password": password})
+    assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from support.kafka_server import KafkaServer, running_kafka
 from topics.topic_case import patiently, read_to_end, values_of, write
 
 from streamiter.clock import SystemClock
-from streamiter.errors import ConfigurationError, TopicDenied, TopicUnavailable
+from streamiter.errors import ConfigurationError, TopicDenied, TopicNotFound, TopicUnavailable
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, topic
 from streamiter.topics.commit_topic import COMMIT_TOPIC, ensure_commit_topic
 from streamiter.topics.last_value import last_value
@@ -101,6 +101,26 @@ async def test_the_right_password_is_let_in(
         url(guarded_broker, "PASSWORD", topic_prefix + "clicks"), **as_user("alice", sasl_mechanism=mechanism)
     )
     await check_round_trip(made)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+async def test_no_log_record_has_the_login(
+    guarded_broker: KafkaServer, mechanism: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At level DEBUG, the library logs each request as it is, and that of the login is the password."""
+    caplog.set_level("DEBUG")
+    for password in (PASSWORD, "wrong-horse"):
+        made = topic(
+            url(guarded_broker, "PASSWORD", "clicks"), **as_user("bob", password, sasl_mechanism=mechanism)
+        )
+        with pytest.raises((TopicDenied, TopicNotFound)):
+            await patiently(made.describe())
+    logged = [record.getMessage() for record in caplog.records if record.name.startswith("aiokafka")]
+    assert any("Request to" in message for message in logged)
+    for message in logged:
+        assert PASSWORD not in message
+        assert "wrong-horse" not in message
+        assert "bob" not in message
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])

@@ -1,0 +1,203 @@
+"""No command shows a secret, wherever it was given: what is printed, drawn, counted and stored is searched for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from cli.program import streamiter
+
+from streamiter.cli.app import app
+
+# Part of every secret here; what is found of it was shown.
+MARK = "S3cret"
+SECRET = f"{MARK}-Horse"
+
+FLOW = """
+from streamiter import Checkpoints, Flow
+from streamiter.topics import topic
+
+clicks = topic("{url}")
+dead = topic("{dead}", ssl_password="{secret}")
+flow = Flow("{name}")
+numbers = flow.source(clicks, stop="latest", name="read", dead_letter=dead)
+numbers.map(lambda n: 6 // n, name="divide", parallelism=2, dead_letter=dead).sink(clicks.beside("{out}"))
+"""
+
+# What is printed where a topic is there to be worked with, and places where it is found out that a URL is wrong.
+PLACES = {
+    "option": "kafka://{broker}/{topic}?ssl_password={secret}",
+    "option with another secret": "kafka://{broker}/{topic}?ssl_password={secret}&client_id={secret}",
+    "environment": "kafka://{broker}/{topic}?ssl_password_env=MARKED_PASSWORD",
+    "file": "kafka://{broker}/{topic}?ssl_password_file=password.txt",
+    "login that is not used": "kafka://{broker}/{topic}?sasl_username={secret}&sasl_password={secret}",
+    "user": "kafka://alice:{secret}@{broker}/{topic}",
+    "user with a slash": "kafka://alice:{secret}/{secret}@{broker}/{topic}",
+    "user without a host": "kafka://alice:{secret}/{topic}",
+    "user in another scheme": "amqp://alice:{secret}@{broker}/{topic}",
+    "user of a file": "file://alice:{secret}@host/clicks.jsonl",
+    "option of a database": "sqlite:///clicks.db?topic=clicks&password={secret}",
+    "option of a file": "file:clicks.jsonl?password={secret}",
+    "topic in memory": "memory://alice:{secret}@clicks",
+    "misspelt": "kafka://{broker}/{topic}?sasl_pasword={secret}",
+    "choice": "kafka://{broker}/{topic}?compression={secret}",
+    "number": "kafka://{broker}/{topic}?give_up_after_s={secret}",
+    "truth": "kafka://{broker}/{topic}?ssl_check_hostname={secret}",
+    "file of authorities": "kafka://{broker}/{topic}?security_protocol=SSL&ssl_cafile={secret}",
+    "file of a certificate": "kafka://{broker}/{topic}?security_protocol=SSL&ssl_certfile={secret}&ssl_keyfile={secret}",
+    "name of a variable": "kafka://{broker}/{topic}?ssl_password_env={secret}",
+    "name of a file": "kafka://{broker}/{topic}?ssl_password_file={secret}",
+    "in two ways": "kafka://{broker}/{topic}?ssl_password={secret}&ssl_password_env=MARKED_PASSWORD",
+    "without a name": "kafka://{broker}/{topic}?{secret}",
+    "with an ampersand": "kafka://{broker}/{topic}?ssl_password=x&{secret}",
+    "without a question mark": "kafka://{broker}/{topic}&sasl_password={secret}",
+    "behind a hash": "kafka://{broker}/{topic}#sasl_password={secret}",
+}
+
+# Of each command: the arguments with which it is called, for every place.
+URL_COMMANDS = {
+    "topics create": ["{url}"],
+    "topics list": ["{url}"],
+    "topics produce": ["{url}", "lines.jsonl", "--create"],
+    "topics tail": ["{url}"],
+    "models tail": ["{url}", "--model", "ctr"],
+    "models show": ["{url}", "--model", "ctr"],
+}
+
+# Of each command: what it does with the flow above, in this order, and a mistake with a URL in it.
+OTHER_COMMANDS = {
+    "draw": [["program.py:flow"], ["program.py:flow", "-o", "drawn.svg"], ["{url}"]],
+    "run": [
+        ["program.py:flow", "--json"],
+        ["program.py:flow", "--checkpoints", "checkpoints"],
+        ["{url}:flow"],
+    ],
+    "checkpoints list": [["checkpoints", "--json"], ["checkpoints", "{url}"]],
+    "checkpoints show": [["checkpoints", "--json"], ["checkpoints"], ["checkpoints", "--flow", "{url}"]],
+    "checkpoints verify": [["checkpoints"], ["checkpoints", "--checkpoint", "{url}"]],
+    "checkpoints prune": [["checkpoints", "--json"], ["checkpoints", "--keep", "{url}"]],
+    "demo": [["--flights", "{url}"], ["--labels", "{url}"]],
+    "train": [["--config", "{url}"], ["--config", "network.json", "--data", "{url}"]],
+    "predict": [["--model", "{url}", "--data", "{url}"]],
+    "network show": [["{url}"]],
+    "network draw": [["{url}"], ["network.json", "--format", "{url}"]],
+    "network check": [["{url}"]],
+}
+
+
+def commands(command: Any, path: str = "") -> Iterator[str]:
+    """The names of all commands below a command, as they are typed."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield path
+        return
+    for name, each in below.items():
+        yield from commands(each, f"{path} {name}".strip())
+
+
+def test_every_command_is_searched_for_secrets() -> None:
+    """A command that is added needs a case here."""
+    assert sorted(commands(typer.main.get_command(app))) == sorted({**URL_COMMANDS, **OTHER_COMMANDS})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a file of lines and one with the secret, which the environment holds too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MARKED_PASSWORD", SECRET)
+    (tmp_path / "lines.jsonl").write_text("1\n0\nx\n")
+    (tmp_path / "password.txt").write_text(f"{SECRET}\n")
+    return tmp_path
+
+
+def without_secret(shown: str) -> str:
+    assert MARK not in shown, shown
+    return shown
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Calls the program in this process, which is quicker: its exit code, and all that it has printed."""
+
+    def calling(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["streamiter", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            app(args=list(arguments), prog_name="streamiter")
+        printed = without_secret("".join(capfd.readouterr()))
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, printed
+
+    return calling
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_command_on_topics_shows_a_secret(
+    place: str, folder: Path, kafka_broker, topic_prefix: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    """`created kafka://…?ssl_password=…` went to the log of the script that had set everything up."""
+    url = PLACES[place].format(broker=kafka_broker.bootstrap, topic=f"{topic_prefix}clicks", secret=SECRET)
+    for command, arguments in URL_COMMANDS.items():
+        given = [*command.split(), *(argument.format(url=url) for argument in arguments)]
+        code, printed = call(*given)
+        assert printed
+        if code != 0:
+            assert call("--debug", *given)[0] == code
+
+
+def test_no_command_on_flows_shows_or_stores_a_secret(
+    folder: Path, kafka_broker, topic_prefix: str, call: Callable[..., tuple[int, str]]
+) -> None:
+    """Statistics, drawings, checkpoints and the headers of dead letters outlive the terminal."""
+    kafka, name = f"kafka://{kafka_broker.bootstrap}", topic_prefix
+    url, dead = f"{kafka}/{name}clicks?ssl_password={SECRET}", f"{kafka}/{name}dead"
+    for created in (url, dead, f"{kafka}/{name}out"):
+        assert call("topics", "create", created)[0] == 0
+    assert call("topics", "produce", url, "lines.jsonl")[0] == 0
+    program = FLOW.format(url=url, dead=dead, secret=SECRET, name=f"{name}flow", out=f"{name}out")
+    (folder / "program.py").write_text(program)
+    (folder / "network.json").write_text("{}")
+    for command, calls in OTHER_COMMANDS.items():
+        for arguments in calls:
+            given = [*command.split(), *(argument.format(url=url) for argument in arguments)]
+            if (
+                "program.py:flow" in given
+            ):  # In a process of its own, whose modules and signals it may change.
+                ran = streamiter(*given, cwd=folder)
+                code = ran.returncode
+                without_secret(ran.stdout + ran.stderr)
+            else:
+                code, _ = call(*given)
+            if code != 0:
+                assert given[-len(arguments) :] != arguments
+                assert call("--debug", *given)[0] == code
+    letters = call("topics", "tail", dead, "--json")[1]
+    assert letters.count(f'"{kafka}/{name}clicks') >= 2
+    stored = [file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    assert {"drawn.svg"} < {file.name for file in stored}
+    assert any("checkpoints" in file.parts for file in stored)
+    for file in stored:
+        if file.name not in ("program.py", "password.txt"):
+            assert MARK.encode() not in file.read_bytes(), file
+
+
+def test_an_error_in_the_user_s_program_does_not_show_its_url(folder: Path) -> None:
+    """With `--debug`, Python shows the line, and the URL in it."""
+    lines = [
+        f'clicks = topic("kafka://h/clicks?sasl_pasword={SECRET}")',
+        f'flow.source("kafka://h/t?x={SECRET}")',
+    ]
+    for line in lines:
+        program = (
+            f"from streamiter import Flow\nfrom streamiter.topics import topic\nflow = Flow('f')\n{line}\n"
+        )
+        (folder / "program.py").write_text(program)
+        for debug in ([], ["--debug"]):
+            ran = streamiter(*debug, "run", "program.py:flow", cwd=folder)
+            assert ran.returncode == 1
+            assert "error: " in without_secret(ran.stdout + ran.stderr)
