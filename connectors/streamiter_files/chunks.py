@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -14,10 +16,24 @@ from streamiter_files.file_errors import file_errors
 from streamiter_files.formats import is_gzip
 from streamiter_files.locking import shared_lock
 
-__all__ = ["ByteSource", "FileState", "GzipChunks", "PlainChunks", "TornMember", "file_state", "open_chunks"]
+__all__ = [
+    "ByteSource",
+    "FileState",
+    "GzipChunks",
+    "PlainChunks",
+    "TornMember",
+    "file_state",
+    "has_identity",
+    "identity_of",
+    "open_chunks",
+]
 
 # zlib's window bits for the largest window and a gzip header (zlib manual, inflateInit2).
 _GZIP: Final = 16 + zlib.MAX_WBITS
+
+
+# Of a file's beginning, by which it is told from a file that takes its place: some tens of lines, in one page.
+_BEGINNING_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +59,43 @@ def file_state(path: Path) -> FileState:
     return FileState(path, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
+def identity_of(path: Path) -> str | None:
+    """What tells a file from one that takes its place: the length and checksum of its beginning.
+
+    It has whole lines, or a whole member of gzip, only: a torn end is cut off by the next writer. None where there is
+    none yet, which is so of an empty file.
+    """
+    with file_errors(path), path.open("rb") as file:
+        beginning = file.read(_BEGINNING_BYTES)
+    whole = _whole_member(beginning) if is_gzip(path.name) else _whole_lines(beginning)
+    return _identity(whole) if whole else None
+
+
+def has_identity(identity: str, beginning: Callable[[int], bytes]) -> bool:
+    """Whether it is that of a file, of which ``beginning`` gives so many bytes (or less, where it has no more)."""
+    return _identity(beginning(int(identity.split()[1]))) == identity
+
+
+def _identity(beginning: bytes) -> str:
+    return f"first {len(beginning)} bytes={hashlib.sha256(beginning).hexdigest()}"
+
+
+def _whole_lines(beginning: bytes) -> bytes:
+    end = beginning.rfind(b"\n") + 1
+    return beginning if len(beginning) == _BEGINNING_BYTES and not end else beginning[:end]
+
+
+def _whole_member(beginning: bytes) -> bytes:
+    member = zlib.decompressobj(_GZIP)
+    try:
+        member.decompress(beginning)
+    except zlib.error:
+        return b""  # reading it says what is wrong
+    if member.eof:
+        return beginning[: len(beginning) - len(member.unused_data)]
+    return beginning if len(beginning) == _BEGINNING_BYTES else b""
+
+
 class ByteSource(Protocol):
     """Chunks of a file's contents, one after the other."""
 
@@ -52,6 +105,9 @@ class ByteSource(Protocol):
 
     def read(self) -> bytes:
         """The next chunk; empty at the end."""
+
+    def beginning(self, count: int) -> bytes:
+        """The first ``count`` bytes of the file as they are stored now."""
 
     def close(self) -> None:
         """Let go of the file."""
@@ -100,6 +156,10 @@ class PlainChunks:
         self.left_bytes -= len(chunk)
         return chunk
 
+    def beginning(self, count: int) -> bytes:
+        with file_errors(self._state.path):
+            return os.pread(self._file.fileno(), count, 0)
+
     def close(self) -> None:
         self._file.close()
 
@@ -126,6 +186,9 @@ class GzipChunks:
             if chunk:
                 return chunk
         return b""
+
+    def beginning(self, count: int) -> bytes:
+        return self._packed.beginning(count)
 
     def _has_input(self) -> bool:
         self._input = self._input or self._packed.read()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from streamiter.errors import ConfigurationError, TopicNotFound
-from streamiter.topics.positions import check_named_partitions, partitions_of
+from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
+from streamiter.topics.positions import check_named_partitions, named_positions, partitions_of
 from streamiter.topics.topic import ReadRequest, TopicDescription
 from streamiter_files.append_file import AppendFile
 from streamiter_files.bounds import bounds
-from streamiter_files.chunks import file_state
+from streamiter_files.chunks import file_state, has_identity, identity_of
 from streamiter_files.creating import create_file, new_files
 from streamiter_files.file_errors import file_errors
 from streamiter_files.formats import format_of_name, is_gzip
@@ -23,7 +23,7 @@ from streamiter_files.options import FileOptions
 from streamiter_files.partition import FileLayout, FilePartition, count_records
 from streamiter_files.torn_lines import is_whole_json, torn_path
 
-__all__ = ["FileSet"]
+__all__ = ["FileSet", "known_identities"]
 
 
 class FileSet:
@@ -61,7 +61,8 @@ class FileSet:
     def _partition(self, number: int, path: Path, layout: FileLayout, request: ReadRequest) -> FilePartition:
         state = file_state(path)
         start, stop = bounds(request, number, state.mtime_ms, topic=self._name)
-        return FilePartition(number, state, layout, start=start, stop=stop)
+        _check_identity(request, number, path, start)
+        return FilePartition(number, state, layout, start=start, stop=stop, identity=identity_of(path))
 
     def append_files(self) -> tuple[list[AppendFile], bytes | None]:
         """Files open for writing, and what begins a comment in them.
@@ -120,6 +121,7 @@ class FileSet:
             self._name,
             {number: (0, count) for number, count in enumerate(counts)},
             {"format": layout.format.name, "compression": ", ".join(packed)},
+            known_identities({number: identity_of(path) for number, path in enumerate(files)}),
         )
 
     def delete(self) -> None:
@@ -131,6 +133,26 @@ class FileSet:
         if names_a_folder(self._path):
             with suppress(OSError):  # not empty
                 Path(self._path).rmdir()
+
+
+def known_identities(identities: Mapping[int, str | None]) -> dict[int, str]:
+    """Without those of files that have none yet."""
+    return {number: identity for number, identity in identities.items() if identity is not None}
+
+
+def _check_identity(request: ReadRequest, number: int, path: Path, start: int) -> None:
+    """Raise ``OffsetOutOfRange`` where the offsets of a request belong to another file."""
+    known = (request.identities or {}).get(number)
+    if known is None or number not in named_positions(request):
+        return
+    with file_errors(path), path.open("rb") as file:
+        if has_identity(known, file.read):
+            return
+    raise OffsetOutOfRange(
+        f"file {str(path)!r}, partition {number}: offset {start} belongs to a file that began with other lines: this "
+        "one was replaced, or cut and written again, or files were added or removed before it in the order of names. "
+        "Bring the files back as they were, or start from 'earliest'"
+    )
 
 
 def _header_line(columns: tuple[str, ...], delimiter: str) -> bytes:

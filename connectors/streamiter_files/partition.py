@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from streamiter.errors import OffsetOutOfRange
 from streamiter.topics.topic import TopicBatch
-from streamiter_files.chunks import ByteSource, FileState, open_chunks
+from streamiter_files.chunks import ByteSource, FileState, has_identity, open_chunks
 from streamiter_files.csv_batch import CsvBatch, parse_header
 from streamiter_files.formats import FileFormat
 from streamiter_files.options import FileOptions
@@ -40,9 +40,18 @@ class FilePartition:
     """
 
     def __init__(
-        self, number: int, state: FileState, layout: FileLayout, *, start: int = 0, stop: int | None = None
+        self,
+        number: int,
+        state: FileState,
+        layout: FileLayout,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        identity: str | None = None,
     ) -> None:
+        """``identity`` is that of the file, as :func:`~streamiter_files.chunks.identity_of` gives it."""
         self.number = number
+        self.identity = identity
         self.is_ended = stop is not None and stop <= start
         self._state = state
         self._layout = layout
@@ -63,12 +72,17 @@ class FilePartition:
 
     def fill(self) -> None:
         """Read on until there are records or the file ends."""
-        self._chunks = self._chunks or open_chunks(self._state, self._layout.options.chunk_bytes)
+        chunks = self._opened
         while not self.has_records and not self.is_ended:
-            chunk = self._chunks.read()
+            chunk = chunks.read()
             self._accept(self._splitter.feed(chunk) if chunk else self._splitter.end())
             if not chunk:
                 self._end()
+
+    @property
+    def _opened(self) -> ByteSource:
+        self._chunks = self._chunks or open_chunks(self._state, self._layout.options.chunk_bytes)
+        return self._chunks
 
     def _accept(self, records: list[bytes]) -> None:
         if self._wants_header and records:
@@ -79,6 +93,12 @@ class FilePartition:
         self._records, self._taken = self._before_stop(records[skipped:] if skipped else records), 0
 
     def _end(self) -> None:
+        if self.identity is not None and not has_identity(self.identity, self._opened.beginning):
+            raise OffsetOutOfRange(
+                f"file {str(self._state.path)!r}, partition {self.number}: its first lines are others now than when "
+                f"it was opened: it was replaced while its records up to {self._next_offset + len(self._records)} "
+                "were read. Start from 'earliest', and let files be appended to only"
+            )
         if self._to_skip:
             raise self._too_short()
         self.is_ended = True

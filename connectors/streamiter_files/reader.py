@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from streamiter.errors import TopicError
 from streamiter.topics.topic import TopicBatch, TopicReader
+from streamiter_files.file_set import known_identities
 from streamiter_files.partition import FilePartition
 from streamiter_files.threads import OneAtATime
 
@@ -55,6 +56,9 @@ class FilesReader(TopicReader):
 
     def positions(self) -> Mapping[int, int]:
         return {partition.number: partition.next_offset for partition in self._partitions}
+
+    def identities(self) -> Mapping[int, str]:
+        return known_identities({partition.number: partition.identity for partition in self._partitions})
 
     def lag(self) -> Mapping[int, int]:
         """Estimated by the bytes left; a file of which nothing was read yet is missing."""

@@ -63,6 +63,7 @@ async def describe(cluster: Cluster, topic: str) -> TopicDescription:
         topic,
         {number: (each.earliest, each.end) for number, each in ends.items()},
         await shown_settings(cluster, topic),
+        await cluster.persist(lambda: finder.identities(leaders)),
     )
 
 

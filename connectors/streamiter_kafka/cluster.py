@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
+from uuid import UUID
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError
 from streamiter_kafka.address import Server, shown
 from streamiter_kafka.codes import Code
 from streamiter_kafka.connection import connect, disconnect, send
+from streamiter_kafka.newer_requests import TopicMetadataRequest, topic_metadata
 from streamiter_kafka.options import KafkaOptions
 from streamiter_kafka.trouble import BrokerTrouble, Patience, TopicMissing, check, persist_within
 from streamiter_kafka.wire import Connection, MetadataRequest, Response
@@ -63,6 +65,7 @@ class Cluster:
         self._brokers: dict[int, Server] = {}
         self._controller = NO_LEADER
         self._leaders: dict[str, dict[int, int]] = {}
+        self._topic_ids: dict[str, UUID | None] = {}
         self._refreshed_s: dict[str, float] = {}
         self._connections: dict[tuple[Server, Lane], Connection] = {}
         self._locks: dict[tuple[Server, Lane], asyncio.Lock] = {}
@@ -75,6 +78,10 @@ class Cluster:
     def leaders(self, topic: str) -> Mapping[int, int]:
         """The node that leads each partition, as of the last answer; ``NO_LEADER`` where none does."""
         return self._leaders.get(topic, {})
+
+    def topic_id(self, topic: str) -> UUID | None:
+        """The id of the topic as of the last answer; None where the broker gives none (before Kafka 2.8)."""
+        return self._topic_ids.get(topic)
 
     def patience(self, subject: str | None = None) -> Patience:
         """Patience for as long as the options say."""
@@ -117,12 +124,11 @@ class Cluster:
 
     async def refresh(self, topic: str) -> Mapping[int, int]:
         """Ask who leads the partitions of ``topic`` now; ``TopicMissing`` where there is no such topic."""
-        # Reading or writing a topic must never create it.
-        request = MetadataRequest([topic], allow_auto_topic_creation=False)
-        response = await self.request_any(request)
+        response = await self.request_any(TopicMetadataRequest(topic))
         self._take_in(response)
-        [(code, _name, *_, partitions)] = response.topics
-        self._leaders[topic] = self._leaders_of(code, topic, partitions)
+        answered = topic_metadata(response)
+        self._leaders[topic] = self._leaders_of(answered.code, topic, answered.partitions)
+        self._topic_ids[topic] = answered.id
         self._refreshed_s[topic] = self.clock.monotonic_s()
         return self._leaders[topic]
 
@@ -185,7 +191,7 @@ class Cluster:
             self._brokers = {node: (host, port) for node, host, port, *_ in response.brokers}
         self._controller = response.controller_id
 
-    def _leaders_of(self, code: int, topic: str, partitions: list[tuple[int, ...]]) -> dict[int, int]:
+    def _leaders_of(self, code: int, topic: str, partitions: Sequence[Sequence[Any]]) -> dict[int, int]:
         if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
             raise TopicMissing(
                 f"there is no topic {topic!r} at {self.address} (any more). Create it with "

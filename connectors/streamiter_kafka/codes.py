@@ -57,6 +57,8 @@ class Code(enum.IntEnum):
     INVALID_RECORD = 87
     THROTTLING_QUOTA_EXCEEDED = 89
     PRODUCER_FENCED = 90
+    UNKNOWN_TOPIC_ID = 100
+    INCONSISTENT_TOPIC_ID = 103
 
 
 PASSING: Final = frozenset(
@@ -79,6 +81,9 @@ PASSING: Final = frozenset(
         Code.UNKNOWN_LEADER_EPOCH,
         Code.OFFSET_NOT_AVAILABLE,
         Code.THROTTLING_QUOTA_EXCEEDED,
+        # As for an unknown topic; where another topic of the name is there, that is found out apart, too.
+        Code.UNKNOWN_TOPIC_ID,
+        Code.INCONSISTENT_TOPIC_ID,
     }
 )
 """Codes after which the same request may succeed in a moment, at this broker or at another."""

@@ -10,10 +10,10 @@ from typing import Final, TypeVar
 from streamiter.errors import ConfigurationError, ProducerFenced, TopicError, TransactionExpired
 from streamiter_kafka.cluster import Cluster
 from streamiter_kafka.codes import Code, code_name
+from streamiter_kafka.newer_requests import RenewProducerRequest
 from streamiter_kafka.packing import ProducerIdentity
 from streamiter_kafka.partition_queue import Key
 from streamiter_kafka.refusal import fenced
-from streamiter_kafka.renewal_request import RenewProducerRequest
 from streamiter_kafka.trouble import BrokerTrouble, check
 from streamiter_kafka.wire import (
     AddPartitionsToTxnRequest,

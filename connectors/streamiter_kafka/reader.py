@@ -10,11 +10,14 @@ from typing import Any, Final
 
 from streamiter.errors import InternalError, OffsetOutOfRange, StreamiterError, TopicError
 from streamiter.topics.positions import (
+    PartitionEnds,
+    check_identities,
     check_named_partitions,
     check_request,
     first_position,
     out_of_range_message,
     partitions_of,
+    recreated_message,
     stop_offsets,
     timestamp_of,
 )
@@ -22,10 +25,11 @@ from streamiter.topics.topic import ReadRequest, TopicReader
 from streamiter_kafka.batch import KafkaBatch
 from streamiter_kafka.cluster import NO_LEADER, Cluster, Lane
 from streamiter_kafka.codes import Code
-from streamiter_kafka.offsets import READ_COMMITTED, OffsetFinder
+from streamiter_kafka.newer_requests import FetchTopicRequest, fetched_partitions
+from streamiter_kafka.offsets import READ_COMMITTED, OffsetFinder, comparable
 from streamiter_kafka.partition import ReadPartition
 from streamiter_kafka.trouble import BrokerTrouble, check, passing, persist
-from streamiter_kafka.wire import FetchRequest, Response
+from streamiter_kafka.wire import Response
 
 __all__ = ["KafkaReader", "open_reader"]
 
@@ -45,16 +49,25 @@ async def open_reader(cluster: Cluster, topic: str, request: ReadRequest) -> Kaf
     check_named_partitions(request, len(leaders), topic=topic)
     finder = OffsetFinder(cluster, topic, subject)
     share = partitions_of(request, len(leaders))
-    partitions = await cluster.persist(lambda: _first_partitions(finder, topic, subject, request, share))
-    reader = KafkaReader(cluster, topic, subject, request, finder)
+    identities = await cluster.persist(lambda: finder.identities(share))
+    partitions = await cluster.persist(
+        lambda: _first_partitions(finder, topic, subject, request, share, identities)
+    )
+    reader = KafkaReader(cluster, topic, subject, request, finder, identities)
     reader.start(partitions, len(leaders))
     return reader
 
 
 async def _first_partitions(
-    finder: OffsetFinder, topic: str, subject: str, request: ReadRequest, share: range
+    finder: OffsetFinder,
+    topic: str,
+    subject: str,
+    request: ReadRequest,
+    share: range,
+    identities: Mapping[int, str],
 ) -> list[ReadPartition]:
     ends = await finder.ends(share)
+    check_identities(request, comparable(request.identities or {}, identities), ends, topic=topic)
     by_time: Mapping[int, int] = {}
     if isinstance(request.start, datetime) and request.positions is None:
         by_time = await finder.at_time(share, timestamp_of(request.start))
@@ -82,13 +95,21 @@ class KafkaReader(TopicReader):
     """
 
     def __init__(
-        self, cluster: Cluster, topic: str, subject: str, request: ReadRequest, finder: OffsetFinder
+        self,
+        cluster: Cluster,
+        topic: str,
+        subject: str,
+        request: ReadRequest,
+        finder: OffsetFinder,
+        identities: Mapping[int, str],
     ) -> None:
         self._cluster = cluster
         self._topic = topic
         self._subject = subject
         self._request = request
         self._finder = finder
+        self._topic_id = cluster.topic_id(topic)
+        self._identities = identities
         self._patience = cluster.patience(subject)
         # In the order of their turns: who was served goes to the end.
         self._partitions: dict[int, ReadPartition] = {}
@@ -125,6 +146,9 @@ class KafkaReader(TopicReader):
 
     def positions(self) -> Mapping[int, int]:
         return {number: self._partitions[number].position for number in sorted(self._partitions)}
+
+    def identities(self) -> Mapping[int, str]:
+        return self._identities
 
     def lag(self) -> Mapping[int, int]:
         return {number: self._partitions[number].lag for number in sorted(self._partitions)}
@@ -186,12 +210,14 @@ class KafkaReader(TopicReader):
 
     async def _fetch(self, node: int, offsets: Mapping[int, int]) -> Response:
         asked = [(number, offset, _PARTITION_BYTES) for number, offset in offsets.items()]
-        request = FetchRequest(
-            _MAX_WAIT_MS,
-            _MIN_BYTES,
-            self._cluster.options.fetch_max_bytes,
-            READ_COMMITTED,
-            [(self._topic, asked)],
+        request = FetchTopicRequest(
+            self._topic,
+            self._topic_id,
+            asked,
+            max_wait_ms=_MAX_WAIT_MS,
+            min_bytes=_MIN_BYTES,
+            max_bytes=self._cluster.options.fetch_max_bytes,
+            isolation_level=READ_COMMITTED,
         )
         return await self._cluster.request(node, request, lane=Lane.FETCH, wait_s=_MAX_WAIT_MS / 1000)
 
@@ -200,20 +226,20 @@ class KafkaReader(TopicReader):
         # Old versions of the answer have no code for the request as a whole.
         check(getattr(response, "error_code", Code.NONE), self._subject)
         ailing = {}
-        for _topic, answers in response.topics:
-            for number, code, _high_watermark, stable_offset, *between, fetched in answers:
-                partition = self._partitions[number]
-                if code == Code.OFFSET_OUT_OF_RANGE:
-                    raise await self._out_of_range(partition)
-                trouble = passing(code, f"{self._subject}, partition {number}")
-                if trouble is not None:
-                    ailing[number] = trouble
-                # While a leader moves, the old one and the new one may both have been asked.
-                elif partition.fetch_offset == offsets[number]:
-                    partition.add(fetched, _aborted(between), stable_offset)
+        for answer in fetched_partitions(response):
+            partition = self._partitions[answer.number]
+            if answer.code == Code.OFFSET_OUT_OF_RANGE:
+                raise await self._out_of_range(partition)
+            trouble = passing(answer.code, f"{self._subject}, partition {answer.number}")
+            if trouble is not None:
+                ailing[answer.number] = trouble
+            # While a leader moves, the old one and the new one may both have been asked.
+            elif partition.fetch_offset == offsets[answer.number]:
+                partition.add(answer.records, answer.aborted, answer.stable_offset)
         return ailing
 
     async def _out_of_range(self, partition: ReadPartition) -> OffsetOutOfRange:
+        await self._refresh()
         ends = (await self._finder.ends([partition.number]))[partition.number]
         message = out_of_range_message(self._topic, partition.number, partition.fetch_offset, ends)
         return OffsetOutOfRange(message)
@@ -222,11 +248,28 @@ class KafkaReader(TopicReader):
         """Wait a moment, and find out whether another broker leads now or the topic is gone."""
         trouble = next(iter(ailing.values()))
         try:
-            await self._cluster.refresh(self._topic)
+            await self._refresh()
         except BrokerTrouble as worse:
             trouble = worse
         await self._patience.failed(trouble, ailing, begun_s=begun_s)
         self._fetch_from_leaders()
+
+    async def _refresh(self) -> Mapping[int, int]:
+        """Ask who leads the partitions; raises ``OffsetOutOfRange`` if they are those of another topic now."""
+        leaders = await self._cluster.refresh(self._topic)
+        found = await self._finder.identities(self._partitions)
+        for number, identity in comparable(self._identities, found).items():
+            if identity != self._identities[number]:
+                raise await self._recreated(self._partitions[number], leaders)
+        self._identities = {**found, **self._identities}
+        return leaders
+
+    async def _recreated(self, partition: ReadPartition, leaders: Mapping[int, int]) -> OffsetOutOfRange:
+        ends = PartitionEnds(0, 0, 0)  # it may have fewer partitions than before
+        if partition.number in leaders:
+            ends = (await self._finder.ends([partition.number]))[partition.number]
+        message = recreated_message(self._topic, partition.number, partition.position, ends)
+        return OffsetOutOfRange(message)
 
     # -- New partitions
 
@@ -237,10 +280,11 @@ class KafkaReader(TopicReader):
             await persist(patience, self._add_new_partitions)
 
     async def _add_new_partitions(self) -> None:
-        count = len(await self._cluster.refresh(self._topic))
+        count = len(await self._refresh())
         new = [number for number in partitions_of(self._request, count) if number >= self._partition_count]
         for number, offset in (await self._finder.earliest(new)).items():
             self._partitions[number] = ReadPartition(number, self._subject, offset, None)
+        self._identities = {**await self._finder.identities(new), **self._identities}
         self._partition_count = count
         self._fetch_from_leaders()
         self._taken.set()
@@ -279,10 +323,3 @@ def _worth_fetching(led: list[ReadPartition], limit_bytes: int) -> list[ReadPart
         return []
     with_room = [each for each in open_ones if each.fetched_bytes < _PARTITION_BYTES]
     return with_room if any(each.is_behind for each in with_room) else []
-
-
-def _aborted(between: list[Any]) -> list[tuple[int, int]] | None:
-    """The aborted transactions out of the fields between the last stable offset and the records, which
-    differ by version: they are the only list.
-    """
-    return next((field for field in between if isinstance(field, list)), None)

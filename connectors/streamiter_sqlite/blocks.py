@@ -6,12 +6,13 @@
 >>> [(partition, block)] = blocks_of(pending.take())
 >>> partition, block.records, block.latest_ms
 (0, 3, 6)
->>> unpacked(block.payload)
+>>> unpacked(block.payload, block.crc32)
 Block(values=[b'a', b'b', b'c'], keys=[None, None, b'k'], headers=None, timestamps_ms=[5, 5, 6])
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -20,6 +21,7 @@ import msgspec
 
 from streamiter.topics.outgoing import batch_bytes
 from streamiter.topics.topic import Headers, OutgoingBatch
+from streamiter_sqlite.failures import DamagedFile
 
 __all__ = ["Block", "PackedBlock", "PendingRecords", "blocks_of", "unpacked"]
 
@@ -72,10 +74,23 @@ class PackedBlock:
     records: int
     latest_ms: int
 
+    @property
+    def crc32(self) -> int:
+        """The checksum to store with it."""
+        return zlib.crc32(self.payload)
 
-def unpacked(payload: bytes) -> Block:
-    """The inverse of packing."""
-    return msgspec.msgpack.decode(payload, type=Block)
+
+def unpacked(payload: bytes, crc32: int | None) -> Block:
+    """The inverse of packing. Raises ``DamagedFile`` for a payload that is not the one that was stored.
+
+    ``crc32`` is the checksum that was stored with it, None where none was.
+    """
+    if crc32 is not None and (not isinstance(payload, bytes) or zlib.crc32(payload) != crc32):
+        raise DamagedFile("a block of records has a wrong checksum")
+    try:
+        return msgspec.msgpack.decode(payload, type=Block)
+    except (msgspec.DecodeError, TypeError, UnicodeDecodeError) as error:
+        raise DamagedFile(f"a block of records cannot be read: {error}") from error
 
 
 class PendingRecords:

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from streamiter.topics.compaction import COMPACTED_BLOCKS, is_superseded
 from streamiter_sqlite.blocks import unpacked
+from streamiter_sqlite.failures import DamagedFile, checked_numbers
 from streamiter_sqlite.log import TopicRow
 
 __all__ = ["COMPACTION_SETTING", "compact"]
@@ -54,12 +55,14 @@ def _last_entries(connection: sqlite3.Connection, topic: TopicRow, number: int) 
         " WHERE topic_id = ? AND partition = ? ORDER BY first_offset DESC LIMIT ?",
         (topic.id, number, COMPACTED_BLOCKS),
     )
-    return [_Entry(*row) for row in rows]
+    return [_Entry(*checked_numbers(row, "entries")) for row in rows]
 
 
 def _keys(connection: sqlite3.Connection, entry: _Entry) -> list[bytes | None] | None:
-    [payload] = connection.execute("SELECT payload FROM blocks WHERE id = ?", (entry.block_id,)).fetchone()
-    return unpacked(payload).keys
+    row = connection.execute("SELECT payload, crc32 FROM blocks WHERE id = ?", (entry.block_id,)).fetchone()
+    if row is None:
+        raise DamagedFile(f"block {entry.block_id} is missing")
+    return unpacked(*row).keys
 
 
 def _drop(connection: sqlite3.Connection, topic: TopicRow, entry: _Entry) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import sqlite3
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from streamiter_sqlite.failures import translated
+from streamiter.errors import TopicNotFound
+from streamiter_sqlite.failures import DamagedFile, translated
 from streamiter_sqlite.options import SqliteOptions
 from streamiter_sqlite.schema import connect
 
@@ -41,6 +43,7 @@ class Database:
         self._options = options
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sqlite {path.name}")
         self._connection: sqlite3.Connection | None = None
+        self._file_id: tuple[int, int] | None = None
         self._is_closed = False
 
     @classmethod
@@ -60,9 +63,24 @@ class Database:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Result:
-        """``function(connection, ...)`` in the thread; SQLite's errors come as ``TopicError``."""
+        """``function(connection, ...)`` in the thread; SQLite's errors come as ``TopicError``.
+
+        Raises ``TopicNotFound`` where the file was deleted or replaced: the connection still has the old one, to
+        which nothing is added, and of which nothing is left.
+        """
         assert self._connection is not None
-        return await self._in_thread(functools.partial(function, self._connection, *args, **kwargs))
+        return await self._in_thread(
+            functools.partial(self._call, function, self._connection, *args, **kwargs)
+        )
+
+    def _call(
+        self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        if _file_id(self._path) != self._file_id:
+            raise TopicNotFound(
+                f"{self._path}: the file was deleted, or replaced by another one, while it was open"
+            )
+        return function(*args, **kwargs)
 
     async def close(self) -> None:
         """Let go of the file. May be called more than once."""
@@ -77,7 +95,7 @@ class Database:
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, DamagedFile, UnicodeDecodeError) as error:
             raise translated(error, self._path) from error
 
     def _connect(self, *, create: bool) -> None:
@@ -87,7 +105,17 @@ class Database:
             synchronous=self._options.synchronous_mode,
             lock_timeout_s=self._options.lock_timeout_s,
         )
+        self._file_id = _file_id(self._path)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another one at the same path; None where there is none."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from streamiter.errors import StorageFull, TopicDenied, TopicError, TopicUnavailable
 
-__all__ = ["translated"]
+__all__ = ["DamagedFile", "checked_numbers", "translated"]
 
 
-def translated(error: sqlite3.Error, path: Path) -> TopicError:
+class DamagedFile(Exception):
+    """The file has what no writer of topics stores. Never leaves this package."""
+
+
+def checked_numbers(row: Sequence[object], table: str) -> Sequence[int]:
+    """The same row; raises ``DamagedFile`` unless all of it is whole numbers, which SQLite does not see to."""
+    for value in row:
+        if not isinstance(value, int):
+            raise DamagedFile(f"a row of the table {table} has {value!r:.40} in place of a number")
+    return row  # type: ignore[return-value]
+
+
+def translated(error: sqlite3.Error | DamagedFile | UnicodeDecodeError, path: Path) -> TopicError:
     """The topic error that ``error`` stands for.
 
     >>> error = sqlite3.OperationalError("database or disk is full")
@@ -22,11 +34,19 @@ def translated(error: sqlite3.Error, path: Path) -> TopicError:
     >>> type(translated(error, Path("clicks.db"))).__name__
     'StorageFull'
     """
+    if not isinstance(error, sqlite3.Error):
+        return _damaged(error, path)
     code = getattr(error, "sqlite_errorcode", None)
+    if code is None and str(error).startswith(_NOT_TEXT):
+        return _damaged(error, path)
     if code is None:
         return TopicError(f"{path}: {error}")
     make = _BY_CODE.get(code) or _BY_CODE.get(code & 0xFF)  # the low byte is the kind, the rest says more
     return make(error, path) if make is not None else TopicError(f"{path}: {error} ({_name(error)})")
+
+
+# How Python's sqlite3 begins what it says of a text that is none; it has no code.
+_NOT_TEXT: Final = "Could not decode to UTF-8"
 
 
 def _name(error: sqlite3.Error) -> str:
@@ -69,12 +89,21 @@ def _denied(error: sqlite3.Error, path: Path) -> TopicError:
     )
 
 
+_WHAT_TO_DO: Final = (
+    "restore it from a copy (with its -wal file, if the copy has one), or save what can be read of it: "
+    "`sqlite3 FILE .recover`"
+)
+
+
 def _not_topics(error: sqlite3.Error, path: Path) -> TopicError:
-    return TopicError(f"{path}: expected a file of topics, given something else ({error}); use another path")
+    return TopicError(
+        f"{path}: expected a file of topics, given something else, or a file that is damaged at its beginning "
+        f"({error}); use another path, or {_WHAT_TO_DO}"
+    )
 
 
-def _damaged(error: sqlite3.Error, path: Path) -> TopicError:
-    return TopicError(f"{path}: the file is damaged ({error}); restore it from a copy")
+def _damaged(error: Exception, path: Path) -> TopicError:
+    return TopicError(f"{path}: the file is damaged ({error}); {_WHAT_TO_DO}")
 
 
 _BY_CODE: Final[Mapping[int, Callable[[sqlite3.Error, Path], TopicError]]] = MappingProxyType(
@@ -91,5 +120,11 @@ _BY_CODE: Final[Mapping[int, Callable[[sqlite3.Error, Path], TopicError]]] = Map
         sqlite3.SQLITE_AUTH: _denied,
         sqlite3.SQLITE_NOTADB: _not_topics,
         sqlite3.SQLITE_CORRUPT: _damaged,
+        sqlite3.SQLITE_IOERR_SHORT_READ: _damaged,  # a file that was cut
+        # No statement here is wrong for tables as they were made, and none violates their constraints.
+        sqlite3.SQLITE_ERROR: _damaged,
+        sqlite3.SQLITE_CONSTRAINT: _damaged,
+        sqlite3.SQLITE_MISMATCH: _damaged,
+        sqlite3.SQLITE_TOOBIG: _damaged,
     }
 )

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from streamiter.errors import TopicNotFound
 from streamiter.topics.positions import PartitionEnds
 from streamiter_sqlite.blocks import PackedBlock
+from streamiter_sqlite.failures import DamagedFile, checked_numbers
 from streamiter_sqlite.locking import read_transaction
 
 __all__ = [
@@ -42,6 +46,12 @@ class TopicRow:
     id: int
     name: str
     settings: Mapping[str, int]
+    identity: str | None
+    """The same for as long as the topic is there, in copies of the file too; None where it is not known."""
+
+    def identities(self, partitions: Iterable[int]) -> dict[int, str]:
+        """The identity, by partition; empty where it is not known."""
+        return {} if self.identity is None else dict.fromkeys(partitions, self.identity)
 
     @property
     def max_record_bytes(self) -> int:
@@ -61,14 +71,31 @@ def topic_names(connection: sqlite3.Connection) -> list[str]:
 
 def find_topic(connection: sqlite3.Connection, name: str) -> TopicRow:
     """The topic of that name, or ``TopicNotFound``."""
-    row = connection.execute("SELECT id, name, settings FROM topics WHERE name = ?", (name,)).fetchone()
+    row = connection.execute(
+        "SELECT id, name, settings, identity FROM topics WHERE name = ?", (name,)
+    ).fetchone()
     if row is None:
+        _check_table(connection)
         there_are = ", ".join(topic_names(connection)) or "none"
         raise TopicNotFound(
             f"no topic {name!r} in the file; the topics there are: {there_are}. Create it with "
             "`await topic.create(partitions=...)`"
         )
-    return TopicRow(row[0], row[1], json.loads(row[2]))
+    return TopicRow(row[0], row[1], _settings_of(row[2]), row[3])
+
+
+def _settings_of(stored: str) -> dict[str, int]:
+    try:
+        return msgspec.json.decode(stored, type=dict[str, int])
+    except (msgspec.DecodeError, TypeError) as error:
+        raise DamagedFile(f"settings of a topic cannot be read: {error}") from error
+
+
+def _check_table(connection: sqlite3.Connection) -> None:
+    """Raise ``DamagedFile`` if a topic may be missing for damage to the table: its rows and their index differ."""
+    [[found], *_] = connection.execute("PRAGMA integrity_check (topics)").fetchall()
+    if found != "ok":
+        raise DamagedFile(found)
 
 
 def create_topic(
@@ -76,8 +103,8 @@ def create_topic(
 ) -> None:
     """Create the topic unless it is there, and the partitions that it lacks."""
     connection.execute(
-        "INSERT INTO topics (name, settings) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
-        (name, json.dumps(dict(settings))),
+        "INSERT INTO topics (name, settings, identity) VALUES (?, ?, ?) ON CONFLICT (name) DO NOTHING",
+        (name, json.dumps(dict(settings)), uuid.uuid4().hex),
     )
     topic = find_topic(connection, name)
     connection.executemany(
@@ -108,7 +135,8 @@ def partition_ends(connection: sqlite3.Connection, topic: TopicRow) -> dict[int,
     if not rows:
         raise TopicNotFound(f"topic {topic.name!r} was deleted while it was open")
     # Records are visible as soon as they have an offset: every offset is stable.
-    return {number: PartitionEnds(start, end, end) for number, start, end in rows}
+    checked = [checked_numbers(row, "partitions") for row in rows]
+    return {number: PartitionEnds(start, end, end) for number, start, end in checked}
 
 
 def find_partitions(connection: sqlite3.Connection, name: str) -> tuple[TopicRow, int]:
@@ -142,7 +170,9 @@ class Entry:
 
 def insert_block(connection: sqlite3.Connection, block: PackedBlock) -> int:
     """Store the bytes of a block that no reader sees yet; its id."""
-    row_id = connection.execute("INSERT INTO blocks (payload) VALUES (?)", (block.payload,)).lastrowid
+    row_id = connection.execute(
+        "INSERT INTO blocks (payload, crc32) VALUES (?, ?)", (block.payload, block.crc32)
+    ).lastrowid
     assert row_id is not None
     return row_id
 

@@ -11,6 +11,7 @@ from typing import Final
 from streamiter.errors import TopicError
 from streamiter.topics.positions import (
     PartitionEnds,
+    check_identities,
     check_named_partitions,
     first_position,
     partitions_of,
@@ -48,6 +49,7 @@ def _begin(connection: sqlite3.Connection, name: str, request: ReadRequest) -> B
         topic = find_topic(connection, name)
         all_ends = partition_ends(connection, topic)
         check_named_partitions(request, len(all_ends), topic=name)
+        check_identities(request, topic.identities(all_ends), all_ends, topic=name)
         ends = {number: all_ends[number] for number in partitions_of(request, len(all_ends))}
         positions = {
             number: first_position(
@@ -110,6 +112,9 @@ class SqliteReader(TopicReader):
 
     def positions(self) -> Mapping[int, int]:
         return {number: self._positions[number] for number in sorted(self._positions)}
+
+    def identities(self) -> Mapping[int, str]:
+        return self._topic.identities(self._positions)
 
     def lag(self) -> Mapping[int, int]:
         return {

@@ -6,6 +6,7 @@ import sqlite3
 from typing import Final, NamedTuple
 
 from streamiter_sqlite.compaction import compact
+from streamiter_sqlite.failures import checked_numbers
 from streamiter_sqlite.log import TopicRow
 
 __all__ = ["RETENTION_SETTINGS", "retain"]
@@ -24,7 +25,8 @@ def retain(connection: sqlite3.Connection, topic: TopicRow, now_ms: int) -> None
     partitions = connection.execute(
         "SELECT number, start_offset, end_offset, size_bytes FROM partitions WHERE topic_id = ?", (topic.id,)
     ).fetchall()
-    for number, start_offset, end_offset, size_bytes in partitions:
+    for row in partitions:
+        number, start_offset, end_offset, size_bytes = checked_numbers(row, "partitions")
         _retain_partition(connection, topic, number, (start_offset, end_offset, size_bytes), now_ms)
 
 
@@ -65,7 +67,7 @@ def _oldest_block(connection: sqlite3.Connection, topic: TopicRow, number: int) 
         " WHERE topic_id = ? AND partition = ? ORDER BY first_offset LIMIT 1",
         (topic.id, number),
     ).fetchone()
-    return None if row is None else _OldestBlock(*row)
+    return None if row is None else _OldestBlock(*checked_numbers(row, "entries"))
 
 
 def _drop(connection: sqlite3.Connection, topic: TopicRow, number: int, block: _OldestBlock) -> None:

@@ -12,6 +12,8 @@ from streamiter.errors import OffsetOutOfRange
 from streamiter.topics.positions import PartitionEnds, out_of_range_message
 from streamiter.topics.topic import TopicBatch
 from streamiter_sqlite.blocks import Block, unpacked
+from streamiter_sqlite.compaction import COMPACTION_SETTING
+from streamiter_sqlite.failures import DamagedFile, checked_numbers
 from streamiter_sqlite.locking import read_transaction
 from streamiter_sqlite.log import TopicRow, partition_ends
 
@@ -111,22 +113,50 @@ def _fetch_parts(
 ) -> tuple[list[Part], int]:
     parts: list[Part] = []
     records = size_bytes = 0
-    for first_offset, payload in _payloads(connection, span):
-        part = _part(first_offset, unpacked(payload), span)
-        size_bytes += len(payload)
+    following = span.start
+    for first_offset, end_offset, payload, crc32 in _payloads(connection, span):
+        block = _block(span, following, (first_offset, end_offset), payload, crc32)
+        following = end_offset
+        part = _part(first_offset, block, span)
+        size_bytes += len(payload or b"")
         if not part.offsets:  # it lies before the span, behind which compaction has left a gap
             continue
         parts.append(part)
         records += len(part.offsets)
         if records >= max_records or size_bytes >= max_bytes:
             break
+    else:
+        _check_gap(span, following, span.stop)
     return parts, size_bytes
 
 
-def _payloads(connection: sqlite3.Connection, span: Span) -> Iterator[tuple[int, bytes]]:
-    """The blocks that have records of the span, in order, with their first offset."""
+def _block(
+    span: Span, following: int, offsets: tuple[int, int], payload: bytes | None, crc32: int | None
+) -> Block:
+    """A stored block; raises ``DamagedFile`` if it is not all there, or records before it are missing."""
+    first_offset, end_offset = checked_numbers(offsets, "entries")
+    _check_gap(span, following, first_offset)
+    block = None if payload is None else unpacked(payload, crc32)
+    if block is None or len(block.values) != end_offset - first_offset:
+        raise DamagedFile(f"a block of topic {span.topic.name!r}, from offset {first_offset} on, is missing")
+    return block
+
+
+def _check_gap(span: Span, following: int, offset: int) -> None:
+    """Only compaction leaves gaps behind the earliest record."""
+    if offset > following and not span.topic.settings.get(COMPACTION_SETTING):
+        raise DamagedFile(
+            f"records of topic {span.topic.name!r}, partition {span.partition}, from offset {following} to "
+            f"{offset - 1} are missing"
+        )
+
+
+def _payloads(
+    connection: sqlite3.Connection, span: Span
+) -> Iterator[tuple[int, int, bytes | None, int | None]]:
+    """The offsets and blocks that have records of the span, in order, each with its checksum."""
     return connection.execute(
-        "SELECT first_offset, payload FROM entries JOIN blocks ON blocks.id = block_id"
+        "SELECT first_offset, end_offset, payload, crc32 FROM entries LEFT JOIN blocks ON blocks.id = block_id"
         " WHERE topic_id = :topic AND partition = :partition AND first_offset < :stop AND first_offset >= coalesce(("
         "  SELECT max(first_offset) FROM entries"
         "  WHERE topic_id = :topic AND partition = :partition AND first_offset <= :start), :start)"
@@ -187,12 +217,12 @@ def offset_at(
 ) -> int:
     """The offset of the first record at or after a time; the end when there is none."""
     rows = connection.execute(
-        "SELECT first_offset, payload FROM entries JOIN blocks ON blocks.id = block_id"
+        "SELECT first_offset, payload, crc32 FROM entries JOIN blocks ON blocks.id = block_id"
         " WHERE topic_id = ? AND partition = ? AND latest_ms >= ? ORDER BY first_offset",
         (topic.id, partition, timestamp_ms),
     )
-    for first_offset, payload in rows:
-        for offset, time_ms in enumerate(unpacked(payload).times_ms(), first_offset):
+    for first_offset, payload, crc32 in rows:
+        for offset, time_ms in enumerate(unpacked(payload, crc32).times_ms(), first_offset):
             if time_ms >= timestamp_ms and offset >= ends.earliest:
                 return offset
     return ends.end

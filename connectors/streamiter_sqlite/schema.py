@@ -41,14 +41,17 @@ _CHECKPOINT_PAGES: Final = 4096
 _SWITCH_ATTEMPTS: Final = 1_000
 
 _TABLES: Final = (
-    # AUTOINCREMENT: a topic that is created anew has another id, so that its readers notice.
+    # AUTOINCREMENT: a topic that is created anew has another id, so that its readers notice. identity: tells it from
+    # topics in other files, too; NULL where it was created before topics had one.
     "CREATE TABLE topics (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE,"
-    " settings TEXT NOT NULL)",
+    " settings TEXT NOT NULL, identity TEXT)",
     # size_bytes: of the payloads that are in entries.
     "CREATE TABLE partitions (topic_id INTEGER NOT NULL, number INTEGER NOT NULL,"
     " start_offset INTEGER NOT NULL DEFAULT 0, end_offset INTEGER NOT NULL DEFAULT 0,"
     " size_bytes INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (topic_id, number)) WITHOUT ROWID",
-    "CREATE TABLE blocks (id INTEGER PRIMARY KEY, payload BLOB NOT NULL)",
+    # SQLite has checksums for nothing but its journal. crc32: of the payload; NULL where it was stored before blocks
+    # had one.
+    "CREATE TABLE blocks (id INTEGER PRIMARY KEY, payload BLOB NOT NULL, crc32 INTEGER)",
     "CREATE TABLE entries (topic_id INTEGER NOT NULL, partition INTEGER NOT NULL,"
     " first_offset INTEGER NOT NULL, end_offset INTEGER NOT NULL, block_id INTEGER NOT NULL,"
     " size_bytes INTEGER NOT NULL, latest_ms INTEGER NOT NULL,"
@@ -63,6 +66,10 @@ _TABLES: Final = (
     " size_bytes INTEGER NOT NULL, latest_ms INTEGER NOT NULL)",
     "CREATE INDEX staged_by_id ON staged (transactional_id)",
 )
+
+# Table, name and type of those that came after format 1 was in use. All may be NULL, and no statement counts columns,
+# so the format is the same.
+_ADDED_COLUMNS: Final = (("topics", "identity", "TEXT"), ("blocks", "crc32", "INTEGER"))
 
 
 def connect(
@@ -109,10 +116,13 @@ def no_topics_message(path: Path) -> str:
 def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> None:
     with read_transaction(connection):  # in one, as another process may be creating the tables right now
         has_tables = _has_tables(connection, path)
+        lacking = _lacking_columns(connection) if has_tables else []
     if not has_tables:
         if not create:
             raise TopicNotFound(no_topics_message(path))
         _create_tables(connection, path)
+    elif lacking:
+        _add_columns(connection)
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES:d}")
 
 
@@ -131,6 +141,22 @@ def _has_tables(connection: sqlite3.Connection, path: Path) -> bool:
             "of streamiter; read it with that one"
         )
     return True
+
+
+def _lacking_columns(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    """The columns that the file was made without."""
+    return [
+        (table, column, kind)
+        for table, column, kind in _ADDED_COLUMNS
+        if column not in [name for _, name, *_ in connection.execute(f"PRAGMA table_info ({table})")]
+    ]
+
+
+def _add_columns(connection: sqlite3.Connection) -> None:
+    """Add the columns that are missing. The file can still be used by a release that does not know them."""
+    with write_transaction(connection):
+        for table, column, kind in _lacking_columns(connection):  # none if another process was faster
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
 
 
 def _switch_to_write_ahead_log(connection: sqlite3.Connection) -> None:

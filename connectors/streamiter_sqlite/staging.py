@@ -13,6 +13,7 @@ from typing import Final
 from streamiter.errors import ProducerFenced, TransactionExpired
 from streamiter.topics.topic import OutgoingBatch
 from streamiter_sqlite.blocks import PackedBlock, blocks_of
+from streamiter_sqlite.failures import DamagedFile, checked_numbers
 from streamiter_sqlite.locking import write_transaction
 from streamiter_sqlite.log import Entry, TopicRow, append, append_entry, insert_block, partition_ends
 from streamiter_sqlite.retention import retain
@@ -55,7 +56,8 @@ def _next_run(connection: sqlite3.Connection, transactional_id: str) -> int:
         " ON CONFLICT (id) DO UPDATE SET run = run + 1, deadline_ms = NULL RETURNING run",
         (transactional_id,),
     ).fetchone()
-    return int(run)
+    [checked] = checked_numbers([run], "transactional_ids")
+    return checked
 
 
 def _discard_staged(connection: sqlite3.Connection, transactional_id: str) -> None:
@@ -68,9 +70,12 @@ def _discard_staged(connection: sqlite3.Connection, transactional_id: str) -> No
 
 def check_run(connection: sqlite3.Connection, owner: Owner) -> None:
     """Raise ``ProducerFenced`` where a newer run has taken over, or ``TransactionExpired`` where none has."""
-    run, deadline_ms = connection.execute(
+    row = connection.execute(
         "SELECT run, deadline_ms FROM transactional_ids WHERE id = ?", (owner.transactional_id,)
     ).fetchone()
+    if row is None:
+        raise DamagedFile(f"the transactional id {owner.transactional_id!r} is missing")
+    run, deadline_ms = row
     if run == owner.run:
         return
     subject = f"transactional id {owner.transactional_id!r}"
@@ -142,7 +147,7 @@ def _staged_entries(connection: sqlite3.Connection, owner: Owner) -> list[Entry]
         " WHERE transactional_id = ? ORDER BY block_id",
         (owner.transactional_id,),
     )
-    return [Entry(*row) for row in rows]
+    return [Entry(*checked_numbers(row, "staged")) for row in rows]
 
 
 def discard(connection: sqlite3.Connection, owner: Owner) -> None:

@@ -148,4 +148,5 @@ def _describe(connection: sqlite3.Connection, name: str) -> TopicDescription:
         topic = find_topic(connection, name)
         ends = partition_ends(connection, topic)
     offsets = {number: (partition.earliest, partition.end) for number, partition in ends.items()}
-    return TopicDescription(name, offsets, {key: str(value) for key, value in topic.settings.items()})
+    settings = {key: str(value) for key, value in topic.settings.items()}
+    return TopicDescription(name, offsets, settings, topic.identities(offsets))

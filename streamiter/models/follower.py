@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from streamiter.clock import Clock
-from streamiter.errors import OffsetOutOfRange, TopicUnavailable
+from streamiter.errors import OffsetOutOfRange, TopicNotFound, TopicUnavailable
 from streamiter.models.intake import UpdateStatistics
 from streamiter.models.reader import ModelUpdates, model_updates
 from streamiter.models.update import ModelUpdate, Rank
@@ -24,6 +24,7 @@ class Follower:
 
     ``on_end`` is called once if following ends by an error. A topic that does not answer for a while is
     tried again, and so is one whose retention has overtaken the follower: then it goes on with the newest.
+    A topic that was deleted, and created again or not, ends following.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class Follower:
         self._updates: ModelUpdates | None = None
         self._past = UpdateStatistics()
         self._rank: Rank = (0, 0)
+        self._identities: Mapping[int, str] = {}
+        """Those of the topic when it was connected to last."""
         self.outage: Exception | None = None
         self.failure: Exception | None = None
 
@@ -96,6 +99,13 @@ class Follower:
 
     def _connected_to(self, updates: ModelUpdates) -> None:
         self._updates, self.outage = updates, None
+        found = updates.identities
+        if any(self._identities.get(number, identity) != identity for number, identity in found.items()):
+            raise TopicNotFound(
+                f"topic {self._topic.url} was deleted and created again, so that what it has now may be of another "
+                "training; follow it again to begin with its newest update"
+            )
+        self._identities = found
 
     def _hand_on(self, update: ModelUpdate) -> None:
         if update.rank > self._rank:  # it begins with the newest one again after an outage

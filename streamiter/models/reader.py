@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self
@@ -99,6 +100,11 @@ class ModelUpdates:
         """What became of the records so far."""
         return self._intake.statistics
 
+    @property
+    def identities(self) -> Mapping[int, str]:
+        """Of the topic that is open, as :meth:`streamiter.topics.TopicReader.identities`; empty while none is."""
+        return {} if self._reader is None else self._reader.identities()
+
     def __aiter__(self) -> Self:
         return self
 
@@ -144,7 +150,7 @@ class ModelUpdates:
     async def _request(self) -> ReadRequest:
         stop: Literal["latest"] | None = None if self._follow else "latest"
         if self._start != "latest_model":
-            return self._request_from(self._start, None, stop)
+            return self._request_from(self._start, stop)
         search = TailSearch(self._topic, self._model, self._clock)
         tail = await search.run()
         error = tail.error
@@ -158,14 +164,12 @@ class ModelUpdates:
             self._found.append(tail.update)
         if error is not None and self._on_error == "fail":
             self._found.append(error)
-        return self._request_from("earliest", tail.positions, stop)
-
-    def _request_from(
-        self, start: StartPosition, positions: Mapping[int, int] | None, stop: Literal["latest"] | None
-    ) -> ReadRequest:
-        return ReadRequest(
-            start=start, positions=positions, stop=stop, max_records=READ_RECORDS, clock=self._clock
+        return replace(
+            self._request_from("earliest", stop), positions=tail.positions, identities=tail.identities
         )
+
+    def _request_from(self, start: StartPosition, stop: Literal["latest"] | None) -> ReadRequest:
+        return ReadRequest(start=start, stop=stop, max_records=READ_RECORDS, clock=self._clock)
 
     def _next_at_hand(self) -> ModelUpdate | None:
         if self._found:

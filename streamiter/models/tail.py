@@ -13,6 +13,7 @@ or the partition's beginning is reached. Each record is read once, a small batch
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,7 +52,7 @@ class Tail:
     ``update``: the last one, or None. ``error``: why a record after it could not be read. ``rank``: the
     highest generation and version that any record of the model names, be it of an incomplete update; zeros
     for none. ``leftovers``: the chunks that a new run is to delete. ``positions``: where to read on, by
-    partition.
+    partition, and ``identities`` to which topic these offsets belong.
     """
 
     update: ModelUpdate | None
@@ -59,6 +60,7 @@ class Tail:
     rank: Rank
     leftovers: list[ChunkSet]
     positions: dict[int, int]
+    identities: Mapping[int, str]
 
 
 @dataclass(slots=True)
@@ -115,6 +117,7 @@ class TailSearch:
             rank=self._rank,
             leftovers=self._leftovers(),
             positions={each.reading.number: each.reading.position for each in partitions},
+            identities=description.identities,
         )
 
     def _is_searched(self, partition: _PartitionTail) -> bool:

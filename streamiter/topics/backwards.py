@@ -37,6 +37,7 @@ class BackwardReading:
         self.number = number
         self._topic = topic
         self._partitions = description.partitions
+        self._identities = description.identities
         self._clock = clock
         self._waits = waits
         self._earliest, self._read_from = description.offsets[number]
@@ -80,6 +81,7 @@ class BackwardReading:
             subtask=self.number,
             subtasks=self._partitions,
             start={self.number: start},
+            identities=self._identities,
             stop=self._stop(),
             max_records=READ_RECORDS,
             clock=self._clock,

@@ -11,11 +11,14 @@ from streamiter.topics.topic import ReadRequest
 
 __all__ = [
     "PartitionEnds",
+    "check_identities",
     "check_named_partitions",
     "check_request",
     "first_position",
+    "named_positions",
     "out_of_range_message",
     "partitions_of",
+    "recreated_message",
     "stop_offsets",
     "timestamp_of",
 ]
@@ -67,13 +70,32 @@ def check_named_partitions(request: ReadRequest, partitions: int, *, topic: str)
 
     A topic never loses partitions: it was deleted and created anew, and its offsets mean other records.
     """
-    named = request.positions if request.positions is not None else request.start
-    missing = [number for number in named if number >= partitions] if isinstance(named, Mapping) else []
+    missing = [number for number in named_positions(request) if number >= partitions]
     if missing:
         raise OffsetOutOfRange(
             f"topic {topic!r}: it has {partitions} partitions, given a position for partition {missing[0]}; "
             "was the topic created anew? Start from 'earliest' or 'latest', or from offsets of this topic"
         )
+
+
+def named_positions(request: ReadRequest) -> Mapping[int, int]:
+    """The offsets that a request names by partition; empty where it names none."""
+    named = request.positions if request.positions is not None else request.start
+    return named if isinstance(named, Mapping) else {}
+
+
+def check_identities(
+    request: ReadRequest, identities: Mapping[int, str], ends: Mapping[int, PartitionEnds], *, topic: str
+) -> None:
+    """Raise ``OffsetOutOfRange`` where the offsets of a request belong to a topic that was deleted.
+
+    ``identities`` are those of the topic as it is now. A partition whose identity is not known, now or in the
+    request, is taken to be the same.
+    """
+    for number, position in named_positions(request).items():
+        known, found = (request.identities or {}).get(number), identities.get(number)
+        if number in ends and known is not None and found is not None and known != found:
+            raise OffsetOutOfRange(recreated_message(topic, number, position, ends[number]))
 
 
 def timestamp_of(start: datetime) -> int:
@@ -123,6 +145,15 @@ def out_of_range_message(topic: str, partition: int, position: int, ends: Partit
         f"topic {topic!r}, partition {partition}: offset {position} {what}; expected {ends.earliest} to "
         f"{ends.end}. Start from 'earliest' or 'latest', or restore a snapshot that is "
         f"{'newer' if position < ends.earliest else 'of this topic'}"
+    )
+
+
+def recreated_message(topic: str, partition: int, position: int, ends: PartitionEnds) -> str:
+    """What has happened to an offset of a topic that was deleted and created again."""
+    return (
+        f"topic {topic!r}, partition {partition}: offset {position} belongs to a topic of this name that was deleted; "
+        f"the topic was created again, with other records, and has the offsets {ends.earliest} to {ends.end}. Start "
+        "from 'earliest' or 'latest', or restore a snapshot that is of this topic"
     )
 
 

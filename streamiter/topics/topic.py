@@ -239,6 +239,10 @@ class ReadRequest:
     it does not name is new and begins at its earliest record. Partitions that the topic gains while it
     is read are found within ``refresh_s`` seconds and read from their earliest record.
     ``max_records`` bounds one batch.
+
+    ``identities`` (by partition, as ``TopicReader.identities`` or a description gave them) say to which topic the
+    offsets of ``positions``, or of a ``start`` by partition, belong. Where the topic was deleted and created again
+    since, opening or reading raises :class:`~streamiter.errors.OffsetOutOfRange`.
     """
 
     subtask: int = 0
@@ -246,6 +250,7 @@ class ReadRequest:
     start: StartPosition = "earliest"
     stop: StopPosition = None
     positions: Mapping[int, int] | None = None
+    identities: Mapping[int, str] | None = None
     max_records: int = 8192
     refresh_s: float = 30.0
     clock: Clock = field(default_factory=SystemClock)
@@ -265,6 +270,14 @@ class TopicReader(abc.ABC):
     @abc.abstractmethod
     def positions(self) -> Mapping[int, int]:
         """Where reading goes on after what ``read`` has returned: an offset for each partition of the share."""
+
+    def identities(self) -> Mapping[int, str]:
+        """To which topic the positions belong: a text by partition, for the ``identities`` of a later request.
+
+        A topic that is deleted and created again under its name has others; restarts and moves of its server,
+        retention and added partitions change none. Empty, or without a partition, where that is not known.
+        """
+        return {}
 
     @abc.abstractmethod
     def lag(self) -> Mapping[int, int]:
@@ -348,11 +361,15 @@ class Transactions(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """What a topic looks like now: for each partition its earliest offset and the one after its last."""
+    """What a topic looks like now: for each partition its earliest offset and the one after its last.
+
+    ``identities`` are as those of ``TopicReader.identities``.
+    """
 
     name: str
     offsets: Mapping[int, tuple[int, int]]
     settings: Mapping[str, str] = field(default_factory=dict)
+    identities: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def partitions(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from streamiter.errors import DecodeError
 from streamiter.operators.context import Context
@@ -24,8 +25,16 @@ from streamiter.topics.topic import (
 __all__ = ["DecodeValues", "TopicSource"]
 
 
+_IDENTITIES: Final = "identities"
+"""Among the positions, whose other keys are partitions: to which topic the offsets belong, by partition."""
+
+
 class TopicSource(Source):
-    """One subtask's share of a topic's partitions, as :class:`TopicBatch` es; positions are offsets."""
+    """One subtask's share of a topic's partitions, as :class:`TopicBatch` es.
+
+    Positions are the offsets by partition and, under ``"identities"``, the identities of the partitions as far as
+    they are known.
+    """
 
     def __init__(self, topic: Topic, start: StartPosition = "earliest", stop: StopPosition = None) -> None:
         self._topic = topic
@@ -33,15 +42,19 @@ class TopicSource(Source):
         self._start = start
         self._stop = stop
         self._reader: TopicReader | None = None
+        self._told: Mapping[int, str] = {}
+        """The identities that the positions have."""
 
     async def open(self, context: Context, positions: Positions | None) -> None:
+        self._told = {} if positions is None else positions.get(_IDENTITIES, {})
         self._reader = await self._topic.open_reader(
             ReadRequest(
                 subtask=context.subtask_index,
                 subtasks=context.parallelism,
                 start=self._start,
                 stop=self._stop,
-                positions=positions,
+                positions=None if positions is None else _offsets(positions),
+                identities=self._told,
                 clock=context.clock,
             )
         )
@@ -52,15 +65,20 @@ class TopicSource(Source):
         if batch is None:
             return None
         partition, following = batch.partition, batch.next_offset
+        identities, changed = self._reader.identities(), {}
+        if identities.get(partition) != self._told.get(partition):
+            changed[_IDENTITIES] = self._told = {**self._told, **identities}
         return SourceBatch(
             batch,
-            {partition: following},
+            {partition: following, **changed},
             BatchOrigin(self._url, partition, batch.first_offset, following - 1),
-            positions_after=lambda records: {partition: batch.offsets[records - 1] + 1},
+            positions_after=lambda records: {partition: batch.offsets[records - 1] + 1, **changed},
         )
 
     def positions(self) -> Positions:
-        return {} if self._reader is None else dict(self._reader.positions())
+        if self._reader is None:
+            return {}
+        return _positions_of(self._reader.positions(), self._reader.identities())
 
     def is_idle(self) -> bool:
         return self._reader is not None and not self._reader.positions()
@@ -69,27 +87,37 @@ class TopicSource(Source):
         return {} if self._reader is None else self._reader.lag()
 
     async def report_positions(self, group: str, positions: Positions) -> None:
-        await self._topic.report_positions(group, positions)
+        await self._topic.report_positions(group, _offsets(positions))
 
     @staticmethod
     def redistribute(positions: Sequence[Positions], parallelism: int) -> list[Positions]:
         """Partition p belongs to subtask p mod n; it goes on from where whoever read it before has come to."""
-        read: Positions = {}
+        read: dict[int, int] = {}
+        identities: dict[int, str] = {}
         for of_subtask in positions:
-            for partition, offset in of_subtask.items():
+            identities |= of_subtask.get(_IDENTITIES, {})
+            for partition, offset in _offsets(of_subtask).items():
                 read[partition] = max(offset, read.get(partition, offset))
         return [
-            {
-                partition: offset
-                for partition, offset in sorted(read.items())
-                if partition % parallelism == subtask
-            }
+            _positions_of(
+                {number: read[number] for number in sorted(read) if number % parallelism == subtask},
+                identities,
+            )
             for subtask in range(parallelism)
         ]
 
     async def close(self) -> None:
         if self._reader is not None:
             await self._reader.close()
+
+
+def _offsets(positions: Positions) -> dict[int, int]:
+    return {partition: offset for partition, offset in positions.items() if partition != _IDENTITIES}
+
+
+def _positions_of(offsets: Mapping[int, int], identities: Mapping[int, str]) -> Positions:
+    known = {partition: identities[partition] for partition in offsets if partition in identities}
+    return {**offsets, **({_IDENTITIES: known} if known else {})}
 
 
 class DecodeValues(Operator):

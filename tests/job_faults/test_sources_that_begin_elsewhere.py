@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from job_faults.held_store import HeldStore
 from job_faults.service import Serve, checkpoints_in, one_line
 from job_faults.sums import Topics, check_committed, sums_flow, until_committed, write
 
-from streamiter import Checkpoints
+from streamiter import Checkpoints, Flow
 from streamiter.errors import JobFailed, OffsetOutOfRange
-from streamiter.topics import MemoryBroker, topic
+from streamiter.operators import Operator, Output
+from streamiter.topics import MemoryBroker, Topic, TopicReader, topic
+from streamiter.topics.memory.reader import MemoryReader
 
 
 @pytest.fixture
@@ -75,6 +78,121 @@ async def test_an_offset_that_is_not_there_names_the_choices(
     assert isinstance(error.__cause__, OffsetOutOfRange)
     for choice in ("changed_steps=['numbers'] lets this source begin", "restore=None", "restore=<number>"):
         assert choice in one_line(error)
+
+
+@pytest.mark.parametrize("kept_in", ["memory", "sqlite", "another file"])
+async def test_a_topic_that_was_deleted_and_has_more_records_now_is_noticed(
+    kept_in: str, serve: Serve, tmp_path: Path
+) -> None:
+    """The job went on at its old offset: the 30 records before it were never counted, and nobody knew."""
+    broker = MemoryBroker()
+    file = tmp_path / "kept" / "numbers.db"
+    file.parent.mkdir()
+    topics = Topics.same(
+        broker.topic("numbers") if kept_in == "memory" else topic(f"sqlite:///{file}?topic=numbers"),
+        broker.topic("sums"),
+    )
+    await topics.create()
+    await counted(serve, topics, tmp_path, 0, 30)
+    if kept_in == "another file":
+        shutil.rmtree(file.parent)
+        file.parent.mkdir()
+    else:
+        await topics.numbers.delete()
+    await topics.numbers.create()
+    await write(topics.numbers, 30, 90)
+    error = await serve(sums_flow("sums", topics), checkpoints_in(tmp_path)).failed()
+    assert isinstance(error.__cause__, OffsetOutOfRange)
+    for said in (
+        "step 'numbers'",
+        "topic 'numbers', partition 0: offset 30 belongs to a topic of this name that was deleted",
+        "created again, with other records, and has the offsets 0 to 60",
+        "changed_steps=['numbers'] lets this source begin",
+        "restore=None",
+    ):
+        assert said in one_line(error)
+    service = serve(sums_flow("sums", topics), checkpoints_in(tmp_path), changed_steps=["numbers"])
+    await until_committed(topics.sums, 90)
+    await service.suspended()
+    await check_committed(topics.sums, 90)
+    await counted(serve, topics, tmp_path, 90, 120)
+
+
+async def test_a_file_that_was_replaced_by_a_longer_one_is_noticed(serve: Serve, tmp_path: Path) -> None:
+    """Of a log that was rotated, as many lines were skipped as had been read of the old one."""
+    log = tmp_path / "log.jsonl"
+
+    def count() -> Flow:
+        flow = Flow("count")
+        lines = flow.source(topic(f"file:{log}?chunk_bytes=16"), name="lines")
+        lines.process(_Slow, name="slow").collect(name="lines seen")
+        return flow
+
+    async def interrupted(beyond: int) -> None:
+        service = serve(count(), checkpoints_in(tmp_path / "kept"))
+        await service.until(lambda: service.taken > 0 and service.records_in("slow") > beyond)
+        await service.suspended()
+
+    log.write_text("".join(f"{number}\n" for number in range(100_000)))
+    await interrupted(20)
+    with log.open("a") as appended:
+        appended.write("100000\n")
+    await interrupted(10)
+    log.write_text("".join(f"{number}\n" for number in range(200_000, 320_000)))
+    error = await serve(count(), checkpoints_in(tmp_path / "kept")).failed()
+    assert isinstance(error.__cause__, OffsetOutOfRange)
+    assert "step 'lines'" in one_line(error)
+    assert "log.jsonl', partition 0: offset" in one_line(error)
+    assert "belongs to a file that began with other lines: this one was replaced" in one_line(error)
+    assert "changed_steps=['lines']" in one_line(error)
+
+
+class _Slow(Operator):
+    """So that a run can be interrupted within the file."""
+
+    async def process(self, record: int, out: Output) -> None:
+        await asyncio.sleep(0)
+        out.emit(record)
+
+
+async def test_snapshots_of_before_topics_had_identities_are_still_good(
+    serve: Serve, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade must not cost the state of months; from the first checkpoint on, the identity is known."""
+    with monkeypatch.context() as before:
+        before.setattr(MemoryReader, "identities", TopicReader.identities)
+        await counted(serve, topics, tmp_path, 0, 30)
+    await counted(serve, topics, tmp_path, 30, 60)
+    await check_committed(topics.sums, 60)
+    await topics.numbers.delete()
+    await topics.numbers.create()
+    await write(topics.numbers, 60, 160)
+    error = await serve(sums_flow("sums", topics), checkpoints_in(tmp_path)).failed()
+    assert "offset 60 belongs to a topic of this name that was deleted" in one_line(error)
+
+
+async def test_identities_follow_their_partitions_to_other_subtasks(serve: Serve, tmp_path: Path) -> None:
+    """With another parallelism the offsets were shared out anew, and what they belong to was lost on the way."""
+    broker = MemoryBroker()
+    numbers = broker.topic("numbers")
+    await numbers.create(partitions=3)
+    for parallelism in (2, 3, 1, 2):
+        service = serve(_copies(numbers, parallelism), checkpoints_in(tmp_path))
+        await service.until(lambda service=service: service.taken > 0)
+        await service.suspended()
+    await numbers.delete()
+    await numbers.create(partitions=3)
+    error = await serve(_copies(numbers, 3), checkpoints_in(tmp_path)).failed()
+    assert isinstance(error.__cause__, OffsetOutOfRange)
+    assert "belongs to a topic of this name that was deleted" in one_line(error)
+
+
+def _copies(numbers: Topic, parallelism: int) -> Flow:
+    flow = Flow("copies")
+    flow.source(numbers, name="numbers", parallelism=parallelism).map(lambda number: number).collect(
+        name="numbers seen"
+    )
+    return flow
 
 
 async def test_what_is_left_behind_once_is_not_left_behind_by_a_restart(

@@ -10,14 +10,16 @@ from topics.topic_case import (
     PATIENCE_S,
     ManualClock,
     TopicCase,
+    numbered,
     patiently,
+    read_count,
     read_to_end,
     values_of,
     write,
     write_and_commit,
 )
 
-from streamiter.errors import ConfigurationError, TopicError, TopicNotFound
+from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicError, TopicNotFound
 from streamiter.topics import OutgoingBatch, ReadRequest, connector_for
 
 
@@ -58,6 +60,27 @@ class LifecycleContract:
                 clock.advance(30.0)
                 await asyncio.wait({reading}, timeout=0.02)  # the server works in real time
         with pytest.raises(TopicNotFound, match=topic.name):
+            reading.result()
+        await patiently(reader.close())
+
+    async def test_a_reader_never_goes_on_with_the_records_of_a_topic_created_again(
+        self, case: TopicCase
+    ) -> None:
+        """The topic was gone for half a second, in which its reader had not asked for anything."""
+        topic = await case.make_topic()
+        await write(topic, numbered(range(5)))
+        clock = ManualClock()
+        reader = await topic.open_reader(ReadRequest(clock=clock))
+        await read_count(reader, 5)
+        await topic.delete()
+        await case.make_topic()
+        await write(topic, numbered(range(100, 110)))
+        reading = asyncio.ensure_future(reader.read())
+        async with asyncio.timeout(PATIENCE_S):
+            while not reading.done():
+                clock.advance(30.0)
+                await asyncio.wait({reading}, timeout=0.02)  # the server works in real time
+        with pytest.raises((TopicNotFound, OffsetOutOfRange), match=f"{topic.name}.*(again|was deleted)"):
             reading.result()
         await patiently(reader.close())
 

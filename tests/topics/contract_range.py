@@ -91,6 +91,52 @@ class RangeContract:
         assert numbers_of(kept)[-1] == 99
         assert kept[0].offset == earliest
 
+    async def test_offsets_of_a_topic_that_was_deleted_are_refused_by_one_of_its_name(
+        self, case: TopicCase
+    ) -> None:
+        """The new topic had more records than had been read of the old one: a job skipped 1,035 of them."""
+        topic = await case.make_topic(partitions=2)
+        await write(topic, OutgoingBatch(numbered(range(5)), partition=1))
+        reader = await topic.open_reader(ReadRequest())
+        await read_count(reader, 5)
+        positions, identities = dict(reader.positions()), dict(reader.identities())
+        await reader.close()
+        assert sorted(identities) == [0, 1]
+        assert (await topic.describe()).identities == identities
+        await topic.delete()
+        await case.make_topic(partitions=2)
+        await write(topic, OutgoingBatch(numbered(range(100, 110)), partition=1))
+        for place in ({"positions": {1: positions[1]}}, {"start": {1: positions[1]}}):
+            with pytest.raises(OffsetOutOfRange, match=r"partition 1: offset 5 .*again.* 0 to 10") as caught:
+                await self._open_and_read(topic, ReadRequest(**place, identities=identities, stop="latest"))
+            assert topic.name in str(caught.value)
+        # Snapshots of before there were identities, and starts that name no offset.
+        request = ReadRequest(positions={1: 5}, stop={1: 10})
+        assert numbers_of(await read_to_end(topic, request)) == list(range(105, 110))
+        request = ReadRequest(start="earliest", identities=identities, stop="latest")
+        assert numbers_of(await read_to_end(topic, request)) == list(range(100, 110))
+
+    async def test_offsets_stay_good_through_all_but_a_deletion(self, case: TopicCase) -> None:
+        """A job that refuses to go on after a partition was added is as useless as one that reads other records."""
+        settings = case.retention_settings
+        topic = await case.make_topic(settings=settings)
+        await write(topic, numbered(range(5)))
+        identities = (await topic.describe()).identities
+        reader = await topic.open_reader(ReadRequest())
+        await read_count(reader, 5)
+        for start in range(5, 55, 10):
+            await write(topic, numbered(range(start, start + 10)))
+            await read_count(reader, 10)
+        await topic.create(partitions=3)
+        positions = reader.positions()
+        assert dict(reader.identities()).items() >= identities.items()
+        await reader.close()
+        described = (await case.topic().describe()).identities
+        assert described.items() >= identities.items()
+        assert sorted(described) == [0, 1, 2]
+        request = ReadRequest(positions=positions, identities=identities, stop="latest")
+        assert await read_to_end(topic, request) == []
+
     async def _open_and_read(self, topic: Topic, request: ReadRequest) -> None:
         reader = await patiently(topic.open_reader(request))
         try:

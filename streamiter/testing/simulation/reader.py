@@ -49,6 +49,9 @@ class SimulatedReader(TopicReader):
             positions[self._rest.partition] = self._rest.offsets[0]
         return positions
 
+    def identities(self) -> Mapping[int, str]:
+        return self._stored.identities()
+
     def lag(self) -> Mapping[int, int]:
         lag = dict(self._stored.lag())
         if self._rest is not None:

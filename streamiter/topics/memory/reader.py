@@ -8,6 +8,7 @@ from streamiter.errors import OffsetOutOfRange, TopicError, TopicNotFound
 from streamiter.topics.memory.partition_log import joined
 from streamiter.topics.memory.store import MemoryStore
 from streamiter.topics.positions import (
+    check_identities,
     check_named_partitions,
     first_position,
     out_of_range_message,
@@ -29,6 +30,8 @@ class MemoryReader(TopicReader):
         with store.lock:
             self._log = store.log(name)
             check_named_partitions(request, len(self._log.partitions), topic=name)
+            ends = {number: partition.ends for number, partition in enumerate(self._log.partitions)}
+            check_identities(request, self._log.identities, ends, topic=name)
             # The order of the partitions here is the order of their turns: who was served goes to the end.
             self._positions = {
                 number: first_position(request, number, partition.ends, partition.offset_at, topic=name)
@@ -55,6 +58,10 @@ class MemoryReader(TopicReader):
     def positions(self) -> Mapping[int, int]:
         with self._store.lock:
             return {number: self._positions[number] for number in sorted(self._positions)}
+
+    def identities(self) -> Mapping[int, str]:
+        with self._store.lock:
+            return self._log.identities
 
     def lag(self) -> Mapping[int, int]:
         with self._store.lock:

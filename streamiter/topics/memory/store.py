@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final, Protocol
 
@@ -30,6 +31,7 @@ class MemoryStore:
         # One lock for everything: each call under it is short, and a commit is seen in all topics at once.
         self.lock = threading.Lock()
         self._logs: dict[str, TopicLog] = {}
+        self._creations: Counter[str] = Counter()
         self._owners: dict[str, Fenceable] = {}
 
     @property
@@ -60,7 +62,8 @@ class MemoryStore:
         checked = _checked_settings(name, settings)
         with self.lock:
             if name not in self._logs:
-                self._logs[name] = TopicLog(name, checked)
+                self._creations[name] += 1
+                self._logs[name] = TopicLog(name, checked, self._creations[name])
             self._logs[name].add_partitions(partitions)
 
     def delete(self, name: str) -> None:

@@ -68,7 +68,7 @@ class MemoryTopic(Topic):
                 number: (partition.start_offset, partition.end_offset)
                 for number, partition in enumerate(log.partitions)
             }
-            return TopicDescription(self._name, offsets, dict(log.settings))
+            return TopicDescription(self._name, offsets, dict(log.settings), log.identities)
 
     async def size_limit(self) -> SizeLimit | None:
         settings = (await self.describe()).settings
