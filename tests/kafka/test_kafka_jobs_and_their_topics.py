@@ -23,7 +23,7 @@ from support.kafka_retention import delete_records
 from topics.topic_case import PATIENCE_S, read_to_end
 
 from streamiter.errors import JobFailed, OffsetOutOfRange, StreamiterError, TopicNotFound
-from streamiter.topics import Topic
+from streamiter.topics import Topic, topic
 
 MakeTopic = Callable[..., Topic]
 RunAgain = Callable[..., Service]
@@ -76,11 +76,20 @@ async def test_an_output_that_is_deleted_ends_the_job_and_once_it_is_there_again
     assert len(outputs) > 0
 
 
+@pytest.mark.parametrize("records_then", [0, 1035])
 @pytest.mark.parametrize("created_at_once", [False, True])
 async def test_an_input_that_is_deleted_ends_the_job_and_the_next_one_asks_what_to_do(
-    topics: Topics, run: RunAgain, created_at_once: bool, caplog: pytest.LogCaptureFixture
+    topics: Topics,
+    run: RunAgain,
+    created_at_once: bool,
+    records_then: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It was created anew, and the job began to count other records from the middle, or all sums anew."""
+    said = (
+        "partition 0: offset 30 belongs to a topic of this name that was deleted; the topic was created again, with \
+other records, and has the offsets 0 to"
+    )
     with nothing_unheard(caplog):
         service = run()
         await write(topics.numbers, 0, 30)
@@ -88,22 +97,59 @@ async def test_an_input_that_is_deleted_ends_the_job_and_the_next_one_asks_what_
         await topics.numbers.delete()
         if created_at_once:
             await topics.numbers.create()
-            check_cause(
-                await service.failed(), OffsetOutOfRange, "offset 30 is not there yet; expected 0 to 0"
-            )
+            check_cause(await service.failed(), OffsetOutOfRange, said)
         else:
             check_cause(await service.failed(), TopicNotFound, f"no topic {topics.numbers.name!r}")
             check_cause(await run().failed(), TopicNotFound, f"no topic {topics.numbers.name!r}")
             await topics.numbers.create()
         choices = "changed_steps=['numbers'] lets this source begin where its start= says", "restore=None"
-        check_cause(
-            await run().failed(), OffsetOutOfRange, "partition 0: offset 30 is not there yet", *choices
-        )
+        end = 30 + records_then
+        await write(topics.numbers, 30, end)
+        check_cause(await run().failed(), OffsetOutOfRange, f"{said} {records_then}", *choices)
         service = run(changed_steps=["numbers"])
-        await write(topics.numbers, 30, 60)
-        await until_committed(topics.sums, 60)
+        await write(topics.numbers, end, end + 30)
+        await until_committed(topics.sums, end + 30)
         await service.suspended()
-    await check_committed(topics.sums, 60)
+    await check_committed(topics.sums, end + 30)
+
+
+async def test_a_job_goes_on_with_its_topics_after_a_restart_of_the_broker_and_an_added_partition(
+    kafka_broker_factory: Any, serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A topic that was never deleted must never be taken for another one."""
+    broker = kafka_broker_factory()
+    made = Topics.same(
+        *(
+            topic(f"kafka://{broker.bootstrap}/{name}", give_up_after_s=PATIENCE_S)
+            for name in ("numbers", "sums")
+        )
+    )
+    await made.create()
+
+    def again() -> Service:
+        return serve(sums_flow("sums", made), checkpoints_in(tmp_path))
+
+    with nothing_unheard(caplog):
+        service = again()
+        await write(made.numbers, 0, 30)
+        await until_committed(made.sums, 30)
+        broker.kill()
+        broker.start()
+        await write(made.numbers, 30, 60)
+        await until_committed(made.sums, 60)
+        await made.numbers.create(partitions=2)
+        await service.works()
+        await service.suspended()
+        broker.stop()
+        broker.start()
+        service = again()
+        await write(made.numbers, 60, 90)
+        await service.until(lambda: bool(service.jobs) and service.records_in("sum") >= 30)
+        await service.suspended()
+        service = again()
+        await service.works()
+        await service.suspended()
+    assert len(await read_to_end(made.sums)) == 90
 
 
 @pytest.mark.parametrize("choice", [{"changed_steps": ["numbers"]}, {"restore": None}])

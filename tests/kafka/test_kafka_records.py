@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from support.kafka_retention import delete_records
+from support.waiting import until
 from topics.topic_case import (
     PATIENCE_S,
+    ManualClock,
     by_partition,
     numbered,
     numbers_of,
@@ -24,6 +26,7 @@ from topics.topic_case import (
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, RecordTooLarge, TopicError
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader
 from streamiter_kafka import cluster
+from streamiter_kafka.newer_requests import TopicMetadataRequest
 
 MakeTopic = Callable[..., Topic]
 
@@ -272,13 +275,7 @@ async def test_records_that_fall_out_of_retention_before_they_are_fetched_are_an
     """A slow reader is overtaken by the retention: the records that are gone must not just be missing."""
     topic = kafka_topic(fetch_max_bytes=1000)
     await topic.create()
-    writer = await topic.open_writer()
-    for start in range(0, 100, 10):
-        await writer.write(
-            OutgoingBatch([b"%d" % number + b" " * 200 for number in range(start, start + 10)])
-        )
-        await writer.flush()
-    await writer.close()
+    await write_in_blocks(topic, range(100))
     reader = await topic.open_reader(ReadRequest())
     first = await read_count(reader, 10)
     assert numbers_of(first) == list(range(10))
@@ -290,9 +287,58 @@ async def test_records_that_fall_out_of_retention_before_they_are_fetched_are_an
     await reader.close()
 
 
-async def read_for_ever(reader: TopicReader) -> None:
+async def write_in_blocks(topic: Topic, numbers: range) -> None:
+    """Ten records in each, too large for a second one in an answer of a kilobyte."""
+    writer = await topic.open_writer()
+    for start in range(0, len(numbers), 10):
+        await writer.write(
+            OutgoingBatch([b"%d" % number + b" " * 200 for number in numbers[start : start + 10]])
+        )
+        await writer.flush()
+    await writer.close()
+
+
+async def read_for_ever(reader: TopicReader, into: list[int] | None = None) -> None:
     while True:
-        assert await patiently(reader.read()) is not None
+        batch = await patiently(reader.read())
+        assert batch is not None
+        if into is not None:
+            into += numbers_of(batch.records())
+
+
+@pytest.mark.parametrize("broker_of", ["now", "before ids"])
+async def test_a_slow_reader_gets_no_record_of_a_topic_created_again(
+    kafka_topic: MakeTopic, broker_of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asked for nothing while the topic was gone, and took 100 records of the new one for those of the old.
+
+    Brokers before 2.8 have no ids of topics. There the time of the first record tells, when the reader looks for new
+    partitions or the broker complains; a client without the requests of newer brokers is the same to a broker.
+    """
+    if broker_of == "before ids":
+        monkeypatch.setattr(TopicMetadataRequest, "_CLASSES", ())
+    topic = kafka_topic(fetch_max_bytes=1000)
+    await topic.create()
+    await write_in_blocks(topic, range(100))
+    clock = ManualClock()
+    reader = await topic.open_reader(ReadRequest(clock=clock))
+    first = await read_count(reader, 10)
+    identities = reader.identities()
+    await topic.delete()
+    await topic.create()
+    await write_in_blocks(topic, range(1000, 1200))
+    if broker_of == "before ids":
+        clock.advance(30.0)
+        await until(lambda: not any(task.get_name().endswith(": refresh") for task in asyncio.all_tasks()))
+    given = numbers_of(first)
+    with pytest.raises(OffsetOutOfRange, match=r"created again, with other records, .* the offsets 0 to 200"):
+        await read_for_ever(reader, given)
+    assert given == list(range(len(given)))
+    await reader.close()
+    with pytest.raises(
+        OffsetOutOfRange, match=r"partition 0: offset 10 belongs to .* has the offsets 0 to 200"
+    ):
+        await patiently(topic.open_reader(ReadRequest(positions={0: 10}, identities=identities)))
 
 
 async def test_positions_of_partitions_that_are_not_there_are_refused(kafka_topic: MakeTopic) -> None:
