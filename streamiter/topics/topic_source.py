@@ -65,9 +65,10 @@ class TopicSource(Source):
         if batch is None:
             return None
         partition, following = batch.partition, batch.next_offset
-        identities, changed = self._reader.identities(), {}
+        identities = self._reader.identities()
+        changed: Positions = {}
         if identities.get(partition) != self._told.get(partition):
-            changed[_IDENTITIES] = self._told = {**self._told, **identities}
+            changed[_IDENTITIES] = self._told = _in_order({**self._told, **identities})
         return SourceBatch(
             batch,
             {partition: following, **changed},
@@ -116,8 +117,13 @@ def _offsets(positions: Positions) -> dict[int, int]:
 
 
 def _positions_of(offsets: Mapping[int, int], identities: Mapping[int, str]) -> Positions:
-    known = {partition: identities[partition] for partition in offsets if partition in identities}
+    known = _in_order({partition: identities[partition] for partition in offsets if partition in identities})
     return {**offsets, **({_IDENTITIES: known} if known else {})}
+
+
+def _in_order(identities: Mapping[int, str]) -> dict[int, str]:
+    """The same state is the same bytes, whatever the order in which partitions had their turns."""
+    return dict(sorted(identities.items()))
 
 
 class DecodeValues(Operator):

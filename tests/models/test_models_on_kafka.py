@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from models.model_case import PATIENCE_S, encoder, selected, update_of, write
+from support.waiting import until
 
 from streamiter.clock import SystemClock
-from streamiter.errors import TopicNotFound
+from streamiter.errors import ModelError, OffsetOutOfRange, TopicNotFound
 from streamiter.models import (
     ModelUpdateEncoder,
     ServedModel,
@@ -45,6 +46,24 @@ async def test_a_model_above_the_limits_of_broker_and_client_arrives_whole(model
     assert last.rank == (1, 2)
     assert np.array_equal(last.parameters["weights"], weights)  # type: ignore[call-overload]
     assert await next_generation(models, "ctr") == 2
+
+
+async def test_followers_of_a_topic_that_was_created_again_are_told_so(models: Topic) -> None:
+    """Training began anew in a new topic; the service answered on with the model of the old one for weeks."""
+    await models.create()
+    await write(models, update_of((5, 1)), update_of((5, 2)))
+    async with ServedModel(models, "ctr") as served, model_updates(models, "ctr") as updates:
+        await served.ready()
+        assert (await anext(updates)).rank == (5, 1)
+        assert (await anext(updates)).rank == (5, 2)
+        await models.delete()
+        await models.create()
+        await write(models, *(update_of((1, version)) for version in range(1, 6)))
+        with pytest.raises(OffsetOutOfRange, match=r"offset 2 belongs to .* created again"):
+            await asyncio.wait_for(anext(updates), PATIENCE_S)
+        await until(lambda: "created again, so" in (served.statistics().last_error or ""))
+        with pytest.raises(ModelError, match="not followed any more"):
+            served.check()
 
 
 async def test_a_smaller_limit_of_the_topic_is_kept(models: Topic) -> None:

@@ -221,6 +221,29 @@ async def test_a_deleted_topic_is_told_by_check_and_at_the_end_while_the_last_mo
     assert isinstance(caught.value.__cause__, TopicNotFound)
 
 
+async def test_a_topic_that_was_created_again_during_an_outage_is_told_by_check(
+    make_topic: MakeTopic,
+) -> None:
+    """Its updates began with generation 1 again, were all older than the one in service, and were passed over."""
+    clock = ManualClock()
+    made = await make_topic()
+    await write(made, update_of((5, 1)))
+    flaky = FlakyTopic(made)
+    async with ServedModel(flaky, "ctr", clock=clock) as served:  # type: ignore[arg-type]
+        await served.ready()
+        flaky.switch_off()
+        await until(lambda: not served.statistics().is_following)
+        await made.delete()
+        await make_topic()
+        await write(made, update_of((1, 2)))
+        flaky.switch_on()
+        clock.advance(1.0)
+        await until(lambda: not clock.timers and "created again" in (served.statistics().last_error or ""))
+        assert served.predict([2.0]).generation == 5
+        with pytest.raises(ModelError, match=r"not followed any more.*was deleted and created again"):
+            served.check()
+
+
 async def test_an_error_that_check_has_told_is_not_raised_again_at_the_end() -> None:
     """Whoever has handled it must be able to shut down in peace."""
     topic = await memory_topic()
@@ -296,6 +319,9 @@ class _FlakyReader(TopicReader):
     def positions(self) -> Any:
         return self._reader.positions()
 
+    def identities(self) -> Any:
+        return self._reader.identities()
+
     def lag(self) -> Any:
         return self._reader.lag()
 
@@ -334,16 +360,15 @@ async def test_an_outage_is_told_and_followed_by_the_newest_model() -> None:
 async def test_an_outage_never_takes_a_model_back() -> None:
     """After a reconnection the end of the topic was a superseded writer's: the model went back a day."""
     clock = ManualClock()
-    topic = await memory_topic()
+    topic = MemoryBroker().topic("models")
+    await topic.create(settings={"retention_records": "2"})
     flaky = FlakyTopic(topic)
     await write(topic, update_of((2, 1)))
     async with ServedModel(flaky, "ctr", clock=clock) as served:  # type: ignore[arg-type]
         await served.ready()
         flaky.switch_off()
         await until(lambda: clock.timers == 1)
-        await topic.delete()
-        await topic.create()
-        await write(topic, update_of((1, 500)))
+        await write(topic, update_of((1, 499)), update_of((1, 500)))  # nothing else is left
         flaky.switch_on()
         clock.advance(1)
         await until(lambda: served.statistics().is_following)
