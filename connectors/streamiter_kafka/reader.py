@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from streamiter.errors import InternalError, OffsetOutOfRange, StreamiterError, TopicError
 from streamiter.topics.positions import (
@@ -125,7 +125,7 @@ class KafkaReader(TopicReader):
         self._partitions = {partition.number: partition for partition in partitions}
         self._partition_count = partition_count
         if self._request.stop is None:
-            self._run("refresh", self._look_for_partitions())
+            self._run("refresh", self._look_for_partitions)
         self._fetch_from_leaders()
 
     async def read(self) -> KafkaBatch | None:
@@ -185,7 +185,7 @@ class KafkaReader(TopicReader):
         for node in sorted({self._leader(partition) for partition in self._partitions.values()}):
             name = f"fetch from broker {node}"
             if name not in self._tasks or self._tasks[name].done():
-                self._run(name, self._fetch_while_leading(node))
+                self._run(name, partial(self._fetch_while_leading, node))
 
     def _leader(self, partition: ReadPartition) -> int:
         return self._cluster.leaders(self._topic).get(partition.number, NO_LEADER)
@@ -291,13 +291,14 @@ class KafkaReader(TopicReader):
 
     # -- Tasks
 
-    def _run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        # Not a coroutine, which would never be awaited where the reader is closed before its tasks have begun.
         self._tasks[name] = asyncio.create_task(self._guarded(work), name=f"{self._subject}: {name}")
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         """Whatever ends a task reaches the reader."""
         try:
-            await work
+            await work()
         except StreamiterError as error:
             self._fail(error)
         except Exception as error:  # our own mistake must not become a silent stall

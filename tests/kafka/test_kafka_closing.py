@@ -76,3 +76,19 @@ async def test_closing_that_is_cancelled_leaves_no_connection_open(
     await writer.close()
     for turns in range(1, 6):
         assert await unclosed_after(turns, opened, topic, times=times) == [], f"cancelled after {turns} turns"
+
+
+async def test_a_reader_that_is_closed_as_soon_as_it_is_open_leaves_nothing_behind(
+    kafka_topic: Callable[..., Topic],
+) -> None:
+    """Whoever refused what it had opened was warned of coroutines that were never awaited."""
+    topic = kafka_topic()
+    await topic.create()
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reader = await topic.open_reader(ReadRequest())
+        await reader.close()
+        del reader
+        gc.collect()
+    assert [str(each.message) for each in caught] == []
