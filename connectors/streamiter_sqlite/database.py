@@ -38,8 +38,9 @@ class Database:
     A call whose waiter is cancelled still runs to its end; only its result is lost.
     """
 
-    def __init__(self, path: Path, options: SqliteOptions) -> None:
+    def __init__(self, path: Path, options: SqliteOptions, topic: str | None) -> None:
         self._path = path
+        self._topic = topic
         self._options = options
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sqlite {path.name}")
         self._connection: sqlite3.Connection | None = None
@@ -47,11 +48,16 @@ class Database:
         self._is_closed = False
 
     @classmethod
-    async def open(cls, path: Path, options: SqliteOptions, *, create: bool = False) -> Database:
-        """Connect; errors as in `schema.connect`, those of SQLite as ``TopicError``."""
-        database = cls(path, options)
+    async def open(
+        cls, path: Path, options: SqliteOptions, *, topic: str | None = None, create: bool = False
+    ) -> Database:
+        """Connect; errors as in `schema.connect`, those of SQLite as ``TopicError``. They name ``topic``."""
+        database = cls(path, options, topic)
         try:
             await database._in_thread(functools.partial(database._connect, create=create))
+        except TopicNotFound as error:
+            await database.close()
+            raise TopicNotFound(str(error) if topic is None else f"no topic {topic!r}: {error}") from None
         except BaseException:
             await database.close()
             raise
@@ -77,9 +83,8 @@ class Database:
         self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
         if _file_id(self._path) != self._file_id:
-            raise TopicNotFound(
-                f"{self._path}: the file was deleted, or replaced by another one, while it was open"
-            )
+            subject = f"{self._path}" if self._topic is None else f"topic {self._topic!r}: {self._path}"
+            raise TopicNotFound(f"{subject}: the file was deleted, or replaced by another, while it was open")
         return function(*args, **kwargs)
 
     async def close(self) -> None:
@@ -96,7 +101,7 @@ class Database:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
         except (sqlite3.Error, DamagedFile, UnicodeDecodeError) as error:
-            raise translated(error, self._path) from error
+            raise translated(error, self._path, self._topic) from error
 
     def _connect(self, *, create: bool) -> None:
         self._connection = connect(

@@ -26,15 +26,24 @@ def checked_numbers(row: Sequence[object], table: str) -> Sequence[int]:
     return row  # type: ignore[return-value]
 
 
-def translated(error: sqlite3.Error | DamagedFile | UnicodeDecodeError, path: Path) -> TopicError:
-    """The topic error that ``error`` stands for.
+def translated(
+    error: sqlite3.Error | DamagedFile | UnicodeDecodeError, path: Path, topic: str | None = None
+) -> TopicError:
+    """The topic error that ``error`` stands for; it names the topic, where one is given.
 
     >>> error = sqlite3.OperationalError("database or disk is full")
     >>> error.sqlite_errorcode = sqlite3.SQLITE_FULL
     >>> type(translated(error, Path("clicks.db"))).__name__
     'StorageFull'
     """
-    if not isinstance(error, sqlite3.Error):
+    meant = _translated(error, path)
+    return meant if topic is None else type(meant)(f"topic {topic!r}: {meant}")
+
+
+def _translated(error: sqlite3.Error | DamagedFile | UnicodeDecodeError, path: Path) -> TopicError:
+    if not isinstance(
+        error, sqlite3.Error
+    ):  # SQLite's own message may have bytes of the file that are no text
         return _damaged(error, path)
     code = getattr(error, "sqlite_errorcode", None)
     if code is None and str(error).startswith(_NOT_TEXT):

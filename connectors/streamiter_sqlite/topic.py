@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar, Final
 
-from streamiter.errors import ConfigurationError, TopicNotFound
+from streamiter.errors import ConfigurationError
 from streamiter.topics.positions import check_request
 from streamiter.topics.topic import Decoder, ReadRequest, SizeLimit, Topic, TopicDescription
 from streamiter_sqlite.compaction import COMPACTION_SETTING
@@ -98,10 +98,7 @@ class SqliteTopic(Topic):
             await database.run(_delete, self._name)
 
     async def _connect(self, *, create: bool = False) -> Database:
-        try:
-            return await Database.open(self._path, self._options, create=create)
-        except TopicNotFound as error:
-            raise TopicNotFound(f"no topic {self._name!r}: {error}") from None
+        return await Database.open(self._path, self._options, topic=self._name, create=create)
 
     @contextlib.asynccontextmanager
     async def _connected(self, *, create: bool = False) -> AsyncIterator[Database]:
