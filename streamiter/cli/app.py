@@ -12,13 +12,14 @@ from streamiter.cli.checkpoints import checkpoints_app
 from streamiter.cli.demo import demo
 from streamiter.cli.draw import draw
 from streamiter.cli.examples import examples
-from streamiter.cli.failures import Commands
+from streamiter.cli.failures import INTERRUPTED, Commands
 from streamiter.cli.models import models_app
 from streamiter.cli.network import network_app
 from streamiter.cli.predict import predict
 from streamiter.cli.run import run
 from streamiter.cli.topics import topics_app
 from streamiter.cli.train import train
+from streamiter.runtime.running import Interruption
 
 __all__ = ["app", "run_app"]
 
@@ -101,16 +102,14 @@ def options(
     """Learning on streams: run flows, look into topics, follow models."""
 
 
-def _as_ctrl_c(*_: object) -> None:
-    """A service manager ends a command the way its user does: what is under way is stored, files are closed."""
-    signal.raise_signal(signal.SIGINT)
-
-
 def run_app() -> None:
     """Run the command that the arguments name, and exit."""
-    # Where Ctrl-C is ignored, as in the background of a script, SIGTERM keeps its own meaning.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGTERM, _as_ctrl_c)
+    # A service manager ends a command the way its user does: what is under way is stored, files are closed. A signal
+    # that is ignored stays so, as Ctrl-C is in the background of a script.
+    interruption = Interruption(INTERRUPTED)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interruption)
     arguments = sys.argv[1:]
     if "--debug" in arguments:
         arguments = ["--debug", *(argument for argument in arguments if argument != "--debug")]

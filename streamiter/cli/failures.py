@@ -23,7 +23,7 @@ INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
-    """The commands of the program. Exit code 1: an error; 2: wrong arguments; 130: Ctrl-C."""
+    """The commands of the program. Exit code 1: an error; 2: wrong arguments; 130: Ctrl-C or SIGTERM."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; its errors become a message, with ``--debug`` a traceback too."""

@@ -47,8 +47,10 @@ def produce(
         raise typer.BadParameter("expected --create with it", param_hint="'--partitions'")
     target = lasting_topic(url)
     producing = _Producing(target, key)
+    # Not in the event loop, which a signal could not cancel while a named pipe waits for its writer.
+    descriptor = open_lines(file)
     try:
-        run_in_own_loop(producing.run(file, (partitions or 1) if create else None))
+        run_in_own_loop(producing.run(descriptor, (partitions or 1) if create else None))
     finally:
         if producing.written:
             records = "record" if producing.written == 1 else "records"
@@ -64,9 +66,9 @@ class _Producing:
         self._lines = 0
         self.written = 0
 
-    async def run(self, file: str, create_with_partitions: int | None) -> None:
-        """Write all lines of the file."""
-        async with contextlib.aclosing(lines_of(open_lines(file))) as chunks:
+    async def run(self, descriptor: int, create_with_partitions: int | None) -> None:
+        """Write all lines that can be read there."""
+        async with contextlib.aclosing(lines_of(descriptor)) as chunks:
             if create_with_partitions is not None:
                 await self._target.create(partitions=create_with_partitions)
             writer = await self._target.open_writer()

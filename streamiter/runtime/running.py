@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal, TypeVar
@@ -15,7 +17,15 @@ from streamiter.errors import ConfigurationError, JobFailed, ProducerFenced, Tra
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.statistics import JobStatistics
 
-__all__ = ["OnInterrupt", "check_on_interrupt", "run_in_own_loop", "run_jobs", "stopping_on_signals"]
+__all__ = [
+    "Interruption",
+    "OnInterrupt",
+    "check_on_interrupt",
+    "run_in_own_loop",
+    "run_jobs",
+    "signal_handlers",
+    "stopping_on_signals",
+]
 
 _log = logging.getLogger("streamiter.job")
 
@@ -30,9 +40,64 @@ T = TypeVar("T")
 _OBJECTS_PER_COLLECTION: Final = 50_000
 
 
+class Interruption:
+    """The handler of Ctrl-C and SIGTERM in a program: the first signal ends the program in order, the next one at once.
+
+    The first one raises KeyboardInterrupt. In :func:`run_in_own_loop` it cancels the coroutine first, so that files are
+    closed and what is under way is stored, as ``asyncio.Runner`` does for Ctrl-C alone. The next one ends the process
+    with ``exit_code``, whatever holds it up: a server that does not answer, a thread that reads.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        self._exit_code = exit_code
+        self._is_ending = False
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+    def __call__(self, *_: object) -> None:
+        """Handle a signal; called by Python in the main thread."""
+        if self._is_ending:
+            os._exit(self._exit_code)
+        self._is_ending = True
+        if self._running is None:
+            raise KeyboardInterrupt
+        loop, task = self._running
+        loop.call_soon_threadsafe(task.cancel)
+
+    def run(self, runner: asyncio.Runner, main: Coroutine[Any, Any, T]) -> T:
+        """Run ``main`` with ``runner``. Raises KeyboardInterrupt where a signal has cancelled it."""
+        with contextlib.closing(self._cancellable(main)) as cancellable:
+            try:
+                return runner.run(cancellable)
+            except asyncio.CancelledError:
+                if self._is_ending:
+                    raise KeyboardInterrupt from None
+                raise
+
+    async def _cancellable(self, main: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        self._running = asyncio.get_running_loop(), task
+        try:
+            return await main
+        finally:
+            self._running = None
+
+
 def run_in_own_loop(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` to its end on uvloop (on asyncio's own loop where there is none, as on Windows)."""
-    with _rare_collections(), asyncio.Runner(loop_factory=_fast_event_loop) as runner:
+    """Run ``main`` to its end on uvloop (on asyncio's own loop where there is none, as on Windows).
+
+    Ctrl-C cancels it, and so does SIGTERM where its handler is an :class:`Interruption`; KeyboardInterrupt is raised
+    then.
+    """
+    # Closed where a signal comes before it has begun; Python would tell of a coroutine that was never awaited.
+    with (
+        contextlib.closing(main),
+        _rare_collections(),
+        asyncio.Runner(loop_factory=_fast_event_loop) as runner,
+    ):
+        handler = signal.getsignal(signal.SIGTERM)
+        if isinstance(handler, Interruption) and threading.current_thread() is threading.main_thread():
+            return handler.run(runner, main)
         return runner.run(main)
 
 
@@ -127,7 +192,8 @@ def _was_too_slow(error: BaseException | None) -> bool:
 def stopping_on_signals(job: Job, *, first: StopMode = "suspend") -> Iterator[Sequence[StopMode]]:
     """While the job runs, SIGTERM and Ctrl-C suspend it, or stop it as ``first`` says; a second signal aborts it.
 
-    Gives the list of what signals have asked for, which grows.
+    Gives the list of what signals have asked for, which grows. A third signal raises KeyboardInterrupt where the
+    program is: a step that does not give the event loop back keeps the job from being stopped.
     """
     loop = asyncio.get_running_loop()
     modes: list[StopMode] = []
@@ -137,19 +203,42 @@ def stopping_on_signals(job: Job, *, first: StopMode = "suspend") -> Iterator[Se
         with contextlib.suppress(Exception):  # job.wait() raises it where it is handled.
             await job.stop(mode)
 
-    def on_signal() -> None:
-        modes.append("abort" if modes else first)
-        stopping.append(loop.create_task(stop(modes[-1])))
+    def start_stopping(mode: StopMode) -> None:
+        stopping.append(loop.create_task(stop(mode)))
 
-    handled: list[signal.Signals] = []
-    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # Not in the main thread.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal)
-            handled.append(number)
+    def on_signal(*_: object) -> None:
+        if len(modes) == 2:
+            raise KeyboardInterrupt
+        modes.append("abort" if modes else first)
+        loop.call_soon_threadsafe(start_stopping, modes[-1])
+
+    with signal_handlers(on_signal, signal.SIGINT, signal.SIGTERM):
+        try:
+            yield modes
+        finally:
+            for task in stopping:
+                task.cancel()
+
+
+@contextlib.contextmanager
+def signal_handlers(handler: Callable[..., None], *numbers: signal.Signals) -> Iterator[None]:
+    """Have ``handler`` called for these signals, and give them back to the handlers that they had.
+
+    A signal that is ignored stays so: a shell has SIGINT ignored in what a script puts into the background, which
+    Ctrl-C is not meant for. Outside the main thread, where Python does not handle signals, this does nothing.
+    """
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        # None is a handler that is not Python's, and cannot be given back.
+        before = {
+            number: given
+            for number in numbers
+            if (given := signal.getsignal(number)) not in (signal.SIG_IGN, None)
+        }
     try:
-        yield modes
+        for number in before:
+            signal.signal(number, handler)
+        yield
     finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
-        for task in stopping:
-            task.cancel()
+        for number, given in before.items():
+            signal.signal(number, given)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.processes import process
 
 from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination, topic
 from streamiter.errors import JobFailed, ModelError
@@ -25,6 +26,7 @@ PATIENCE_S = 60.0
 
 on_unix = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are those of Unix")
 BOTH = pytest.mark.parametrize("where", ["script", "event loop"])
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 
 
 class Terminal:
@@ -61,24 +63,24 @@ def running(where: str, what: str) -> Iterator[Terminal]:
     screen, stderr = os.openpty()
     command = [sys.executable, str(PROGRAM), where, what]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "NO_COLOR": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
-    ) as process:
+    with process(command, stdout=subprocess.PIPE, stderr=stderr, env=environment) as started:
         os.close(stderr)
         try:
-            yield Terminal(process, screen)
+            yield Terminal(started, screen)
         finally:
-            process.kill()
             os.close(screen)
 
 
 @on_unix
 @BOTH
-def test_ctrl_c_ends_the_training_with_the_round_under_way_and_keeps_the_model(where: str) -> None:
+@SIGNALS
+def test_ctrl_c_ends_the_training_with_the_round_under_way_and_keeps_the_model(
+    where: str, number: signal.Signals
+) -> None:
     """After an hour of training the model is worth more than a traceback."""
     with running(where, "fit") as terminal:
         terminal.wait_for(r"LogisticRegression\.fit.*round [1-9]\d* of 1000000000.*loss 0\.\d+")
-        terminal.process.send_signal(signal.SIGINT)
+        terminal.process.send_signal(number)
         shown = terminal.rest()
         out, _ = terminal.process.communicate(timeout=PATIENCE_S)
     assert out == "interruption True True\n", shown
@@ -89,13 +91,14 @@ def test_ctrl_c_ends_the_training_with_the_round_under_way_and_keeps_the_model(w
 
 @on_unix
 @BOTH
-def test_a_second_ctrl_c_aborts_a_round_that_does_not_end(where: str) -> None:
+@SIGNALS
+def test_a_second_ctrl_c_aborts_a_round_that_does_not_end(where: str, number: signal.Signals) -> None:
     """Whatever a step waits for, the program can be left, and closes what is open."""
     with running(where, "hang") as terminal:
         terminal.wait_for(r"hanging.*round 1 ")
-        terminal.process.send_signal(signal.SIGINT)
+        terminal.process.send_signal(number)
         terminal.wait_for("Ctrl-C again aborts")
-        terminal.process.send_signal(signal.SIGINT)
+        terminal.process.send_signal(number)
         shown = terminal.rest()
         out, _ = terminal.process.communicate(timeout=PATIENCE_S)
     assert out == "closed\ninterrupted\n", shown

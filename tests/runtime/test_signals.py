@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import process
 
 from streamiter import Flow
 from streamiter.errors import ConfigurationError
@@ -24,60 +25,84 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are tho
 
 
 @contextmanager
-def running(what: str, program: Path = PROGRAM, first: str = "running") -> Iterator[subprocess.Popen[str]]:
+def running(
+    what: str, program: Path = PROGRAM, first: str = "running", *, is_sigint_ignored: bool = False
+) -> Iterator[subprocess.Popen[str]]:
     """The program, once it has said that its flow runs."""
-    command = [sys.executable, str(program), what]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == f"{first}\n"
-            yield process
-        finally:
-            process.kill()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with process([sys.executable, program, what], is_sigint_ignored=is_sigint_ignored, **pipes) as started:
+        assert started.stdout.readline() == f"{first}\n"
+        yield started
 
 
 @BOTH
 def test_a_signal_suspends_the_job_and_the_program_ends_well(number: signal.Signals) -> None:
     """A deployment that stops the service must find everything handled, and the exit code 0."""
-    with running("pass") as process:
-        process.send_signal(number)
-        out, errors = process.communicate(timeout=30)
+    with running("pass") as started:
+        started.send_signal(number)
+        out, errors = started.communicate(timeout=30)
     assert (out.splitlines(), errors) == (["suspending", "suspended here", "close", "suspended"], "")
-    assert process.returncode == 0
+    assert started.returncode == 0
+
+
+def test_sigterm_suspends_the_job_where_ctrl_c_is_ignored() -> None:
+    """A script starts the program with &: Ctrl-C is for the script alone, and a service manager must still end it."""
+    with running("pass", is_sigint_ignored=True) as started:
+        started.send_signal(signal.SIGINT)
+        started.send_signal(signal.SIGTERM)  # If both counted, it would abort.
+        out, errors = started.communicate(timeout=30)
+    assert (out.splitlines(), errors) == (["suspending", "suspended here", "close", "suspended"], "")
+    assert started.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "given", [signal.default_int_handler, signal.SIG_IGN, lambda *_: None], ids=["default", "ignored", "own"]
+)
+@BOTH
+def test_after_the_job_signals_have_the_handlers_that_they_had(number: signal.Signals, given: Any) -> None:
+    """A service that tidied up at SIGTERM was killed by it once a flow had run."""
+    before = signal.signal(number, given)
+    try:
+        flow = Flow("signals")
+        flow.from_items([1]).collect()
+        assert flow.run().state == "finished"
+        assert signal.getsignal(number) == given
+    finally:
+        signal.signal(number, before)
 
 
 @BOTH
 def test_a_second_signal_aborts_what_hangs(number: signal.Signals) -> None:
     """A step waits for a server that does not answer: the second Ctrl-C must help, without kill -9."""
-    with running("hang") as process:
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "suspending\n"
-        process.send_signal(number)
-        out, errors = process.communicate(timeout=30)
+    with running("hang") as started:
+        started.send_signal(signal.SIGTERM)
+        assert started.stdout is not None
+        assert started.stdout.readline() == "suspending\n"
+        started.send_signal(number)
+        out, errors = started.communicate(timeout=30)
     assert (out.splitlines(), errors) == (["close", "aborted"], "")
-    assert process.returncode == 0
+    assert started.returncode == 0
 
 
 @BOTH
 def test_a_loop_that_is_drained_by_a_signal_gives_its_result_so_far(number: signal.Signals) -> None:
     """An hour of rounds, a Ctrl-C, and nothing came out: the last round was never over."""
-    with running("drain", LOOP, "in round 100") as process:
-        process.send_signal(number)
-        out, errors = process.communicate(timeout=30)
+    with running("drain", LOOP, "in round 100") as started:
+        started.send_signal(number)
+        out, errors = started.communicate(timeout=30)
     said = re.fullmatch(r"finished (\d+) the job was drained (\d+)\n", out)
     assert said is not None, (out, errors)
     # The variables pass the body once more in the epoch it ends in, which is counted from 0.
     assert int(said[2]) == int(said[1]) + 1 > 100
-    assert (process.returncode, errors) == (0, "")
+    assert (started.returncode, errors) == (0, "")
 
 
 def test_a_loop_that_is_suspended_by_a_signal_does_not_end() -> None:
     """Its steps must not hear of an end that is none: what they publish there would be taken for the last word."""
-    with running("suspend", LOOP, "in round 100") as process:
-        process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=30)
-    assert (process.returncode, out, errors) == (0, "suspended None None\n", "")
+    with running("suspend", LOOP, "in round 100") as started:
+        started.send_signal(signal.SIGINT)
+        out, errors = started.communicate(timeout=30)
+    assert (started.returncode, out, errors) == (0, "suspended None None\n", "")
 
 
 @pytest.mark.parametrize(

