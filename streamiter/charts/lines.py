@@ -36,10 +36,12 @@ class Panel:
     y_name: str = ""
     cut_above: float | None = None
     """The axis ends with the next number above this, so that a high beginning does not flatten the rest."""
+    has_whole_xs: bool = False
+    """Whether the axis below counts something, such as epochs: its numbers are whole."""
 
     def parts(self, left: float) -> Iterator[str]:
         """What is drawn, from ``left`` on."""
-        x_ticks = ticks([x for line in self.lines for x in line.xs])
+        x_ticks = ticks([x for line in self.lines for x in line.xs], whole=self.has_whole_xs)
         ys = [y for line in self.lines for y in line.ys]
         y_ticks = ticks(ys if self.cut_above is None else [min(y, self.cut_above) for y in ys])
         plot = Plot(left, (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]))

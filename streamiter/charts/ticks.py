@@ -14,11 +14,15 @@ _INTERVALS: Final = 5
 """About so many; up to twice as many come of rounding."""
 
 
-def ticks(values: Sequence[float]) -> list[float]:
-    """Round numbers around all values, at equal distances; values that are all alike lie in the middle.
+def ticks(values: Sequence[float], *, whole: bool = False) -> list[float]:
+    """Round numbers around all values, at equal distances; values that are all alike are in the middle.
+
+    They are ``whole`` numbers where the values count something, such as epochs.
 
     >>> ticks([0.31, 0.49]), ticks([3])
     ([0.3, 0.35, 0.4, 0.45, 0.5], [2.0, 2.5, 3.0, 3.5, 4.0])
+    >>> ticks([1, 4], whole=True), ticks([3], whole=True)
+    ([1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0])
     """
     lowest, highest = min(values), max(values)
     if highest - lowest <= 1e-9 * max(abs(lowest), abs(highest)):
@@ -26,7 +30,8 @@ def ticks(values: Sequence[float]) -> list[float]:
         lowest, highest = lowest - margin, highest + margin
     rough = (highest - lowest) / _INTERVALS
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in _STEPS if factor * power >= rough * 0.999)
+    steps = (factor * power for factor in _STEPS if factor * power >= rough * 0.999)
+    step = next((each for each in steps if not whole or each.is_integer()), 1.0)
     first, last = math.floor(lowest / step + 1e-9), math.ceil(highest / step - 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)]
 

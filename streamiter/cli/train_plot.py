@@ -54,11 +54,11 @@ def panels(results: Sequence[EpochResult]) -> list[Panel]:
         _line("training", [(result.epoch, result.training_loss) for result in results]),
         _line("validation", [(epoch, found.loss) for epoch, found in validation]),
     ]
-    drawn = [Panel("Loss", "epoch", [line for line in losses if line.xs])]
+    drawn = [Panel("Loss", "epoch", [line for line in losses if line.xs], has_whole_xs=True)]
     for name, title in _TITLES.items():
         line = _line("validation", [(epoch, getattr(found, name)) for epoch, found in validation])
         if line.xs:
-            drawn.append(Panel(title, "epoch", [line]))
+            drawn.append(Panel(title, "epoch", [line], has_whole_xs=True))
     return drawn
 
 

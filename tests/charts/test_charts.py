@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -56,3 +57,15 @@ def test_bars_of_nothing_have_no_height() -> None:
     drawing = chart([BarPanel("Speed", {"BSP": 0.0})])
     assert re.findall(r'height="([\d.]+)" \nfill=', drawing) == ["0.0"]
     assert min(float(label) for label in labels(drawing) if label not in ("BSP", "Speed")) == 0.0
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 4, 7, 12, 13, 26, 1000])
+def test_an_axis_of_epochs_has_whole_numbers(epochs: int) -> None:
+    """There is no epoch 2.5, which is where the reader looked for the third."""
+    xs = range(1, epochs + 1)
+    drawing = chart([Panel("Loss", "epoch", [Line("loss", xs, [10.0] * epochs)], has_whole_xs=True)])
+    below = re.findall(r'text-anchor="middle"[^>]*>([^<]+)</text>', drawing)
+    numbers = [int(label) for label in below if label != "epoch"]
+    assert 2 <= len(numbers) <= 11
+    assert numbers[0] <= 1 <= epochs <= numbers[-1]
+    assert len({after - before for before, after in pairwise(numbers)}) == 1
