@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from streamiter.errors import ConfigurationError, StreamiterError
 
-__all__ = ["fraction", "is_number", "not_negative", "plain_float", "positive", "whole_number"]
+__all__ = [
+    "fraction",
+    "is_number",
+    "not_negative",
+    "plain_float",
+    "positive",
+    "whole_number",
+    "whole_number_in",
+]
+
+# Every whole number of so many digits fits into 64 bits.
+_DIGITS: Final = 18
 
 
 def whole_number(
@@ -71,3 +82,14 @@ def plain_float(value: Any) -> float:
         return float(value) if is_number(value) else math.nan
     except OverflowError:
         return math.inf
+
+
+def whole_number_in(text: str) -> int | None:
+    """The whole number without sign that plain digits spell; None for any other text.
+
+    Python's ``int`` takes digits of all scripts and underscores, and raises an error of its own for a long text.
+
+    >>> whole_number_in("18"), whole_number_in("１８"), whole_number_in("1_8"), whole_number_in("1" * 5000)
+    (18, None, None, None)
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else None

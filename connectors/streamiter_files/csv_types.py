@@ -13,6 +13,9 @@ from streamiter.errors import ConfigurationError
 
 __all__ = ["ColumnType"]
 
+# Of a field, in a message.
+_SHOWN_CHARACTERS: Final = 40
+
 _TRUTH: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "1": True, "false": False, "0": False})
 
 
@@ -51,26 +54,43 @@ class ColumnType:
         try:
             return self._convert(fields)
         except (ValueError, KeyError, OverflowError, FloatingPointError):
-            shown = "" if len(fields) > 1 else f", given {fields[0]!r}"
+            shown = "" if len(fields) > 1 else f", given {_shortened(fields[0])}"
             raise ValueError(f"column {self.name!r}: expected {self._dtype}{shown}") from None
 
     def _convert(self, fields: Sequence[str]) -> npt.NDArray[Any]:
         if self._dtype.kind == "b":
             return np.array([_TRUTH[field.lower()] for field in fields], dtype=np.bool_)
-        if "_" in "".join(fields):  # Python's numbers may have some, those of a file do not
-            raise ValueError
         return self._floats(fields) if self._dtype.kind == "f" else self._integers(fields)
 
     def _floats(self, fields: Sequence[str]) -> npt.NDArray[Any]:
         missing = self._missing
         if missing:
             fields = ["nan" if field in missing else field for field in fields]
+        _check_plain(fields)
+        numbers = np.array(list(map(float, fields)))
+        for index in np.flatnonzero(np.isinf(numbers)):
+            if "inf" not in fields[index].lower():  # a number too large for a float
+                raise OverflowError
         with np.errstate(over="raise"):
-            return np.array(list(map(float, fields))).astype(self._dtype)
+            return numbers.astype(self._dtype)
 
     def _integers(self, fields: Sequence[str]) -> npt.NDArray[Any]:
+        _check_plain(fields)
         numbers = list(map(int, fields))
         limits = np.iinfo(self._dtype)
         if numbers and (min(numbers) < limits.min or max(numbers) > limits.max):
             raise OverflowError
         return np.array(numbers, dtype=self._dtype)
+
+
+def _check_plain(fields: Sequence[str]) -> None:
+    """Raise ``ValueError`` for underscores, and digits and spaces of other scripts: Python takes them in numbers."""
+    text = "".join(fields)
+    if "_" in text or not text.isascii():
+        raise ValueError
+
+
+def _shortened(field: str) -> str:
+    if len(field) <= _SHOWN_CHARACTERS:
+        return repr(field)
+    return f"{field[:_SHOWN_CHARACTERS] + '…'!r} ({len(field):,} characters)"

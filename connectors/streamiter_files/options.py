@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from streamiter.errors import ConfigurationError
+from streamiter.numbers import whole_number_in
 from streamiter_files.formats import FileFormat, format_named
 
 __all__ = ["FileOptions", "parse_options"]
@@ -86,7 +87,7 @@ def _columns(value: object, where: str) -> tuple[str, ...]:
 
 
 def _count(value: object, where: str) -> int:
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    number = whole_number_in(value) if isinstance(value, str) else value
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise ConfigurationError(f"{where}: expected a whole number of at least 1, given {value!r}")
     return number

@@ -26,7 +26,7 @@ _DEFAULT_PORT: Final = 9092
 _EXAMPLE: Final = "kafka://127.0.0.1:9092/clicks"
 # What brokers take as the name of a topic.
 _TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
-_SERVER: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:@\s]+)(?::(?P<port>\d{1,5}))?")
+_SERVER: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:@\s]+)(?::(?P<port>[0-9]{1,5}))?")
 
 
 def shown(server: Server) -> str:

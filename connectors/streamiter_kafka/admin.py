@@ -45,7 +45,7 @@ async def create(cluster: Cluster, topic: str, partitions: int, settings: Mappin
     if partitions < 1:
         raise ConfigurationError(f"topic {topic!r}: expected partitions >= 1, given {partitions}")
     replicas = settings.get(_REPLICATION, str(_BROKER_DEFAULT))
-    if not re.fullmatch(r"-?\d+", str(replicas)):
+    if not re.fullmatch(r"-1|[0-9]{1,4}", str(replicas)):
         raise ConfigurationError(
             f"topic {topic!r}: expected {_REPLICATION} as a whole number of brokers, given {replicas!r}"
         )

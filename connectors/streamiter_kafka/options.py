@@ -233,13 +233,16 @@ _TRUTHS: Final[Mapping[str, bool]] = MappingProxyType(
 
 
 def _converted(name: str, annotation: str, value: object, subject: str) -> object:
+    text = str(value)
     try:
+        if annotation != "str" and ("_" in text or not text.isascii()):
+            raise ValueError  # Python takes such texts for numbers.
         if annotation == "bool":
-            return _TRUTHS[str(value).lower()]
+            return _TRUTHS[text.lower()]
         if annotation == "float":
-            return float(str(value))
+            return float(text)
         if annotation == "int":
-            return int(str(value))
+            return int(text)
     except (KeyError, ValueError):
         raise ConfigurationError(
             f"{subject}: expected {name} as {annotation}, given {_shown_value(value)}"

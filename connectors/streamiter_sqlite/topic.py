@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final
 
 from streamiter.errors import ConfigurationError
+from streamiter.numbers import whole_number_in
 from streamiter.topics.positions import check_request
 from streamiter.topics.topic import Decoder, ReadRequest, SizeLimit, Topic, TopicDescription
 from streamiter_sqlite.compaction import COMPACTION_SETTING
@@ -119,9 +120,10 @@ def _checked_settings(name: str, settings: Mapping[str, str]) -> dict[str, int]:
             raise ConfigurationError(
                 f"topic {name!r}: expected settings out of {', '.join(_SETTINGS)}, given {setting!r}"
             )
-        if not str(value).isdecimal():
+        number = whole_number_in(str(value))
+        if number is None:
             raise ConfigurationError(f"topic {name!r}: expected {setting} as a whole number, given {value!r}")
-        checked[setting] = int(value)
+        checked[setting] = number
     return checked
 
 

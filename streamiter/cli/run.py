@@ -12,6 +12,7 @@ from streamiter.cli.failures import INTERRUPTED
 from streamiter.cli.loading import Target, load_flow
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow
+from streamiter.numbers import whole_number_in
 from streamiter.runtime.running import OnInterrupt, run_in_own_loop, run_jobs
 from streamiter.runtime.statistics import JobStatistics
 
@@ -114,8 +115,8 @@ def _restore(given: str | None) -> Any:
         return "last"
     if given == "none":
         return None
-    if given.isdecimal():
-        return int(given)
+    if (number := whole_number_in(given)) is not None:
+        return number
     raise ConfigurationError(
         f'--restore: expected "last", "none" or the number of a checkpoint, given {given!r}; '
         "streamiter checkpoints list shows what there is"

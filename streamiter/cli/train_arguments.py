@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamiter.errors import ConfigurationError
+from streamiter.numbers import whole_number_in
 
 if TYPE_CHECKING:
     from streamiter.networks.data import LabelledRows
@@ -29,8 +30,8 @@ def consistency_of(given: str) -> Consistency:
         return BSP()
     if name == "asp" and not staleness:
         return ASP()
-    if name == "ssp" and staleness.isdecimal():
-        return SSP(staleness=int(staleness))
+    if name == "ssp" and (mini_batches := whole_number_in(staleness)) is not None:
+        return SSP(staleness=mini_batches)
     raise ConfigurationError(
         f"--consistency: expected bsp, asp, or ssp: and how many mini-batches a worker may be ahead, as ssp:2, given "
         f"{given!r}"

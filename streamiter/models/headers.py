@@ -24,6 +24,9 @@ __all__ = [
 # Between a model's name and the rest of a chunk's key, so no part of a model's name.
 _KEY_SEPARATOR: Final = "#"
 
+# Generation and version of up to 64 bits, and the point between them; of thousands of digits Python makes no number.
+_RANK_BYTES: Final = 2 * 20 + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -139,7 +142,8 @@ def deleted_rank(headers: Headers) -> Rank | None:
     """
     for name, value in headers:
         generation, separator, version = value.partition(b".")
-        if name == "deletes" and separator and generation.isdigit() and version.isdigit():
+        is_rank = separator and generation.isdigit() and version.isdigit() and len(value) <= _RANK_BYTES
+        if name == "deletes" and is_rank:
             return int(generation), int(version)
     return None
 

@@ -33,8 +33,11 @@ class DenseLines:
         failures: dict[int, str] = {}
         rows: list[npt.NDArray[np.float64]] = []
         for index, line in enumerate(batch.values):
+            text = line or b""
             try:
-                numbers = np.array((line or b"").replace(b",", b" ").split()).astype(np.float64)
+                if b"_" in text or b"\0" in text:  # numpy takes 1_0 for 10, and leaves out NULs at an end
+                    raise ValueError(repr(text[:80]))
+                numbers = np.array(text.replace(b",", b" ").split()).astype(np.float64)
             except ValueError as error:
                 failures[index] = f"expected a label and numbers, given {error}"
                 continue

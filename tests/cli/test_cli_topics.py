@@ -80,6 +80,16 @@ async def test_a_topic_is_created_with_its_settings(tmp_path):
             "expected retention_ms as a whole number, given 'soon'\n",
         ),
         (
+            (EVENTS, "--setting", "retention_ms=１０"),
+            1,
+            "expected retention_ms as a whole number, given '１０'\n",
+        ),
+        (
+            (EVENTS, "--setting", f"retention_ms={'1' * 5000}"),
+            1,
+            f"expected retention_ms as a whole number, given '{'1' * 5000}'\n",
+        ),
+        (
             (EVENTS, "--setting", "retention_ms"),
             2,
             "'--setting': expected NAME=VALUE, given 'retention_ms'\n",

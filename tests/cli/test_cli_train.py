@@ -169,6 +169,11 @@ def test_a_terminal_that_does_not_know_its_width_is_written_to(folder: Path) -> 
             "ssp:2, given 'ssp'",
         ),
         (
+            ("--consistency", f"ssp:{'2' * 5000}"),
+            "error: --consistency: expected bsp, asp, or ssp: and how many mini-batches a worker may be ahead, as "
+            "ssp:2, given 'ssp:222",
+        ),
+        (
             ("--plot", "t.pdf"),
             "error: --plot t.pdf: expected a file named .svg or .png, given .pdf; rename it",
         ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import math
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 from files.files_support import append, batches_of, records_of, topic_at, values_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError, TopicError
 from streamiter.records import Columns
 from streamiter.topics.topic import TopicBatch
 from streamiter_files import Csv
+from streamiter_files.csv_types import ColumnType
 
 _field = st.text(st.sampled_from('ab",\n\r ;\té'), max_size=5)
 _rows = st.lists(st.tuples(_field, _field), max_size=12)
@@ -150,6 +153,14 @@ def test_columns_have_the_given_types_as_records_and_as_arrays() -> None:
         (float, "1_000", "column 'x': expected float64, given '1_000'"),
         ("float32", "1e300", "column 'x': expected float32, given '1e300'"),
         (int, "1.0", "column 'x': expected int64, given '1.0'"),
+        (int, "１２", "column 'x': expected int64, given '１２'"),
+        (int, "１" * 5000, f"column 'x': expected int64, given '{'１' * 40}…' (5,000 characters)"),
+        (int, "1" * 5000, f"column 'x': expected int64, given '{'1' * 40}…' (5,000 characters)"),
+        (int, "\u00a07", "column 'x': expected int64, given '\\xa07'"),
+        (float, "٣.٥", "column 'x': expected float64, given '٣.٥'"),
+        (float, "１" * 300, f"column 'x': expected float64, given '{'１' * 40}…' (300 characters)"),
+        (float, "1e999", "column 'x': expected float64, given '1e999'"),
+        (float, "9" * 400, f"column 'x': expected float64, given '{'9' * 40}…' (400 characters)"),
         ("int8", "128", "column 'x': expected int8, given '128'"),
         ("uint8", "-1", "column 'x': expected uint8, given '-1'"),
         (bool, "yes", "column 'x': expected bool, given 'yes'"),
@@ -169,6 +180,33 @@ def test_a_field_of_another_type_is_a_failure_of_its_record_alone(
     assert set(caught.value.failures) == {1, 3, 4}
     assert caught.value.failures[1] == expected
     assert len(decoder.decode(batch.take([0, 2]))) == 2
+
+
+# Python's own, but with digits of ASCII alone and without underscores.
+_GRAMMAR = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*", re.ASCII)
+_digit = st.characters(categories=["Nd", "Nl", "No", "Zs"], include_characters="0123456789+-._eE")
+
+
+@settings(max_examples=1000)
+@given(field=st.one_of(st.text(_digit, min_size=1, max_size=8), st.text(_digit, min_size=40, max_size=5000)))
+@example(field="４２")
+@example(field="1" * 4301)
+def test_only_texts_of_plain_digits_are_numbers(field: str) -> None:
+    """Digits of other scripts were numbers in CSV files, and bad values in all others."""
+    is_number = _GRAMMAR.fullmatch(field) is not None
+    for dtype in (float, np.int64):
+        try:
+            [number] = ColumnType("x", dtype).convert([field])
+        except ValueError:
+            continue
+        assert is_number
+        assert number == dtype(field)
+
+
+def test_a_mark_for_missing_values_may_hold_any_characters() -> None:
+    """Files of statistics offices have an n_a, or a dash, for what nobody has counted."""
+    column = ColumnType("x", float, missing=["n_a", "–"]).convert(["1", "n_a", "–"])
+    assert column.tolist() == pytest.approx([1, math.nan, math.nan], nan_ok=True)
 
 
 def test_quotes_of_two_values_do_not_make_one_record() -> None:

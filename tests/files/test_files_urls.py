@@ -67,6 +67,8 @@ async def test_an_existing_file_is_never_taken_for_a_pattern(tmp_path: Path) -> 
         ("file:a.csv?header=maybe", "option header: expected true or false"),
         ("file:a.csv?columns=a,a", "option columns: expected names that differ"),
         ("file:a.csv?chunk_bytes=0", "option chunk_bytes: expected a whole number of at least 1"),
+        ("file:a.csv?chunk_bytes=１２", "option chunk_bytes: expected a whole number of at least 1"),
+        (f"file:a.csv?chunk_bytes={'1' * 5000}", "option chunk_bytes: expected a whole number of at least 1"),
         ("http://host/a.csv", "expected the scheme file:"),
     ],
 )

@@ -323,3 +323,15 @@ def test_the_largest_numbers_stay_finite_also_on_one_place() -> None:
     assert np.isfinite(rows.values).all()
     with pytest.raises(BadRows, match="'f0'"):
         made.rows([dict.fromkeys(fields, largest * 1.01)])
+
+
+@pytest.mark.parametrize("price", ["１２", "1_0", b"1_0", "٣", "1" * 400])
+@pytest.mark.parametrize("others", [[], [1.5], [None]], ids=["alone", "with a number", "with none"])
+def test_only_texts_of_plain_digits_are_numbers(price: str | bytes, others: list[float | None]) -> None:
+    """Of a price in digits of another script the file format and the hasher must not differ."""
+    made = FeatureHasher(numeric=["price"])
+    records = [{"price": each} for each in [*others, price]]
+    with pytest.raises(ModelError, match="expected finite numbers .*'price', given"):
+        made.rows(records)
+    fine = made.rows([{"price": "12"}, {"price": 12}])
+    assert fine.values.tolist() == [12.0, 12.0]

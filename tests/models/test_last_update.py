@@ -333,6 +333,14 @@ def test_the_last_update_is_the_highest_complete_one(written: list[tuple[int, in
     assert asyncio.run(main()) == (max(complete, default=None), max(generations, default=0) + 1)
 
 
+async def test_a_deletion_that_no_run_wrote_is_passed_over(make_topic: MakeTopic) -> None:
+    """A header of 5,000 digits, of which Python makes no number, kept every trainer from starting."""
+    topic = await make_topic()
+    headers = (("model", b"ctr"), ("deletes", b"1" * 5000 + b".1"))
+    await write(topic, OutgoingBatch([None], keys=[b"ctr#1.1.0"], headers=[headers]))
+    assert (await next_run(topic, "ctr")).generation == 1
+
+
 async def test_a_new_run_deletes_the_chunks_of_the_runs_before(make_topic: MakeTopic) -> None:
     """Each fresh start left one large model in the compacted topic for ever."""
     topic = await make_topic()

@@ -71,16 +71,24 @@ def _has_fields(record: Any) -> bool:
 def as_numbers(values: Sequence[Any]) -> Floats:
     """The values as floats, NaN for those that are missing, infinity for what is no number."""
     try:
-        numbers = np.array(values, dtype=np.float64)
-        if numbers.ndim == 1:  # lists in place of numbers make a matrix
-            return numbers
+        numbers = np.array(values)
+        # Lists in place of numbers make a matrix.
+        if numbers.ndim == 1 and numbers.dtype.kind in "fiub":
+            return numbers.astype(np.float64, copy=False)
     except (TypeError, ValueError, OverflowError):
         pass
     return np.array([as_number(value) for value in values])
 
 
 def as_number(value: Any) -> float:
-    """The value, infinity for what is no number."""
+    """The value, infinity for what is no number.
+
+    A text is one where plain digits spell it: Python takes digits of other scripts and underscores, too.
+    """
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if isinstance(value, str) and ("_" in value or not value.isascii()):
+        return math.inf
     try:
         return math.nan if value is None else float(value)
     except (TypeError, ValueError, OverflowError):

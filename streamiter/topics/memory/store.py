@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, ProducerFenced, TopicNotFound
+from streamiter.numbers import whole_number_in
 from streamiter.topics.memory.topic_log import TopicLog
 
 __all__ = ["Fenceable", "MemoryStore"]
@@ -89,6 +90,6 @@ def _checked_settings(name: str, settings: Mapping[str, str]) -> dict[str, str]:
             raise ConfigurationError(
                 f"topic {name!r}: expected settings out of {', '.join(_SETTINGS)}, given {setting!r}"
             )
-        if not str(value).isdecimal():
+        if whole_number_in(str(value)) is None:
             raise ConfigurationError(f"topic {name!r}: expected {setting} as a whole number, given {value!r}")
     return {setting: str(value) for setting, value in settings.items()}
