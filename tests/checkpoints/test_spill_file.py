@@ -4,8 +4,7 @@ import pathlib
 import resource
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from support.examples import random_examples
 
 from streamiter.checkpoints.spill_file import SpillFile
 from streamiter.errors import StorageFull
@@ -30,17 +29,24 @@ def take(file):
     return entry
 
 
-@given(
-    entries=st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=60)), max_size=30),
-    segment_bytes=st.integers(1, 200),
-)
-def test_any_entries_come_back_in_order_across_segments(tmp_path_factory, entries, segment_bytes):
+def entries_and_segment_bytes(random):
+    entries = [
+        (random.randbytes(random.randrange(10)), random.randbytes(random.choice((0, 1, 30, 60))))
+        for _ in range(random.randrange(11))
+    ]
+    return entries, random.randint(1, 200)
+
+
+@random_examples(entries_and_segment_bytes)
+def test_any_entries_come_back_in_order_across_segments(example, tmp_path):
     """Empty ones, and ones longer than a segment, too."""
-    file = SpillFile(tmp_path_factory.getbasetemp(), segment_bytes=segment_bytes, name="train")
+    entries, segment_bytes = example
+    file = SpillFile(tmp_path, segment_bytes=segment_bytes, name="train")
     for entry in entries:
         file.append(entry)
-    assert list(file.hold()) == entries
+    held = file.hold()
     assert [take(file) for _ in entries] == entries
+    assert list(held) == entries
     assert (len(file), file.size_bytes) == (0, 0)
     file.close()
 

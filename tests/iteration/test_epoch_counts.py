@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import random
 import tracemalloc
 from collections import Counter
+from random import Random
 
-from hypothesis import given
-from hypothesis import strategies as st
+from support.examples import random_examples
 
 from streamiter.iteration.epoch_counts import EpochCounts
 
-ADDS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3)), max_size=60)
+Adds = list[tuple[int, int]]
 
 
-@given(ADDS, st.lists(st.integers(0, 14)))
-def test_counts_are_those_of_a_dict(adds: list[tuple[int, int]], taken: list[int]) -> None:
+def some_adds(random: Random) -> Adds:
+    """Epochs and counts; of few epochs or of many, so that runs are joined as well as split."""
+    epochs, counts = random.choice((3, 13, 40)), random.choice((1, 3))
+    return [(random.randrange(epochs), random.randint(1, counts)) for _ in range(random.randrange(61))]
+
+
+def adds_and_takes(random: Random) -> tuple[Adds, list[int]]:
+    return some_adds(random), [random.randrange(42) for _ in range(random.randrange(10))]
+
+
+@random_examples(adds_and_takes)
+def test_counts_are_those_of_a_dict(given: tuple[Adds, list[int]]) -> None:
     """A count that got lost ends the loop while records are on their way."""
+    adds, taken = given
     counts, expected = EpochCounts(), Counter[int]()
     for epoch, count in adds:
         counts.add(epoch, count)
@@ -30,8 +40,8 @@ def test_counts_are_those_of_a_dict(adds: list[tuple[int, int]], taken: list[int
     assert left == {epoch: count for epoch, count in expected.items() if epoch > below}
 
 
-@given(ADDS)
-def test_runs_are_in_order_and_as_few_as_can_be(adds: list[tuple[int, int]]) -> None:
+@random_examples(some_adds)
+def test_runs_are_in_order_and_as_few_as_can_be(adds: Adds) -> None:
     """Ranges are kept, not a count for each."""
     counts = EpochCounts()
     for epoch, count in adds:
@@ -41,8 +51,8 @@ def test_runs_are_in_order_and_as_few_as_can_be(adds: list[tuple[int, int]]) -> 
         assert first > last + 1 or count != following
 
 
-@given(ADDS)
-def test_a_restored_copy_goes_on_the_same(adds: list[tuple[int, int]]) -> None:
+@random_examples(some_adds)
+def test_a_restored_copy_goes_on_the_same(adds: Adds) -> None:
     """The counts of a loop are part of its snapshot."""
     counts, restored = EpochCounts(), EpochCounts()
     half = len(adds) // 2
@@ -57,7 +67,7 @@ def test_a_restored_copy_goes_on_the_same(adds: list[tuple[int, int]]) -> None:
 
 def test_memory_does_not_grow_with_epochs_of_changing_counts() -> None:
     """A loop whose epochs bring now one record and now two kept every one of them for months."""
-    counts, generator, brought = EpochCounts(), random.Random(1), {}
+    counts, generator, brought = EpochCounts(), Random(1), {}
     tracemalloc.start()
     for epoch in range(1, 30_001):
         brought[epoch % 10_000] = count = generator.randint(1, 9)

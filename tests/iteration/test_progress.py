@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from support.examples import random_examples
 
 from streamiter.errors import InternalError
 from streamiter.iteration.progress import Completed, Decision, Ended, LoopProgress, Released
@@ -55,18 +55,21 @@ class History:
         return epoch > 0 and nothing_more and (brought_nothing or is_enough or self.is_drained)
 
 
-@st.composite
-def reports(draw: st.DrawFn) -> tuple[int, int, int, list[tuple[str, int, int]]]:
-    heads, entrances, criteria = draw(st.integers(1, 4)), draw(st.integers(0, 3)), draw(st.integers(0, 2))
+Reports = tuple[int, int, int, list[tuple[str, int, int]]]
+
+
+def reports(random: Random) -> Reports:
+    heads, entrances, criteria = random.randint(1, 4), random.randint(0, 3), random.randint(0, 2)
     kinds = ["received"] * 8 + (["passed"] * 4 + ["ended"] * 2 if entrances else []) + ["drained"]
-    steps = st.tuples(st.sampled_from(kinds), st.integers(0, 11), st.sampled_from([0, 0, 0, 1, 5]))
-    return heads, entrances, criteria, draw(st.lists(steps, max_size=60))
+    steps = [
+        (random.choice(kinds), random.randrange(12), random.choice((0, 0, 0, 1, 5)))
+        for _ in range(random.randrange(61))
+    ]
+    return heads, entrances, criteria, steps
 
 
-@given(reports())
-def test_decisions_are_those_of_the_definition_after_every_report(
-    given_: tuple[int, int, int, list[tuple[str, int, int]]],
-) -> None:
+@random_examples(reports)
+def test_decisions_are_those_of_the_definition_after_every_report(given_: Reports) -> None:
     """An epoch that is complete too early loses a callback, one too late stops the loop, an end too early records."""
     heads, entrances, criteria, steps = given_
     progress, history = LoopProgress(heads, entrances, criteria), History(heads, entrances, criteria)

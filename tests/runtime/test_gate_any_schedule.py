@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from runtime.gate_run import GateRun, Item, Seen, held_records
+from support.examples import random_examples
 
 from streamiter.records import CheckpointBarrier, DataBatch, EndOfInput, EpochWatermark
 from streamiter.runtime.gate_records import InputEnded
@@ -30,23 +30,23 @@ class Plan:
     limit_records: int
 
 
-def scripts_of(draw: Any, port: int, *, may_run_ahead: bool) -> list[Item]:
+def scripts_of(random: Random, port: int, *, may_run_ahead: bool) -> list[Item]:
     """Data of growing records, watermarks that keep their word, two barriers somewhere, an end."""
     items: list[Item] = []
     watermark, record = -1, 1000 * port
-    for kind in draw(st.lists(st.sampled_from("ddddw"), max_size=9)):
-        if kind == "w":
-            watermark += draw(st.integers(1, 2))
+    for _ in range(random.randrange(10)):
+        if random.random() < 0.2:
+            watermark += random.randint(1, 2)
             items.append(EpochWatermark(watermark))
             continue
-        count = draw(st.integers(1, 4))
+        count = random.randint(1, 4)
         records = list(range(record, record + count))
         record += count
-        epoch = watermark + 1 + (draw(st.integers(0, 2)) if may_run_ahead else 0)
-        as_array = draw(st.booleans())
+        epoch = watermark + 1 + (random.randint(0, 2) if may_run_ahead else 0)
+        as_array = random.random() < 0.5
         items.append(DataBatch(np.array(records) if as_array else records, epoch))
-    places = sorted(draw(st.lists(st.integers(0, len(items)), min_size=2, max_size=2)))
-    ends_before = draw(st.sampled_from([0, 0, 0, 1, 2]))  # A channel that ends brings no further barrier.
+    places = sorted(random.randint(0, len(items)) for _ in range(2))
+    ends_before = random.choice((0, 0, 0, 1, 2))  # A channel that ends brings no further barrier.
     for checkpoint, place in reversed(list(enumerate(places, 1))):
         items.insert(place, CheckpointBarrier(checkpoint))
     if ends_before:
@@ -62,19 +62,23 @@ def _brings(script: Iterable[Item], checkpoint: int) -> bool:
     return any(_is_barrier(item, checkpoint) for item in script)
 
 
-@st.composite
-def plans(draw: Any) -> Plan:
-    inputs = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4))
-    in_order = draw(st.booleans())
-    wanted = st.sampled_from([None, (), *((name,) for name in dict.fromkeys(inputs))])
+def plans(random: Random) -> Plan:
+    inputs = random.choices(NAMES, k=random.randint(1, 4))
+    in_order = random.random() < 0.5
+    wanted = [None, (), *((name,) for name in dict.fromkeys(inputs))]
+    has_wishes = random.random() < 0.7
     return Plan(
         inputs=inputs,
-        scripts=[scripts_of(draw, port, may_run_ahead=in_order) for port in range(len(inputs))],
-        moves=draw(st.lists(st.integers(0, len(inputs)), max_size=60)),
-        wishes=draw(st.none() | st.lists(wanted, max_size=25)),
+        scripts=[scripts_of(random, port, may_run_ahead=in_order) for port in range(len(inputs))],
+        moves=[random.randint(0, len(inputs)) for _ in range(random.randrange(61))],
+        wishes=random.choices(wanted, k=random.randrange(26)) if has_wishes else None,
         in_order=in_order,
-        limit_records=draw(st.integers(1, 6)),
+        limit_records=random.randint(1, 6),
     )
+
+
+def plans_with_moves_after_a_restore(random: Random) -> tuple[Plan, list[int]]:
+    return plans(random), [random.randint(0, 4) for _ in range(random.randrange(41))]
 
 
 class Scheduler:
@@ -208,40 +212,41 @@ def check_ends(run: GateRun, plan: Plan) -> None:
             assert all(plan.inputs[seen.port] != entry.input_name for seen in later)
 
 
-@settings(max_examples=300, deadline=None)
-@given(plan=plans())
-def test_every_record_comes_once_in_order_and_the_end_last(plan: Plan) -> None:
-    """Whatever is wanted, however channels are filled, wherever barriers lie: nothing lost, twice, late, or stuck."""
+@random_examples(plans_with_moves_after_a_restore)
+def test_every_record_comes_once_in_order_and_the_end_last_also_from_a_checkpoint(
+    example: tuple[Plan, list[int]],
+) -> None:
+    """Whatever is wanted, however channels are filled, wherever barriers lie: nothing lost, twice, late, or stuck.
+
+    A checkpoint holds exactly what comes before its barriers; a crash after the first one and a restore from it are
+    together one uninterrupted run.
+    """
+    plan, moves = example
     run = Scheduler(plan, plan.scripts).play()
     check_order(run, plan)
     check_watermarks(run)
     check_ends(run, plan)
-
-
-@settings(max_examples=300, deadline=None)
-@given(plan=plans())
-def test_a_checkpoint_holds_exactly_what_lies_before_its_barriers(plan: Plan) -> None:
-    """What was handled before it and what its snapshot holds: together each record before the barriers, once."""
-    run = Scheduler(plan, plan.scripts).play()
     for checkpoint, snapshot in run.snapshots.items():
-        handled = []
-        for entry in run.trace:
-            if isinstance(entry, CheckpointBarrier) and entry.checkpoint == checkpoint:
-                break
-            if isinstance(entry, Seen):
-                handled.append(entry.record)
-        kept = held_records(snapshot, plan.in_order)
-        expected = [record for script in plan.scripts for record in records_before(script, checkpoint)]
-        assert Counter([*handled, *kept]) == Counter(expected)
+        check_checkpoint(run, plan, checkpoint, snapshot)
+    if 1 in run.snapshots:
+        check_restored(run, plan, moves)
 
 
-@settings(max_examples=300, deadline=None)
-@given(plan=plans(), moves=st.lists(st.integers(0, 4), max_size=40))
-def test_a_restored_gate_continues_as_if_nothing_had_happened(plan: Plan, moves: list[int]) -> None:
-    """Crash after the first checkpoint and go on from it: together they are one uninterrupted run."""
-    run = Scheduler(plan, plan.scripts).play()
-    if 1 not in run.snapshots:
-        return
+def check_checkpoint(run: GateRun, plan: Plan, checkpoint: int, snapshot: dict[str, Any]) -> None:
+    """What was handled before it and what its snapshot holds: together each record before the barriers, once."""
+    handled = []
+    for entry in run.trace:
+        if isinstance(entry, CheckpointBarrier) and entry.checkpoint == checkpoint:
+            break
+        if isinstance(entry, Seen):
+            handled.append(entry.record)
+    kept = held_records(snapshot, plan.in_order)
+    expected = [record for script in plan.scripts for record in records_before(script, checkpoint)]
+    assert Counter([*handled, *kept]) == Counter(expected)
+
+
+def check_restored(run: GateRun, plan: Plan, moves: list[int]) -> None:
+    """What was handled before the first checkpoint, and what follows a restore from it, are one run."""
     before = run.trace[: next(i for i, entry in enumerate(run.trace) if _is_barrier(entry, 1))]  # type: ignore[arg-type]
     plan.moves = [min(move, len(plan.inputs)) for move in moves]
     behind = [behind_barrier(script) for script in plan.scripts]

@@ -1,0 +1,153 @@
+"""Property tests of pure data look at thousands of random examples in every run of the tests.
+
+A fault that one example in a thousand shows is found by 5,000 of them nearly always, and by 60 nearly never. So many
+have to be cheap: tests of pure data (no tasks, files or processes) use
+
+- ``@random_examples(make)``, where ``make`` builds an example from a ``random.Random``: some 20 µs each;
+- ``@pure``, the settings for ``hypothesis`` where its strategies are worth their time: some 400 µs each.
+
+All other property tests keep the few examples of the profile in ``tests/conftest.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import time
+from collections.abc import Callable, Iterator
+from random import Random, SystemRandom
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import hypothesis
+
+__all__ = ["EXAMPLES", "pure", "random_examples"]
+
+EXAMPLES: Final = 5_000
+# The time that is spent on making a failing example smaller.
+_SHRINKING_S: Final = 5.0
+_SEED_VARIABLE: Final = "STREAMITER_EXAMPLES_SEED"
+
+Given = ParamSpec("Given")
+Example = TypeVar("Example")
+
+pure: Final = hypothesis.settings(max_examples=EXAMPLES)
+
+
+def random_examples(
+    make: Callable[[Random], Example], *, examples: int = EXAMPLES
+) -> Callable[[Callable[Concatenate[Example, Given], object]], Callable[Given, None]]:
+    """Call a test with many examples, as its first argument; a failure says its seed and a smaller example.
+
+    Each run of the tests has other seeds, unless the environment names the first: the seed that a failure names
+    gives that example first. ``make`` must take all its choices from the generator that it is given: the smaller
+    example is made by it from fewer and lower random numbers.
+    """
+
+    def decorate(test: Callable[Concatenate[Example, Given], object]) -> Callable[Given, None]:
+        signature = inspect.signature(test)
+
+        @functools.wraps(test)
+        def run(*args: Given.args, **kwargs: Given.kwargs) -> None:
+            first = int(os.environ.get(_SEED_VARIABLE) or SystemRandom().getrandbits(40))
+            generator = Random()
+            for seed in range(first, first + examples):
+                generator.seed(seed)
+                try:
+                    test(make(generator), *args, **kwargs)
+                except Exception as error:
+                    _raise_smaller(error, seed, make, lambda example: test(example, *args, **kwargs))
+
+        run.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+class _Recorded(Random):
+    """A generator that gives the numbers in ``given`` and then those of its seed, or zeros; ``taken`` are those given."""
+
+    given: Iterator[int]
+    only_given: bool
+
+    def __new__(cls, *_: Any) -> _Recorded:
+        return super().__new__(cls)
+
+    def __init__(self, seed: int, given: list[int] | None = None) -> None:
+        super().__init__(seed)
+        self.given, self.only_given = iter(given or ()), given is not None
+        self.taken: list[int] = []
+
+    def _next(self, fresh: Callable[[], int]) -> int:
+        number = next(self.given, 0) if self.only_given else fresh()
+        self.taken.append(number)
+        return number
+
+    def getrandbits(self, k: int, /) -> int:
+        return self._next(lambda: super(_Recorded, self).getrandbits(k)) & ((1 << k) - 1)
+
+    def random(self) -> float:
+        return (self._next(lambda: int(super(_Recorded, self).random() * 2**53)) % 2**53) / 2**53
+
+
+def _raise_smaller(
+    error: Exception, seed: int, make: Callable[[Random], Example], check: Callable[[Example], object]
+) -> None:
+    """Raise the error of the smallest example found that fails in the same way, or ``error`` itself."""
+    told = f"seed {seed}; again: {_SEED_VARIABLE}={seed}"
+    numbers = _failing(_Recorded(seed), make, check, type(error))
+    if numbers is None:
+        error.add_note(f"{told} (without a smaller example: it does not fail when it is made again)")
+        raise error
+    numbers = _smallest(numbers, lambda fewer: _failing(_Recorded(0, fewer), make, check, type(error)))
+    example = make(_Recorded(0, numbers))
+    try:
+        check(example)
+    except Exception as smaller:
+        smaller.add_note(f"{told}\nsmaller example: {make(_Recorded(0, numbers))!r}")
+        raise smaller from None
+    raise error
+
+
+def _failing(
+    generator: _Recorded,
+    make: Callable[[Random], Example],
+    check: Callable[[Example], object],
+    kind: type[Exception],
+) -> list[int] | None:
+    """The numbers taken, where the example that they make fails in this way; otherwise None."""
+    try:
+        check(make(generator))
+    except Exception as error:
+        return generator.taken if type(error) is kind else None
+    return None
+
+
+def _smallest(numbers: list[int], failing: Callable[[list[int]], list[int] | None]) -> list[int]:
+    """Leave out and lower numbers as long as the example still fails and there is time."""
+    until = time.monotonic() + _SHRINKING_S
+    progress = True
+    while progress and time.monotonic() < until:
+        progress = False
+        for candidate in _candidates(numbers):
+            taken = failing(candidate)
+            if taken is not None and (len(taken), taken) < (len(numbers), numbers):
+                numbers, progress = taken, True
+                break
+            if time.monotonic() > until:
+                break
+    return numbers
+
+
+def _candidates(numbers: list[int]) -> Iterator[list[int]]:
+    """Lists of random numbers that make simpler examples, the boldest first."""
+    size = len(numbers)
+    while size:
+        for start in range(0, len(numbers), size):
+            yield numbers[:start] + numbers[start + size :]
+        size //= 2
+    for index, number in enumerate(numbers):
+        for lower in dict.fromkeys((0, number // 2, number - 1)):
+            if 0 <= lower < number:
+                yield [*numbers[:index], lower, *numbers[index + 1 :]]
+                yield [*numbers[:index], lower, *numbers[index + 2 :]]

@@ -1,0 +1,57 @@
+"""What property tests are run with: it finds a rare fault, makes its example smaller, and says how to see it again."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import pytest
+from support.examples import EXAMPLES, random_examples
+
+
+def _numbers(random: Random) -> list[int]:
+    return [random.randrange(100) for _ in range(random.randrange(30))]
+
+
+@random_examples(_numbers)
+def _below_99(numbers: list[int]) -> None:
+    assert 99 not in numbers
+
+
+def _failure() -> list[str]:
+    with pytest.raises(AssertionError) as raised:
+        _below_99()
+    return raised.value.__notes__
+
+
+def test_a_fault_is_told_with_its_seed_and_the_smallest_example() -> None:
+    """Of a plan of sixty steps, all but two of which do not matter, nobody sees what is wrong."""
+    [note] = _failure()
+    assert note.endswith("smaller example: [99]")
+    assert re.match(r"seed \d+; again: STREAMITER_EXAMPLES_SEED=\d+\n", note)
+
+
+def test_the_seed_that_is_told_gives_the_failing_example_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure that cannot be seen again cannot be mended."""
+    monkeypatch.setenv("STREAMITER_EXAMPLES_SEED", "11")
+    [first] = _failure()
+    told = first.split("\n")[0].rpartition("=")[2]
+    monkeypatch.setenv("STREAMITER_EXAMPLES_SEED", told)
+    [again] = _failure()
+    assert again == first
+    assert 99 in _numbers(Random(int(told)))
+
+
+@pytest.mark.parametrize("most", [3, 5])
+def test_all_examples_are_looked_at_and_other_arguments_are_those_of_the_test(most: int) -> None:
+    """A decorator that ran a test once, or hid its parameters, would go unnoticed for ever."""
+    seen = []
+
+    @random_examples(lambda random: random.randrange(2**60))
+    def check(example: int, given: int) -> None:
+        seen.append((example, given))
+
+    check(most)
+    check(given=most)
+    assert [given for _, given in seen] == [most] * 2 * EXAMPLES
+    assert len(set(seen)) == 2 * EXAMPLES
