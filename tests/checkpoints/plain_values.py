@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import struct
+from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
-import hypothesis.extra.numpy as hnp
 import msgspec
 import numpy as np
-from hypothesis import strategies as st
 
 from streamiter.records import Columns
 
@@ -24,77 +25,183 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     y: float = 0.0
 
 
-TEXT = st.text(st.characters(exclude_categories=()))  # with lone surrogates
-INTS = st.integers() | st.sampled_from(
-    [2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 1 << 4000]
-)
-ATOMS = st.none() | st.booleans() | INTS | st.floats() | TEXT | st.binary()
+CHARACTERS = 'abcxyzABZ019 _-./\\%~:\0\n\x7f"\u00e9\u00df\u0130\u01c5\u212a\u0441\ud800\udfff\uffff\U0001f600'
+"""Capital and small letters that are one to some file systems, signs of paths, lone surrogates."""
 
-SCALAR_DTYPES = (
-    hnp.scalar_dtypes()
-    | st.sampled_from([np.dtype(char) for char in "qQgG"])
-    | st.sampled_from([np.dtype("M8"), np.dtype("m8"), np.dtype("<M8[25us]"), np.dtype(">m8[3h]")])
-)
+EDGES = [
+    0,
+    *(
+        sign * (1 << bits) + more
+        for bits in (7, 8, 15, 16, 31, 32, 63, 64)
+        for sign in (-1, 1)
+        for more in (-1, 0, 1)
+    ),
+    1 << 4000,
+]
+"""Where encodings of integers change."""
+
+FLOATS = [0.0, -0.0, 1.5, -1e300, 5e-324, 0.1, 2.0**53, math.inf, -math.inf, math.nan, -math.nan]
+
+# fmt: off
+SCALAR_DTYPES = [
+    np.dtype(text) for text in (
+        *"?bBhHiIlLqQefdgFDG",
+        ">i2", ">u4", ">i8", ">f2", ">f4", ">f8", ">c8", "U1", "U5", ">U3", "S1", "S7",
+        "M8", "m8", "M8[ns]", ">M8[D]", "<M8[25us]", "m8[s]", ">m8[3h]",
+    )
+]
+# fmt: on
 PADDED = np.dtype({"names": ["a", "b"], "formats": ["i1", "<i4"], "offsets": [4, 0], "itemsize": 12})
 ALIGNED = np.dtype([("a", "i1"), ("b", "f8"), ("c", "q", (2,))], align=True)
 TITLED = np.dtype([(("long title", "a"), ">i2"), ("b", "U3")])
-STRUCTURED_DTYPES = hnp.nested_dtypes() | st.sampled_from([PADDED, ALIGNED, TITLED, np.dtype([])])
-SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+BITS = [np.dtype(text) for text in ("<f4", ">f8", "<i2", ">u8", "<c16", "|S3", "|V5", "<M8[ns]")]
 
 
-@st.composite
-def raw_arrays(draw: st.DrawFn, dtypes: st.SearchStrategy[np.dtype[Any]]) -> np.ndarray[Any, Any]:
-    """An array of any bits: every NaN, every padding."""
-    dtype, shape = draw(dtypes), draw(SHAPES)
-    size = int(np.prod(shape)) * dtype.itemsize
-    return np.ndarray(shape, dtype, draw(st.binary(min_size=size, max_size=size))).copy()
+def many(random: Random, make: Callable[[Random], Any], most: int = 4) -> list[Any]:
+    """Up to so many of what ``make`` gives."""
+    return [make(random) for _ in range(random.randint(0, most))]
 
 
-BITS = st.sampled_from(
-    [np.dtype(text) for text in ("<f4", ">f8", "<i2", ">u8", "<c16", "|S3", "|V5", "<M8[ns]")]
-)
-ARRAYS = (
-    hnp.arrays(SCALAR_DTYPES, SHAPES)
-    | hnp.arrays(STRUCTURED_DTYPES.filter(lambda dtype: dtype.subdtype is None), SHAPES)
-    | raw_arrays(BITS | st.sampled_from([PADDED, ALIGNED]))
-)
-SCALARS = ARRAYS.filter(lambda array: array.size > 0).map(lambda array: array.reshape(-1)[0])
+def some_text(random: Random) -> str:
+    """With lone surrogates, and at times longer than what the shortest head of an encoding can tell."""
+    length = random.choice((0, 1, 2, 3, 5, 31, 32)) if random.random() < 0.95 else 300
+    return "".join(random.choices(CHARACTERS, k=length))
 
 
-@st.composite
-def columns(draw: st.DrawFn) -> Columns:
-    length = draw(st.integers(0, 4))
-    shapes = st.sampled_from([(length,), (length, 2), (length, 0)])
-    arrays = hnp.arrays(SCALAR_DTYPES, shapes)
-    return Columns(draw(st.dictionaries(TEXT, arrays, min_size=1, max_size=3)))
+def some_bytes(random: Random) -> bytes:
+    return random.randbytes(random.choice((0, 1, 2, 5, 300) if random.random() < 0.1 else (0, 1, 3)))
+
+
+def some_int(random: Random) -> int:
+    """Small, at an edge, or of any size."""
+    kind = random.random()
+    if kind < 0.3:
+        return random.randint(-9, 9)
+    return random.choice(EDGES) if kind < 0.7 else random.getrandbits(random.choice((8, 33, 64, 70))) - 99
+
+
+def some_float(random: Random) -> float:
+    """Any bits, or special ones."""
+    return random.choice(FLOATS) if random.random() < 0.5 else struct.unpack("d", random.randbytes(8))[0]
+
+
+def some_atom(random: Random) -> Any:
+    return random.choice((_none, _bool, some_int, some_float, some_text, some_bytes))(random)
+
+
+def _none(_: Random) -> None:
+    return None
+
+
+def _bool(random: Random) -> bool:
+    return random.random() < 0.5
+
+
+def some_structured_dtype(random: Random, levels: int = 2) -> np.dtype[Any]:
+    """Fields in fields and of arrays, with gaps, alignment and titles."""
+    if random.random() < 0.2:
+        return random.choice((PADDED, ALIGNED, TITLED, np.dtype([])))
+    fields: list[tuple[Any, ...]] = []
+    for number in range(random.randint(1, 3)):
+        inner = levels > 0 and random.random() < 0.2
+        dtype = some_structured_dtype(random, levels - 1) if inner else random.choice(SCALAR_DTYPES)
+        name = random.choice("abc\u00e9") + str(number)
+        titled = (f"title of {name}", name) if random.random() < 0.2 else name
+        fields.append(
+            (titled, dtype, random.choice(((2,), (1, 3), (0,)))) if random.random() < 0.2 else (titled, dtype)
+        )
+    return np.dtype(fields, align=random.random() < 0.3)
+
+
+def some_shape(random: Random) -> tuple[int, ...]:
+    return tuple(many(random, lambda random: random.randint(0, 4), 3))
+
+
+def some_array(random: Random) -> np.ndarray[Any, Any]:
+    """Of any bits where the type allows it: every NaN, every padding."""
+    kind, shape = random.random(), some_shape(random)
+    dtype = random.choice(SCALAR_DTYPES) if kind < 0.4 else random.choice((*BITS, PADDED, ALIGNED))
+    if kind > 0.8:
+        dtype = some_structured_dtype(random)
+    array = np.zeros(shape, dtype)
+    if dtype in BITS or dtype in (PADDED, ALIGNED) or dtype.kind in "iufcMm":
+        array = np.ndarray(shape, dtype, random.randbytes(array.nbytes)).copy()
+    elif dtype.kind in "US" and array.size:
+        array.reshape(-1)[0] = random.choice(("x", "a\0b", "\x01"))
+    return array
+
+
+def some_scalar(random: Random) -> np.generic:
+    while not (array := some_array(random)).size:
+        pass
+    scalar = array.reshape(-1)[0]
+    return scalar if isinstance(scalar, np.generic) else np.float32(1.5)
+
+
+def some_columns(random: Random) -> Columns:
+    length = random.randint(0, 4)
+    arrays = {}
+    for _ in range(random.randint(1, 3)):
+        shape = random.choice(((length,), (length, 2), (length, 0)))
+        arrays[some_text(random)] = np.ones(shape, random.choice(SCALAR_DTYPES))
+    return Columns(arrays)
+
+
+def some_point(random: Random) -> Point:
+    return Point(x=some_float(random), y=some_float(random))
+
+
+def some_key(random: Random) -> Any:
+    """A value that can be a key of a dict."""
+    kind = random.random()
+    if kind < 0.7:
+        return some_atom(random)
+    if kind < 0.8:
+        return some_point(random)
+    if kind < 0.9:
+        return tuple(many(random, some_key, 2))
+    return scalar if _is_hashable(scalar := some_scalar(random)) else 0
 
 
 def _is_hashable(value: Any) -> bool:
     try:
         hash(value)
-    except TypeError:
+    except (TypeError, ValueError):  # ValueError: a time span that has no unit
         return False
     return True
 
 
-POINTS = st.builds(Point, x=st.floats(), y=st.floats())
-KEYS = st.recursive(
-    ATOMS | SCALARS.filter(_is_hashable) | POINTS,
-    lambda inner: st.lists(inner, max_size=3).map(tuple),
-    max_leaves=4,
-)
+LEAVES = (*(some_atom,) * 6, some_array, some_scalar, some_columns, some_point)
 
 
-def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return (
-        st.lists(inner, max_size=4)
-        | st.lists(inner, max_size=4).map(tuple)
-        | st.dictionaries(KEYS, inner, max_size=4)
-        | st.builds(Click, user=TEXT, item=INTS, more=inner)
-    )
+def some_plain_value(
+    random: Random, levels: int = 3, leaves: Sequence[Callable[[Random], Any]] = LEAVES
+) -> Any:
+    """Anything that the encoding takes."""
+    kind = random.randrange(8) if levels else 0
+    if kind < 4:
+        return random.choice(leaves)(random)
+
+    def inner(random: Random) -> Any:
+        return some_plain_value(random, levels - 1, leaves)
+
+    if kind == 4:
+        return many(random, inner)
+    if kind == 5:
+        return tuple(many(random, inner))
+    if kind == 6:
+        return {some_key(random): inner(random) for _ in range(random.randint(0, 4))}
+    return Click(user=some_text(random), item=some_int(random), more=inner(random))
 
 
-PLAIN_VALUES = st.recursive(ATOMS | ARRAYS | SCALARS | columns() | POINTS, _containers, max_leaves=12)
+def some_batch(random: Random) -> Any:
+    """A list of any plain values, columns, or an array."""
+    kind = random.random()
+    if kind < 0.4:
+        return many(random, some_plain_value, 5)
+    if kind < 0.7:
+        return some_columns(random)
+    return np.ones((random.randint(0, 4), *some_shape(random)), random.choice(SCALAR_DTYPES))
 
 
 def same(first: Any, second: Any) -> bool:

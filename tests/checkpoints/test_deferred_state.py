@@ -3,9 +3,8 @@
 from contextlib import suppress
 
 import pytest
-from checkpoints.plain_values import PLAIN_VALUES, Click, Point, same
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from checkpoints.plain_values import Click, Point, many, same, some_int, some_plain_value, some_text
+from support.examples import random_examples
 
 from streamiter.checkpoints import PlainData
 from streamiter.checkpoints.deferred import DeferredFrames
@@ -29,17 +28,28 @@ class Values(Deferred):
         self.released += 1
 
 
-PIECES = st.lists(st.integers(), max_size=3).map(lambda values: Values(*values))
-STATES = st.recursive(
-    PIECES | PLAIN_VALUES,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.lists(inner, max_size=4).map(tuple)
-        | st.dictionaries(st.text(st.characters(exclude_categories=())), inner, max_size=4)
-        | st.builds(Click, user=st.text(), more=inner)
-    ),
-    max_leaves=12,
-)
+def some_piece(random):
+    return Values(*many(random, some_int, 3))
+
+
+def some_state(random, levels=3):
+    """Plain values with deferred pieces at any place but in a key."""
+    kind = random.randrange(8) if levels else 0
+    if kind < 2:
+        return some_plain_value(random, 1)
+    if kind < 4:
+        return some_piece(random)
+
+    def inner(random):
+        return some_state(random, levels - 1)
+
+    if kind == 4:
+        return many(random, inner)
+    if kind == 5:
+        return tuple(many(random, inner))
+    if kind == 6:
+        return {some_text(random): inner(random) for _ in range(random.randint(0, 4))}
+    return Click(user=some_text(random), more=inner(random))
 
 
 def materialized(state, found):
@@ -60,7 +70,7 @@ def listed(deferred):
     return lambda number: [PLAIN.decode(frame) for frame in deferred[number].frames()]
 
 
-@given(STATES)
+@random_examples(some_state)
 def test_deferred_pieces_come_back_in_their_places_and_all_else_exactly(state):
     """A large piece that lands in another step's place restores a model that was never trained."""
     found = []
@@ -79,7 +89,7 @@ def test_a_piece_before_a_lone_surrogate_is_one_piece():
     assert PLAIN.decode_state(data, listed(deferred)) == {"piece": [1, 2], "file": "\ud800"}
 
 
-@given(STATES)
+@random_examples(some_state)
 def test_state_without_deferred_pieces_is_encoded_as_ever_and_other_state_refused(state):
     """A record that refers to state which nobody stores is lost."""
     found = []
@@ -97,9 +107,10 @@ def test_state_without_deferred_pieces_is_encoded_as_ever_and_other_state_refuse
         assert same(PLAIN.decode(data), state)
 
 
-@given(STATES, STATES)
-def test_where_state_is_refused_all_its_deferred_pieces_are_released(before, after):
+@random_examples(lambda random: (some_state(random), some_state(random)))
+def test_where_state_is_refused_all_its_deferred_pieces_are_released(example):
     """Each failed checkpoint would leave the files of a replay cache open."""
+    before, after = example
     found = []
     state = {"before": before, "at fault": {1, 2}, "after": [after, {"in": {"a set"}}]}
     materialized(before, found)
@@ -130,14 +141,17 @@ def test_the_same_piece_twice_is_refused():
     assert piece.released
 
 
-@given(STATES, st.data())
-@settings(max_examples=200)
-def test_changed_bytes_of_state_are_read_or_refused(state, data):
-    """A flipped bit asks for a piece that does not exist, or for one twice."""
-    encoded, _ = PLAIN.encode_state(state)
+def some_changed_state(random):
+    encoded, _ = PLAIN.encode_state(some_state(random))
     changed = bytearray(encoded)
-    for _ in range(data.draw(st.integers(1, 3))):
-        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    for _ in range(random.randint(1, 3)):
+        changed[random.randrange(len(changed))] = random.randrange(256)
+    return bytes(changed)
+
+
+@random_examples(some_changed_state)
+def test_changed_bytes_of_state_are_read_or_refused(changed):
+    """A flipped bit asks for a piece that does not exist, or for one twice."""
     asked_for = []
 
     def resolve(number):
@@ -145,9 +159,9 @@ def test_changed_bytes_of_state_are_read_or_refused(state, data):
         return []
 
     with suppress(PlainDataError):
-        PLAIN.decode_state(bytes(changed), resolve)
+        PLAIN.decode_state(changed, resolve)
     assert asked_for == list(range(len(asked_for)))
-    assert len(asked_for) <= len(encoded)
+    assert len(asked_for) <= len(changed)
 
 
 def test_pieces_out_of_order_are_refused():

@@ -4,21 +4,27 @@ import enum
 
 import numpy as np
 import pytest
-from checkpoints.plain_values import TEXT
-from hypothesis import given
-from hypothesis import strategies as st
+from checkpoints.plain_values import many, some_bytes, some_int, some_text
+from support.examples import random_examples
 
 from streamiter.checkpoints import KEY_GROUPS, check_keys, encode_key, key_group, key_groups, normalize_key
 from streamiter.errors import PlainDataError
 
-INTS = (
-    st.integers()
-    | st.integers(-(2**65), 2**65)
-    | st.sampled_from([2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63)])
-)
-KEYS = st.recursive(
-    INTS | TEXT | st.binary(), lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5
-)
+KINDS_OF_KEYS = (some_int, some_int, some_text, some_bytes)
+
+
+def some_key(random, levels=2):
+    if levels and random.random() < 0.25:
+        return tuple(some_key(random, levels - 1) for _ in range(random.randint(0, 3)))
+    return random.choice(KINDS_OF_KEYS)(random)
+
+
+def two_keys(random):
+    """Often of the same few, as two of all that can be are hardly ever equal."""
+    if random.random() < 0.3:
+        few = [0, 1, "", "a", b"", b"a", (), (0,), ((),), ("a", 0), (b"a", 0)]
+        return random.choice(few), random.choice(few)
+    return some_key(random), some_key(random)
 
 
 class Level(enum.IntEnum):
@@ -29,9 +35,10 @@ class Color(enum.StrEnum):
     RED = "red"
 
 
-@given(KEYS, KEYS)
-def test_keys_have_the_same_bytes_exactly_when_they_are_equal(first, second):
+@random_examples(two_keys)
+def test_keys_have_the_same_bytes_exactly_when_they_are_equal(keys):
     """Two keys of the same bytes would share their state."""
+    first, second = keys
     assert (encode_key(first) == encode_key(second)) == (first == second)
 
 
@@ -140,12 +147,15 @@ def test_a_key_too_deep_is_refused():
             encode_key(nested(levels))
 
 
-@given(
-    st.lists(KEYS, max_size=20) | st.lists(INTS, max_size=20) | st.lists(TEXT, max_size=20),
-    st.sampled_from([1, 7, 128]),
-)
-def test_the_groups_of_a_batch_are_those_of_its_keys(keys, groups):
+def keys_and_groups(random):
+    kind = random.choice((some_key, some_int, some_text))
+    return many(random, kind, 20), random.choice((1, 7, 128))
+
+
+@random_examples(keys_and_groups)
+def test_the_groups_of_a_batch_are_those_of_its_keys(example):
     """Timers and restored state go by one key, data by batches: both must meet."""
+    keys, groups = example
     assert key_groups(keys, groups).tolist() == [key_group(key, groups) for key in keys]
 
 

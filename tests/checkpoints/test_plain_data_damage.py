@@ -6,9 +6,8 @@ import msgpack
 import msgspec
 import numpy as np
 import pytest
-from checkpoints.plain_values import PLAIN_VALUES, Click, Point
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from checkpoints.plain_values import Click, Point, some_plain_value
+from support.examples import random_examples
 
 from streamiter.checkpoints import PlainData
 from streamiter.errors import PlainDataError
@@ -36,9 +35,18 @@ def decode_or_refuse(data: bytes) -> None:
     PLAIN.encode(value)
 
 
-@given(st.binary(max_size=200))
-@example(b"")
-@settings(max_examples=300)
+def some_data(random):
+    """Any bytes, or such as begin like something that is read."""
+    if random.random() < 0.5:
+        return random.randbytes(random.randrange(60))
+    return bytes(
+        random.choices(
+            b"\x00\x01\x02\x80\x81\x90\x91\x92\xa1\xc0\xc1\xc4\xc7\xc8\xcf\xd4\xd9\xdc\xde\xff", k=20
+        )
+    )
+
+
+@random_examples(some_data)
 def test_any_bytes_are_read_or_refused(data):
     """A checkpoint file of another program, or of zeros after a crash."""
     decode_or_refuse(data)
@@ -46,14 +54,31 @@ def test_any_bytes_are_read_or_refused(data):
     decode_or_refuse(b"\x02" + len(data).to_bytes(8, "little") + data)
 
 
-@given(PLAIN_VALUES | st.just(RICH), st.data())
-@settings(max_examples=300)
-def test_changed_bytes_are_read_or_refused(value, data):
+def test_no_bytes_are_refused():
+    """The file was made, and the process died before it wrote."""
+    with pytest.raises(PlainDataError):
+        PLAIN.decode(b"")
+
+
+ENCODED_RICH = PLAIN.encode(RICH)
+
+
+def some_encoded(random):
+    return ENCODED_RICH if random.random() < 0.2 else PLAIN.encode(some_plain_value(random))
+
+
+def changed(random, encoded):
+    """The same with one to three bytes changed."""
+    data = bytearray(encoded)
+    for _ in range(random.randint(1, 3)):
+        data[random.randrange(len(data))] = random.randrange(256)
+    return bytes(data)
+
+
+@random_examples(lambda random: changed(random, some_encoded(random)))
+def test_changed_bytes_are_read_or_refused(data):
     """One bit flips on a disk: an error, or another value, but no crash of the interpreter."""
-    encoded = bytearray(PLAIN.encode(value))
-    for _ in range(data.draw(st.integers(1, 3))):
-        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
-    decode_or_refuse(bytes(encoded))
+    decode_or_refuse(data)
 
 
 def test_every_changed_byte_of_a_rich_value_is_read_or_refused():
@@ -64,20 +89,23 @@ def test_every_changed_byte_of_a_rich_value_is_read_or_refused():
             decode_or_refuse(encoded[:position] + bytes([byte]) + encoded[position + 1 :])
 
 
-@given(PLAIN_VALUES | st.just(RICH), st.data())
-def test_cut_off_bytes_are_refused(value, data):
+def cut_off(random):
+    encoded = some_encoded(random)
+    return encoded[: random.randrange(len(encoded))]
+
+
+@random_examples(cut_off)
+def test_cut_off_bytes_are_refused(data):
     """The process died while it wrote."""
-    encoded = PLAIN.encode(value)
-    end = data.draw(st.integers(0, len(encoded) - 1))
     with pytest.raises(PlainDataError, match="damaged, or of something else"):
-        PLAIN.decode(encoded[:end])
+        PLAIN.decode(data)
 
 
-@given(PLAIN_VALUES | st.just(RICH), st.binary(min_size=1, max_size=20))
-def test_bytes_behind_the_end_are_refused(value, more):
+@random_examples(lambda random: some_encoded(random) + random.randbytes(random.randint(1, 20)))
+def test_bytes_behind_the_end_are_refused(data):
     """A shorter value written over a longer one."""
     with pytest.raises(PlainDataError, match="damaged, or of something else"):
-        PLAIN.decode(PLAIN.encode(value) + more)
+        PLAIN.decode(data)
 
 
 def framed(packed: bytes) -> bytes:

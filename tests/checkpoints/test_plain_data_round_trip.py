@@ -2,23 +2,21 @@
 
 import math
 
-import hypothesis.extra.numpy as hnp
 import msgspec
 import numpy as np
 import pytest
 from checkpoints.plain_values import (
-    ARRAYS,
-    PLAIN_VALUES,
-    SCALARS,
-    STRUCTURED_DTYPES,
     Click,
     Point,
-    columns,
     same,
     same_dtype,
+    some_array,
+    some_batch,
+    some_plain_value,
+    some_scalar,
+    some_structured_dtype,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from support.examples import random_examples
 
 from streamiter.checkpoints import PlainData
 from streamiter.checkpoints.dtypes import pack_dtype, unpack_dtype
@@ -27,7 +25,7 @@ from streamiter.records import Columns
 PLAIN = PlainData([Click, Point])
 
 
-@given(PLAIN_VALUES)
+@random_examples(some_plain_value)
 def test_any_plain_value_survives_with_its_exact_types(value):
     """A restored state that differs in one type trains on differently, and nobody sees why."""
     encoded = PLAIN.encode(value)
@@ -36,7 +34,7 @@ def test_any_plain_value_survives_with_its_exact_types(value):
     assert PLAIN.encode(decoded) == encoded
 
 
-@given(ARRAYS)
+@random_examples(some_array)
 def test_any_array_survives_writable_and_with_memory_of_its_own(array):
     """A restored weight vector that is read-only fails at the first update."""
     encoded = PLAIN.encode(array)
@@ -46,23 +44,19 @@ def test_any_array_survives_writable_and_with_memory_of_its_own(array):
     assert decoded.flags.owndata or not decoded.nbytes
 
 
-@given(SCALARS)
+@random_examples(some_scalar)
 def test_any_numpy_scalar_survives_with_its_class(scalar):
     """float32 sums that come back as Python floats are no longer the same sums."""
     assert same(PLAIN.decode(PLAIN.encode(scalar)), scalar)
 
 
-@given(STRUCTURED_DTYPES)
+@random_examples(some_structured_dtype)
 def test_any_structured_dtype_survives_with_gaps_and_titles(dtype):
     """A dtype told by its ``descr`` loses offsets, alignment or titles."""
     assert same_dtype(unpack_dtype(pack_dtype(dtype)), dtype)
 
 
-@given(
-    st.lists(PLAIN_VALUES, max_size=5)
-    | columns()
-    | hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_side=0))
-)
+@random_examples(some_batch)
 def test_any_batch_survives_as_the_kind_it_is(batch):
     """A spilled array batch that comes back as a list breaks the operator that calls ``batch.sum()``."""
     assert same(PLAIN.decode_batch(PLAIN.encode_batch(batch)), batch)
@@ -73,11 +67,7 @@ def in_own_memory(encoded):
     return room, room.data
 
 
-@given(
-    st.lists(PLAIN_VALUES, max_size=5)
-    | columns()
-    | hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_side=0))
-)
+@random_examples(some_batch)
 def test_a_batch_that_is_decoded_where_it_lies_is_the_same(batch):
     """Two ways to read must not be two results."""
     _, room = in_own_memory(PLAIN.encode_batch(batch))

@@ -65,7 +65,7 @@ def random_examples(
 
 
 class _Recorded(Random):
-    """A generator that gives the numbers in ``given`` and then those of its seed, or zeros; ``taken`` are those given."""
+    """A generator that gives the numbers in ``given`` and then those of its seed, or zeros; ``taken`` has them all."""
 
     given: Iterator[int]
     only_given: bool
