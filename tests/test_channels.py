@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from support.examples import random_examples
 
 from streamiter.channels import Channel
 from streamiter.errors import InternalError
@@ -156,14 +156,22 @@ def test_watermarks_that_nobody_takes_do_not_pile_up() -> None:
     ]
 
 
-ACTIONS = st.lists(st.one_of(st.integers(0, 9), st.sampled_from(["control", "take"])), max_size=60)
+Actions = tuple[list[int | str], int, int]
 
 
-@given(actions=ACTIONS, records=st.integers(1, 12), size_bytes=st.integers(1, 90))
-def test_whatever_is_put_and_taken_order_limits_and_numbers_hold(
-    actions: list[int | str], records: int, size_bytes: int
-) -> None:
+def actions_and_limits(random: Random) -> Actions:
+    """A batch of so many records, a control record, or a take; the limits in records and bytes."""
+    actions: list[int | str] = [
+        random.choice((random.randint(0, 9), random.randint(0, 3), "control", "take"))
+        for _ in range(random.randrange(31))
+    ]
+    return actions, random.randint(1, 12), random.randint(1, 90)
+
+
+@random_examples(actions_and_limits)
+def test_whatever_is_put_and_taken_order_limits_and_numbers_hold(example: Actions) -> None:
     """Against a plain list: first in, first out, never above a limit but for a batch alone, sizes never drift."""
+    actions, records, size_bytes = example
     channel = channel_of(records, size_bytes)
     model: deque[DataBatch | Control] = deque()
     for action in actions:

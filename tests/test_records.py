@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import sys
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from support.examples import random_examples
 
 from streamiter.records import (
     Batch,
@@ -22,8 +22,6 @@ from streamiter.records import (
     slice_batch,
     take,
 )
-
-LENGTH = st.integers(0, 12)
 
 
 def batches_of(length: int) -> list[Batch]:
@@ -122,19 +120,26 @@ class TestColumns:
         assert (len(empty), list(empty), empty.names) == (0, [], ("x",))
 
 
-@given(length=LENGTH, start=LENGTH, stop=LENGTH)
-def test_a_slice_holds_the_same_records_of_every_kind_of_batch(length: int, start: int, stop: int) -> None:
+def test_a_slice_holds_the_same_records_of_every_kind_of_batch() -> None:
     """Batches are cut wherever they are; a cut must never change, lose or repeat a record."""
-    for batch in batches_of(length):
-        part = slice_batch(batch, start, stop)
-        assert type(part) is type(batch)
-        assert rows(part) == rows(batch)[start:stop]
+    for length in range(8):
+        for batch in batches_of(length):
+            whole = rows(batch)
+            for start, stop in itertools.product(range(9), repeat=2):
+                part = slice_batch(batch, start, stop)
+                assert type(part) is type(batch)
+                assert rows(part) == whole[start:stop]
 
 
-@given(data=st.data(), length=st.integers(1, 12))
-def test_taking_gives_the_records_asked_for_in_that_order(data: st.DataObject, length: int) -> None:
+def length_and_indices(random: Random) -> tuple[int, list[int]]:
+    length = random.randint(1, 12)
+    return length, [random.randrange(length) for _ in range(random.randrange(12))]
+
+
+@random_examples(length_and_indices)
+def test_taking_gives_the_records_asked_for_in_that_order(example: tuple[int, list[int]]) -> None:
     """Partitioning and rejection rest on it."""
-    indices = data.draw(st.lists(st.integers(0, length - 1)))
+    length, indices = example
     for batch in batches_of(length):
         for which in (indices, np.array(indices, np.int64)):
             taken = take(batch, which)
@@ -147,10 +152,15 @@ def test_taking_from_any_other_sequence_gives_a_list() -> None:
     assert take((5, 6, 7), [2, 0]) == [7, 5]
 
 
-@given(data=st.data(), length=LENGTH)
-def test_joining_what_was_cut_gives_the_batch_again(data: st.DataObject, length: int) -> None:
+def length_and_cuts(random: Random) -> tuple[int, list[int]]:
+    length = random.randrange(13)
+    return length, sorted(random.randint(0, length) for _ in range(random.randrange(5)))
+
+
+@random_examples(length_and_cuts)
+def test_joining_what_was_cut_gives_the_batch_again(example: tuple[int, list[int]]) -> None:
     """The gate joins small batches; joined and cut ones must be the same stream."""
-    cuts = sorted(data.draw(st.lists(st.integers(0, length), max_size=4)))
+    length, cuts = example
     for batch in batches_of(length):
         bounds = [0, *cuts, length]
         parts = [slice_batch(batch, *bound) for bound in itertools.pairwise(bounds)]
@@ -253,10 +263,10 @@ class TestEstimatedBytes:
         estimated_bytes(Watched(range(10_000)))
         assert len(looked_at) <= 8
 
-    @given(length=st.integers(1, 300))
-    def test_of_equal_records_is_their_size_times_their_number(self, length: int) -> None:
+    def test_of_equal_records_is_their_size_times_their_number(self) -> None:
         """Whatever the length, the sample is scaled right."""
-        assert estimated_bytes([7] * length) == sys.getsizeof(7) * length
+        for length in range(1, 301):
+            assert estimated_bytes([7] * length) == sys.getsizeof(7) * length
 
 
 def test_tags_of_one_name_are_one_side_output() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from checkpoints.plain_values import many, some_bytes, some_int, some_text
+from support.examples import EXAMPLES, random_examples
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
@@ -19,14 +20,28 @@ from streamiter.runtime.checkpointing.redistribution.waiting import Frames, Wait
 from streamiter.runtime.partitioning import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
 from streamiter.topics.topic_source import TopicSource
 
-counts = st.integers(1, 9)
-keys = st.one_of(
-    st.integers(), st.text(max_size=3), st.binary(max_size=3), st.tuples(st.integers(), st.text())
-)
-batches = st.lists(st.tuples(st.integers(0, 8), st.lists(st.integers(-99, 99), min_size=1)))
-sharing = st.sampled_from([Forward(), Rebalance(), ByKey(lambda x: x % 5), ByFunction(lambda x: x)])
+Waited = list[tuple[int, list[int]]]
+"""Batches that have waited, each with the subtask that it waited for."""
+
+SHARING = [Forward(), Rebalance(), ByKey(lambda x: x % 5), ByFunction(lambda x: x)]
 
 plain_data = PlainData()
+
+
+def some_count(random: Random) -> int:
+    return random.randint(1, 9)
+
+
+def some_key(random: Random) -> Any:
+    kind = random.choice((some_int, some_text, some_bytes, None))
+    return kind(random) if kind else (some_int(random), some_text(random))
+
+
+def some_batches(random: Random) -> Waited:
+    return many(
+        random,
+        lambda random: (random.randint(0, 8), [random.randint(-99, 99) for _ in range(some_count(random))]),
+    )
 
 
 def owner(partitioning: Partitioning, record: Any, subtasks: int) -> int:
@@ -35,10 +50,21 @@ def owner(partitioning: Partitioning, record: Any, subtasks: int) -> int:
     return subtask
 
 
-@given(st.lists(st.dictionaries(keys, st.integers(), max_size=20), min_size=1), counts)
-def test_each_key_is_where_its_records_go(states: list[dict[Any, int]], subtasks: int) -> None:
+def some_states(random: Random) -> list[dict[Any, int]]:
+    """The state of each key at each subtask."""
+    return [
+        {some_key(random): random.getrandbits(70) for _ in range(random.randrange(6))}
+        for _ in range(some_count(random))
+    ]
+
+
+@random_examples(lambda random: (some_states(random), some_count(random)), examples=EXAMPLES // 5)
+def test_each_key_is_where_its_records_go(example: tuple[list[dict[Any, int]], int]) -> None:
     """The state of a key lay at one subtask, and its records came to another, which began anew."""
-    states = [{(subtask, key): value for key, value in state.items()} for subtask, state in enumerate(states)]
+    given_states, subtasks = example
+    states = [
+        {(subtask, key): value for key, value in state.items()} for subtask, state in enumerate(given_states)
+    ]
     frames = [[[list(state), list(state.values())], [[], []]] for state in states]
     by_key = ByKey(lambda key: key)
     found: Counter[Any] = Counter()
@@ -51,9 +77,16 @@ def test_each_key_is_where_its_records_go(states: list[dict[Any, int]], subtasks
     assert found == Counter(item for state in states for item in state.items())
 
 
-@given(st.lists(st.lists(st.tuples(st.integers(), st.none() | keys, st.text()))), counts)
-def test_timers_are_where_the_states_of_their_keys_are(timers: Any, subtasks: int) -> None:
+def some_timers(random: Random) -> list[tuple[int, Any, str]]:
+    return many(
+        random, lambda random: (some_int(random), random.choice((None, some_key(random))), some_text(random))
+    )
+
+
+@random_examples(lambda random: (many(random, some_timers), some_count(random)))
+def test_timers_are_where_the_states_of_their_keys_are(example: tuple[Any, int]) -> None:
     """A timer was dealt out by its number, and met no state."""
+    timers, subtasks = example
     dealt = timers_of(timers, subtasks, by_key=True)
     assert Counter(timer for of_subtask in dealt for timer in of_subtask) == Counter(
         timer for of_subtask in timers for timer in of_subtask
@@ -63,11 +96,10 @@ def test_timers_are_where_the_states_of_their_keys_are(timers: Any, subtasks: in
         assert all(owner(by_key, key, subtasks) == subtask for _, key, _ in of_subtask if key is not None)
 
 
-@given(batches, sharing, counts)
-def test_records_that_waited_are_where_the_edge_takes_them(
-    given_batches: list[tuple[int, list[int]]], partitioning: Partitioning, subtasks: int
-) -> None:
+@random_examples(lambda random: (some_batches(random), random.choice(SHARING), some_count(random)))
+def test_records_that_waited_are_where_the_edge_takes_them(example: tuple[Waited, Partitioning, int]) -> None:
     """What had waited was all given to the first subtask, or to those of other keys."""
+    given_batches, partitioning, subtasks = example
     dealt = list(deal(given_batches, partitioning, subtasks))
     records = [(subtask, record) for subtask, batch in dealt for record in batch]
     assert Counter(record for _, record in records) == Counter(
@@ -81,11 +113,15 @@ def test_records_that_waited_are_where_the_edge_takes_them(
         )
 
 
-@given(batches, sharing | st.just(Broadcast()), counts, st.booleans())
+@random_examples(
+    lambda random: (some_batches(random), random.choice([*SHARING, Broadcast()]), some_count(random))
+)
 def test_what_is_read_for_one_subtask_is_what_is_dealt_to_it(
-    given_batches: list[tuple[int, list[int]]], partitioning: Partitioning, subtasks: int, encoded: bool
+    example: tuple[Waited, Partitioning, int],
 ) -> None:
     """Each new subtask goes through all that waited by itself: they must agree on who gets what."""
+    given_batches, partitioning, subtasks = example
+    encoded = len(given_batches) % 2 == 1
     waiting = [_waiting(reader, batch, encoded=encoded) for reader, batch in given_batches]
     expected = list(deal(given_batches, partitioning, subtasks))
     for subtask in range(subtasks):
@@ -100,8 +136,8 @@ def _waiting(reader: int, batch: Batch, *, encoded: bool) -> Waiting:
     return Waiting(0, 1, reader, len(batch), None if encoded else batch, content)
 
 
-@given(batches)
-def test_a_queue_reads_what_was_dealt_out(given_batches: list[tuple[int, list[int]]]) -> None:
+@random_examples(some_batches)
+def test_a_queue_reads_what_was_dealt_out(given_batches: Waited) -> None:
     """What was dealt out decoded, and what was passed on encoded, have one form in a snapshot."""
     waiting = [_waiting(0, batch, encoded=bool(reader % 2)) for reader, batch in given_batches]
     frames = Frames(lambda: (entry_of(each, plain_data) for each in waiting))
@@ -110,11 +146,19 @@ def test_a_queue_reads_what_was_dealt_out(given_batches: list[tuple[int, list[in
         assert [list(each.records(plain_data)) for each in read] == [batch for _, batch in given_batches]
 
 
-@given(st.integers(0, 60), st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=4), counts)
-def test_items_are_read_once_whatever_was_done_before(
-    items: int, done: list[list[int]], subtasks: int
-) -> None:
+Done = tuple[int, list[list[int]], int]
+
+
+def items_and_done(random: Random) -> Done:
+    """How many items, how many each subtask passed on in each run before, and the subtasks of now."""
+    done = many(random, lambda random: [random.randint(0, 9) for _ in range(random.randint(1, 4))])
+    return random.randint(0, 60), done, some_count(random)
+
+
+@random_examples(items_and_done)
+def test_items_are_read_once_whatever_was_done_before(example: Done) -> None:
     """After a second change, items that were read before the first were read again."""
+    items, done, subtasks = example
     read: list[int] = []
     positions: list[dict[Any, Any]] = [{}]
     for of_subtasks in done:
@@ -145,9 +189,17 @@ class _Place:
         self.subtask_index, self.parallelism = subtask, subtasks
 
 
-@given(st.lists(st.dictionaries(st.integers(0, 9), st.integers(0, 99)), min_size=1), counts)
-def test_no_partition_begins_anew(positions: list[dict[int, int]], subtasks: int) -> None:
+def some_positions(random: Random) -> list[dict[int, int]]:
+    return [
+        {random.randint(0, 9): random.randint(0, 99) for _ in range(random.randrange(5))}
+        for _ in range(some_count(random))
+    ]
+
+
+@random_examples(lambda random: (some_positions(random), some_count(random)))
+def test_no_partition_begins_anew(example: tuple[list[dict[int, int]], int]) -> None:
     """A partition that the positions of its reader did not name counted as new."""
+    positions, subtasks = example
     shared = TopicSource.redistribute(positions, subtasks)
     furthest: dict[int, int] = {}
     for of_subtask in positions:
@@ -158,7 +210,11 @@ def test_no_partition_begins_anew(positions: list[dict[int, int]], subtasks: int
         assert all(partition % subtasks == subtask for partition in of_subtask)
 
 
-@given(st.lists(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)))))
+def some_adds(random: Random) -> list[tuple[int, int]]:
+    return many(random, lambda random: (random.randint(0, 30), random.randint(1, 5)), 12)
+
+
+@random_examples(lambda random: many(random, some_adds))
 def test_counts_of_several_heads_add_up(added: list[list[tuple[int, int]]]) -> None:
     """A loop ended while feedback was in it that another head had counted."""
     expected: Counter[int] = Counter()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from support.examples import random_examples
 
 from streamiter_kafka.partitioner import murmur2, partitions_of_keys
 
@@ -25,8 +26,14 @@ def test_the_hash_is_that_of_the_java_client(key: bytes, expected: int) -> None:
     assert murmur2(key) == expected % 2**32
 
 
-@given(st.lists(st.binary(max_size=40), min_size=8, max_size=60), st.integers(1, 1000))
-def test_many_keys_at_once_go_where_each_goes_alone(keys: list[bytes], partitions: int) -> None:
+def keys_and_partitions(random: Random) -> tuple[list[bytes], int]:
+    keys = [random.randbytes(random.randrange(41)) for _ in range(random.randint(8, 30))]
+    return keys, random.randint(1, 1000)
+
+
+@random_examples(keys_and_partitions)
+def test_many_keys_at_once_go_where_each_goes_alone(example: tuple[list[bytes], int]) -> None:
     """Few keys are hashed one by one and many together: a key must not move with the size of its batch."""
+    keys, partitions = example
     alone = [(murmur2(key) & 0x7FFFFFFF) % partitions for key in keys]
     assert partitions_of_keys(keys, partitions) == alone

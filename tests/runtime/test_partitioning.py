@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain, pairwise
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from checkpoints.plain_values import some_bytes, some_int, some_text
+from support.examples import random_examples
 
 from streamiter.checkpoints.keys import key_group
 from streamiter.errors import ConfigurationError, PlainDataError
@@ -65,14 +66,20 @@ def spread(
     return got
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", PARTITIONINGS)
-@given(data=st.data())
-def test_where_batches_are_cut_carries_no_meaning(name: str, kind: str, data: st.DataObject) -> None:
+Cut = tuple[str, str, int, list[int], list[int]]
+
+
+def cut_values(random: Random) -> Cut:
+    """A partitioning, a kind of batch, the number of subtasks, records, and where they are cut."""
+    values = [random.randint(-50, 50) for _ in range(random.randrange(21))]
+    cuts = sorted(random.randint(0, len(values)) for _ in range(random.randrange(6)))
+    return random.choice([*PARTITIONINGS]), random.choice([*KINDS]), random.randint(2, 5), values, cuts
+
+
+@random_examples(cut_values)
+def test_where_batches_are_cut_carries_no_meaning(example: Cut) -> None:
     """The same records cut elsewhere must go to the same subtasks, or results change with the load."""
-    values = data.draw(st.lists(st.integers(-50, 50), max_size=20))
-    subtasks = data.draw(st.integers(2, 5))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=5)))
+    name, kind, subtasks, values, cuts = example
     batch = KINDS[kind](values)
     bounds = [0, *cuts, len(values)]
     parts = [slice_batch(batch, start, stop) for start, stop in pairwise(bounds) if stop > start]
@@ -83,23 +90,26 @@ def test_where_batches_are_cut_carries_no_meaning(name: str, kind: str, data: st
     assert all(is_part_in_order(got, values) for got in whole)
 
 
-@given(
-    keys=st.lists(st.one_of(st.integers(), st.text(), st.binary()), min_size=1, max_size=20),
-    n=st.integers(2, 9),
-)
-def test_a_key_goes_where_its_group_belongs(keys: list[Any], n: int) -> None:
+def keys_and_subtasks(random: Random) -> tuple[list[Any], int]:
+    keys = [random.choice((some_int, some_text, some_bytes))(random) for _ in range(random.randint(1, 20))]
+    return keys, random.randint(2, 9)
+
+
+@random_examples(keys_and_subtasks)
+def test_a_key_goes_where_its_group_belongs(example: tuple[list[Any], int]) -> None:
     """Keyed state is found again after a restore by the same rule: key → group → subtask."""
+    keys, n = example
     split = ByKey(lambda record: record).splitter(0, n)
     for target, part in split(keys):
         assert {subtask_of_group(key_group(key), n) for key in part} == {target}
 
 
-@given(subtasks=st.integers(1, 128))
-def test_every_subtask_owns_a_range_of_groups(subtasks: int) -> None:
+def test_every_subtask_owns_a_range_of_groups() -> None:
     """A subtask without a group would be idle for ever; groups out of order could not move as ranges."""
-    owners = [subtask_of_group(group, subtasks) for group in range(KEY_GROUPS)]
-    assert owners == sorted(owners)
-    assert set(owners) == set(range(subtasks))
+    for subtasks in range(1, KEY_GROUPS + 1):
+        owners = [subtask_of_group(group, subtasks) for group in range(KEY_GROUPS)]
+        assert owners == sorted(owners)
+        assert set(owners) == set(range(subtasks))
 
 
 def test_keys_of_whole_batches_and_of_single_records_agree() -> None:
@@ -129,9 +139,15 @@ def test_what_cannot_be_a_key_is_refused(key: Any) -> None:
         ByKey(lambda _: key).splitter(0, 2)([1])
 
 
-@given(counts=st.lists(st.integers(1, 7), max_size=8), subtask=st.integers(0, 5), n=st.integers(2, 4))
-def test_rebalancing_deals_records_in_turn_across_batches(counts: list[int], subtask: int, n: int) -> None:
+def counts_and_subtasks(random: Random) -> tuple[list[int], int, int]:
+    counts = [random.randint(1, 7) for _ in range(random.randrange(9))]
+    return counts, random.randint(0, 5), random.randint(2, 4)
+
+
+@random_examples(counts_and_subtasks)
+def test_rebalancing_deals_records_in_turn_across_batches(example: tuple[list[int], int, int]) -> None:
     """Dealing batches, or beginning anew with each batch, loads the first subtask with all single records."""
+    counts, subtask, n = example
     batches: list[Batch] = []
     for count in counts:
         begin = sum(len(batch) for batch in batches)
