@@ -27,7 +27,7 @@ def test_the_hash_is_that_of_the_java_client(key: bytes, expected: int) -> None:
 
 
 def keys_and_partitions(random: Random) -> tuple[list[bytes], int]:
-    keys = [random.randbytes(random.randrange(41)) for _ in range(random.randint(8, 30))]
+    keys = [random.randbytes(random.randrange(41)) for _ in range(random.randint(8, 12))]
     return keys, random.randint(1, 1000)
 
 

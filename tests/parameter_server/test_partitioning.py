@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 from itertools import pairwise, product
+from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from support.examples import random_examples
 
 from streamiter.errors import RowsInDifferentBlocks
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.partitioning import Partitioning, Slice
 
-_settings = st.tuples(
-    st.integers(1, 9),
-    st.sampled_from([1, 2, 3, 10, 97, 2000]),
-    st.integers(1, 7),
-    st.none() | st.tuples(st.integers(1, 12), st.sampled_from([1, 2, 3, 40, 700, 5000])),
-)
+Settings = tuple[int, int, int, tuple[int, int] | None]
 """Rows, columns, shards, block."""
+
+
+def _settings(random: Random) -> Settings:
+    """Of up to some hundred blocks: more are the subject of a test below."""
+    columns = random.choice((1, 2, 3, 10, 97, 2000))
+    widths = [width for width in (1, 2, 3, 40, 700, 5000) if columns <= 10 * width]
+    block = (random.randint(1, 12), random.choice(widths)) if random.random() < 0.8 else None
+    return random.randint(1, 9), columns, random.randint(1, 7), block
 
 
 def _partitioning(rows: int, columns: int, shards: int, block: tuple[int, int] | None) -> Partitioning:
     return Partitioning(Matrix("w", rows=rows, columns=columns, block=block), shards)
 
 
-@settings(max_examples=60)
-@given(_settings)
-def test_blocks_cover_each_number_once(given_settings: tuple[int, int, int, tuple[int, int] | None]) -> None:
+@random_examples(_settings)
+def test_blocks_cover_each_number_once(given_settings: Settings) -> None:
     """The remainder at the right border belonged to no block, and was never stored."""
     rows, columns, _, block = given_settings
     partitioning = _partitioning(*given_settings)
@@ -46,11 +48,8 @@ def test_blocks_cover_each_number_once(given_settings: tuple[int, int, int, tupl
         assert all(left.columns.stop == right.columns.start for left, right in pairwise(of_row))
 
 
-@settings(max_examples=60)
-@given(_settings)
-def test_neighbours_share_a_shard_and_all_shards_have_alike(
-    given_settings: tuple[int, int, int, tuple[int, int] | None],
-) -> None:
+@random_examples(_settings)
+def test_neighbours_share_a_shard_and_all_shards_have_alike(given_settings: Settings) -> None:
     """A shard with twice the blocks of the others is what all wait for."""
     shards = given_settings[2]
     blocks = _partitioning(*given_settings).blocks
@@ -75,19 +74,22 @@ def test_without_a_block_size_each_shard_has_one_block(columns: int, shards: int
     assert min(widths) == widths[-1]
 
 
-_orders = st.sampled_from(["as drawn", "ascending", "descending", "all the same", "nearly ascending"])
+ORDERS = ["as drawn", "ascending", "descending", "all the same", "nearly ascending"]
 
 
-@settings(max_examples=300)
-@given(
-    _settings, st.integers(0, 9), st.lists(st.floats(0, 1, exclude_max=True, width=32), max_size=60), _orders
-)
-def test_keys_are_split_as_a_loop_would(
-    given_settings: tuple[int, int, int, tuple[int, int] | None], row: int, shares: list[float], order: str
-) -> None:
+def settings_and_keys(random: Random) -> tuple[Settings, int, list[int], str]:
+    """Settings, a row, its columns, and in which order they are given."""
+    settings = _settings(random)
+    columns = [random.randrange(settings[1]) for _ in range(random.randrange(31))]
+    return settings, random.randrange(10), columns, random.choice(ORDERS)
+
+
+@random_examples(settings_and_keys)
+def test_keys_are_split_as_a_loop_would(example: tuple[Settings, int, list[int], str]) -> None:
     """A value that went to the column of another one: positions must go with their columns, through any order."""
-    rows, width = given_settings[:2]
-    columns = _ordered(np.array([int(share * width) for share in shares], np.int64), order)
+    given_settings, row, given_columns, order = example
+    rows = given_settings[0]
+    columns = _ordered(np.array(given_columns, np.int64), order)
     before = columns.copy()
     partitioning = _partitioning(*given_settings)
     slices = partitioning.split(row % rows, columns)

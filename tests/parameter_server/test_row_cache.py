@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError
 from streamiter.parameter_server.consistency.settings import ASP, BSP, SSP
@@ -59,29 +59,27 @@ class _BruteForce:
         return sum(8 * len(values) for _, _, values in self.cached)
 
 
-_steps = st.tuples(
-    st.sampled_from(
-        [
-            *["read", "find", "add"] * 3,
-            "clock",
-            "invalidate",
-            "clear",
-            "add while reading",
-            "invalidate while reading",
-        ]
-    ),
-    st.tuples(st.sampled_from(sorted(_WIDTHS)), st.sampled_from(_ROWS)),
-    st.none() | st.lists(st.integers(0, 1), max_size=3),
-    st.integers(0, 3),
-)
+_COMMON = ["read", "find", "add"]
+_RARE = ["clock", "invalidate", "clear", "add while reading", "invalidate while reading"]
+
+_Steps = list[tuple[str, tuple[str, int], list[int] | None, int]]
 
 
-@settings(max_examples=150, deadline=None)
-@given(steps=st.lists(_steps, min_size=30, max_size=60), staleness=st.integers(0, 3))
-def test_gives_and_keeps_what_a_brute_force_cache_would(
-    steps: list[tuple[str, tuple[str, int], list[int] | None, int]], staleness: int
-) -> None:
+def _steps_and_staleness(random: Random) -> tuple[_Steps, int]:
+    """What is done, with which row, which columns of it, and how old what is read is."""
+    keys = [(matrix, row) for matrix in sorted(_WIDTHS) for row in _ROWS]
+    steps: _Steps = []
+    for _ in range(random.randint(10, 40)):
+        columns = random.choices((0, 1), k=random.randrange(4)) if random.random() < 0.5 else None
+        kind = random.choice(_COMMON if random.random() < 0.65 else _RARE)
+        steps.append((kind, random.choice(keys), columns, random.randint(0, 3)))
+    return steps, random.randint(0, 3)
+
+
+@random_examples(_steps_and_staleness)
+def test_gives_and_keeps_what_a_brute_force_cache_would(example: tuple[_Steps, int]) -> None:
     """A cache that gave rows from before the allowed clocks let training go on with weights nobody would ever get."""
+    steps, staleness = example
     cache, expected, clock = RowCache(_LIMIT_BYTES), _BruteForce(), 0
     for number, (kind, key, named, age) in enumerate(steps):
         width = _WIDTHS[key[0]]

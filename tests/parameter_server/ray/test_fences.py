@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from random import Random
 from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
-from hypothesis import given
+from support.examples import random_examples
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.parameter_server import ASP, psf
@@ -85,13 +85,15 @@ def value_in(state: Any) -> float:
     return value(copy)
 
 
-adds = st.sampled_from([("add", worker) for worker in WORKERS])
-arrivals = st.tuples(st.sampled_from([0, 1]), st.sampled_from([SERVER, *WORKERS]))
-lost_rounds = st.sampled_from([("lost", worker) for worker in WORKERS])
-events = st.lists(st.one_of(adds, st.just(("take", 0)), lost_rounds, arrivals, arrivals), max_size=60)
+def some_events(random: Random) -> list[tuple[Any, int]]:
+    """What is sent, or that the next message of a sender arrives at shard 0 or 1."""
+    return [
+        (kind, random.choice((SERVER, *WORKERS) if kind in (0, 1) else WORKERS))
+        for kind in random.choices(("add", "take", "lost", 0, 1), k=random.randrange(25))
+    ]
 
 
-@given(events)
+@random_examples(some_events)
 def test_an_add_is_in_the_states_of_both_shards_or_of_none(happens: list[tuple[Any, int]]) -> None:
     """One half of an add to two shards was in the snapshot, and the whole of it was sent once more after going back.
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from random import Random
+
+from support.examples import random_examples
 
 from streamiter.parameter_server.transport.messages import Received, Standing
 from streamiter.parameter_server.transport.server_session import ServerSession
 
+Arrivals = tuple[list[int], int, int, set[int]]
 
-@given(
-    arrivals=st.lists(st.integers(1, 12), max_size=60),
-    window=st.integers(1, 12),
-    reorder=st.integers(1, 12),
-    settled_at_once=st.sets(st.integers(1, 12)),
-)
-def test_any_arrivals_are_given_out_once_in_order_within_the_bounds(
-    arrivals: list[int], window: int, reorder: int, settled_at_once: set[int]
-) -> None:
+
+def arrivals_and_bounds(random: Random) -> Arrivals:
+    """Numbers that arrive, the bounds, and the numbers that are settled at once."""
+    arrivals = [random.randint(1, 12) for _ in range(random.randrange(61))]
+    return (
+        arrivals,
+        random.randint(1, 12),
+        random.randint(1, 12),
+        set(random.sample(range(1, 13), random.randrange(13))),
+    )
+
+
+@random_examples(arrivals_and_bounds)
+def test_any_arrivals_are_given_out_once_in_order_within_the_bounds(example: Arrivals) -> None:
     """Numbers that come twice, early, or above the bounds must change nothing but what they may."""
+    arrivals, window, reorder, settled_at_once = example
     session = ServerSession(window=window, reorder=reorder)
     given_out: list[int] = []
     for number in arrivals:
@@ -38,17 +46,21 @@ def test_any_arrivals_are_given_out_once_in_order_within_the_bounds(
         assert not session.is_over(number)
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=20), st.data())
-def test_replies_are_kept_until_the_client_has_them_and_no_longer(
-    has_it: list[bool], data: st.DataObject
-) -> None:
+def received(random: Random) -> tuple[list[bool], int]:
+    """Which replies have come to the client, and the number below which it tells of them."""
+    has_it = [random.random() < 0.5 for _ in range(random.randint(1, 20))]
+    return has_it, random.randint(1, len(has_it) + 1)
+
+
+@random_examples(received)
+def test_replies_are_kept_until_the_client_has_them_and_no_longer(example: tuple[list[bool], int]) -> None:
     """Forgotten too early, a lost reply is lost for good; too late, memory fills."""
+    has_it, below = example
     session = ServerSession(window=len(has_it), reorder=1)
     for number in range(1, len(has_it) + 1):
         session.take(number, None)
         session.next_request()
         session.settle(number, f"reply {number}")
-    below = data.draw(st.integers(1, len(has_it) + 1))
     missing = tuple(number for number in range(1, below) if not has_it[number - 1])
     session.forget(Received(below, missing))
     for number in range(1, len(has_it) + 1):
