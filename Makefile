@@ -11,12 +11,13 @@ WORKERS ?= 3
 # These processes share the cores already: threads of matrix products would only wait for each other.
 PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo test soak kafka check format bench bench-networks clean
+.PHONY: help demo test soak mutate kafka check format bench bench-networks clean
 
 help:
 	@echo "make demo    online learning on 336,776 flights, no server needed"
 	@echo "make test    the whole test suite (a Kafka broker is fetched and started where Java and Maven are found)"
 	@echo "make soak    the tests that have no end, for as many seeds as you say: make soak SEED=7 RUNS=1000"
+	@echo "make mutate  which small changes of the pure cores no test notices: make mutate MODULE=iteration/progress"
 	@echo "make check   format, lint, types, the order of the rooms"
 	@echo "make bench   speed, beside hand-written loops"
 	@echo "make bench-networks  of networks only, and how good they become on real data"
@@ -39,6 +40,11 @@ soak: SEED := $(or $(SEED),$(shell date +%s))
 soak: RUNS ?= 10000
 soak: $(VENV)/installed kafka
 	STREAMITER_SOAK_SEED=$(SEED) STREAMITER_SOAK_RUNS=$(RUNS) $(PYTEST) -m soak
+
+# What is changed, by which tests that should be noticed, and what may survive: tests/mutants.toml.
+mutate: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group mutate
+	PYTHONPATH=tests nice $(BIN)/python -m support.mutation $(MODULE)
 
 # Kafka is fetched before the tests, whose time limits a slow line would break; where it fails, the tests say why.
 kafka: $(VENV)/installed

@@ -29,6 +29,13 @@ hypothesis.settings.register_profile(
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
+# For ``make mutate``, where it is enough that a test fails: the same examples each time, none made smaller.
+hypothesis.settings.register_profile(
+    "mutation",
+    hypothesis.settings.get_profile("streamiter"),
+    derandomize=True,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+)
 hypothesis.settings.load_profile("streamiter")
 
 

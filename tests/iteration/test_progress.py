@@ -9,7 +9,7 @@ import pytest
 from support.examples import random_examples
 
 from streamiter.errors import InternalError
-from streamiter.iteration.progress import Completed, Decision, Ended, LoopProgress, Released
+from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, Released
 
 
 class History:
@@ -47,6 +47,33 @@ class History:
             new.append(Ended(epoch) if self._ends_in(epoch) else Completed(epoch))
             self.decided.append(new[-1])
         return new
+
+    def end_reason(self) -> EndReason | None:
+        """Why it has ended, worked out from what the last epoch brought."""
+        last = self.decided[-1] if self.decided else None
+        if not isinstance(last, Ended):
+            return None
+        fed_back = sum(counts[last.epoch] for counts in self.received)
+        criteria = sum(counts[last.epoch] for counts in self.criteria)
+        if fed_back and criteria:
+            return EndReason.DRAINED
+        if fed_back:
+            return EndReason.NO_CRITERIA if self.criteria else EndReason.DRAINED
+        return EndReason.NO_FEEDBACK_DESPITE_CRITERIA if criteria else EndReason.NO_FEEDBACK
+
+    def rounds(self) -> list[tuple[int, int]]:
+        """The complete epochs that brought feedback, and how much."""
+        sums = [sum(counts[epoch] for counts in self.received) for epoch in range(self.last_complete + 1)]
+        return [(epoch, fed_back) for epoch, fed_back in enumerate(sums) if fed_back]
+
+    def awaited(self) -> tuple[list[int], list[int]]:
+        """The heads and entrances that hold the next epoch up."""
+        epoch = self.last_complete + 1
+        heads = [*self.received, *self.criteria]
+        return (
+            [head for head, counts in enumerate(heads) if len(counts) <= epoch],
+            [entrance for entrance, passed in enumerate(self.passed) if passed < epoch],
+        )
 
     def _ends_in(self, epoch: int) -> bool:
         brought_nothing = sum(counts[epoch] for counts in self.received) == 0
@@ -96,7 +123,30 @@ def test_decisions_are_those_of_the_definition_after_every_report(given_: Report
         else:
             continue
         assert decisions == history.follows()
+        assert progress.end_reason == history.end_reason()
     assert progress.last_complete == history.last_complete
+    assert progress.awaited() == history.awaited()
+    assert rounds_of(progress) == history.rounds()
+
+
+def rounds_of(progress: LoopProgress) -> list[tuple[int, int]]:
+    return [(epoch, count) for first, last, count in progress.rounds.runs for epoch in range(first, last + 1)]
+
+
+def test_of_old_rounds_only_the_last_thousand_runs_are_told() -> None:
+    """A loop of months whose rounds bring now more and now less grew by 100 bytes a round."""
+    progress = LoopProgress(heads=1, entrances=0)
+    for epoch in range(1_502):
+        progress.head_received(0, epoch=epoch, count=epoch % 2 + 1 if epoch else 0)
+    assert [first for first, _, _ in progress.rounds.runs] == list(range(502, 1_502))
+
+
+def test_a_loop_that_was_restored_after_its_end_decides_nothing_more() -> None:
+    """The heads report again what they had received: the loop would end twice."""
+    progress = LoopProgress(heads=1, entrances=0)
+    progress.go_on_after(released=2, complete=2, ended_in=2)
+    assert progress.all_reported() == []
+    assert progress.head_received(0, epoch=3, count=1) == []
 
 
 def test_heads_of_two_variables_are_aligned_together() -> None:

@@ -56,6 +56,8 @@ def random_examples(
                 try:
                     test(make(generator), *args, **kwargs)
                 except Exception as error:
+                    if hypothesis.Phase.shrink not in hypothesis.settings().phases:
+                        raise
                     _raise_smaller(error, seed, make, lambda example: test(example, *args, **kwargs))
 
         run.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from support.examples import random_examples
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ParameterServerError, UnknownWorker
@@ -219,8 +220,52 @@ def test_a_snapshot_without_workers_keeps_the_minimum() -> None:
     assert restored.join(2) == 2
 
 
-def test_many_workers_that_come_go_and_clock_are_counted_as_a_scan_would() -> None:
+Calls = list[tuple[str, int, int]]
+
+
+def some_calls(random: Random) -> Calls:
+    """Calls on a few workers, known or not, each with a number for what needs one."""
+    kinds = ["clock"] * 6 + ["join", "join at", "leave", "raise", "restore"]
+    return [
+        (random.choice(kinds), random.randrange(4), random.randrange(5)) for _ in range(random.randrange(25))
+    ]
+
+
+@random_examples(some_calls)
+def test_any_sequence_of_calls_is_counted_as_a_scan_would(calls: Calls) -> None:
     """Workers are counted by clock; a count that is off by one shows only after many steps."""
+    tracker, clocks, least, highest = ProgressTracker([0, 1]), {0: 0, 1: 0}, 0, 0
+    for kind, worker, number in calls:
+        moved = None
+        if kind == "restore":
+            state, tracker = tracker.snapshot(), ProgressTracker([9])
+            tracker.restore(state)
+        elif kind in ("join", "join at") and worker not in clocks:
+            at = None if kind == "join" else least + number
+            assert tracker.join(worker, at) == (least if at is None else at)
+            clocks[worker] = least if at is None else at
+        elif kind == "raise" and worker in clocks:
+            moved, clocks[worker] = (
+                tracker.raise_to(worker, least + number),
+                max(clocks[worker], least + number),
+            )
+        elif kind == "clock" and worker in clocks:
+            moved, clocks[worker] = tracker.advance_and_get_changed_min_clock(worker), clocks[worker] + 1
+        elif kind == "leave" and worker in clocks:
+            moved = tracker.leave(worker)
+            del clocks[worker]
+        highest = max([highest, *clocks.values()])
+        before, least = least, min(clocks.values(), default=highest)
+        assert moved in (None, least if least > before else -1)
+        assert tracker.get_min_clock() == least
+        assert [tracker.get_progress(each) for each in tracker.workers] == list(clocks.values())
+        assert [each for each in clocks if tracker.is_unique_min(each)] == [
+            each for each in clocks if [other for other in clocks if clocks[other] == least] == [each]
+        ]
+
+
+def test_many_workers_that_come_go_and_clock_are_counted_as_a_scan_would() -> None:
+    """With many workers, and far apart."""
     random = Random(1)
     tracker, clocks, least = ProgressTracker(range(50)), dict.fromkeys(range(50), 0), 0
     for _ in range(5000):

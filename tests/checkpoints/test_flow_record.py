@@ -1,0 +1,172 @@
+"""What a store knows of runs and commits, and the checkpoint that a job goes on from, against the whole history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from support.examples import random_examples
+
+from streamiter.checkpoints.flow_record import FlowRecord
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader
+from streamiter.checkpoints.store import CommitPointer
+from streamiter.errors import CheckpointError, ProducerFenced
+from streamiter.runtime.checkpointing.choice import chosen_checkpoint
+from streamiter.runtime.checkpointing.commit_record import CommitRecord
+
+
+@dataclass
+class History:
+    """Runs that follow each other, the snapshots that they took, and those of them that they committed."""
+
+    record: FlowRecord = field(default_factory=lambda: FlowRecord("clicks"))
+    runs: list[str] = field(default_factory=list)
+    taken: list[CheckpointId] = field(default_factory=list)
+    committed: list[CheckpointId] = field(default_factory=list)
+
+    def claim(self, *, begins_anew: bool) -> None:
+        self.runs.append(f"run {len(self.runs)}")
+        self.record = self.record.claimed_by(self.runs[-1], begin_anew=begins_anew)
+        if begins_anew:
+            self.committed = []
+
+    def take(self, *, commits: bool) -> None:
+        """The owner takes the next snapshot after the last committed one, or its own last one."""
+        own = [each.number for each in self.taken if each.run == self.runs[-1]]
+        last = self.committed[-1].number if self.committed else 0
+        checkpoint = CheckpointId(max([last, *own]) + 1, self.runs[-1])
+        self.taken.append(checkpoint)
+        if commits:
+            self.record = self.record.with_commit(checkpoint)
+            self.committed.append(checkpoint)
+
+    @property
+    def last(self) -> CheckpointId | None:
+        return self.committed[-1] if self.committed else None
+
+    def led_to_commit(self, checkpoint: CheckpointId) -> bool:
+        """Whether its run has committed it, or one after it."""
+        return any(each.run == checkpoint.run and each.number >= checkpoint.number for each in self.committed)
+
+
+def histories(random: Random) -> History:
+    history = History()
+    history.claim(begins_anew=False)
+    for _ in range(random.randrange(16)):
+        if random.random() < 0.3:
+            history.claim(begins_anew=random.random() < 0.15)
+        else:
+            history.take(commits=random.random() < 0.6)
+    return history
+
+
+@random_examples(histories)
+def test_the_record_has_the_owner_and_all_that_led_to_a_commit(history: History) -> None:
+    """A restart went on from a snapshot of a run whose outputs had been taken back."""
+    pointer = history.record.pointer
+    assert pointer is not None
+    assert (pointer.run, pointer.committed) == (history.runs[-1], history.last)
+    assert [each for each in history.taken if pointer.has_led_to_commit(each)] == [
+        each for each in history.taken if history.led_to_commit(each)
+    ]
+    history.record.check_owner(history.runs[-1], "save")
+    for run in history.runs[:-1]:
+        with pytest.raises(
+            ProducerFenced, match=f"run {run} cannot save: run {history.runs[-1]} has claimed"
+        ):
+            history.record.check_owner(run, "save")
+        with pytest.raises(ProducerFenced, match="cannot claim the flow again"):
+            history.record.claimed_by(run)
+    assert history.record.claimed_by(history.runs[-1]) == history.record
+
+
+@random_examples(lambda random: (histories(random), random.randint(1, 4), random.random() < 0.5))
+def test_what_is_removed_is_never_needed(example: tuple[History, int, bool]) -> None:
+    """The snapshot that a job would have gone on from was pruned, or those of a lost run filled the disk."""
+    history, keep, newer = example
+    last = history.last
+    removed = history.record.removable(history.taken, keep=keep, newer=newer)
+    if last is None:
+        assert removed == []
+        return
+    kept = sorted(set(history.taken) - set(removed))
+    good = [each for each in history.taken if history.led_to_commit(each) and each.number <= last.number]
+    spare = [each for each in kept if not newer and each.number > last.number]
+    assert [each for each in kept if each not in spare] == sorted(set(good), key=lambda each: each.number)[
+        -keep:
+    ]
+    assert [each for each in spare if each.number <= last.number] == []
+    assert removed == sorted(removed)
+    assert (
+        history.record.removable([each for each in history.taken if each != last], keep=keep, newer=newer)
+        == []
+    )
+
+
+def test_runs_are_forgotten_after_a_hundred() -> None:
+    """A flow that restarts every hour: its record would grow for years."""
+    record = FlowRecord("clicks")
+    for number in range(150):
+        record = record.claimed_by(f"run {number}")
+    assert [each.run for each in record.runs] == [f"run {number}" for number in range(50, 150)]
+
+
+def test_a_commit_of_a_run_that_was_forgotten_or_lost_is_taken_down() -> None:
+    """The record was lost with its disk: what the topic says is the truth, of whichever run it is."""
+    lost = FlowRecord("clicks", is_lost=True).claimed_by("b")
+    assert lost.pointer is None
+    found = lost.with_commit(CheckpointId(7, "a"))
+    assert found.pointer == CommitPointer("b", CheckpointId(7, "a"))
+    assert found.pointer is not None
+    assert found.pointer.committed_by_run == {"a": 7}
+    assert FlowRecord("clicks").pointer is None
+    assert FlowRecord("clicks").run is None
+    anew = FlowRecord("clicks", is_lost=True).claimed_by("b", begin_anew=True)
+    assert anew.pointer == CommitPointer("b", None)
+
+
+def headers(history: History) -> list[SnapshotHeader]:
+    return [SnapshotHeader("clicks", each, 0, {}) for each in history.taken]
+
+
+@random_examples(lambda random: (histories(random), random.random() < 0.5))
+def test_a_job_goes_on_from_what_was_committed_last(example: tuple[History, bool]) -> None:
+    """The topic of the outputs says what was committed, where there is one; the store says it otherwise."""
+    history, has_topic = example
+    chosen = chosen_checkpoint(
+        "clicks",
+        "last",
+        record=CommitRecord("clicks", history.last) if has_topic else None,
+        pointer=history.record.pointer,
+        stored=headers(history),
+        commits_in="topic commits" if has_topic else None,
+    )
+    assert chosen == history.last
+
+
+@random_examples(lambda random: (histories(random), random.randrange(20)))
+def test_a_checkpoint_is_chosen_by_its_number_only_where_it_led_to_a_commit(
+    example: tuple[History, int],
+) -> None:
+    """Two runs have used the number, and one of them was fenced: what it had written was taken back."""
+    history, number = example
+    of_number = [each for each in history.taken if each.number == number]
+    good = [each for each in of_number if history.led_to_commit(each)]
+
+    def choose() -> CheckpointId | None:
+        return chosen_checkpoint(
+            "clicks",
+            number,
+            record=None,
+            pointer=history.record.pointer,
+            stored=headers(history),
+            commits_in=None,
+        )
+
+    if good:
+        assert choose() == good[-1]
+        return
+    wanted = "was never committed" if of_number else f"expected a checkpoint {number} in the store, given"
+    with pytest.raises(CheckpointError, match=wanted):
+        choose()
