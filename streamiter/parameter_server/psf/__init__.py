@@ -26,13 +26,21 @@ from streamiter.parameter_server.psf.aggregates import (
     Size,
     Sum,
 )
-from streamiter.parameter_server.psf.arrays import Increment, MaxA, MinA, Push, Put
+from streamiter.parameter_server.psf.arrays import (
+    CompressUpdate,
+    Increment,
+    MaxA,
+    MinA,
+    Push,
+    Put,
+    SparsePush,
+)
 from streamiter.parameter_server.psf.binary import Add, Div, MaxV, MinV, Mul, Sub
 from streamiter.parameter_server.psf.function import GetFunction, PartitionFunction, UpdateFunction
 from streamiter.parameter_server.psf.indexed_maps import MapWithIndex, Zip2MapWithIndex, Zip3MapWithIndex
 from streamiter.parameter_server.psf.maps import Map, Zip2Map, Zip3Map
 from streamiter.parameter_server.psf.optimize import InitialSlots, Optimize
-from streamiter.parameter_server.psf.pull import Pull, PullSparse
+from streamiter.parameter_server.psf.pull import FullPull, Pull, PullSparse
 from streamiter.parameter_server.psf.random_rows import (
     KaimingNormal,
     RandomNormal,
@@ -40,7 +48,7 @@ from streamiter.parameter_server.psf.random_rows import (
     XavierNormal,
     XavierUniform,
 )
-from streamiter.parameter_server.psf.scalar import AddS, Axpy, DivS, Fill, MulS, Pow, Scale, SubS
+from streamiter.parameter_server.psf.scalar import AddS, Axpy, DivS, MulS, Pow, Scale, SubS
 from streamiter.parameter_server.psf.unary import (
     Abs,
     Ceil,
@@ -55,7 +63,7 @@ from streamiter.parameter_server.psf.unary import (
     Signum,
     Sqrt,
 )
-from streamiter.parameter_server.psf.whole_matrix import Diag, Eye, FullFill
+from streamiter.parameter_server.psf.whole_matrix import Diag, Eye, Fill, FullFill, Reset
 
 __all__ = [
     "Abs",
@@ -66,6 +74,7 @@ __all__ = [
     "Asum",
     "Axpy",
     "Ceil",
+    "CompressUpdate",
     "Copy",
     "Diag",
     "Div",
@@ -78,6 +87,7 @@ __all__ = [
     "Fill",
     "Floor",
     "FullFill",
+    "FullPull",
     "GetFunction",
     "Increment",
     "InitialSlots",
@@ -106,10 +116,12 @@ __all__ = [
     "Put",
     "RandomNormal",
     "RandomUniform",
+    "Reset",
     "Round",
     "Scale",
     "Signum",
     "Size",
+    "SparsePush",
     "Sqrt",
     "Sub",
     "SubS",

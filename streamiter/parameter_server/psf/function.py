@@ -93,6 +93,10 @@ class PartitionFunction(abc.ABC):
         importable_name(type(self), f"psf.{self.name}", "its class")
         return self
 
+    def without_arrays(self) -> PartitionFunction:
+        """What is sent with the parts that ``split`` has given, for these and not for another ``split``."""
+        return self
+
     def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
         """The blocks it runs on, each with what it needs there.
 

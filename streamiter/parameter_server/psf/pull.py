@@ -16,7 +16,7 @@ from streamiter.parameter_server.psf.settings import ComparedByContent, check_co
 from streamiter.parameter_server.psf.sparse_rows import same_numbers, without_default
 from streamiter.parameter_server.storage.block import Block, SparseRow
 
-__all__ = ["Pull", "PullSparse"]
+__all__ = ["FullPull", "Pull", "PullSparse"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +64,30 @@ class Pull(ComparedByContent, GetFunction):
 def _place(positions: slice | npt.NDArray[np.intp]) -> int | npt.NDArray[np.intp]:
     """Plain data: a slice as its start."""
     return positions.start if isinstance(positions, slice) else positions
+
+
+@dataclass(frozen=True)
+class FullPull(GetFunction):
+    """The whole matrix: an array of (rows, columns), of the matrix's dtype.
+
+    >>> FullPull("w")
+    FullPull(matrix='w')
+    """
+
+    matrix: str
+
+    def partition_get(self, block: Block, part: Any) -> Any:
+        del part
+        values = np.stack([block.get(row, None) for row in block.rows])
+        return block.rows.start, block.columns.start, values
+
+    def merge(self, parts: Sequence[Any]) -> npt.NDArray[Any]:
+        rows = max(row + len(values) for row, _, values in parts)
+        columns = max(column + values.shape[1] for _, column, values in parts)
+        merged = np.empty((rows, columns), parts[0][2].dtype)
+        for row, column, values in parts:
+            merged[row : row + len(values), column : column + values.shape[1]] = values
+        return merged
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from streamiter.parameter_server.psf.elementwise import Elementwise
 from streamiter.parameter_server.psf.settings import where
 from streamiter.parameter_server.storage.block import Numbers
 
-__all__ = ["AddS", "Axpy", "DivS", "Fill", "MulS", "Pow", "Scalar", "Scale", "SubS"]
+__all__ = ["AddS", "Axpy", "DivS", "MulS", "Pow", "Scalar", "Scale", "SubS"]
 
 # Where a number stands beside a row it is first made one of the row's dtype: a row of float32 stays one, and what is
 # too large for it is infinite.
@@ -97,26 +97,6 @@ class Pow(Elementwise):
 
     def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
         np.power(sources[0], out.dtype.type(self.exponent), out=out)
-
-
-@dataclass(frozen=True)
-class Fill(Elementwise):
-    """Every number of the row = ``value``; a sparse row then holds no more than its new default.
-
-    >>> Fill("w", row=0, value=1)
-    Fill(matrix='w', row=0, value=1)
-    """
-
-    matrix: str
-    row: int
-    value: float
-
-    target_field = "row"
-    number_fields = ("value",)
-
-    def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
-        del sources
-        out.fill(out.dtype.type(self.value))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,14 @@ class ComparedByContent:
 
     def __hash__(self) -> int:
         return hash((type(self), self.matrix))
+
+    def without_arrays(self) -> Self:
+        """The same, but for arrays: of these each block has its part already."""
+        made = copy(self)
+        for field, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                object.__setattr__(made, field, value[:0])
+        return made
 
 
 def where(function: PartitionFunction, matrix: Matrix) -> str:
@@ -163,7 +172,7 @@ def check_fractions_fit(function: PartitionFunction, matrix: Matrix) -> None:
 
 
 def check_fits_dtype(function: PartitionFunction, matrix: Matrix, fields: Iterable[str]) -> None:
-    """Raise if a number or an array among the settings cannot be held by a matrix of whole numbers."""
+    """Raise if a number, several, or an array among the settings cannot be held by a matrix of whole numbers."""
     if matrix.dtype != "int64":
         return
     for field in fields:
@@ -174,9 +183,15 @@ def check_fits_dtype(function: PartitionFunction, matrix: Matrix, fields: Iterab
             given = str(value.dtype)
         else:
             # Compared as Python does, exactly: 2.0 ** 63 is one too many.
-            if math.isfinite(value) and value == int(value) and -(2**63) <= value < 2**63:
+            numbers = value if isinstance(value, tuple) else (value,)
+            others = [
+                number
+                for number in numbers
+                if not (math.isfinite(number) and number == int(number) and -(2**63) <= number < 2**63)
+            ]
+            if not others:
                 continue
-            given = repr(value)
+            given = repr(others[0])
         raise ParameterServerError(
             f"{where(function, matrix)}, {field}=: expected whole numbers of 64 bits, as in the matrix, given {given}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,10 @@ from streamiter.errors import OutOfRange, ParameterServerError, RowsInDifferentB
 from streamiter.optimizers import SGD
 from streamiter.parameter_server import ParameterServer, psf
 from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.partitioning import Partitioning
+from streamiter.parameter_server.requests import Aggregate, Update
 from streamiter.parameter_server.storage.block import Block, SparseRow
+from streamiter.parameter_server.transport.ray.importable import importable
 
 FIXTURES = (Fixture("dense", "float64"), Fixture("sparse", "float64", default=2.5, density=0.3))
 
@@ -156,3 +160,31 @@ async def test_functions_of_the_user_s_work_on_what_lies_in_their_block() -> Non
         for _ in range(2):
             await server.update(Second("w", SGD(0.5)))
         assert (await server.aggregate(psf.Pull("w", row=0))).tolist() == [2.0, 0.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "at_most"),
+    [
+        (psf.CompressUpdate("w", 0, np.linspace(-1.0, 1.0, 10_000)), 1 * 10_000),
+        (psf.Push("w", 0, np.linspace(-1.0, 1.0, 10_000)), 8 * 10_000),
+        (psf.Diag("w", [1.0]), 8),
+        (psf.Pull("w", 0, np.arange(5_000)), 8 * 5_000),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_the_arrays_of_a_function_are_sent_once_to_the_shards_that_need_them(
+    function: Any, at_most: int
+) -> None:
+    """Each of four shards was sent the whole array of the function, next to its own part of it.
+
+    What a compressed array had saved was lost with that.
+    """
+    matrix = Matrix("w", rows=1, columns=10_000)
+    partitioning = Partitioning(matrix, shards=4)
+    sent_bytes = 0
+    for block, part in function.split(matrix, partitioning):
+        kind = Update if isinstance(function, psf.UpdateFunction) else Aggregate
+        request = importable(kind("w", 0, -1, function, [(block.number, part)]))
+        assert request.function == function.without_arrays()
+        sent_bytes += len(pickle.dumps(request))
+    assert at_most <= sent_bytes <= at_most + 4 * 1_000

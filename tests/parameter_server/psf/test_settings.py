@@ -54,9 +54,29 @@ WRONG_WHERE_WRITTEN: dict[str, tuple[Callable[[], Any], type[Exception], str]] =
         "psf.Increment(delta=): expected a one-dimensional array of numbers, given <U1 of shape (1,)",
     ),
     "columns and values that do not match": (
-        lambda: psf.Push("w", 0, [1, 2], [1.0]),
+        lambda: psf.SparsePush("w", 0, [1, 2], [1.0]),
         ConfigurationError,
-        "psf.Push: expected as many values as columns, given 1 values and 2 columns",
+        "psf.SparsePush: expected as many values as columns, given 1 values and 2 columns",
+    ),
+    "deltas and columns that do not match": (
+        lambda: psf.Increment("w", 0, [1.0], columns=[1, 2]),
+        ConfigurationError,
+        "psf.Increment: expected as many delta as columns, given 1 delta and 2 columns",
+    ),
+    "bits that no array has": (
+        lambda: psf.CompressUpdate("w", 0, [1.0], bits=4),
+        ConfigurationError,
+        "psf.CompressUpdate(bits=): expected 8, 16 or 32, given 4",
+    ),
+    "a number that has no place among points": (
+        lambda: psf.CompressUpdate("w", 0, [1.0, math.inf]),
+        ConfigurationError,
+        "psf.CompressUpdate(delta=): expected finite numbers, given inf; add it with psf.Increment",
+    ),
+    "fewer values than rows": (
+        lambda: psf.Fill("w", [1, 2, 3], [1.0, 2.0]),
+        ConfigurationError,
+        "psf.Fill(value=): expected one number, or as many as rows, given 2 and 3 rows",
     ),
     "columns that are fractions": (
         lambda: psf.Pull("w", 0, [1.5]),
@@ -128,9 +148,9 @@ WRONG_FOR_THE_MATRIX: dict[str, tuple[Any, type[Exception], str]] = {
         "psf.Diag on matrix 'w', values=: expected 10 numbers, as the diagonal of 10 × 100 has, given 2",
     ),
     "column": (
-        psf.Push("w", 0, [5, 100], [1, 1]),
+        psf.Increment("w", 0, [1, 1], columns=[5, 100]),
         OutOfRange,
-        "psf.Push on matrix 'w': expected columns from 0 to 99, given column 100",
+        "psf.Increment on matrix 'w': expected columns from 0 to 99, given column 100",
     ),
     "column below 0": (
         psf.Pull("w", 0, [5, -1]),

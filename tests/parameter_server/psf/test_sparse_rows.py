@@ -119,7 +119,7 @@ def test_blocks_with_defaults_of_their_own_are_pulled_as_one_row() -> None:
     """A block without absent columns keeps its default; the other's was taken for its columns, too."""
     driver = OnBlocks(SPARSE, (5, 50))
     driver.update(psf.Fill("w", 1, 0.0))
-    driver.update(psf.Push("w", 1, np.arange(50), np.ones(50)))
+    driver.update(psf.Increment("w", 1, np.ones(50), columns=np.arange(50)))
     driver.update(psf.MapWithIndex("w", 1, 3, lambda i, x: np.where(i < 50, i, 7.0)))
     pulled = driver.aggregate(psf.PullSparse("w", 3))
     values = np.full(100, pulled.default)

@@ -46,11 +46,29 @@ def round_up(values: Array) -> Array:
     return np.array([math.floor(x + half) if np.isfinite(x) else x for x in values])
 
 
-def push(matrix: Array) -> None:
+def increment(matrix: Array) -> None:
     matrix[3, 99] += 1
     matrix[3, 0] += 2
     matrix[3, 51] += 3
     matrix[3, 0] += 4
+
+
+def sparse_push(matrix: Array) -> None:
+    matrix[3] = 0
+    matrix[3, [99, 0, 51]] = [1, 4, 3]
+
+
+def compressed(delta: Any, bits: int) -> Callable[[Array], None]:
+    """Adds each number as the nearest of the points, one by one."""
+    largest, last = max(map(abs, delta)), 2 ** (bits - 1) - 1
+    return to(
+        1, lambda m: m[1] + np.array([round(x / largest * last) / last * largest for x in delta], m.dtype)
+    )
+
+
+def fill_two(matrix: Array) -> None:
+    matrix[9] = 4
+    matrix[1] = -3
 
 
 def box_muller(seed: int, row: int) -> Array:
@@ -122,6 +140,10 @@ CASES: tuple[Case, ...] = (
     # In place.
     Case(psf.Fill("w", 3, 4.0), to(3, lambda m: 4)),
     Case(psf.Fill("w", row=3, value=math.nan), to(3, lambda m: math.nan), FLOATS),
+    Case(psf.Fill("w", row=[9, 1], value=[4, -3]), fill_two),
+    Case(psf.Fill("w", row=range(10), value=0.5), whole(lambda m: 0.5), FLOATS),
+    Case(psf.Reset("w", row=1), to(1, lambda m: 0)),
+    Case(psf.Reset("w", row=range(10)), whole(lambda m: 0)),
     Case(psf.Scale("w", 1, 3.0), to(1, lambda m: m[1] * m.dtype.type(3))),
     Case(psf.Scale("w", 1, 0.1), to(1, lambda m: m[1] * m.dtype.type(0.1)), FLOATS),
     Case(psf.Axpy("w", x=0, y=1, a=2.0), to(1, lambda m: m.dtype.type(2) * m[0] + m[1])),
@@ -135,8 +157,20 @@ CASES: tuple[Case, ...] = (
     Case(psf.Put("w", 1, ROW), to(1, lambda m: ROW)),
     Case(psf.MaxA("w", 1, ROW), to(1, lambda m: np.maximum(m[1], ROW.astype(m.dtype)))),
     Case(psf.MinA("w", 1, ROW), to(1, lambda m: np.minimum(m[1], ROW.astype(m.dtype)))),
-    Case(psf.Push("w", 3, [99, 0, 51, 0], [1, 2, 3, 4]), push),
-    Case(psf.Push("w", 3, [], []), lambda m: None, FLOATS),
+    Case(psf.Increment("w", 3, [1, 2, 3, 4], columns=[99, 0, 51, 0]), increment),
+    Case(psf.Increment("w", 3, [], []), lambda m: None, FLOATS),
+    Case(psf.Push("w", 1, ROW), to(1, lambda m: ROW)),
+    Case(psf.Push("w", row=3, values=ROW_OF_FRACTIONS), to(3, lambda m: ROW_OF_FRACTIONS), FLOATS),
+    Case(psf.SparsePush("w", 3, [99, 0, 51, 0], [1, 2, 3, 4]), sparse_push),
+    Case(psf.SparsePush("w", 3, [], []), to(3, lambda m: 0), FLOATS),
+    Case(psf.CompressUpdate("w", 1, ROW_OF_FRACTIONS), compressed(ROW_OF_FRACTIONS, 8), FLOATS),
+    Case(psf.CompressUpdate("w", 1, ROW, bits=16), compressed(ROW, 16), FLOATS),
+    Case(
+        psf.CompressUpdate("w", row=1, delta=ROW_OF_FRACTIONS, bits=32),
+        to(1, lambda m: m[1] + ROW_OF_FRACTIONS),
+        FLOATS,
+    ),
+    Case(psf.CompressUpdate("w", 1, np.zeros(100)), lambda m: None, FLOATS),
     # Random.
     Case(psf.RandomNormal("w", 3, 1.0, 2.0, seed=9), to(3, lambda m: 1.0 + 2.0 * box_muller(9, 3)), FLOATS),
     Case(

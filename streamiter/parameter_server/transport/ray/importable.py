@@ -15,7 +15,8 @@ __all__ = ["importable"]
 def importable(request: Any) -> Any:
     """The same request, its functions by name; raises ConfigurationError for one that has none, such as a lambda."""
     if isinstance(request, (Update, Aggregate)):
-        return request if request.function is None else replace(request, function=_named(request.function))
+        function = request.function
+        return request if function is None else replace(request, function=_named(function).without_arrays())
     if isinstance(request, Add) and request.update is not None:
         return replace(request, update=importable(request.update))
     if isinstance(request, Create):
