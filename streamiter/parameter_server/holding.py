@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from streamiter.errors import CheckpointError, StreamiterError
 from streamiter.parameter_server import add_parts
-from streamiter.parameter_server.consistency.settings import ASP
+from streamiter.parameter_server.consistency.settings import ASP, BSP
+from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
     Add,
@@ -25,7 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Holding"]
 
-# Above it, adds and clocks under ASP wait for the checkpoint, too: as much as adds of one iteration may take elsewhere.
+# Above it, adds and clocks under ASP and SSP wait for the checkpoint, too: as much as adds of one iteration may take
+# elsewhere.
 _HELD_BYTES: Final = 64 << 20
 
 # Of a clock that is held: the request, and its place in the queue.
@@ -34,22 +38,31 @@ _CLOCK_BYTES: Final = 128
 
 @final
 class Holding:
-    """Keeps a snapshot free of what comes after its barrier.
+    """Keeps a snapshot free of the requests that a worker sends behind its barrier.
 
-    Gets of a worker behind its barrier are answered from what is there, unless a clock of its own is held and its
-    matrix counts clocks. Under ASP, adds and clocks are acknowledged at once; everything else waits until it has
-    happened. No worker before its barrier waits for one behind it: all have come to the same clock, or wait for no
-    clock.
+    Under ASP and SSP, adds and clocks of a worker behind its barrier are acknowledged at once, and its gets are
+    answered from the storage with its own held adds on top, as far as SSP allows: held clocks count for the bound.
+    Under BSP, and for functions, the worker waits until its request has been applied. A worker may come to its next
+    barrier while others have yet to pass this one: the barrier is held with the other requests. From then on the
+    worker waits on matrices under ASP, where nothing else limits how far it runs ahead.
+
+    No worker before its barrier waits for one behind it: all have come to the same clock, or wait for no clock.
     """
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._behind: dict[int, None] = {}
+        self._behind: dict[int, int] = {}
+        """By worker: how many barriers it has passed that are not complete."""
         self._checkpoint: int | None = None
         self._held: deque[tuple[Any, Waiting[Any] | None]] = deque()
+        self._releasing: deque[tuple[Any, Waiting[Any] | None]] = deque()
+        """What was held for a barrier that is complete, as long as it is being applied."""
+        self._is_releasing = False
         self._held_bytes = 0
         self._seen: dict[tuple[int, str], add_parts.SeenAdds] = {}
         """The adds that are held, by worker and matrix."""
+        self._clocks: dict[tuple[int, str], int] = {}
+        """How many clocks are held, by worker and matrix."""
         self._late_errors: dict[int, Exception] = {}
         """Of requests that were acknowledged before they were tried."""
         self._taking: dict[int, Waiting[Any]] = {}
@@ -62,6 +75,10 @@ class Holding:
         """Requests that are held now."""
         return len(self._held)
 
+    def changes(self) -> Iterator[Add | Clock | Update | Leave]:
+        """The held requests that change something when they are applied, in order."""
+        return (request for request, _ in self._held if not isinstance(request, (Get, PassBarrier)))
+
     def is_behind(self, worker: int) -> bool:
         """Whether what this worker sends comes after its barrier."""
         if self._late_errors and (error := self._late_errors.pop(worker, None)) is not None:
@@ -71,21 +88,31 @@ class Holding:
     # -- barriers --------------------------------------------------------------------------------------
 
     def pass_barrier(self, request: PassBarrier) -> None:
-        """A worker has passed the barrier of a checkpoint."""
+        """A worker has passed the barrier of a checkpoint: the one that is under way, or, behind that, a later one."""
         if request.checkpoint <= self._abandoned:
             return
-        if self._checkpoint is not None and self._checkpoint != request.checkpoint:
+        if self._checkpoint is None:
+            self._checkpoint = request.checkpoint
+        passed = self._behind.get(request.worker, 0)
+        if passed and request.checkpoint > self._checkpoint:
+            self._behind[request.worker] = passed + 1
+            self._hold(request, None)
+            return
+        if self._checkpoint != request.checkpoint:
             raise CheckpointError(
                 f"parameter server: expected the barrier of checkpoint {self._checkpoint}, given that of "
-                f"{request.checkpoint}; one checkpoint at a time"
+                f"{request.checkpoint}; each worker passes one barrier after the other"
             )
-        self._checkpoint = request.checkpoint
-        self._behind[request.worker] = None
+        self._behind[request.worker] = max(passed, 1)
         self._check()
 
     def take_state(self, checkpoint: int) -> Waiting[Any]:
-        """The state of the shard once all workers have passed this barrier; None if the checkpoint is given up."""
-        self._checkpoint = checkpoint
+        """The state of the shard once all workers have passed this barrier; None if the checkpoint is given up.
+
+        The states of several may be asked for, in the order of their numbers.
+        """
+        if self._checkpoint is None or not self._behind:
+            self._checkpoint = checkpoint
         taking = self._taking[checkpoint] = Waiting()
         self._check()
         return taking
@@ -98,6 +125,8 @@ class Holding:
         self._late_errors.pop(request.worker, None)
         if request.worker not in self._behind:
             return True
+        for matrix in self._shard.matrices.values():
+            matrix.fail_gets(request.worker, error)
         for held, waiting in self._held:
             if held.worker == request.worker and waiting is not None:
                 waiting.fail(error)
@@ -116,7 +145,8 @@ class Holding:
         for checkpoint in [number for number in self._taking if number <= request.checkpoint]:
             self._taking.pop(checkpoint).succeed(None)
         if self._checkpoint is not None and self._checkpoint <= request.checkpoint:
-            self._go_on()
+            self._release()
+            self._check()
 
     def forget(self, error: StreamiterError) -> None:
         """Everything goes back to a snapshot; what is held never happens, and who waits for it gets this error."""
@@ -148,61 +178,100 @@ class Holding:
             one.succeed(None)
 
     def _check(self) -> None:
-        if self._checkpoint is not None and all(worker in self._behind for worker in self._shard.workers):
+        while not self._is_releasing and self._checkpoint is not None and self._is_complete():
             if (taking := self._taking.pop(self._checkpoint, None)) is None:
                 return  # Whoever wants the state has not asked for it yet.
             taking.succeed(self._shard.freeze())
-            self._go_on()
+            self._release()
 
-    def _go_on(self) -> None:
+    def _is_complete(self) -> bool:
+        return all(worker in self._behind for worker in self._shard.workers)
+
+    def _release(self) -> None:
+        """Apply what is held, up to the next barrier of each worker."""
         self._checkpoint = None
         self._behind.clear()
         self._held_bytes = 0
-        for request, waiting in self._take_held():
-            if waiting is not None and waiting.is_settled and isinstance(request, Get):
-                continue  # Given up; what was to be added or clocked happens all the same, here as on other shards.
-            try:
-                reply = self._shard.apply(request)
-            except Exception as error:
-                if waiting is None:
-                    self._late_errors.setdefault(request.worker, error)
+        self._releasing = self._take_held()
+        # Or a leave among them would look for the next barrier before the last of them.
+        self._is_releasing = True
+        try:
+            while self._releasing:
+                request, waiting = self._releasing.popleft()
+                if isinstance(request, PassBarrier):
+                    self.pass_barrier(request)
+                elif request.worker not in self._behind:
+                    self._apply(self._shard.apply, request, waiting)
+                elif waiting is None:
+                    self._held_bytes += _size_bytes(request)
+                    self._hold(request, None)
                 else:
-                    waiting.fail(error)
-                continue
-            if waiting is not None:
-                _pass_on(reply, waiting)
+                    self._apply(self._behind_next_barrier, request, waiting)
+        finally:
+            self._is_releasing = False
+        if self._checkpoint is None and self._taking:
+            self._checkpoint = min(self._taking)
+
+    def _behind_next_barrier(self, request: Get | Add | Clock | Update) -> Any:
+        """Of a worker that had to wait behind two barriers, and is now behind one."""
+        if isinstance(request, Get):
+            return self.get(request)
+        if isinstance(request, Add):
+            return self.add(request)
+        return self.clock(request) if isinstance(request, Clock) else self.later(request)
+
+    def _apply(self, handle: Callable[[Any], Any], request: Any, waiting: Waiting[Any] | None) -> None:
+        if waiting is not None and waiting.is_settled and isinstance(request, Get):
+            return  # Given up; what was to be added or clocked happens all the same, here as on other shards.
+        try:
+            reply = handle(request)
+        except Exception as error:
+            if waiting is None:
+                self._late_errors.setdefault(request.worker, error)
+            else:
+                waiting.fail(error)
+            return
+        if waiting is not None:
+            _pass_on(reply, waiting)
 
     # -- requests --------------------------------------------------------------------------------------
 
     def get(self, request: Get) -> Any:
         """Read what is there, with the worker's own adds under ASP and SSP, where adds count at once."""
         matrix = self._shard.matrix(request.matrix)
-        counts_clocks = not isinstance(matrix.matrix.consistency, ASP)
-        if counts_clocks and self._holds_clock_of(request.worker):
+        clocks = self._clocks.get((request.worker, request.matrix), 0)
+        if self._has_to_wait(matrix, request.worker) and (
+            clocks or not isinstance(matrix.matrix.consistency, BSP)
+        ):
             return self.later(request)
-        return matrix.get(request, self._own_adds(request))
+        return matrix.get(request, self._own_adds, clocks)
 
     def add(self, request: Add) -> Any:
-        """Keep a copy; under ASP that is enough for the caller to go on."""
+        """Keep a copy; under ASP and SSP that is enough for the worker to continue."""
         matrix = self._shard.matrix(request.matrix)
         copied = add_parts.kept(request)
-        size_bytes = add_parts.size_bytes(copied.parts)
-        goes_on = isinstance(matrix.matrix.consistency, ASP) and self._held_bytes + size_bytes <= _HELD_BYTES
-        if not goes_on or request.get is not None:
+        size_bytes = _size_bytes(copied)
+        # What a function makes of the row shows only when it has run.
+        reads_result = request.get is not None and request.update is not None
+        if (
+            reads_result
+            or self._has_to_wait(matrix, request.worker)
+            or self._held_bytes + size_bytes > _HELD_BYTES
+        ):
             return self.later(copied)
         matrix.model.tracker.check_worker_valid(request.worker)
         self._held_bytes += size_bytes
-        self._hold(copied, None)
-        return matrix.model.tracker.get_min_clock()
+        self._hold(replace(copied, get=None), None)
+        return matrix.model.tracker.get_min_clock() if request.get is None else self.get(request.get)
 
     def clock(self, request: Clock) -> Any:
-        """Keep it; under ASP nothing follows from it for its worker."""
+        """Keep it; under ASP and SSP that is enough for the worker to continue."""
         matrix = self._shard.matrix(request.matrix)
-        if not isinstance(matrix.matrix.consistency, ASP) or self._held_bytes + _CLOCK_BYTES > _HELD_BYTES:
+        if self._has_to_wait(matrix, request.worker) or self._held_bytes + _CLOCK_BYTES > _HELD_BYTES:
             return self.later(request)
         matrix.model.tracker.check_worker_valid(request.worker)
         self._held_bytes += _CLOCK_BYTES
-        self._held.append((request, None))
+        self._hold(request, None)
         return matrix.model.tracker.get_min_clock()
 
     def later(self, request: Get | Add | Clock | Update) -> Waiting[Any]:
@@ -211,22 +280,42 @@ class Holding:
         self._hold(request, waiting)
         return waiting
 
+    def _has_to_wait(self, matrix: MatrixShard, worker: int) -> bool:
+        """Whether nothing on this matrix is acknowledged before it has been applied."""
+        consistency = matrix.matrix.consistency
+        return isinstance(consistency, BSP) or (isinstance(consistency, ASP) and self._behind[worker] > 1)
+
     def _hold(self, request: Any, waiting: Waiting[Any] | None) -> None:
         self._held.append((request, waiting))
         if isinstance(request, Add):
             self._seen.setdefault((request.worker, request.matrix), add_parts.SeenAdds()).note(request.parts)
+        elif isinstance(request, Clock):
+            of_worker = (request.worker, request.matrix)
+            self._clocks[of_worker] = self._clocks.get(of_worker, 0) + 1
 
     def _take_held(self) -> deque[tuple[Any, Waiting[Any] | None]]:
         held, self._held = self._held, deque()
         self._seen.clear()
+        self._clocks.clear()
         return held
 
-    def _holds_clock_of(self, worker: int) -> bool:
-        return any(isinstance(request, Clock) and request.worker == worker for request, _ in self._held)
-
     def _own_adds(self, request: Get) -> list[AddPart]:
-        seen = self._seen.get((request.worker, request.matrix))
-        return [] if seen is None else seen.parts
+        """The worker's adds that are held, where its reads show them."""
+        if isinstance(self._shard.matrix(request.matrix).matrix.consistency, BSP) and not request.with_own:
+            return []
+        of_worker = (request.worker, request.matrix)
+        seen = self._seen.get(of_worker)
+        own = [] if seen is None else list(seen.parts)
+        for held, _ in self._releasing:
+            if isinstance(held, Add) and (held.worker, held.matrix) == of_worker:
+                own.extend(held.parts)
+        return own
+
+
+def _size_bytes(request: Any) -> int:
+    if isinstance(request, Add):
+        return add_parts.size_bytes(request.parts)
+    return _CLOCK_BYTES if isinstance(request, Clock) else 0
 
 
 def _pass_on(reply: Any, waiting: Waiting[Any]) -> None:

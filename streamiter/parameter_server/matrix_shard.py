@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, final
 
 import numpy as np
@@ -31,6 +31,14 @@ __all__ = ["Followed", "MatrixShard"]
 # Adds of one worker that wait for a clock are summed up past this: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20
 
+OwnAdds = Callable[[Get], Iterable[AddPart]]
+"""The adds of a worker that are held elsewhere, and that its get is to show."""
+
+
+def _nothing_held(request: Get) -> Iterable[AddPart]:
+    del request
+    return ()
+
 
 class Followed(Protocol):
     """Told of what changes, while somebody follows the matrix."""
@@ -51,6 +59,7 @@ class MatrixShard:
 
     def __init__(self, matrix: Matrix, shard: int, shards: int, workers: Iterable[int]) -> None:
         self.matrix = matrix
+        self.shards = shards
         self.partitioning = Partitioning(matrix, shards)
         mine = [block for block in self.partitioning.blocks if block.shard == shard]
         self.blocks: dict[int, Block] = {block.number: make_block(matrix, block) for block in mine}
@@ -58,7 +67,7 @@ class MatrixShard:
             matrix.consistency, workers, name=f"matrix {matrix.name!r}"
         )
         self._buffers = isinstance(matrix.consistency, BSP)
-        self._waiting: dict[int, tuple[Get, Waiting[GetReply]]] = {}
+        self._waiting: dict[int, tuple[Get, Waiting[GetReply], OwnAdds]] = {}
         """The gets that wait, by the identity of the request."""
         self._pending_bytes: dict[int, int] = {}
         self._sum_up_above: dict[int, int] = {}
@@ -93,13 +102,15 @@ class MatrixShard:
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def get(self, request: Get, own: Iterable[AddPart] = ()) -> GetReply | Waiting[GetReply]:
-        """The values, or a wait for them; ``own`` are adds of the worker that are held elsewhere, to be seen."""
+    def get(
+        self, request: Get, own: OwnAdds = _nothing_held, held_clocks: int = 0
+    ) -> GetReply | Waiting[GetReply]:
+        """The values, or a wait for them. ``own`` and ``held_clocks`` are of the worker, and held elsewhere."""
         self._counts.gets += 1
-        if self.model.get(request.worker, request, request.observed):
-            return self.read(request, own)
+        if self.model.get(request.worker, request, request.observed, held_clocks):
+            return self.read(request, own(request))
         waiting: Waiting[GetReply] = Waiting(lambda: self._forget(request))
-        self._waiting[id(request)] = (request, waiting)
+        self._waiting[id(request)] = (request, waiting, own)
         self._counts.waits += 1
         self._counts.waiting_peak = max(self._counts.waiting_peak, len(self._waiting))
         return waiting
@@ -217,9 +228,9 @@ class MatrixShard:
             for get in move.gets:
                 if (waits := self._waiting.pop(id(get), None)) is None:
                     continue
-                _, waiting = waits
+                _, waiting, own = waits
                 if failure is None:
-                    waiting.succeed(self.read(get))
+                    waiting.succeed(self.read(get, own(get)))
                 else:
                     waiting.fail(failure)
         if self.followed is not None:
@@ -289,12 +300,16 @@ class MatrixShard:
 
     def leave(self, worker: int, error: StreamiterError) -> None:
         """A worker takes part no more: its own waits fail, those of others may end. What it added stays."""
-        for get, waiting in [waits for waits in self._waiting.values() if waits[0].worker == worker]:
-            self._forget(get)
-            waiting.fail(error)
+        self.fail_gets(worker, error)
         self._forget_pending(worker)
         if released := self.model.leave(worker):
             self._release(released)
+
+    def fail_gets(self, worker: int, error: StreamiterError) -> None:
+        """The gets of a worker that wait will not be answered."""
+        for get, waiting, _ in [waits for waits in self._waiting.values() if waits[0].worker == worker]:
+            self._forget(get)
+            waiting.fail(error)
 
     def raise_worker(self, worker: int, clock: int) -> None:
         """A worker that has just joined stands further on than this shard's minimum."""
@@ -315,7 +330,7 @@ class MatrixShard:
     def fail_waiting(self, error: StreamiterError) -> None:
         """Nothing that waits will be answered."""
         waiting, self._waiting = self._waiting, {}
-        for _, one in waiting.values():
+        for _, one, _ in waiting.values():
             one.fail(error)
 
     # -- state -----------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ class SnapshotEvery:
     """Take a snapshot of all shards each time all workers have come to a multiple of ``clocks`` on matrix ``of``.
 
     ``of`` is the matrix that workers clock last in an iteration: what a worker has sent until that clock is in the
-    snapshot; what it sends afterwards is not, and waits until the others have come there, too.
+    snapshot; what it sends afterwards is not, and is held until the others have come there, too. Under BSP its adds
+    wait for that, under ASP and SSP they do not; under ASP the worker waits when it comes to its next barrier.
 
     >>> SnapshotEvery(clocks=10, of="w")
     SnapshotEvery(clocks=10, of='w')

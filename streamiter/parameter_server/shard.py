@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
@@ -31,6 +32,7 @@ from streamiter.parameter_server.requests import (
     TellStatistics,
     Update,
 )
+from streamiter.parameter_server.snapshots import thawed
 from streamiter.parameter_server.statistics import ShardStatistics
 from streamiter.parameter_server.subscriptions import Subscriptions
 from streamiter.parameter_server.waiting import Waiting
@@ -226,7 +228,20 @@ class Shard:
     # -- state -----------------------------------------------------------------------------------------
 
     def _take_state(self, request: TakeState) -> Any:
-        return self.freeze() if request.checkpoint is None else self._holding.take_state(request.checkpoint)
+        if request.checkpoint is not None:
+            return self._holding.take_state(request.checkpoint)
+        return self._freeze_with_held() if self._holding.held else self.freeze()
+
+    def _freeze_with_held(self) -> dict[str, Any]:
+        """The state as if what is held for a checkpoint had been applied: its workers may have been told so."""
+        copy = Shard(self.number)
+        copy.restore(thawed(self.freeze(), self._plain_data))
+        for matrix in self.matrices.values():
+            copy.handle(Create(matrix.matrix, matrix.shards))
+        for request in self._holding.changes():
+            with suppress(Exception):  # Its worker is told when it is applied here.
+                copy.apply(request)
+        return copy.freeze()
 
     def _restore_state(self, request: RestoreState) -> None:
         self.restore(request.state, request.workers)

@@ -77,6 +77,54 @@ async def test_gets_of_an_asynchronous_worker_go_on_behind_its_barrier_and_see_i
     assert (await second.get("w", row=0)).tolist() == [2.0] * COLUMNS
 
 
+async def test_a_stale_worker_continues_behind_its_barrier_up_to_the_staleness() -> None:
+    """Under SSP each checkpoint stopped every worker until the slowest had its barrier, as BSP would."""
+    server, first, second = await server_of_two(SSP(staleness=2))
+    server.checkpoint_begins(1)
+    await first.clock("w")
+    first.pass_barrier(1)
+    await asyncio.wait_for(first.add("w", row=0, values=1.0), 5)
+    await asyncio.wait_for(first.clock("w"), 5)
+    assert (await asyncio.wait_for(first.get("w", row=0), 5)).tolist() == [1.0] * COLUMNS
+    assert (await asyncio.wait_for(first.add_get("w", row=0, values=1.0), 5)).tolist() == [2.0] * COLUMNS
+    await asyncio.wait_for(first.clock("w"), 5)
+    reading = asyncio.ensure_future(first.get("w", row=0))
+    await second.add("w", row=0, values=10.0)
+    assert (await second.get("w", row=0)).tolist() == [10.0] * COLUMNS
+    assert not reading.done()
+    await second.clock("w")  # it is as close as the staleness says, and before its barrier
+    assert (await asyncio.wait_for(reading, 5)).tolist() == [12.0] * COLUMNS
+    second.pass_barrier(1)
+    assert await at_barrier(server, server.take_state(1)) == [10.0] * COLUMNS
+    assert server.statistics().matrix("w").clocks == {0: 3, 1: 1}
+
+
+async def test_a_bulk_synchronous_read_shows_no_own_add_because_a_checkpoint_holds_it() -> None:
+    """Whether a worker under BSP read its own add depended on when a checkpoint was taken."""
+    server, first, second = await server_of_two(BSP())
+    first.pass_barrier(1)
+    adding = await first.start_add("w", row=0, values=1.0)
+    assert (await first.get("w", row=0)).tolist() == [0.0] * COLUMNS
+    second.pass_barrier(1)
+    server.checkpoint_begins(1)
+    await asyncio.wait_for(_awaited(adding), 5)
+
+
+async def test_a_snapshot_by_hand_holds_what_was_acknowledged_while_a_checkpoint_is_under_way() -> None:
+    """An add that had returned was in no snapshot that was taken until the last worker had its barrier."""
+    server, first, second = await server_of_two(ASP())
+    server.checkpoint_begins(1)
+    first.pass_barrier(1)
+    await first.add("w", row=0, values=2.0)
+    await first.clock("w")
+    state = await server.snapshot()
+    assert await stored_in(state) == [2.0] * COLUMNS
+    assert state["matrices"]["w"]["clocks"]["progress"] == {0: 1, 1: 0}
+    second.pass_barrier(1)
+    assert await at_barrier(server, server.take_state(1)) == [0.0] * COLUMNS
+    assert (await second.get("w", row=0)).tolist() == [2.0] * COLUMNS
+
+
 async def test_what_a_worker_added_behind_its_barrier_counts_though_it_leaves_before_the_others_have_passed() -> (
     None
 ):
@@ -133,6 +181,20 @@ async def test_a_held_add_whose_caller_has_given_up_is_added_all_the_same() -> N
     await first.clock("w")
     await second.clock("w")
     assert (await first.get("w", row=0)).tolist() == [1.0] * COLUMNS
+
+
+async def test_a_get_behind_a_barrier_that_waits_for_a_clock_fails_when_its_worker_leaves() -> None:
+    """It waited until the checkpoint was done: for ever, if the other worker was idle."""
+    server, first, second = await server_of_two(SSP(staleness=0))
+    server.checkpoint_begins(1)
+    await first.clock("w")
+    first.pass_barrier(1)
+    reading = asyncio.ensure_future(first.get("w", row=0))
+    await asyncio.sleep(0)
+    await first.leave()
+    with pytest.raises(WorkerHasLeft, match="worker 0"):
+        await asyncio.wait_for(reading, 5)
+    await second.clock("w")
 
 
 async def test_a_get_that_is_held_fails_when_its_worker_leaves() -> None:

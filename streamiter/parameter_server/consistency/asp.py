@@ -21,7 +21,7 @@ class AsynchronousModel(ConsistencyModel[A, G]):
         self.tracker.check_worker_valid(worker)
         return True
 
-    def get(self, worker: int, request: G, observed: int = -1) -> bool:
+    def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
         """Always now."""
         self.tracker.check_worker_valid(worker)
         return True

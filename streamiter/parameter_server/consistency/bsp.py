@@ -33,7 +33,7 @@ class BulkSynchronousModel(ConsistencyModel[A, G]):
         self._adds.keep(clock, worker, request)
         return False
 
-    def get(self, worker: int, request: G, observed: int = -1) -> bool:
+    def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
         """Now at the minimum clock, later when the worker is one ahead. OutOfTurn when it is further ahead."""
         clock = self._check_turn(worker, observed, "a get", ahead=1)
         if clock <= self.tracker.get_min_clock():

@@ -46,8 +46,11 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
         """Whether to apply it now; otherwise the model keeps it until a ``Released`` has it."""
 
     @abc.abstractmethod
-    def get(self, worker: int, request: G, observed: int = -1) -> bool:
-        """Whether to answer it now; otherwise the model keeps it until a ``Released`` has it."""
+    def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
+        """Whether to answer it now; otherwise the model keeps it until a ``Released`` has it.
+
+        ``held_clocks`` the worker has called before, and a checkpoint keeps them from this model.
+        """
 
     def clock(self, worker: int, observed: int = -1) -> list[Released[A, G]]:
         """The worker has finished an iteration; what follows from that (mostly nothing)."""

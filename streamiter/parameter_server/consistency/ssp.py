@@ -30,9 +30,9 @@ class StaleSynchronousModel(ConsistencyModel[A, G]):
         self.tracker.check_worker_valid(worker)
         return True
 
-    def get(self, worker: int, request: G, observed: int = -1) -> bool:
+    def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
         """Now, unless the worker is too far ahead; equal to the bound is not."""
-        wanted = self.tracker.get_progress(worker) - self._staleness
+        wanted = self.tracker.get_progress(worker) + held_clocks - self._staleness
         if wanted <= self.tracker.get_min_clock():
             return True
         self._gets.park(wanted, request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
 
+from streamiter.parameter_server.requests import TakeState
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.statistics import ShardStatistics
 from streamiter.parameter_server.transport.link import ShardLink
@@ -69,7 +70,7 @@ class InProcess:
         return tuple(shard.statistics() for shard in self._shards)
 
     async def take_states(self) -> list[Any]:
-        return [shard.freeze() for shard in self._shards]
+        return [shard.handle(TakeState()) for shard in self._shards]
 
     async def close(self) -> None:
         pass

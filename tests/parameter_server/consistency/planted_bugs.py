@@ -22,7 +22,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def gets_wait_at_the_bound_of_staleness(patch: pytest.MonkeyPatch) -> None:
-    def get(self: Any, worker: int, request: Any, observed: int = -1) -> bool:
+    def get(self: Any, worker: int, request: Any, observed: int = -1, held_clocks: int = 0) -> bool:
         wanted = self.tracker.get_progress(worker) - self._staleness
         if wanted < self.tracker.get_min_clock():
             return True
@@ -33,7 +33,7 @@ def gets_wait_at_the_bound_of_staleness(patch: pytest.MonkeyPatch) -> None:
 
 
 def gets_go_one_past_the_bound_of_staleness(patch: pytest.MonkeyPatch) -> None:
-    def get(self: Any, worker: int, request: Any, observed: int = -1) -> bool:
+    def get(self: Any, worker: int, request: Any, observed: int = -1, held_clocks: int = 0) -> bool:
         wanted = self.tracker.get_progress(worker) - self._staleness - 1
         if wanted <= self.tracker.get_min_clock():
             return True
@@ -44,7 +44,7 @@ def gets_go_one_past_the_bound_of_staleness(patch: pytest.MonkeyPatch) -> None:
 
 
 def gets_are_parked_under_the_worker_s_own_clock(patch: pytest.MonkeyPatch) -> None:
-    def get(self: Any, worker: int, request: Any, observed: int = -1) -> bool:
+    def get(self: Any, worker: int, request: Any, observed: int = -1, held_clocks: int = 0) -> bool:
         clock = self.tracker.get_progress(worker)
         if clock - self._staleness <= self.tracker.get_min_clock():
             return True
@@ -55,7 +55,7 @@ def gets_are_parked_under_the_worker_s_own_clock(patch: pytest.MonkeyPatch) -> N
 
 
 def what_was_observed_elsewhere_ends_the_wait_here(patch: pytest.MonkeyPatch) -> None:
-    def get(self: Any, worker: int, request: Any, observed: int = -1) -> bool:
+    def get(self: Any, worker: int, request: Any, observed: int = -1, held_clocks: int = 0) -> bool:
         wanted = self.tracker.get_progress(worker) - self._staleness
         if wanted <= max(self.tracker.get_min_clock(), observed):
             return True
@@ -166,7 +166,7 @@ def a_raised_worker_releases_nobody(patch: pytest.MonkeyPatch) -> None:
 def a_call_out_of_turn_is_dropped_in_silence(patch: pytest.MonkeyPatch) -> None:
     original = BulkSynchronousModel.add
 
-    def add(self: Any, worker: int, request: Any, observed: int = -1) -> bool:
+    def add(self: Any, worker: int, request: Any, observed: int = -1, held_clocks: int = 0) -> bool:
         try:
             return original(self, worker, request, observed)
         except OutOfTurn:
@@ -197,7 +197,7 @@ def what_was_observed_elsewhere_is_not_believed(patch: pytest.MonkeyPatch) -> No
 def early_adds_go_with_the_next_release(patch: pytest.MonkeyPatch) -> None:
     original = PendingAdds.keep
 
-    def add(self: Any, worker: int, request: Any, observed: int = -1) -> bool:
+    def add(self: Any, worker: int, request: Any, observed: int = -1, held_clocks: int = 0) -> bool:
         self._check_turn(worker, observed, "an add", ahead=0)
         original(self._adds, self.tracker.get_min_clock(), worker, request)
         return False
@@ -206,7 +206,7 @@ def early_adds_go_with_the_next_release(patch: pytest.MonkeyPatch) -> None:
 
 
 def early_gets_are_answered_at_once(patch: pytest.MonkeyPatch) -> None:
-    def get(self: Any, worker: int, request: Any, observed: int = -1) -> bool:
+    def get(self: Any, worker: int, request: Any, observed: int = -1, held_clocks: int = 0) -> bool:
         clock = self._check_turn(worker, observed, "a get", ahead=1)
         if clock <= max(self.tracker.get_min_clock(), observed):
             return True

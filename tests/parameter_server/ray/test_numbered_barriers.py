@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import count
+from random import Random
 from typing import Any
 
 import numpy as np
+import pytest
 from support.examples import random_examples
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.parameter_server import ASP, psf
+from streamiter.parameter_server import ASP, SSP, psf
+from streamiter.parameter_server.consistency.settings import Consistency
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
     Add,
@@ -16,9 +20,13 @@ from streamiter.parameter_server.requests import (
     Aggregate,
     Clock,
     Create,
+    Get,
+    GetPart,
     Join,
     Leave,
     PassBarrier,
+    Raise,
+    TakeState,
 )
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import thawed
@@ -31,30 +39,52 @@ EVERY = 2
 class Case:
     """A shard with one matrix of one number, and what its snapshots held."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, consistency: Consistency | None = None) -> None:
         self.taken: list[tuple[int, float]] = []
         self.shard = Shard(0)
         self.barriers = NumberedBarriers(self.shard, self._take)
-        self.barriers.handle(Create(Matrix("w", rows=1, columns=1, consistency=ASP()), 1))
+        self._create = Create(Matrix("w", rows=1, columns=1, consistency=consistency or ASP()), 1)
+        self.barriers.handle(self._create)
         self.clocks = dict.fromkeys(range(workers), 0)
         self.replies: list[Any] = []
         for worker in self.clocks:
             self.barriers.handle(Join(worker))
 
     def _take(self, number: int, state: Any) -> None:
+        self.taken.append((number, self.value_in(state)))
+
+    def value_in(self, state: Any) -> float:
+        """The number in a state of the shard."""
         copy = Shard(0)
         copy.restore(thawed(state, PlainData()))
-        copy.handle(Create(Matrix("w", rows=1, columns=1, consistency=ASP()), 1))
-        self.taken.append((number, _value(copy)))
+        copy.handle(self._create)
+        return _value(copy)
 
-    def iterate(self, worker: int) -> None:
-        """Add 1, clock, and pass a barrier at every second clock."""
-        add = Add("w", worker, -1, [AddPart(0, 0, None, np.ones(1))])
-        for request in (add, Clock("w", worker)):
-            self.replies.append(self.barriers.handle(request))
+    def get(self, worker: int) -> Any:
+        """Read the number."""
+        reply = self.barriers.handle(Get("w", worker, -1, [GetPart(0, 0, None)]))
+        self.replies.append(reply)
+        return reply
+
+    def add(self, worker: int) -> Any:
+        """Add 1."""
+        return self.barriers.handle(Add("w", worker, -1, [AddPart(0, 0, None, np.ones(1))]))
+
+    def iterate(self, worker: int) -> bool:
+        """Add 1, clock, and pass a barrier at every second clock; whether nothing of it has to wait."""
+        replies = [self.add(worker), self.barriers.handle(Clock("w", worker))]
         self.clocks[worker] += 1
         if self.clocks[worker] % EVERY == 0:
-            self.replies.append(self.barriers.handle(PassBarrier(worker, self.clocks[worker] // EVERY)))
+            replies.append(self.barriers.handle(PassBarrier(worker, self.clocks[worker] // EVERY)))
+        self.replies.extend(replies)
+        return not any(isinstance(reply, Waiting) for reply in replies)
+
+    def iterations_before_waiting(self, worker: int, at_most: int) -> int:
+        """How many times a worker can read, add and clock without waiting for anything."""
+        for iteration in range(at_most):
+            if isinstance(self.get(worker), Waiting) or not self.iterate(worker):
+                return iteration
+        return at_most
 
 
 def _value(shard: Shard) -> float:
@@ -62,12 +92,30 @@ def _value(shard: Shard) -> float:
     return float(total)
 
 
-@random_examples(lambda random: [random.randrange(3) for _ in range(random.randrange(13))])
-def test_a_snapshot_holds_of_each_worker_what_came_before_its_barrier(order: list[int]) -> None:
-    """Under ASP a fast worker came to its next barrier before the others had passed this one, and its adds got in."""
-    case = Case(3)
-    for worker in order:
+CONSISTENCIES = (ASP(), SSP(staleness=0), SSP(staleness=3), SSP(staleness=10))
+
+
+def some_clocks(random: Random) -> tuple[list[tuple[int, bool]], Consistency]:
+    """Which worker clocks next, whether it reads before, and the consistency."""
+    order = [(random.randrange(3), random.random() < 0.5) for _ in range(random.randrange(25))]
+    return order, random.choice(CONSISTENCIES)
+
+
+@random_examples(some_clocks)
+def test_a_snapshot_holds_of_each_worker_what_came_before_its_barrier(
+    given: tuple[list[tuple[int, bool]], Consistency],
+) -> None:
+    """A fast worker came to its next barrier before the others had passed this one, and its adds got in.
+
+    And a snapshot that was taken by hand while one at a clock was under way, without what the fast worker had added.
+    """
+    order, consistency = given
+    case = Case(3, consistency)
+    for worker, reads in order:
+        if reads:
+            case.get(worker)
         case.iterate(worker)
+        assert case.value_in(case.barriers.handle(TakeState())) == sum(case.clocks.values())
     complete = min(case.clocks.values()) // EVERY
     assert case.taken == [(number, 3.0 * EVERY * number) for number in range(1, complete + 1)]
     end = (max(case.clocks.values()) // EVERY + 1) * EVERY
@@ -76,6 +124,49 @@ def test_a_snapshot_holds_of_each_worker_what_came_before_its_barrier(order: lis
             case.iterate(worker)
     assert all(not isinstance(reply, Waiting) or reply.is_settled for reply in case.replies)
     assert _value(case.shard) == sum(case.clocks.values())
+
+
+@random_examples(
+    lambda random: ([random.randrange(3) for _ in range(random.randrange(25))], random.randrange(11))
+)
+def test_reads_of_a_worker_behind_a_barrier_wait_as_the_staleness_says_and_show_its_own_adds(
+    given: tuple[list[int], int],
+) -> None:
+    """A read inside the bound waited for the snapshot; one beyond it would be older than SSP allows."""
+    order, staleness = given
+    case = Case(3, SSP(staleness=staleness))
+    waiting: list[tuple[int, int, Any]] = []  # worker, clock, reply
+    for worker in order:
+        clock = case.clocks[worker]
+        waiting.append((worker, clock, case.get(worker)))
+        case.iterate(worker)
+        slowest = min(case.clocks.values())
+        for _, clock, reply in waiting:
+            is_settled = not isinstance(reply, Waiting) or reply.is_settled
+            assert is_settled == (clock - staleness <= slowest)
+            if is_settled:
+                [values] = (reply.result() if isinstance(reply, Waiting) else reply).values
+                assert values[0] >= clock + 2 * max(clock - staleness, 0)
+
+
+@pytest.mark.parametrize(
+    ("consistency", "iterations"),
+    [(ASP(), 2 * EVERY), (SSP(staleness=10), 11), (SSP(staleness=3), 4), (SSP(staleness=0), 1)],
+    ids=repr,
+)
+def test_a_worker_with_an_idle_one_waits_at_no_barrier_before_its_consistency_has_it_wait(
+    consistency: Consistency, iterations: int
+) -> None:
+    """Each snapshot stopped ASP and SSP as if they were BSP: no worker came further than the first barrier."""
+    case = Case(2, consistency)
+    assert case.iterations_before_waiting(0, at_most=100) == iterations
+    waiting = next(reply for reply in reversed(case.replies) if isinstance(reply, Waiting))
+    for _ in count():
+        if waiting.is_settled:
+            break
+        assert case.clocks[1] < EVERY
+        case.iterate(1)
+    assert waiting.is_settled
 
 
 def test_a_worker_that_leaves_holds_no_barrier_up() -> None:
@@ -87,6 +178,21 @@ def test_a_worker_that_leaves_holds_no_barrier_up() -> None:
     case.barriers.handle(Leave(1))
     assert case.taken == [(1, 2.0), (2, 4.0)]
     assert _value(case.shard) == 5.0
+
+
+def test_a_read_that_ends_while_held_requests_are_applied_shows_the_own_adds_that_are_yet_to_be() -> None:
+    """The clock that it waited for came out of the queue before the add that its worker had made before it."""
+    case = Case(2, SSP(staleness=0))
+    case.barriers.handle(Join(2))
+    case.barriers.handle(Raise(2, {"w": 2 * EVERY}))
+    for worker in (0, 1):
+        for _ in range(EVERY + 1):
+            case.iterate(worker)
+    case.add(0)
+    reading = case.get(0)
+    assert not reading.is_settled
+    case.barriers.handle(PassBarrier(2, 2))
+    assert reading.result().values[0][0] == 2 * (EVERY + 1) + 1
 
 
 def test_a_stalled_worker_that_leaves_gets_an_error() -> None:
