@@ -127,7 +127,10 @@ class Client:
         self._part.heartbeat()
 
     async def leave(self, reason: str = "it has left") -> None:
-        """Take part no more: the others do not wait for this worker any longer. What it has added stays."""
+        """Take part no more: the others do not wait for this worker any longer. What it has added stays.
+
+        Raises RolledBack where the shards have gone back to a snapshot: then the worker still takes part.
+        """
         if not self._part.has_left:
             for subscription in list(self._subscriptions.values()):
                 subscription.close()

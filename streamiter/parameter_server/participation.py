@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, final
 
-from streamiter.errors import WorkerHasLeft
+from streamiter.errors import RolledBack, WorkerHasLeft
 from streamiter.parameter_server.call import Call
 from streamiter.parameter_server.heartbeats import Heartbeats
 from streamiter.parameter_server.outstanding import Outstanding
@@ -97,7 +97,10 @@ class Participation:
             self._heartbeats.heard(self.worker)
 
     async def leave(self, reason: str) -> None:
-        """Take part no more. All shards are told, whatever one of them says to it."""
+        """Take part no more. All shards are told, whatever one of them says to it.
+
+        With RolledBack the worker still takes part, as in the snapshot: what it did since then is to be done again.
+        """
         self.left(reason)
         replies, failure = [], None
         for link in self.links:
@@ -109,8 +112,12 @@ class Participation:
             for reply in replies:
                 if isinstance(reply, Waiting):
                     await reply
-        finally:  # Also where a shard is lost: its number is free.
-            self._on_left(self.worker)
+        except RolledBack:
+            self._left = None
+            raise
+        finally:
+            if self._left is not None:  # Also where a shard is lost: its number is free.
+                self._on_left(self.worker)
         if failure is not None:
             raise failure
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from parameter_server.ray.other_process import OtherProcess, gradient, train
-from parameter_server.ray.processes import kill
+from parameter_server.ray.processes import asking_for_ever, kill
 from support.waiting import PATIENCE_S
 
-from streamiter.parameter_server import ASP, BSP, psf
+from streamiter.errors import RolledBack, ShardLost
+from streamiter.parameter_server import ASP, BSP, SSP, psf
 from streamiter.parameter_server.recovery import SnapshotEvery
 from streamiter.parameter_server.server import ParameterServer
 
@@ -51,6 +54,84 @@ async def test_workers_that_are_far_apart_go_back_each_to_its_own_barrier() -> N
         went_back_fast = await ahead
         assert len(went_back_fast) == 2
         assert all(clock % 2 == 0 for clock in went_back_fast + went_back_slow)
+
+
+@pytest.mark.parametrize(("consistency", "iterations"), [(ASP(), 4), (SSP(staleness=10), 11)], ids=repr)
+async def test_an_idle_worker_stops_no_other_at_a_snapshot_and_without_one_all_go_back_to_initial_values(
+    consistency: Any, iterations: int
+) -> None:
+    """Worker 0 stood still at clock 2, as under BSP; and a loss before the first snapshot ended the training for good.
+
+    The message named neither the shard's process nor its matrices.
+    """
+    async with ParameterServer(shards=2, on="ray", snapshots=SnapshotEvery(clocks=2, of="w")) as server:
+        await server.create_matrix("w", rows=2, columns=4, consistency=consistency, init=[1.0, 2.0, 3.0, 4.0])
+        busy, idle = server.client(worker=0), server.client(worker=1)
+        await idle.join()
+        async with asyncio.timeout(PATIENCE_S):
+            for iteration in range(iterations):
+                assert (await busy.get("w", row=0))[0] == 1.0 + iteration
+                await busy.add("w", row=0, values=1.0)
+                await busy.clock("w")
+        await kill(server, 1)
+        for client in (busy, idle):
+            with pytest.raises(RolledBack) as back:
+                await asking_for_ever(client)
+            assert back.value.clocks == {"w": 0}
+        assert re.fullmatch(
+            r"parameter server: expected all shards to run, given the loss of shard 1 \(process \d+ on node [\d.]+ "
+            r"\(\w{8}\) has ended\) with blocks of 'w'; there is no snapshot yet, so all shards went back to their "
+            r"initial values: go on from its clocks: w 0",
+            str(back.value),
+        )
+        assert (await idle.get("w", rows=[0, 1])).tolist() == [[1.0, 2.0, 3.0, 4.0]] * 2
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(2):
+                for client in (busy, idle):
+                    await client.add("w", row=0, values=1.0)
+                    await client.clock("w")
+            while server._hosting.latest_snapshot != 1:  # type: ignore[attr-defined]
+                await busy.aggregate(psf.Sum("w", row=0))
+        assert (await busy.get("w", row=0)).tolist() == [5.0, 6.0, 7.0, 8.0]
+
+
+async def test_a_snapshot_that_is_lost_with_its_node_is_told_and_nothing_begins_again_in_silence() -> None:
+    """The message said that there had been no snapshot. Initial values in place of hours of training are no answer.
+
+    With one shard nobody else knows the workers: the first one to call again ran ahead of the others. And a worker that
+    left at that moment was held for one that takes part, and no snapshot was complete again.
+    """
+    import ray
+
+    async with ParameterServer(shards=1, on="ray", snapshots=SnapshotEvery(clocks=1, of="w")) as server:
+        await server.create_matrix("w", rows=1, columns=COLUMNS)
+        client, idle = server.client(worker=0), server.client(worker=1)
+        await idle.join()
+        await client.add("w", row=0, values=1.0)
+        await kill(server, 0)
+        with pytest.raises(RolledBack, match="all shards went back to their initial values"):
+            await asking_for_ever(client)
+        assert server.statistics().matrix("w").clocks == {0: 0, 1: 0}  # the idle one has not called since
+        with pytest.raises(RolledBack):
+            await idle.leave()
+        await idle.leave()
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await client.add_get("w", row=0, values=1.0))[0] == 1.0
+            await client.clock("w")
+            while server._hosting.latest_snapshot is None:  # type: ignore[attr-defined]
+                await client.aggregate(psf.Sum("w", row=0))
+        kept = server._hosting._supervisor.kept  # type: ignore[attr-defined]
+        kept.replace(replace(kept.latest, states=(ray.remote(gone).remote(),)))
+        await kill(server, 0)
+        with pytest.raises(
+            ShardLost, match=r"the loss of shard 0 .*'w'; snapshot 1 could not be restored \(OSError: gone"
+        ):
+            await asking_for_ever(client)
+
+
+def gone() -> None:
+    """An object in Ray's store that cannot be had any more."""
+    raise OSError("gone")
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parameter_server.ray.processes import kill
+from parameter_server.ray.processes import asking_for_ever, kill
 from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError, ParameterServerError, RolledBack, ShardLost
@@ -64,16 +64,25 @@ async def test_what_the_server_tells_and_takes_is_of_one_moment_and_brings_back_
         with pytest.raises(ConfigurationError, match=r"psf.Map\(function=\).*is a lambda"):
             await server.create_matrix("v", rows=1, columns=4, on_clock=psf.Map("v", 0, 0, lambda x: x))
         # np.unique has fewer values for the second shard.
-        init = [psf.Push("v", 0, range(4), [1.0, 2.0, 3.0, 3.0]), psf.Map("v", 0, 0, np.unique)]
+        init = [psf.Push("v", 0, [1.0, 2.0, 3.0, 3.0]), psf.Map("v", 0, 0, np.unique)]
         with pytest.raises(ParameterServerError, match="expected its function to return an array of shape"):
             await server.create_matrix("v", rows=1, columns=4, init=init)
         await server.create_matrix("v", rows=1, columns=4, init=5.0)
         assert await server.aggregate(psf.Sum("v", row=0)) == 20.0
         await clients[0].update(psf.Map("w", 0, 1, np.sqrt))
         assert (await clients[0].get("w", row=1)).tolist() == pytest.approx([total**0.5] * 6)
+        await clients[0].update(psf.Push("w", 1, [4.0] * 6))
+        await clients[0].update(psf.CompressUpdate("w", 1, [0.0, 0.5, -1.0, 0.0, 0.0, 1.0], bits=16))
+        assert (await server.aggregate(psf.FullPull("w")))[1].tolist() == pytest.approx(
+            [4.0, 4.5, 3.0, 4.0, 4.0, 5.0], abs=1e-4
+        )
+        await clients[0].update(psf.SparsePush("w", 1, [5, 0], [2.0, 3.0]))
+        assert (await clients[0].get("w", row=1)).tolist() == [3.0, 0.0, 0.0, 0.0, 0.0, 2.0]
 
         await kill(server, 0)
-        with pytest.raises(ShardLost, match=r"prices: expected shard 0 .* server.restore"):
+        lost = r"prices: expected all shards to run, given the loss of shard 0 \(process \d+ on node [\d.]+ \(\w{8}\) "
+        then = r"has ended\) with blocks of 'w', 'v'; no snapshots .* server.restore"
+        with pytest.raises(ShardLost, match=lost + then):
             await asking_for_ever(clients[0])
         server.checkpoint_begins(1)
         with pytest.raises(ShardLost):
@@ -103,7 +112,9 @@ async def test_subscribers_and_workers_that_the_snapshot_does_not_know_go_on_aft
         await kill(server, 1)
         taking = asyncio.create_task(server.snapshot())
         for client in (first, late):
-            with pytest.raises(RolledBack) as back:
+            with pytest.raises(
+                RolledBack, match=r"loss of shard 1 .* all shards went back to snapshot 1: "
+            ) as back:
                 await asking_for_ever(client)
             assert back.value.clocks == {"w": 1}
             assert client.clock_of("w") == 1
@@ -122,12 +133,6 @@ async def test_subscribers_and_workers_that_the_snapshot_does_not_know_go_on_aft
         assert (await first.get("w", row=0)).tolist() == [4.0] * 4
         assert await again.clock("w") == 3
     await seen.end()
-
-
-async def asking_for_ever(client: Client) -> None:
-    """Until it is told of the loss."""
-    while True:
-        await client.aggregate(psf.Sum("w", row=0))
 
 
 async def iterate(client: Client) -> None:

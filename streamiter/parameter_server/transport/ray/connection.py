@@ -129,6 +129,11 @@ class Connection:
         self._remote.append(link)
         self.links.append(_Link(partial(self._send, number)))
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether the shards have answered this worker."""
+        return not self._is_new
+
     # -- requests --------------------------------------------------------------------------------------
 
     def _send(self, shard: int, request: Any) -> Waiting[Any]:
@@ -243,13 +248,13 @@ class Connection:
         if answer.refusal is not None:
             self._fail_going_back(ShardLost(answer.refusal))
         elif answer.clocks is not None:
-            self._have_gone_back(answer.clocks)
+            self._have_gone_back(answer.clocks, answer.loss)
         else:
-            task = asyncio.get_running_loop().create_task(self._join_again(self._worker, answer.generation))
+            task = asyncio.get_running_loop().create_task(self._join_again(self._worker, answer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _join_again(self, worker: int, generation: int) -> None:
+    async def _join_again(self, worker: int, answer: GoBack) -> None:
         """The snapshot is from before this worker."""
         clocks: dict[str, int] = {}
         try:
@@ -261,18 +266,18 @@ class Connection:
         except StreamiterError as error:
             self._fail_going_back(error)
             return
-        if generation == self._generation:
+        if answer.generation == self._generation:
             for shard, link in enumerate(self._remote):
                 raise_ = Raise(worker, clocks)
                 sent = link.send(raise_)
                 if self._every is not None:
                     self._count(shard, raise_, sent, is_clock=False)
-            self._have_gone_back(clocks)
+            self._have_gone_back(clocks, answer.loss)
 
-    def _have_gone_back(self, clocks: Mapping[str, int]) -> None:
+    def _have_gone_back(self, clocks: Mapping[str, int], loss: str) -> None:
         error = RolledBack(
-            f"{self._name}: expected shards that go on, given one that was lost: all went back to the last snapshot; "
-            f"go on from its clocks: {', '.join(f'{name} {clock}' for name, clock in clocks.items()) or 'none'}",
+            f"{loss}: go on from its clocks: "
+            f"{', '.join(f'{name} {clock}' for name, clock in clocks.items()) or 'none'}",
             clocks,
         )
         if self._every is not None:

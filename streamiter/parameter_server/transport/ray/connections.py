@@ -73,6 +73,10 @@ class Connections:
         """Those of workers that have not left."""
         return dict(self._open)
 
+    def joined(self) -> tuple[int, ...]:
+        """The workers of this process that the shards have answered."""
+        return tuple(worker for worker, connection in self._open.items() if connection.has_joined)
+
     async def close_all(self) -> None:
         """Nothing is sent any more."""
         connections = (*self._open.values(), *self._others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -30,12 +31,14 @@ from streamiter.parameter_server.statistics import ShardStatistics
 from streamiter.parameter_server.transport.failures import Failure, error_of, outcome_of
 from streamiter.parameter_server.transport.messages import ClientMessage, ServerMessage
 from streamiter.parameter_server.transport.ray.barriers import NumberedBarriers
+from streamiter.parameter_server.transport.ray.cluster import imported_ray
 from streamiter.parameter_server.transport.ray.fences import Fences, TakeBetween
 from streamiter.parameter_server.transport.ray.fetched import fetched
 from streamiter.parameter_server.transport.ray.protocol import (
     Beginning,
     Describe,
     GoBack,
+    HostProcess,
     Restore,
     client_name,
 )
@@ -63,6 +66,7 @@ class ShardHost:
         self._clock = SystemClock()
         self._generation = -1
         self._refusal: str | None = None
+        self._loss = ""
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
         self._clocks: dict[str, dict[str, int]] = {}
@@ -89,14 +93,14 @@ class ShardHost:
                 answer = await answer
             if self._generation == generation:
                 return answer
-        return GoBack(self._generation, self._clocks.get(client), self._refusal)
+        return GoBack(self._generation, self._clocks.get(client), self._refusal, self._loss)
 
     # -- the server ------------------------------------------------------------------------------------
 
-    async def begin(self, beginning: Beginning, state: Mapping[str, Any] | None) -> str:
-        """Drop everything, and begin a generation; gives what ``until_replaced`` wants to know."""
+    async def begin(self, beginning: Beginning, state: Mapping[str, Any] | None) -> HostProcess:
+        """Drop everything, and begin a generation, from a state or from the initial values of the matrices."""
         if beginning.generation <= self._generation:
-            return self._instance  # The same call again.
+            return self._process()  # The same call again.
         old = self._sessions
         self._shard = shard = Shard(self._number)
         shard.extend(Describe, self._describe)
@@ -107,6 +111,9 @@ class ShardHost:
             shard.restore(state, beginning.workers)
         for create in beginning.matrices:
             shard.handle(create)
+        if state is None:
+            for worker in beginning.workers:
+                shard.handle(Join(worker))
         handler: RequestHandler = shard
         if self._takes_snapshots:
             handler = NumberedBarriers(shard, self._take_snapshot, beginning.snapshot)
@@ -116,11 +123,16 @@ class ShardHost:
         self._snapshot = None
         # Those who have yet to come back are given the time of the timeout to do so.
         self._heard_s = {client_name(worker): self._clock.monotonic_s() for worker in beginning.workers}
-        self._refusal = beginning.refusal
+        self._refusal, self._loss = beginning.refusal, beginning.loss
         self._generation = beginning.generation
         old.restart(beginning.generation)  # Wakes those whom it owes an answer.
         self._tell()
-        return self._instance
+        return self._process()
+
+    def _process(self) -> HostProcess:
+        ray = imported_ray()
+        node_id = ray.get_runtime_context().get_node_id()
+        return HostProcess(self._instance, os.getpid(), node_id, ray.util.get_node_ip_address())
 
     async def until_replaced(self, instance: str) -> None:
         """Return once this host is not that one: its process has died, and Ray asks its successor. Or once it ends."""

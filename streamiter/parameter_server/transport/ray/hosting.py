@@ -68,6 +68,7 @@ class RayHosting:
             snapshots=snapshots,
             heartbeat_timeout_s=heartbeat_timeout_s,
             on_silent=on_silent,
+            workers_here=lambda: self._connections.joined(),
         )
         self._connections = Connections(self.address, clock, on_used=self._supervisor.start)
         self._statistics = tuple(ShardStatistics(number, (), 0) for number in range(count))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from streamiter.parameter_server.recovery import SnapshotEvery
 
-__all__ = ["Beginning", "Describe", "GoBack", "RayAddress", "Restore", "client_name"]
+__all__ = ["Beginning", "Describe", "GoBack", "HostProcess", "RayAddress", "Restore", "client_name"]
 
 
 def client_name(worker: int) -> str:
@@ -35,9 +35,21 @@ class GoBack(NamedTuple):
 
     generation: int
     clocks: dict[str, int] | None
-    """Where the worker stands now, by matrix; None: the snapshot does not know it."""
+    """The clocks of the worker now, by matrix; None: the snapshot does not know the worker."""
     refusal: str | None = None
-    """There was no snapshot."""
+    """Why no parameters are read or changed: they are lost."""
+    loss: str = ""
+    """What was lost, and what all shards have gone back to."""
+
+
+class HostProcess(NamedTuple):
+    """Which process a host is, and where it runs."""
+
+    instance: str
+    """Another one after each start."""
+    process_id: int
+    node_id: str
+    node_address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +61,10 @@ class Beginning:
     """``Create`` of each."""
     workers: tuple[int, ...] = ()
     snapshot: int = 0
-    """The number of the last snapshot."""
+    """The number of the last snapshot; 0: the matrices begin with their initial values."""
     refusal: str | None = None
+    loss: str = ""
+    """What was lost, and what all shards go back to."""
 
 
 @dataclass(slots=True)

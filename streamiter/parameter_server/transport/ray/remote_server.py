@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, final
 
 from streamiter.clock import Clock, SystemClock
-from streamiter.errors import ParameterServerError, WorkerHasLeft
+from streamiter.errors import ParameterServerError, RolledBack, WorkerHasLeft
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.client import MAX_CALLS, Client
 from streamiter.parameter_server.directory import MatrixDirectory
@@ -81,8 +81,10 @@ class RemoteServer:
         """All workers of this process leave. May be called more than once."""
         try:
             for client in list(self._clients.values()):
-                with suppress(WorkerHasLeft):  # A newer client of the same number has replaced it.
-                    await client.leave("its process has ended")
+                while not client.has_left:
+                    # A newer client of the same number has replaced it; or the shards went back, and it is there again.
+                    with suppress(WorkerHasLeft, RolledBack):
+                        await client.leave("its process has ended")
         finally:
             await self._connections.close_all()
 

@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import Any, Final, final
 
 from streamiter.clock import Clock
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.partitioning import Partitioning
 from streamiter.parameter_server.recovery import KeptSnapshots, SnapshotEvery, StartingPoint
 from streamiter.parameter_server.requests import Create
 from streamiter.parameter_server.transport.ray.cluster import imported_ray
 from streamiter.parameter_server.transport.ray.connections import ended
-from streamiter.parameter_server.transport.ray.protocol import Beginning
+from streamiter.parameter_server.transport.ray.protocol import Beginning, HostProcess
 
 __all__ = ["Supervisor"]
 
@@ -31,7 +33,9 @@ _log: Final = logging.getLogger(__name__)
 class Supervisor:
     """Begins a new generation on all hosts whenever one of them was started again. In the server's event loop.
 
-    ``on_silent`` is told of workers that were taken for dead, and why. Snapshots stay in Ray's object store.
+    ``on_silent`` is told of workers that were taken for dead, and why. ``workers_here`` gives the workers of this
+    process, which are all that is known of workers when all shards are lost at once. Snapshots stay in Ray's object
+    store.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Supervisor:
         snapshots: SnapshotEvery | None,
         heartbeat_timeout_s: float | None,
         on_silent: Callable[[int, str], None],
+        workers_here: Callable[[], tuple[int, ...]],
     ) -> None:
         self._name = name
         self._hosts = hosts
@@ -50,12 +55,15 @@ class Supervisor:
         self._takes_snapshots = snapshots is not None
         self._timeout_s = heartbeat_timeout_s
         self._on_silent = on_silent
+        self._workers_here = workers_here
         self._ray = imported_ray()
         self.generation = 0
         self.kept = KeptSnapshots[Any](len(hosts))
         self._beginning = [host.begin.remote(Beginning(0), None) for host in hosts]
-        self._instances: list[str] = []
+        self._processes: list[HostProcess] = []
         """Which process each host is, to notice when it is another."""
+        self._unrestorable: str | None = None
+        """Why there is nothing to go back to any more, though there was."""
         self._recovering = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._timed: list[asyncio.Task[None]] = []
@@ -88,7 +96,7 @@ class Supervisor:
     # -- lost shards -----------------------------------------------------------------------------------
 
     async def _watch_all(self) -> None:
-        self._instances = await asyncio.gather(*self._beginning)
+        self._processes = await asyncio.gather(*self._beginning)
         for shard in range(len(self._hosts)):
             self._tasks.append(_task(self._watch(shard)))
             if self._takes_snapshots:
@@ -96,50 +104,86 @@ class Supervisor:
 
     async def _watch(self, shard: int) -> None:
         while self._goes_on:
-            instance = self._instances[shard]
+            instance = self._processes[shard].instance
             await self._hosts[shard].until_replaced.remote(instance)
             async with self._recovering:
-                if not self._is_stopping and self._instances[shard] == instance:
+                if not self._is_stopping and self._processes[shard].instance == instance:
                     await self._recover_or_refuse(shard)
 
     async def _recover_or_refuse(self, shard: int) -> None:
+        lost = {shard}
         try:
-            await self._recover(shard)
+            await self._recover(lost)
         except Exception as error:
             # Nobody may be kept waiting for a snapshot that is not to be had; there is none to go back to next time.
+            latest = self.kept.latest
+            point = "the initial values" if latest is None else f"snapshot {latest.number}"
+            self._unrestorable = f"{point} could not be restored ({_in_short(error)})"
             self.kept.replace(None)
-            _log.warning("%s: the last snapshot could not be restored", self._name, exc_info=error)
-            await self._recover(shard)
+            _log.warning("%s: %s", self._name, self._unrestorable, exc_info=error)
+            await self._recover(lost)
 
-    async def _recover(self, shard: int) -> None:
+    async def _recover(self, lost: set[int]) -> None:
+        """Begin a generation; adds to ``lost`` all shards that were started again."""
         generation = self.generation = self.generation + 1
         latest = self.kept.latest
         self.kept.replace(latest)
         found = await asyncio.gather(*[host.present.remote() for host in self._hosts])
+        lost.update(number for number, present in enumerate(found) if present is None)
         survivors = [present for present in found if present is not None]
         made = dict(self.created)
         for matrices, _ in survivors:
             made |= {create.matrix.name: create for create in matrices}
-        if latest is None:
-            beginning = Beginning(generation, tuple(made.values()), refusal=self._why_lost(shard))
-            states: tuple[Any, ...] = (None,) * len(self._hosts)
-        else:
+        if latest is not None:
             made |= {create.matrix.name: create for create in latest.matrices}
-            workers = _still_there(latest, [workers for _, workers in survivors])
-            beginning = Beginning(generation, tuple(made.values()), workers, latest.number)
-            states = latest.states
-        self._instances = await asyncio.gather(
+        loss = await self._loss(lost, [create.matrix for create in made.values()])
+        creates = tuple(made.values())
+        if latest is not None:
+            workers = _still_there(latest, [there for _, there in survivors])
+            to = f"all shards went back to snapshot {latest.number}"
+            beginning = Beginning(generation, creates, workers, latest.number, loss=f"{loss}; {to}")
+        elif self._takes_snapshots and self._unrestorable is None:
+            workers = _of_any([there for _, there in survivors]) if survivors else self._workers_here()
+            to = "there is no snapshot yet, so all shards went back to their initial values"
+            beginning = Beginning(generation, creates, workers, loss=f"{loss}; {to}")
+        else:
+            beginning = Beginning(generation, creates, refusal=f"{loss}; {self._why_all_is_lost()}")
+        states = latest.states if latest is not None else (None,) * len(self._hosts)
+        self._processes = await asyncio.gather(
             *[host.begin.remote(beginning, state) for host, state in zip(self._hosts, states, strict=True)]
         )
 
-    def _why_lost(self, shard: int) -> str:
-        lost = f"{self._name}: expected shard {shard} to go on, given the end of its process"
-        if self._takes_snapshots:
-            return f"{lost} before the first snapshot; make a new server, and begin with the workers again"
+    async def _loss(self, lost: Iterable[int], matrices: Sequence[Matrix]) -> str:
+        """Which shards were lost, how, and what they had."""
+        nodes = await asyncio.to_thread(self._ray.nodes)
+        running = {node["NodeID"] for node in nodes if node["Alive"]}
+        ends = []
+        for number in sorted(lost):
+            process = self._processes[number]
+            where = f"node {process.node_address} ({process.node_id[:8]})"
+            end = (
+                f"process {process.process_id} on {where} has ended"
+                if process.node_id in running
+                else f"{where} is gone"
+            )
+            ends.append(f"shard {number} ({end})")
+        names = [
+            repr(matrix.name)
+            for matrix in matrices
+            if any(block.shard in lost for block in Partitioning(matrix, len(self._hosts)).blocks)
+        ]
         return (
-            f"{lost} and of all parameters with it, as no snapshots are taken; start the flow again, which goes on "
-            "from its last checkpoint; without a flow restore a state of your own with server.restore(…), or have "
-            'snapshots taken: ParameterServer(snapshots=SnapshotEvery(clocks=10, of="…"))'
+            f"{self._name}: expected all shards to run, given the loss of {' and '.join(ends)} with "
+            f"{'blocks of ' + ', '.join(names) if names else 'no matrices'}"
+        )
+
+    def _why_all_is_lost(self) -> str:
+        if self._unrestorable is not None:
+            return f"{self._unrestorable}, so all parameters are lost; make a new server, and start the workers again"
+        return (
+            "no snapshots are taken, so all parameters are lost; start the flow again, which goes on from its last "
+            "checkpoint; without a flow restore a state of your own with server.restore(…), or have snapshots taken: "
+            'ParameterServer(snapshots=SnapshotEvery(clocks=10, of="…"))'
         )
 
     # -- snapshots -------------------------------------------------------------------------------------
@@ -193,9 +237,20 @@ def _task(watch: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     return asyncio.get_running_loop().create_task(watch)
 
 
+def _of_any(present: Sequence[Iterable[int]]) -> tuple[int, ...]:
+    """The workers that any shard knows."""
+    return tuple(dict.fromkeys(worker for workers in present for worker in workers))
+
+
+def _in_short(error: Exception) -> str:
+    """An error of a shard's process in one line, without its traceback."""
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
+
+
 def _still_there(latest: StartingPoint[Any], present: Sequence[Iterable[int]]) -> tuple[int, ...]:
     """The workers of a snapshot, but those that have left since, if any shard is there that knows."""
     if not present:
         return latest.workers
-    there = {worker for workers in present for worker in workers}
+    there = _of_any(present)
     return tuple(worker for worker in latest.workers if worker in there)
