@@ -101,7 +101,8 @@ def some_clocks(random: Random) -> tuple[list[tuple[int, bool]], Consistency]:
     return order, random.choice(CONSISTENCIES)
 
 
-@random_examples(some_clocks)
+# A state is taken at each step, which costs as much as a hundred of them.
+@random_examples(some_clocks, examples=1_000)
 def test_a_snapshot_holds_of_each_worker_what_came_before_its_barrier(
     given: tuple[list[tuple[int, bool]], Consistency],
 ) -> None:
