@@ -48,8 +48,8 @@ class TestSimulatedTopics(TopicContract):
     def case(self) -> TopicCase:
         return TopicCase(
             handle=Made(UNDISTURBED).topic,
-            record_limit_settings={"max_record_bytes": "1000"},
-            record_limit_bytes=1000,
+            record_limit_settings={"max_record_bytes": "2000"},
+            record_limit_bytes=2000,
             retention_settings={"retention_records": "35"},
             url_is_global=False,
         )
