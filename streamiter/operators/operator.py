@@ -87,7 +87,8 @@ class IterationListener:
     """
 
     needs_epochs: bool = True
-    """Whether it is of no use where no epoch ends. False for an operator that also works without callbacks."""
+    """Whether it is of no use where no epoch ends. False for an operator that also works without callbacks. Where a
+    function makes the operator, ``__init__`` may set it."""
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> Any:
         """Once for each epoch, in order, after all of this instance's records of it. Emits in that epoch."""

@@ -158,12 +158,10 @@ def _is_static(kind: type, method: str) -> bool:
     return isinstance(defined, staticmethod)
 
 
-def check_can_listen(
-    operator: Operator | type[Operator], hears_of_epochs: bool, *, step: str, where: str | None = None
-) -> None:
-    """Raise GraphError for a listener where no epoch ever ends."""
+def check_can_listen(operator: Any, hears_of_epochs: bool, *, step: str, where: str | None = None) -> None:
+    """Raise GraphError for a listener, or its class, where no epoch ever ends."""
     kind = operator if isinstance(operator, type) else type(operator)
-    if issubclass(kind, IterationListener) and kind.needs_epochs and not hears_of_epochs:
+    if issubclass(kind, IterationListener) and not hears_of_epochs and operator.needs_epochs:
         raise GraphError(
             f"step {step!r}: expected an IterationListener in the body of an iteration, given {kind.__name__} outside, "
             "where no epoch ends and no callback comes; add the step in the body, stamp the stream with epochs_every, "

@@ -503,13 +503,20 @@ def test_a_listener_outside_hears_of_stamped_records() -> None:
     class Either(Listening):
         needs_epochs = False
 
+    class AtTimes(Listening):
+        def __init__(self, needs_epochs: bool) -> None:
+            self.needs_epochs = needs_epochs
+
     flow = Flow("outside")
     items = flow.from_items(["a", "b"])
     heard = epochs_every(items, records=1).process(Listening).collect()
-    either = items.process(Either).batch(2).collect()
+    either = items.process(Either).process(lambda: AtTimes(False)).batch(2).collect()
     run(flow)
     assert heard.items == ["a", "epoch 0", "b", "epoch 1"]
     assert either.items == [["a", "b"]]
+    items.process(lambda: AtTimes(True))
+    with refused("given AtTimes outside"):
+        run(flow)
 
 
 @pytest.mark.parametrize("records", [0, -3, True, 2.0, "5"])

@@ -51,7 +51,7 @@ class GradientWorker(Operator, IterationListener):
     def __init__(self, options: WorkerOptions) -> None:
         self._extract = options.extract
         self._synchronous = options.synchronous
-        self.epochs_in_order = options.synchronous
+        self.epochs_in_order = self.needs_epochs = options.synchronous
         self._model = options.make_model()
         self._needed_epoch = 0
         self._model_epoch = -1

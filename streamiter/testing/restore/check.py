@@ -56,7 +56,8 @@ def check_restore(
     - ``records``: those of its one input, a list, array or ``Columns``; for named inputs a mapping with
       those of each, which take turns as ``seed`` decides; None for a source. Plain data.
     - ``key``: behind ``key_by(key)``, with ``time_to_live_s``.
-    - ``epochs``: within an iteration, an epoch each so many records: its listener's callbacks come.
+    - ``epochs``: within an iteration, an epoch each so many records: its listener's callbacks come. An
+      ``IterationListener`` needs it.
     - ``tags``: side outputs that are compared, too.
     - ``batch``: records handed over at once; after each batch ``interval_s`` seconds pass on a virtual clock.
     - ``cuts``: from how many of the snapshots to restore, drawn by ``seed``; None: from all.
