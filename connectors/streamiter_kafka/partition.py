@@ -81,8 +81,16 @@ class ReadPartition:
         end = self.stable_offset if self._stop is None else min(self.stable_offset, self._stop)
         return max(0, end - self.position)
 
-    def add(self, fetched: bytes, aborted: AbortedTransactions | None, stable_offset: int) -> None:
-        """Take in an answer to a fetch at ``fetch_offset``."""
+    def add(
+        self, asked_offset: int, fetched: bytes, aborted: AbortedTransactions | None, stable_offset: int
+    ) -> None:
+        """Take in an answer to a fetch at ``asked_offset``.
+
+        It is dropped where that is not the next offset to fetch any more: while a leader moves, the old one and the
+        new one may both have been asked, and the old one may not know yet what the new one has.
+        """
+        if asked_offset != self.fetch_offset:
+            return
         self.stable_offset = stable_offset
         visible = VisibleBatches(aborted)
         records = MemoryRecords(fetched)

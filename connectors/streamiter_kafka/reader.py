@@ -233,9 +233,9 @@ class KafkaReader(TopicReader):
             trouble = passing(answer.code, f"{self._subject}, partition {answer.number}")
             if trouble is not None:
                 ailing[answer.number] = trouble
-            # While a leader moves, the old one and the new one may both have been asked.
-            elif partition.fetch_offset == offsets[answer.number]:
-                partition.add(answer.records, answer.aborted, answer.stable_offset)
+            else:
+                asked_offset = offsets[answer.number]
+                partition.add(asked_offset, answer.records, answer.aborted, answer.stable_offset)
         return ailing
 
     async def _out_of_range(self, partition: ReadPartition) -> OffsetOutOfRange:

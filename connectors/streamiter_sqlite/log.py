@@ -7,6 +7,7 @@ that it happens as a whole or not at all.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import uuid
 from collections.abc import Iterable, Mapping
@@ -81,7 +82,14 @@ def find_topic(connection: sqlite3.Connection, name: str) -> TopicRow:
             f"no topic {name!r} in the file; the topics there are: {there_are}. Create it with "
             "`await topic.create(partitions=...)`"
         )
-    return TopicRow(row[0], row[1], _settings_of(row[2]), row[3])
+    return TopicRow(row[0], row[1], _settings_of(row[2]), _identity_of(row[3]))
+
+
+def _identity_of(stored: object) -> str | None:
+    """A damaged one would say that the topic was created again."""
+    if stored is not None and not (isinstance(stored, str) and re.fullmatch("[0-9a-f]{32}", stored)):
+        raise DamagedFile(f"the identity of a topic is {stored!r:.80}")
+    return stored
 
 
 def _settings_of(stored: str) -> dict[str, int]:
@@ -133,6 +141,8 @@ def partition_ends(connection: sqlite3.Connection, topic: TopicRow) -> dict[int,
         (topic.id,),
     ).fetchall()
     if not rows:
+        if connection.execute("SELECT 1 FROM topics WHERE id = ?", (topic.id,)).fetchone():
+            raise DamagedFile(f"topic {topic.name!r} has no partitions")
         raise TopicNotFound(f"topic {topic.name!r} was deleted while it was open")
     # Records are visible as soon as they have an offset: every offset is stable.
     checked = [checked_numbers(row, "partitions") for row in rows]

@@ -34,7 +34,8 @@ Key = int | str | bytes | tuple[Any, ...]
 """An int, str, bytes or a tuple of keys."""
 
 KEY_GROUPS: Final = 128
-"""Groups of a flow: as many subtasks can share keyed state."""
+"""Groups of a flow: the unit in which keyed state moves when a job is restarted with another parallelism, and so the
+largest parallelism that a keyed step can use."""
 
 _EXACT: Final = frozenset({int, str, bytes})
 _NUMPY_INTS: Final = frozenset(np.dtype(c).type for c in "bBhHiIlLqQ")  # np.integer has timedeltas, too

@@ -5,17 +5,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from streamiter.checkpoints.keys import key_groups
+from streamiter.checkpoints.keys import KEY_GROUPS, key_groups
 from streamiter.errors import ConfigurationError
 from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, slice_batch, take
 
 __all__ = [
-    "KEY_GROUPS",
     "Broadcast",
     "ByFunction",
     "ByKey",
@@ -27,9 +27,7 @@ __all__ = [
     "subtask_of_group",
 ]
 
-# The unit in which keyed state moves when a job is restarted with another parallelism, and so the
-# largest useful parallelism of a keyed step.
-KEY_GROUPS = 128
+Groups = TypeVar("Groups", int, npt.NDArray[np.int64])
 
 Splitter = Callable[[Batch], Iterable[tuple[int, Batch]]]
 """Splits a batch into parts, each with the index of the subtask it goes to; keeps state between calls."""
@@ -42,8 +40,8 @@ class Partitioning(Protocol):
         """A new splitter for one upstream subtask."""
 
 
-def subtask_of_group(group: int, subtasks: int) -> int:
-    """The subtask that owns a key group."""
+def subtask_of_group(group: Groups, subtasks: int) -> Groups:
+    """The subtask that owns a key group, or each of an array of them."""
     return group * subtasks // KEY_GROUPS
 
 
@@ -107,7 +105,7 @@ class ByKey:
     def _tolerant_splitter(self, split: Splitter, subtasks_downstream: int) -> Splitter:
         def owner(record: Any) -> int:
             try:
-                return int(key_groups([self.key_of(record)])[0]) * subtasks_downstream // KEY_GROUPS
+                return subtask_of_group(int(key_groups([self.key_of(record)])[0]), subtasks_downstream)
             except Exception:
                 return 0
 
@@ -129,8 +127,7 @@ class ByKey:
                     f"key_by_batch: expected the function to give a key for each of {len(batch)} records, "
                     f"given {len(keys)}; return an array as long as the batch"
                 )
-            owners = key_groups(keys) * subtasks_downstream // KEY_GROUPS
-            return _parts(batch, owners, subtasks_downstream)
+            return _parts(batch, subtask_of_group(key_groups(keys), subtasks_downstream), subtasks_downstream)
 
         return split
 

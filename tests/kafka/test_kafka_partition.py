@@ -43,7 +43,7 @@ def taken(read: ReadPartition, max_records: int = 100) -> list[int]:
 def test_reading_begins_and_ends_inside_of_stored_batches() -> None:
     """A broker returns whole batches, whatever the position in them."""
     read = partition(offset=3, stop=12)
-    read.add(stored(0, 5) + stored(5, 5) + stored(10, 5), None, 15)
+    read.add(read.fetch_offset, stored(0, 5) + stored(5, 5) + stored(10, 5), None, 15)
     assert taken(read) == list(range(3, 12))
     assert read.is_finished
     assert read.lag == 0
@@ -52,22 +52,33 @@ def test_reading_begins_and_ends_inside_of_stored_batches() -> None:
 def test_where_reading_goes_on_is_never_behind_what_was_dropped() -> None:
     """A run that ends at its stop position is restored by one that reads on: nothing may be missing."""
     read = partition(offset=3, stop=7)
-    read.add(stored(0, 10), None, 10)
+    read.add(read.fetch_offset, stored(0, 10), None, 10)
     assert read.position == 3
     assert taken(read) == [3, 4, 5, 6]
     assert read.position == 7
     compacted = partition(stop=50)
-    compacted.add(stored(60, 2), None, 62)
+    compacted.add(compacted.fetch_offset, stored(60, 2), None, 62)
     assert compacted.position == 50
+
+
+def test_an_answer_to_an_earlier_fetch_is_dropped() -> None:
+    """A leader had moved, and the old one answered last: with records that the new one had not taken over."""
+    read = partition()
+    read.add(0, stored(0, 5), None, 10)
+    read.add(0, stored(0, 5) + stored(5, 3), None, 5)
+    assert taken(read) == [0, 1, 2, 3, 4]
+    assert (read.fetch_offset, read.lag, read.is_behind) == (5, 5, True)
+    read.add(5, stored(5, 5), None, 10)
+    assert taken(read) == [5, 6, 7, 8, 9]
 
 
 def test_batches_of_any_size_are_cut_and_joined_to_the_size_asked_for() -> None:
     """Neither a producer of single records nor one of huge batches decides how much a flow takes at once."""
     read = partition()
-    read.add(b"".join(stored(first, 1) for first in range(4)) + stored(4, 30), None, 40)
+    read.add(read.fetch_offset, b"".join(stored(first, 1) for first in range(4)) + stored(4, 30), None, 40)
     assert taken(read, 10) == list(range(10))
     assert (read.position, read.lag) == (10, 30)
-    read.add(stored(34, 6), None, 40)
+    read.add(read.fetch_offset, stored(34, 6), None, 40)
     assert taken(read, 10) == list(range(10, 20))
     assert taken(read, 10) == list(range(20, 30))
     assert taken(read, 10) == list(range(30, 40))
@@ -77,7 +88,7 @@ def test_batches_of_any_size_are_cut_and_joined_to_the_size_asked_for() -> None:
 def test_offsets_that_were_compacted_away_are_passed_over() -> None:
     """A reader that waits for the offset after its last record waits for ever."""
     read = partition(stop=50)
-    read.add(stored(7, 2) + stored(60, 2), None, 62)
+    read.add(read.fetch_offset, stored(7, 2) + stored(60, 2), None, 62)
     assert taken(read) == [7, 8]
     assert read.is_finished
 
@@ -85,7 +96,7 @@ def test_offsets_that_were_compacted_away_are_passed_over() -> None:
 def test_what_is_held_is_counted_and_let_go() -> None:
     """The bound on memory rests on this number."""
     read = partition()
-    read.add(stored(0, 50) + stored(50, 50), None, 100)
+    read.add(read.fetch_offset, stored(0, 50) + stored(50, 50), None, 100)
     held = read.fetched_bytes
     assert held > 1000
     taken(read, 50)
@@ -99,7 +110,7 @@ def test_a_damaged_batch_is_an_error_that_names_its_offset() -> None:
     damaged = bytearray(stored(20, 5))
     damaged[-3] ^= 1
     read = partition(offset=20)
-    read.add(bytes(damaged), None, 25)
+    read.add(read.fetch_offset, bytes(damaged), None, 25)
     with pytest.raises(TopicError, match="offset 25 is damaged"):
         read.take(10)
 
@@ -108,7 +119,7 @@ def test_a_damaged_batch_is_an_error_that_names_its_offset() -> None:
 def test_all_columns_belong_to_the_same_records_however_a_batch_is_cut(compression: str) -> None:
     """Columns are built when they are asked for: each cut must build its own."""
     read = partition()
-    read.add(stored(0, 12, compression), None, 12)
+    read.add(read.fetch_offset, stored(0, 12, compression), None, 12)
     batch = KafkaBatch(0, read.take(12))
     whole = batch.records()
     assert [record.offset for record in whole] == list(range(12))

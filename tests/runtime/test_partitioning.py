@@ -12,11 +12,10 @@ import pytest
 from checkpoints.plain_values import some_bytes, some_int, some_text
 from support.examples import random_examples
 
-from streamiter.checkpoints.keys import key_group
+from streamiter.checkpoints.keys import KEY_GROUPS, key_group
 from streamiter.errors import ConfigurationError, PlainDataError
 from streamiter.records import Batch, Columns, slice_batch
 from streamiter.runtime.partitioning import (
-    KEY_GROUPS,
     Broadcast,
     ByFunction,
     ByKey,

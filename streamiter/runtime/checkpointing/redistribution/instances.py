@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, final
 
-from streamiter.checkpoints.keys import KEY_GROUPS, key_groups, normalize_key
+from streamiter.checkpoints.keys import key_groups, normalize_key
 from streamiter.errors import StreamiterError
 from streamiter.operators.frozen_states import StateFrame, select_keys
 from streamiter.operators.keyed import KeyedOperator
@@ -35,7 +35,7 @@ class KeyShare:
             yield from (frame for frame in select_keys(frames, self._owns) if frame[0])
 
     def _owns(self, keys: list[Any]) -> list[bool]:
-        owners = key_groups(keys) * self._subtasks // KEY_GROUPS
+        owners = subtask_of_group(key_groups(keys), self._subtasks)
         owned: list[bool] = (owners == self._subtask).tolist()
         return owned
 
