@@ -6,19 +6,28 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from job_faults.held_store import HeldStore
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Operator
 from streamiter.checkpoints.directory_store import DirectoryStore
-from streamiter.checkpoints.snapshot import CheckpointId
-from streamiter.errors import CheckpointError, ConfigurationError, GraphError, JobFailed, ProducerFenced
+from streamiter.checkpoints.snapshot import CheckpointId, Part, SnapshotHeader
+from streamiter.checkpoints.store import CheckpointStore
+from streamiter.errors import (
+    CheckpointError,
+    ConfigurationError,
+    GraphError,
+    JobFailed,
+    ProducerFenced,
+    StorageFull,
+)
 from streamiter.operators.context import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.runtime.job import Job, StopMode
@@ -30,7 +39,7 @@ PATIENCE_S = 20.0
 RARELY_S = 100.0
 
 
-def settings(folder: Path, **options: Any) -> Checkpoints:
+def settings(folder: Path | CheckpointStore, **options: Any) -> Checkpoints:
     """Checkpoints that are taken when asked for."""
     return Checkpoints(folder, **{"interval_s": RARELY_S, **options})
 
@@ -300,6 +309,66 @@ async def test_a_checkpoint_that_was_never_committed_is_not_gone_on_from(
     for restore in (1, 2, "last"):  # Back, and there again.
         job = await summing(broker).start(checkpoints=settings(tmp_path), restore=restore)  # type: ignore[arg-type]
         await job.stop("abort")
+
+
+async def test_a_snapshot_that_its_own_run_did_not_commit_is_not_gone_on_from(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """It was newer than the last one that this very run had committed: what it had written was taken back."""
+    store = DirectoryStore(tmp_path)
+    job = await summing(broker).start(checkpoints=settings(store))
+    await job.checkpoint()
+    run = (await store.list("sums of numbers"))[-1]
+    await store.save(replace(run, id=CheckpointId(2, run.id.run)), [])
+    await job.stop("abort")
+    with pytest.raises(CheckpointError, match="checkpoint 2 was never committed: its run ended before"):
+        await summing(broker).start(checkpoints=settings(tmp_path), restore=2)
+    job = await summing(broker).start(checkpoints=settings(tmp_path), restore=1)
+    await job.stop("abort")
+
+
+async def test_nothing_is_committed_before_its_snapshot_is_stored(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """A crash between the two left outputs that no snapshot knew of: the next run wrote all of them again."""
+    await write(broker.topic("numbers"), range(10))
+    store = HeldStore(tmp_path)
+    job = await summing(broker).start(checkpoints=settings(store))
+    await handled(job, "sink sums", 10)
+    taking = asyncio.create_task(job.checkpoint())
+    await until(store.saves.is_set)
+    assert await written(broker.topic("sums")) == []
+    commits = await written(broker.topic("streamiter-commits"))
+    assert [commit["checkpoint"] for commit in commits] == [None]  # that the run has begun
+    await job.stop("abort")  # as good as a crash, with nothing stored
+    with pytest.raises(CheckpointError, match="given one that has ended"):
+        await taking
+    job = await summing(broker, stop="latest").start(checkpoints=settings(tmp_path))
+    await asyncio.wait_for(job.wait(), PATIENCE_S)
+    assert await written(broker.topic("sums")) == expected(10)
+
+
+async def test_nothing_is_committed_where_its_snapshot_cannot_be_stored(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """The disk of the checkpoints was full; outputs were seen all the same, and again after the restart."""
+    await write(broker.topic("numbers"), range(10))
+    job = await summing(broker).start(checkpoints=settings(FullStore(tmp_path)))
+    await handled(job, "sink sums", 10)
+    with pytest.raises(StorageFull, match="no room for checkpoint 1"):
+        await job.checkpoint()
+    assert await written(broker.topic("sums")) == []
+    await job.stop("abort")
+    job = await summing(broker, stop="latest").start(checkpoints=settings(tmp_path))
+    await asyncio.wait_for(job.wait(), PATIENCE_S)
+    assert await written(broker.topic("sums")) == expected(10)
+
+
+class FullStore(DirectoryStore):
+    """On a disk without room."""
+
+    async def save(self, header: SnapshotHeader, parts: Iterable[Part]) -> int:
+        raise StorageFull(f"no room for checkpoint {header.id.number}")
 
 
 async def test_outputs_elsewhere_are_said_to_be_at_least_once(
