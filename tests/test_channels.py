@@ -127,6 +127,8 @@ async def test_a_second_waiter_is_a_mistake_of_ours() -> None:
 def test_statistics_count_what_waits_the_peaks_and_the_totals() -> None:
     """Operators look at these to find the slow step; numbers that drift send them to the wrong one."""
     channel = channel_of()
+    nothing = channel.statistics()
+    assert (nothing.records, nothing.peak_records, nothing.peak_bytes, nothing.total_records) == (0, 0, 0, 0)
     channel.try_put(DataBatch(np.zeros(3)))
     channel.try_put(DataBatch(np.zeros(4)))
     channel.put_control(EpochWatermark(0))
@@ -142,6 +144,7 @@ def test_watermarks_that_nobody_takes_do_not_pile_up() -> None:
     """A stuck worker behind a filter that drops everything: half a million watermarks waited in its channel."""
     channel = channel_of()
     channel.try_put(DataBatch([1]))
+    channel.try_put(DataBatch([2]))
     for epoch in range(1000):
         channel.put_control(EpochWatermark(epoch))
     channel.put_control(EndOfData())
@@ -149,7 +152,9 @@ def test_watermarks_that_nobody_takes_do_not_pile_up() -> None:
     items = []
     while channel.peek() is not None:
         items.append(channel.take())
-    assert [repr(item) for item in items[1:]] == [
+    assert [repr(item) for item in items] == [
+        "DataBatch(1 records, epoch 0)",
+        "DataBatch(1 records, epoch 0)",
         "EpochWatermark(999)",
         "EndOfData(0)",
         "EpochWatermark(1000)",

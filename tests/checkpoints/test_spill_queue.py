@@ -1,6 +1,7 @@
 """The spill queue: strictly first in, first out, within its limits, whatever lies on disk."""
 
 import collections
+import dataclasses
 import os
 import pathlib
 import tempfile
@@ -169,7 +170,7 @@ def some_call(random):
 
 def limits_and_calls(random):
     limits = random.choice((0, 500, MEMORY_LIMIT_BYTES)), random.choice((4_000, 10**9))
-    return limits, [some_call(random) for _ in range(random.randrange(31))]
+    return limits, [some_call(random) for _ in range(random.randrange(25))]
 
 
 @random_examples(limits_and_calls)
@@ -232,6 +233,20 @@ def test_below_the_memory_limit_the_very_objects_come_back_and_no_file_is_made(m
     assert all(given is taken for given, taken in zip(fed, drained(queue), strict=True))
     assert not (tmp_path / "not made").exists()
     assert queue.statistics().batches_spilled == 0
+
+
+def test_batches_that_just_fill_the_memory_limit_stay_in_memory(make_queue):
+    """A limit is what may be used, not what must not be reached."""
+    first, second = batches(2)
+    queue = make_queue(memory_limit_bytes=size_bytes(first) + size_bytes(second))
+    queue.put(first)
+    queue.put(second)
+    assert queue.statistics().batches_spilled == 0
+
+
+def test_nothing_has_been_in_a_new_queue(make_queue):
+    """A peak that begins at one shows work where there was none."""
+    assert set(dataclasses.astuple(make_queue().statistics())) == {0}
 
 
 def test_a_batch_above_the_limit_passes_an_empty_queue_in_memory(make_queue):
@@ -330,12 +345,17 @@ def test_space_is_given_back_when_the_queue_has_been_read_and_when_it_is_closed(
 
 
 def test_a_queue_works_on_after_it_has_been_empty(make_queue):
-    """Lag comes and goes."""
+    """Lag comes and goes; while there is none, nothing goes to disk."""
     queue = make_queue(memory_limit_bytes=0)
     for _ in range(3):
         for batch in batches(5):
             queue.put(batch)
         assert [batch.epoch for batch in drained(queue)] == [0, 1, 2, 3, 4]
+    before = queue.statistics().batches_spilled
+    [batch] = batches(1)
+    queue.put(batch)
+    assert queue.take() is batch
+    assert queue.statistics().batches_spilled == before
 
 
 def test_past_the_disk_limit_it_fails_with_the_numbers_and_keeps_what_it_has(make_queue):

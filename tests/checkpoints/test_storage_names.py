@@ -11,12 +11,15 @@ from support.examples import random_examples
 
 from streamiter.checkpoints.snapshot import CheckpointId
 from streamiter.checkpoints.storage_names import (
+    STORAGE_NAME_CHARACTERS,
     checkpoint_of,
+    is_shortened,
     name_of,
     shortened_name,
     snapshot_name,
     storage_name,
 )
+from streamiter.errors import ConfigurationError
 
 CHARACTERS_OF_NAMES = [character for character in CHARACTERS if not "\ud800" <= character <= "\udfff"]
 
@@ -53,10 +56,43 @@ def test_the_name_of_a_file_tells_which_snapshot_it_is(example: tuple[int, str])
     assert checkpoint_of(snapshot_name(CheckpointId(number, run))) == CheckpointId(number, run)
 
 
+def test_names_of_small_letters_are_stored_as_they_are() -> None:
+    """Somebody looks at the directory: most names must be read without a table."""
+    assert storage_name("clicks_2024-05.a") == shortened_name("clicks_2024-05.a") == "clicks_2024-05.a"
+    assert storage_name(".Ab.") == "%2e%41b."
+    assert storage_name("") == "%"
+
+
+@pytest.mark.parametrize("stored", ["%61", "A", "%2E", ".a", "%ff", "a~b"])
+def test_what_is_no_stored_name_has_no_name(stored: str) -> None:
+    """Two files for one name: one of them would be found, the other removed."""
+    assert name_of(stored) is None
+
+
+def test_only_a_name_that_is_too_long_is_shortened_to_the_limit() -> None:
+    """A name that just fits has to be read back from its file."""
+    fits, long = "a" * STORAGE_NAME_CHARACTERS, "a" * (STORAGE_NAME_CHARACTERS + 1)
+    assert shortened_name(fits) == fits
+    assert not is_shortened(fits)
+    assert len(shortened_name(long)) == STORAGE_NAME_CHARACTERS
+    assert is_shortened(shortened_name(long))
+    assert shortened_name(long) != shortened_name(long + "a")
+
+
+def test_half_a_character_is_refused_by_name() -> None:
+    """The error of the encoder names neither the flow nor what to do."""
+    with pytest.raises(ConfigurationError) as raised:
+        storage_name("a\ud800")
+    assert str(raised.value) == (
+        "checkpoints: expected names of text, given 'a\\ud800', which holds half a character; rename it"
+    )
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "",
+        "00000000001-a.checkpoint",
         "1-a.checkpoint",
         "0000000001-.checkpoint",
         "0000000001-a.checkpoint.partial",

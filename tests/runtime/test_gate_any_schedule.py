@@ -34,7 +34,7 @@ def scripts_of(random: Random, port: int, *, may_run_ahead: bool) -> list[Item]:
     """Data of growing records, watermarks that keep their word, two barriers somewhere, an end."""
     items: list[Item] = []
     watermark, record = -1, 1000 * port
-    for _ in range(random.randrange(10)):
+    for _ in range(random.randrange(7)):
         if random.random() < 0.2:
             watermark += random.randint(1, 2)
             items.append(EpochWatermark(watermark))
@@ -63,14 +63,14 @@ def _brings(script: Iterable[Item], checkpoint: int) -> bool:
 
 
 def plans(random: Random) -> Plan:
-    inputs = random.choices(NAMES, k=random.randint(1, 4))
+    inputs = random.choices(NAMES, k=random.choice((1, 2, 2, 3, 4)))
     in_order = random.random() < 0.5
     wanted = [None, (), *((name,) for name in dict.fromkeys(inputs))]
     has_wishes = random.random() < 0.7
     return Plan(
         inputs=inputs,
         scripts=[scripts_of(random, port, may_run_ahead=in_order) for port in range(len(inputs))],
-        moves=[random.randint(0, len(inputs)) for _ in range(random.randrange(61))],
+        moves=[random.randint(0, len(inputs)) for _ in range(random.randrange(41))],
         wishes=random.choices(wanted, k=random.randrange(26)) if has_wishes else None,
         in_order=in_order,
         limit_records=random.randint(1, 6),

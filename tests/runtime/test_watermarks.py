@@ -52,9 +52,16 @@ def test_the_fifth_of_five_channels_brings_the_callback() -> None:
     assert [tracker.advance(channel, 0) for channel in range(5)] == [None, None, None, None, 0]
 
 
+def test_a_task_without_channels_is_restored() -> None:
+    """A source has none: the greatest of no watermarks is an error."""
+    tracker, restored = WatermarkTracker(0), WatermarkTracker(0)
+    restored.restore(tracker.snapshot())
+    assert restored.watermark == BEFORE_ALL_EPOCHS
+
+
 def test_a_channel_that_goes_back_is_a_mistake_of_ours() -> None:
-    """It would bring callbacks twice; it must not pass unseen."""
+    """It would bring callbacks twice; it must not pass unseen. The same once more is no step back."""
     tracker = WatermarkTracker(1)
-    tracker.advance(0, 3)
+    assert [tracker.advance(0, 3), tracker.advance(0, 3)] == [3, None]
     with pytest.raises(InternalError, match="went back from 3 to 2"):
         tracker.advance(0, 2)

@@ -22,7 +22,7 @@ def calls(random: Random) -> Calls:
             random.choice((0, 1, 0, 1, 2, 3, 4)),
             random.choice((-1, 0, 1, 2)),
         )
-        for _ in range(random.randrange(13))
+        for _ in range(random.randrange(11))
     ]
     return random.choice(KINDS), random.randint(1, 4), steps
 

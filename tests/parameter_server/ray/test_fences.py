@@ -99,7 +99,7 @@ def some_events(random: Random) -> list[tuple[Any, int]]:
     kinds = ("add", "take", "lost", "barrier", 0, 1, 0, 1)
     return [
         (kind, random.choice((SERVER, *WORKERS) if kind in (0, 1) else WORKERS))
-        for kind in random.choices(kinds, k=random.randrange(40))
+        for kind in random.choices(kinds, k=random.randrange(25))
     ]
 
 
