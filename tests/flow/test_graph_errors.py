@@ -625,7 +625,6 @@ def passes_a_second(record: Any) -> Any:
         np.vectorize(two),
         passes_a_second,
     ],
-    ids=repr,
 )
 def test_whatever_can_be_called_with_a_record_is_let_through(f: Any) -> None:
     """Of functions in C nothing is known; a decorator has the arguments of its wrapper, whatever it says."""
