@@ -1,0 +1,188 @@
+"""What is built for the package index: its metadata, its page, its licence, and an installation from it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from importlib.metadata import Distribution, distribution, distributions
+from pathlib import Path
+
+import pytest
+from packaging.metadata import Metadata
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+# Far above what a build or an installation without a network takes on a busy machine.
+LIMIT_S = 100
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source distribution, and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("built")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    [found] = built.glob("streamiter-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Metadata:
+    """As the package index reads it; it refuses what is not valid."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
+        return Metadata.from_email(archive.read(name), validate=True)
+
+
+def test_the_metadata_say_whose_it_is_what_for_and_where(metadata: Metadata) -> None:
+    """A package without a licence may not be used in a company, and one without links is not found again."""
+    assert (metadata.license_expression, metadata.author) == ("Apache-2.0", "The streamiter maintainers")
+    assert metadata.summary
+    assert {"kafka", "online learning"} <= set(metadata.keywords or [])
+    assert "Typing :: Typed" in (metadata.classifiers or [])
+    pythons = {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)}
+    assert pythons <= set(metadata.classifiers or [])
+    assert {"Homepage", "Documentation", "Changelog", "Source", "Issues"} == set(metadata.project_urls or {})
+    assert all(url.startswith("https://") for url in (metadata.project_urls or {}).values())
+
+
+def test_the_page_on_the_package_index_leads_nowhere_else_than_it_says(metadata: Metadata) -> None:
+    """Links of the README led to pages of the package index that are not there, and its drawing was its source."""
+    assert metadata.description_content_type == "text/markdown"
+    page = metadata.description or ""
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    in_repository = "https://github.com/streamiter/streamiter/blob/main/"
+    named = [link.removeprefix(in_repository) for link in links if link.startswith(in_repository)]
+    assert "docs/learning.md" in named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert "mermaid" not in page
+    assert "pip install 'streamiter[kafka]'\n" in page
+    assert not re.search(r'"\.\[|not yet on PyPI', page)
+
+
+def test_licences_are_in_both_archives(built: Path, wheel: Path) -> None:
+    """The licence asks to be given with each copy, and so does that of the font."""
+    licence = (ROOT / "LICENSE").read_bytes()
+    assert b"Apache License\n                           Version 2.0, January 2004" in licence
+    with zipfile.ZipFile(wheel) as archive:
+        given = {name.partition("/licenses/")[2]: name for name in archive.namelist() if "/licenses/" in name}
+        assert set(given) == {"LICENSE", "streamiter/flow/drawing/font/LICENSE.txt"}
+        assert archive.read(given["LICENSE"]) == licence
+    [source] = built.glob("streamiter-*.tar.gz")
+    with tarfile.open(source) as archive_of_source:
+        names = {name.partition("/")[2] for name in archive_of_source.getnames()}
+    wanted = {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "Makefile", "constraints.txt"}
+    assert wanted | {"tests/test_distribution.py", "docs/README.md", "examples/page_rank.py"} <= names
+    assert not [name for name in names if name.startswith((".venv", ".git/", "dist/"))]
+
+
+def test_the_hint_for_a_missing_extra_is_a_command_that_installs_it(wheel: Path, tmp_path: Path) -> None:
+    """A hint that named no extra, or that zsh took for a pattern, left the user where he was."""
+    installed = Installation(tmp_path, [wheel])
+    kafka = ["streamiter", "topics", "list", "kafka://127.0.0.1:1?request_timeout_s=1"]
+    told = installed.run(*kafka)
+    assert told.returncode == 1
+    [hint] = re.findall(r"install it with: (.+)", told.stderr)
+    assert shlex.split(hint) == ["pip", "install", "streamiter[kafka]"]
+    assert installed.run("/bin/sh", "-c", hint).returncode == 0
+    assert "install it with" not in installed.run(*kafka).stderr
+
+
+def test_all_extras_that_hints_name_exist(metadata: Metadata) -> None:
+    """An unknown extra is only warned of by pip, which installs nothing."""
+    code = [*ROOT.joinpath("streamiter").rglob("*.py"), *ROOT.joinpath("connectors").rglob("*.py")]
+    named = set(
+        re.findall(r"pip install ['\"]streamiter\[([\w,]+)\]['\"]", "".join(map(Path.read_text, code)))
+    )
+    assert {"kafka", "draw", "ray", "demo"} <= named <= set(metadata.provides_extra or [])
+
+
+class Installation:
+    """A virtual environment that has what the wheels require, without extras.
+
+    Nothing comes from a network: requirements are taken from here, and what an extra adds is made into wheels again.
+    """
+
+    def __init__(self, folder: Path, wheels: list[Path]) -> None:
+        self._folder = folder / "environment"
+        venv.create(self._folder, with_pip=True)
+        self._wheels = folder / "wheels"
+        self._wheels.mkdir()
+        extra = requirements("streamiter", extra="kafka") - requirements("streamiter")
+        for name in extra:
+            as_wheel(distribution(name), self._wheels)
+        here = self._folder / "here"
+        here.mkdir()
+        for each in distributions():
+            if canonicalize_name(each.name) not in {*extra, "streamiter", "pip"}:
+                link_into(here, each)
+        [packages] = self._folder.glob("lib/python*/site-packages")
+        (packages / "here.pth").write_text(f"{here}\n")
+        done = self.run("pip", "install", *map(str, wheels))
+        assert done.returncode == 0, done.stderr
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the environment, as if it were active."""
+        environment = {
+            "PATH": f"{self._folder / 'bin'}:/usr/bin:/bin",
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(self._wheels),
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
+        return subprocess.run(
+            [str(self._folder / "bin" / command[0]) if "/" not in command[0] else command[0], *command[1:]],
+            env=environment,
+            cwd=self._folder,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+
+
+def requirements(name: str, extra: str = "") -> set[str]:
+    """Names of the distributions that one requires with an extra, and of those that they require."""
+    found: set[str] = set()
+    open_requirements = [Requirement(f"{name}[{extra}]" if extra else name)]
+    while open_requirements:
+        each = open_requirements.pop()
+        extras = [*each.extras, ""]
+        for further in map(Requirement, distribution(each.name).requires or []):
+            is_wanted = further.marker is None or any(
+                further.marker.evaluate({"extra": one}) for one in extras
+            )
+            if is_wanted and canonicalize_name(further.name) not in found:
+                found.add(canonicalize_name(further.name))
+                open_requirements.append(further)
+    return found
+
+
+def as_wheel(installed: Distribution, folder: Path) -> None:
+    """The wheel that it was installed from, but for programs."""
+    tag = re.findall(r"^Tag: (.+)$", installed.read_text("WHEEL") or "", re.MULTILINE)[0]
+    name = installed.name.replace("-", "_")
+    with zipfile.ZipFile(folder / f"{name}-{installed.version}-{tag}.whl", "w") as archive:
+        for file in installed.files or []:
+            if file.parts[0] != ".." and file.suffix != ".pyc":
+                archive.write(file.locate(), str(file))
+
+
+def link_into(folder: Path, installed: Distribution) -> None:
+    """Let a folder hold it, too."""
+    for top in {file.parts[0] for file in installed.files or []} - {"..", "__pycache__"}:
+        link = folder / top
+        if not link.exists():
+            link.symlink_to(Path(str(installed.locate_file(top))))
