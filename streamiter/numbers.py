@@ -11,6 +11,7 @@ from streamiter.errors import ConfigurationError, StreamiterError
 
 __all__ = [
     "fraction",
+    "has_plain_digits",
     "is_number",
     "not_negative",
     "plain_float",
@@ -82,6 +83,15 @@ def plain_float(value: Any) -> float:
         return float(value) if is_number(value) else math.nan
     except OverflowError:
         return math.inf
+
+
+def has_plain_digits(text: str) -> bool:
+    """Whether Python's ``int`` and ``float`` read nothing but plain digits here: they take other scripts and underscores.
+
+    >>> has_plain_digits("-1.5e3"), has_plain_digits("１８"), has_plain_digits("1_8")
+    (True, False, False)
+    """
+    return text.isascii() and "_" not in text
 
 
 def whole_number_in(text: str) -> int | None:

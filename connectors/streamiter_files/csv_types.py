@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
+from streamiter.numbers import has_plain_digits
 
 __all__ = ["ColumnType"]
 
@@ -68,7 +69,7 @@ class ColumnType:
             fields = ["nan" if field in missing else field for field in fields]
         _check_plain(fields)
         numbers = np.array(list(map(float, fields)))
-        for index in np.flatnonzero(np.isinf(numbers)):
+        for index in np.flatnonzero(np.isinf(numbers)).tolist():
             if "inf" not in fields[index].lower():  # a number too large for a float
                 raise OverflowError
         with np.errstate(over="raise"):
@@ -85,8 +86,7 @@ class ColumnType:
 
 def _check_plain(fields: Sequence[str]) -> None:
     """Raise ``ValueError`` for underscores, and digits and spaces of other scripts: Python takes them in numbers."""
-    text = "".join(fields)
-    if "_" in text or not text.isascii():
+    if not has_plain_digits("".join(fields)):
         raise ValueError
 
 

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from streamiter.errors import ConfigurationError
+from streamiter.numbers import has_plain_digits
 from streamiter.topics.secrets import hide, secret_option_names, shown_path, with_secrets
 
 __all__ = ["KafkaOptions", "is_shown"]
@@ -234,9 +235,9 @@ _TRUTHS: Final[Mapping[str, bool]] = MappingProxyType(
 
 def _converted(name: str, annotation: str, value: object, subject: str) -> object:
     text = str(value)
+    if annotation != "str" and not has_plain_digits(text):
+        text = ""
     try:
-        if annotation != "str" and ("_" in text or not text.isascii()):
-            raise ValueError  # Python takes such texts for numbers.
         if annotation == "bool":
             return _TRUTHS[text.lower()]
         if annotation == "float":

@@ -35,9 +35,7 @@ class DenseLines:
         for index, line in enumerate(batch.values):
             text = line or b""
             try:
-                if b"_" in text or b"\0" in text:  # numpy takes 1_0 for 10, and leaves out NULs at an end
-                    raise ValueError(repr(text[:80]))
-                numbers = np.array(text.replace(b",", b" ").split()).astype(np.float64)
+                numbers = _numbers(text)
             except ValueError as error:
                 failures[index] = f"expected a label and numbers, given {error}"
                 continue
@@ -56,3 +54,9 @@ class DenseLines:
 
     def __repr__(self) -> str:
         return "DenseLines()"
+
+
+def _numbers(text: bytes) -> npt.NDArray[np.float64]:
+    if b"_" in text or b"\0" in text:  # numpy takes 1_0 for 10, and leaves out NULs at an end
+        raise ValueError(repr(text[:80]))
+    return np.array(text.replace(b",", b" ").split()).astype(np.float64)

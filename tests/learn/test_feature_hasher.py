@@ -331,7 +331,7 @@ def test_only_texts_of_plain_digits_are_numbers(price: str | bytes, others: list
     """Of a price in digits of another script the file format and the hasher must not differ."""
     made = FeatureHasher(numeric=["price"])
     records = [{"price": each} for each in [*others, price]]
-    with pytest.raises(ModelError, match="expected finite numbers .*'price', given"):
+    with pytest.raises(ModelError, match=r"expected finite numbers .*'price', given"):
         made.rows(records)
     fine = made.rows([{"price": "12"}, {"price": 12}])
     assert fine.values.tolist() == [12.0, 12.0]

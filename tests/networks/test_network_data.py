@@ -57,7 +57,7 @@ def test_rows_that_are_none_and_features_beyond_the_range_are_named(tmp_path: Pa
         read_rows(file_with(tmp_path, "a.txt", "1 2 3", "1 2"), DataSettings(format="dense"), owner="test")
     for number in ("1_0", "１２", "1\0"):
         bad = file_with(tmp_path, "n.txt", "1 2 3", f"1 2 {number}")
-        with pytest.raises(JobFailed, match="value 1 .*expected a label and numbers, given"):
+        with pytest.raises(JobFailed, match=r"value 1 .*expected a label and numbers, given"):
             read_rows(bad, DataSettings(format="dense"), owner="test")
     with pytest.raises(
         ModelError, match="test: expected features from 0 to 2, given 7 in row 1; raise indexrange"

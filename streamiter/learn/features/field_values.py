@@ -10,6 +10,7 @@ import numpy as np
 
 from streamiter.errors import ModelError
 from streamiter.learn.rows.checks import BadRows, Floats
+from streamiter.numbers import has_plain_digits
 from streamiter.records import Columns
 from streamiter.tables import columns_of_table
 
@@ -87,7 +88,7 @@ def as_number(value: Any) -> float:
     """
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
-    if isinstance(value, str) and ("_" in value or not value.isascii()):
+    if isinstance(value, str) and not has_plain_digits(value):
         return math.inf
     try:
         return math.nan if value is None else float(value)
