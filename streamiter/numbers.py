@@ -86,7 +86,7 @@ def plain_float(value: Any) -> float:
 
 
 def has_plain_digits(text: str) -> bool:
-    """Whether Python's ``int`` and ``float`` read nothing but plain digits here: they take other scripts and underscores.
+    """Whether a text has no digits of other scripts and no underscores, which Python's ``int`` and ``float`` take.
 
     >>> has_plain_digits("-1.5e3"), has_plain_digits("１８"), has_plain_digits("1_8")
     (True, False, False)
