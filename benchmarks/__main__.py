@@ -11,7 +11,7 @@ from typing import Final
 
 from benchmarks.checkpoints import checkpoint_cost, recovery
 from benchmarks.feedback import feedback_latency, feedback_throughput
-from benchmarks.footprint import idle_cpu, import_time, memory
+from benchmarks.footprint import idle_cpu, import_time, memory, slow_learner
 from benchmarks.in_memory import in_memory
 from benchmarks.k_means import k_means
 from benchmarks.kafka_map import kafka_map
@@ -59,6 +59,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "snapshot-pause": snapshot_pause,
         "recovery": recovery,
         "memory": memory,
+        "slow-learner": slow_learner,
         "idle-cpu": idle_cpu,
     }
 )

@@ -14,7 +14,7 @@ from benchmarks.events import make_events
 from benchmarks.measuring import Figure, Target
 from benchmarks.session import PROJECT, Session
 
-__all__ = ["idle_cpu", "import_time", "memory"]
+__all__ = ["idle_cpu", "import_time", "memory", "slow_learner"]
 
 _FINISH_TIMEOUT_S = 900.0
 # Connections are made and the first, empty fetches are under way.
@@ -46,6 +46,28 @@ def _resident_mb(address: str, source: str, target: str, every: int) -> list[flo
         _pipeline(*arguments), cwd=PROJECT, capture_output=True, timeout=_FINISH_TIMEOUT_S, check=True
     )
     return [int(line) / 1024 for line in done.stdout.split()]
+
+
+def slow_learner(session: Session) -> Iterator[Figure]:
+    """Memory and snapshots of a learner slower than its topic, with four checkpoints a second."""
+    seconds = session.size(120, 6)
+    command = [sys.executable, "-m", "benchmarks.slow_learner", str(seconds)]
+    done = subprocess.run(
+        command, cwd=PROJECT, capture_output=True, timeout=seconds + _FINISH_TIMEOUT_S, check=True
+    )
+    lines = [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
+    half = len(lines) // 2
+    for unit, column in (("MB resident at most", 1), ("MB of the largest snapshot", 2)):
+        early, late = (max(line[column] for line in part) for part in (lines[:half], lines[half:]))
+        yield Figure("first half", unit, (early,))
+        yield Figure(
+            "second half",
+            unit,
+            (late,),
+            beside="first half",
+            ratios=(late / early,),
+            target=Target("ratio", below=1.5),
+        )
 
 
 def idle_cpu(session: Session) -> Iterator[Figure]:

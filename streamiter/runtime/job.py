@@ -466,5 +466,6 @@ def _task_statistics(task: Task) -> TaskStatistics:
         held_records=task.gate.held_records,
         blocked_s=sum(lane.blocked_s for writer in task.writers for lane in writer.lanes),
         lag={} if task.feeder is None else {str(part): int(left) for part, left in task.feeder.lag().items()},
+        is_paused=task.feeder is not None and not task.ended and task.feeder.intake.is_shut,
         ended=task.ended,
     )

@@ -49,11 +49,13 @@ class TaskStatistics:
     feedback: tuple[FeedbackStatistics, ...]
     """The channels of feedback edges it reads."""
     held_records: int
-    """Records taken from these channels and not handled: not wanted now, or of an epoch still to come."""
+    """Records taken from these and not handled: not wanted now, of an epoch still to come, or left of a batch."""
     blocked_s: float
     """Time spent waiting for room downstream."""
     lag: dict[str, int]
     """For a source: records not yet read, by the number of the partition, as text, which JSON wants of keys."""
+    is_paused: bool
+    """For a source: reads no more for now, since a step behind it has more records set aside than channels hold."""
     ended: bool
 
 

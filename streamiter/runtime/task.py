@@ -149,9 +149,20 @@ class Task:
         """Call the methods of the operator at the head from now on."""
         self._wanted = getattr(self.head.operator, "wanted_inputs", None)
         self._entries = {} if self._boundary is not None else self._make_entries()
-        # While something is awaited others have their turn, and what takes long is often a request for each batch.
-        by_batch = self._by_batch if self._awaited else frozenset[str]()
-        self.gate.cut_turns(name for name in self._entries if name not in by_batch)
+        self.gate.cut_turns(name for name in self._entries if self._may_be_cut(name))
+
+    def _may_be_cut(self, input_name: str) -> bool:
+        """Whether the time that its records take may decide how many it is handed at once.
+
+        Not where the turns of several tasks decide which numbers are added up first, and two runs give the same to the
+        last bit: workers of a parameter server, and loops that are not asynchronous. Nor where whole batches are
+        awaited: others have their turn meanwhile, and what takes long is often a request for each batch.
+        """
+        step = self.head.step
+        in_step = step.service is not None or (
+            step.loop is not None and step.loop.max_epochs_ahead is not None
+        )
+        return not in_step and not (self._awaited and input_name in self._by_batch)
 
     def _make_entries(self) -> dict[str, Callable[[Batch], Any]]:
         head = self.head

@@ -139,7 +139,8 @@ def _blocked_by(task: Task) -> str | None:
     if awaited := task.gate.awaited_barriers():
         return f"{task.name} waits for the checkpoint barrier of {', '.join(awaited)}"
     if _is_held(task):
-        return f"{task.name} is held: {task.held_for()}"
+        held = task.gate.held_records
+        return f"{task.name} is held: {task.held_for()}{f'; {held:,} records are set aside' if held else ''}"
     if any(port.peek() is not None for port in task.gate.ports):
         return f"{task.name} has input that it does not take"
     return None

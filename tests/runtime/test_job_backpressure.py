@@ -302,13 +302,17 @@ async def test_snapshot_after_snapshot_sets_aside_no_more_than_a_few_channels_ho
     )
     job = await flow.start(channel_limits=ChannelLimits(records=limit))
     held: list[int] = []
+    paused: list[bool] = []
     for number in range(40):
         await turns(20 * limit + 200)
         await job.snapshot()
         [task] = [task for task in job.statistics().tasks if task.name == "learn[0]"]
         held.append(task.held_records)
+        assert task.held_records == sum(channel.aside_records for channel in task.inputs)
+        paused.append(job.statistics().tasks[0].is_paused)
         models.give(number)  # It handles one record, far less than comes.
     assert max(held) <= 8 * limit + 8, held
+    assert paused[-1]
     assert learner.taken == list(range(len(learner.taken)))
     assert len(learner.taken) >= 39
     await job.stop("abort")

@@ -195,7 +195,7 @@ def test_over_the_seeds_everything_happens_that_may(monkeypatch: pytest.MonkeyPa
         event(self, now_s, what)
 
     monkeypatch.setattr(Trace, "event", noted)
-    for seed in range(120):
+    for seed in range(240):
         run(running_totals, seed)
     for expected in (
         "crashes",
