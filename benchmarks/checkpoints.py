@@ -16,7 +16,7 @@ from benchmarks import kafka
 from benchmarks.events import FEATURES, make_events
 from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
 from benchmarks.online_learning import EVENTS, PARTITIONS, Learned, learn_online, rows_of_columns
-from benchmarks.session import PROJECT, Session
+from benchmarks.session import Session, running
 from streamiter import Checkpoints, Flow
 from streamiter.models import last_update
 from streamiter.topics import JsonColumns
@@ -27,6 +27,8 @@ __all__ = ["checkpoint_cost", "recovery"]
 WITHOUT, WITH = "train_online, no checkpoints", "train_online, a checkpoint every second"
 _NEW_EVENTS = 2_000
 _MILLION = 1_000_000
+# Of a run: far above what reading the history takes.
+_LIMIT_S = 900.0
 
 
 class ChildFailedError(Exception):
@@ -117,7 +119,7 @@ def _restarts(session: Session, once: list[bytes], count: int, times: int) -> tu
 
 def _run(command: list[str]) -> float:
     """The time of its first event; it is killed when all are committed."""
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as process:
+    with running(command, limit_s=_LIMIT_S, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         first, committed = process.stdout.readline(), process.stdout.readline()
         process.kill()

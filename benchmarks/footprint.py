@@ -12,7 +12,7 @@ from itertools import chain, repeat
 from benchmarks import kafka
 from benchmarks.events import make_events
 from benchmarks.measuring import Figure, Target
-from benchmarks.session import PROJECT, Session
+from benchmarks.session import PROJECT, Session, running
 
 __all__ = ["idle_cpu", "import_time", "memory", "slow_learner"]
 
@@ -74,17 +74,12 @@ def idle_cpu(session: Session) -> Iterator[Figure]:
     """CPU time of a learning job, a loop behind a Kafka source, to which nothing comes."""
     seconds = session.size(20, 2)
     events, updates = kafka.new_topic(session, "events", partitions=2), kafka.new_topic(session, "updates")
-    process = subprocess.Popen(
-        _pipeline("learn in a flow", session.kafka, events.name, updates.name), cwd=PROJECT
-    )
-    try:
+    job = _pipeline("learn in a flow", session.kafka, events.name, updates.name)
+    with running(job, limit_s=_FINISH_TIMEOUT_S) as process:
         time.sleep(_SETTLE_S)
         before_s = _cpu_s(process.pid)
         time.sleep(seconds)
         share = 100 * (_cpu_s(process.pid) - before_s) / seconds
-    finally:
-        process.terminate()
-        process.wait(_FINISH_TIMEOUT_S)
     yield Figure("a job with nothing to do", "% CPU", (share,), target=Target("figure", below=1.0))
 
 
@@ -121,5 +116,7 @@ def import_time(session: Session) -> Iterator[Figure]:
 
 def _import_s(module: str) -> float:
     code = f"import time; began = time.perf_counter(); import {module}; print(time.perf_counter() - began)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, timeout=_FINISH_TIMEOUT_S
+    )
     return float(done.stdout)

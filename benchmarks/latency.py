@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from benchmarks import kafka
 from benchmarks.events import make_events
 from benchmarks.measuring import Contender, Figure, Target, Trial, alternate
 from benchmarks.pipelines import MINI_BATCH
-from benchmarks.session import PROJECT, Session
+from benchmarks.session import Session, running
 from streamiter.topics.topic import Topic
 
 __all__ = ["latency", "latency_of_updates"]
@@ -35,6 +34,8 @@ P50, P99 = "ms p50", "ms p99"
 _WARM_UP_S = 3.0
 # An answer that takes longer is lost.
 _PATIENCE_S = 30.0
+# Of a pipeline: far above what a load takes.
+_LIMIT_S = 900.0
 
 Times = dict[int, float]
 """Milliseconds by the number of the event or update."""
@@ -125,12 +126,8 @@ def _running(pipeline: str | None, session: Session, source: Topic, target: Topi
         source.name,
         target.name,
     ]
-    process = subprocess.Popen(command, cwd=PROJECT)
-    try:
+    with running(command, limit_s=_LIMIT_S):
         yield
-    finally:
-        process.terminate()
-        process.wait(_PATIENCE_S)
 
 
 @contextlib.contextmanager

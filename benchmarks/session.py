@@ -5,14 +5,44 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["PROJECT", "Session"]
+__all__ = ["PROJECT", "Session", "running"]
 
 PROJECT = Path(__file__).parents[1]
+
+# A job that is terminated takes a last checkpoint.
+_END_S = 30.0
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], *, limit_s: float, stdout: int | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A process in the project's folder, terminated at the end of the block, and killed where it does not end.
+
+    After ``limit_s`` seconds it is killed, too: so no read of what it prints waits for ever.
+    """
+    process = subprocess.Popen(command, cwd=PROJECT, stdout=stdout, text=True)
+    limit = threading.Timer(limit_s, process.kill)
+    limit.daemon = True
+    limit.start()
+    with process:  # closes its pipes
+        try:
+            yield process
+        finally:
+            limit.cancel()
+            process.terminate()
+            try:
+                process.wait(_END_S)
+            finally:
+                process.kill()
 
 
 class Session:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from support.processes import LIMIT_S
 
 # What it takes to read files, serve, draw and fit: none of it is needed to build a flow.
 HEAVY = ["aiokafka", "ray", "typer", "rich", "pandas", "scipy", "uvloop", "difflib", "streamiter_kafka"]
@@ -30,7 +31,11 @@ print(json.dumps({
 def imported() -> dict[str, object]:
     """What a fresh interpreter tells of the import."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CHECK], capture_output=True, text=True, check=True
+        [sys.executable, "-W", "error", "-c", CHECK],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LIMIT_S,
     )
     assert done.stderr == ""
     told: dict[str, object] = json.loads(done.stdout)
@@ -58,6 +63,7 @@ def test_the_command_line_starts_without_what_only_some_commands_need() -> None:
         capture_output=True,
         text=True,
         check=True,
+        timeout=LIMIT_S,
     )
     for room in ("networks", "learn", "parameter_server"):
         assert [name for name in told.stdout.split() if name.startswith(f"streamiter.{room}")] == []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from support.processes import process
 
 TESTS = Path(__file__).parent
 
@@ -33,9 +36,11 @@ def test_processes_that_start_side_by_side_fetch_it_once(tmp_path: Path) -> None
         "PYTHONPATH": str(TESTS),
     }
     program = "from support.kafka_jars import kafka_jars; print([jar.name for jar in kafka_jars().iterdir()])"
-    started = [
-        subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    assert [each.communicate(timeout=60)[0] for each in started] == ["['kafka.jar']\n"] * 3
+    with contextlib.ExitStack() as processes:
+        command = [sys.executable, "-c", program]
+        started = [
+            processes.enter_context(process(command, env=environment, stdout=subprocess.PIPE))
+            for _ in range(3)
+        ]
+        assert [each.communicate()[0] for each in started] == ["['kafka.jar']\n"] * 3
     assert fetches.read_text() == "fetched\n"

@@ -8,6 +8,7 @@ import sys
 from dataclasses import FrozenInstanceError
 
 import pytest
+from support.processes import LIMIT_S
 
 from streamiter import Flow, IterationBodyResult, Stream
 
@@ -155,6 +156,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=LIMIT_S,
     )
     assert done.stderr == ""
     print(done.stdout)

@@ -98,7 +98,9 @@ def until_terminated(program: Coroutine[Any, Any, None]) -> bool:
 async def _until_terminated(program: Coroutine[Any, Any, None]) -> bool:
     task = asyncio.ensure_future(program)
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        # In the background of a script Ctrl-C is ignored, for it is not meant for this program.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
         await task
     except asyncio.CancelledError:

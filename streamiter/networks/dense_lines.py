@@ -33,9 +33,8 @@ class DenseLines:
         failures: dict[int, str] = {}
         rows: list[npt.NDArray[np.float64]] = []
         for index, line in enumerate(batch.values):
-            text = line or b""
             try:
-                numbers = _numbers(text)
+                numbers = _numbers(line or b"")
             except ValueError as error:
                 failures[index] = f"expected a label and numbers, given {error}"
                 continue
@@ -56,7 +55,7 @@ class DenseLines:
         return "DenseLines()"
 
 
-def _numbers(text: bytes) -> npt.NDArray[np.float64]:
-    if b"_" in text or b"\0" in text:  # numpy takes 1_0 for 10, and leaves out NULs at an end
-        raise ValueError(repr(text[:80]))
-    return np.array(text.replace(b",", b" ").split()).astype(np.float64)
+def _numbers(line: bytes) -> npt.NDArray[np.float64]:
+    if b"_" in line or b"\0" in line:  # numpy takes 1_0 for 10, and leaves out NULs at an end
+        raise ValueError(repr(line[:80]))
+    return np.array(line.replace(b",", b" ").split()).astype(np.float64)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import re
 import sys
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from checkpoints.directory_store_child import MIB, parts
+from support.processes import async_process
 
 from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.snapshot import CheckpointId
@@ -20,14 +23,10 @@ CHILD = Path(__file__).with_name("directory_store_child.py")
 DEADLINE_S = 60
 
 
-async def child(what: str, directory: Path, run: str) -> asyncio.subprocess.Process:
+def child(what: str, directory: Path, run: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
     tests, root = CHILD.parents[1], CHILD.parents[2]
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(CHILD),
-        what,
-        str(directory),
-        run,
+    return async_process(
+        [sys.executable, CHILD, what, directory, run],
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": f"{tests}{os.pathsep}{root}"},
@@ -42,17 +41,17 @@ async def line_of(process: asyncio.subprocess.Process) -> str:
 
 async def killed(directory: Path, run: str, commits: int, more_turns: int) -> int:
     """Kills the run some time after so many commits; gives the last number that it said was committed."""
-    process = await child("go_on", directory, run)
-    number = 0
-    for _ in range(1 + commits):
-        number = int(await line_of(process))
-    for _ in range(more_turns):  # so that the kill falls at any point of what follows
-        await asyncio.sleep(0)
-    process.kill()
-    assert process.stdout is not None
-    for line in (await process.stdout.read()).split():
-        number = int(line)
-    assert await process.wait() == -9
+    async with child("go_on", directory, run) as process:
+        number = 0
+        for _ in range(1 + commits):
+            number = int(await line_of(process))
+        for _ in range(more_turns):  # so that the kill falls at any point of what follows
+            await asyncio.sleep(0)
+        process.kill()
+        assert process.stdout is not None
+        for line in (await process.stdout.read()).split():
+            number = int(line)
+        assert await process.wait() == -9
     return number
 
 
@@ -88,41 +87,44 @@ async def test_after_a_kill_the_committed_snapshot_is_there_and_whole(tmp_path: 
 
 async def test_of_two_processes_that_claim_at_the_same_time_the_last_one_wins(tmp_path: Path) -> None:
     """An orchestrator starts the new one before the old one has gone: two that go on would tear the state."""
-    processes = {run: await child("compete", tmp_path, run) for run in ("a", "b", "c")}
-    for process in processes.values():
-        assert process.stdin is not None
-        process.stdin.write(b"go\n")
-        await process.stdin.drain()
-    for process in processes.values():
-        assert await line_of(process) == "claimed"
-    pointer = await DirectoryStore(tmp_path).pointer("clicks")
-    assert pointer is not None
-    winner = pointer.run
-    losers = [run for run in processes if run != winner]
-    for run in losers:
-        said = await line_of(processes[run])
-        assert re.match(
-            rf"fenced \d+ flow 'clicks': run {run} cannot \w+.*: run \w has claimed the flow since", said
-        )
-        assert await processes[run].wait() == 0
-    # The winner is still at it: it is fenced by us alone, and all that it committed stays committed.
-    ours = DirectoryStore(tmp_path)
-    before = await ours.claim("clicks", "ours")
-    said = await line_of(processes[winner])
-    committed = int(said.split()[1])
-    assert before is not None
-    assert before.run == winner
-    if committed:
-        assert before.committed == CheckpointId(committed, winner)
-    else:
-        assert before.committed is None or before.committed.run in losers
-    assert await processes[winner].wait() == 0
+    async with contextlib.AsyncExitStack() as started:
+        processes = {
+            run: await started.enter_async_context(child("compete", tmp_path, run)) for run in ("a", "b", "c")
+        }
+        for process in processes.values():
+            assert process.stdin is not None
+            process.stdin.write(b"go\n")
+            await process.stdin.drain()
+        for process in processes.values():
+            assert await line_of(process) == "claimed"
+        pointer = await DirectoryStore(tmp_path).pointer("clicks")
+        assert pointer is not None
+        winner = pointer.run
+        losers = [run for run in processes if run != winner]
+        for run in losers:
+            said = await line_of(processes[run])
+            assert re.match(
+                rf"fenced \d+ flow 'clicks': run {run} cannot \w+.*: run \w has claimed the flow since", said
+            )
+            assert await processes[run].wait() == 0
+        # The winner is still at it: it is fenced by us alone, and all that it committed stays committed.
+        ours = DirectoryStore(tmp_path)
+        before = await ours.claim("clicks", "ours")
+        said = await line_of(processes[winner])
+        committed = int(said.split()[1])
+        assert before is not None
+        assert before.run == winner
+        if committed:
+            assert before.committed == CheckpointId(committed, winner)
+        else:
+            assert before.committed is None or before.committed.run in losers
+        assert await processes[winner].wait() == 0
     await ours.close()
 
 
 async def test_large_state_is_saved_and_read_in_little_memory(tmp_path: Path) -> None:
     """A job whose state fills half its memory would be killed by its first checkpoint."""
-    process = await child("save_large", tmp_path, "a")
-    assert int(await line_of(process)) < 20 * MIB
-    assert int(await line_of(process)) < 20 * MIB
-    assert await process.wait() == 0
+    async with child("save_large", tmp_path, "a") as process:
+        assert int(await line_of(process)) < 20 * MIB
+        assert int(await line_of(process)) < 20 * MIB
+        assert await process.wait() == 0

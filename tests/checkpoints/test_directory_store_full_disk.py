@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints.snapshots import CONTENT, Frames, content_of, header, ids, save, save_and_commit
+from support.processes import LIMIT_S
 
 from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.snapshot import CheckpointId, Part
@@ -20,7 +21,7 @@ SmallDisk = tuple[Path, Callable[[], bool]]
 
 
 def make_read_only(disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=LIMIT_S)
 
 
 def fill(disk: Path) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from support.processes import process
+
 PROGRAM = [sys.executable, "-m", "streamiter"]
 
 # Far above what anything here takes on a busy machine; a program that hangs fails its test.
@@ -46,19 +48,15 @@ def streamiter(
 @contextlib.contextmanager
 def started(*arguments: str, cwd: Path, shell: str | None = None) -> Iterator[subprocess.Popen[str]]:
     """The program (or a line of a shell) while it runs; what it prints can be read line by line."""
-    with subprocess.Popen(
+    with process(
         [*PROGRAM, *arguments] if shell is None else ["/bin/sh", "-c", f"exec {shell}"],
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         env=environment(),
     ) as program:
-        try:
-            yield program
-        finally:
-            program.kill()
+        yield program
 
 
 def on_terminal(
@@ -74,25 +72,22 @@ def on_terminal(
     """
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
-    # A session of its own whose terminal this is: only then does Ctrl-C become a signal.
-    program = subprocess.Popen(
+    # It leads a session whose terminal this is: only then does Ctrl-C become a signal.
+    with process(
         [*PROGRAM, *arguments],
         cwd=cwd,
         stdin=its,
         stdout=its if stdout is None else stdout,
         stderr=its,
         env=environment(),
-        start_new_session=True,
         preexec_fn=_take_terminal,
-    )
-    os.close(its)
-    try:
-        printed = _read_all(ours, list(interrupt_at))
-        return program.wait(DEADLINE_S), printed
-    finally:
-        program.kill()
-        program.wait()
-        os.close(ours)
+    ) as program:
+        os.close(its)
+        try:
+            printed = _read_all(ours, list(interrupt_at))
+            return program.wait(), printed
+        finally:
+            os.close(ours)
 
 
 def _take_terminal() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 from cli.program import PROGRAM, environment, on_terminal, started, streamiter
+from support.processes import process
 
 from streamiter import Columns, Flow, IterationBodyResult, feedback_through, iterate_unbounded_streams
 from streamiter.checkpoints.plain_data import PlainData
@@ -154,7 +155,7 @@ def test_a_slow_pipe_is_written_as_it_comes(tmp_path):
     assert streamiter("topics", "produce", EVENTS, "--create", cwd=tmp_path).returncode == 0
     with (
         started("topics", "tail", EVENTS, "-f", cwd=tmp_path) as following,
-        subprocess.Popen(
+        process(
             [*PROGRAM, "topics", "produce", EVENTS],
             cwd=tmp_path,
             stdin=subprocess.PIPE,
@@ -162,12 +163,12 @@ def test_a_slow_pipe_is_written_as_it_comes(tmp_path):
             env=environment(),
         ) as producing,
     ):
-        producing.stdin.write(b"first\nsec")
+        producing.stdin.write("first\nsec")
         producing.stdin.flush()
         assert following.stdout.readline().endswith(" first\n")
-        _, said = producing.communicate(b"ond\n", timeout=60)
+        _, said = producing.communicate("ond\n")
         assert following.stdout.readline().endswith(" second\n")
-    assert said.decode() == f"2 records written to {EVENTS}\n"
+    assert said == f"2 records written to {EVENTS}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -175,12 +176,11 @@ def test_a_signal_stores_what_was_read_and_says_how_much(tmp_path, number):
     """Whoever types records by hand ends that way, and a service manager a pipe."""
     assert streamiter("topics", "produce", EVENTS, "--create", cwd=tmp_path).returncode == 0
     reading, writing = os.pipe()
-    with subprocess.Popen(
+    with process(
         [*PROGRAM, "topics", "produce", EVENTS],
         cwd=tmp_path,
         stdin=reading,
         stderr=subprocess.PIPE,
-        text=True,
         env=environment(),
     ) as program:
         os.close(reading)

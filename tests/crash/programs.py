@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from crash.places import Place
+from support.processes import async_process
 
 from streamiter.checkpoints.record_file import unpack_record
 
@@ -20,6 +21,8 @@ __all__ = ["PATIENCE_S", "Process", "Program", "Record", "running"]
 
 # A process needs a second to start; on a machine with other work a multiple.
 PATIENCE_S: Final = 60.0
+# A process is waited for several times, each time for so long at most.
+_LIMIT_S: Final = 10 * PATIENCE_S
 _POLL_S: Final = 0.001
 _MORTAL: Final = Path(__file__).with_name("mortal.py")
 
@@ -126,16 +129,16 @@ async def running(
     if place is not None:
         command = [str(_MORTAL), place.when, place.function, str(number), str(int(strike)), *command]
     before = program.record()
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command,
+    async with async_process(
+        [sys.executable, *command],
+        limit_s=_LIMIT_S,
         env={"PATH": os.environ["PATH"], **program.environment},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-    )
-    process = Process(program, child, before)
-    try:
-        yield process
-    finally:
-        process.send(signal.SIGKILL)
-        await process.ends()
+    ) as child:
+        process = Process(program, child, before)
+        try:
+            yield process
+        finally:
+            process.send(signal.SIGKILL)
+            await process.ends()

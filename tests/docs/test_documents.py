@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from support.processes import LIMIT_S
 
 from streamiter.cli.app import app
 
@@ -69,7 +70,12 @@ def test_the_readme_says_what_its_first_example_prints(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     code = next(match["code"] for match in BLOCK.finditer(text) if match["language"] == "python")
     run = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LIMIT_S,
     )
     claimed = re.search(r"It prints `(.*?)`", text)
     assert claimed is not None

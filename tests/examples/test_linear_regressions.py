@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 import pytest
 from iteration.iteration_support import cut_items, run
+from support.processes import async_process
 
 from streamiter import Columns, Flow
 from streamiter.models import model_updates
@@ -73,8 +74,11 @@ def test_it_runs_without_arguments_and_says_what_it_has_learned(name: str) -> No
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("is_sigint_ignored", [False, True], ids=["", "in the background of a script"])
 @pytest.mark.parametrize("name", UNBOUNDED)
-async def test_it_learns_from_one_topic_and_publishes_to_another(name: str, tmp_path: Path) -> None:
+async def test_it_learns_from_one_topic_and_publishes_to_another(
+    name: str, is_sigint_ignored: bool, tmp_path: Path
+) -> None:
     """The same program as a service: examples as JSON, every update a record that others can follow."""
     rows = loaded(name).made_up_examples(5_000)
     events, updates = (topic(f"sqlite:///{tmp_path}/lr.db?topic={part}") for part in ("events", "updates"))
@@ -84,21 +88,17 @@ async def test_it_learns_from_one_topic_and_publishes_to_another(name: str, tmp_
     records = zip(rows["x"].tolist(), rows["y"].tolist(), strict=True)
     await writer.write(OutgoingBatch([orjson.dumps({"x": x, "y": y}) for x, y in records]))
     await writer.close()
-    program = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(EXAMPLES / f"{name}.py"),
-        events.url,
-        updates.url,
+    async with async_process(
+        [sys.executable, EXAMPLES / f"{name}.py", events.url, updates.url],
+        is_sigint_ignored=is_sigint_ignored,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
+    ) as program:
         # A live topic has no end: the program goes on until it is told to stop.
         async with asyncio.timeout(PATIENCE_S):
             async for update in model_updates(updates, "regression", follow=True):
                 if np.allclose(update.parameters, TRUE_WEIGHTS, atol=0.5):
                     break
-    finally:
         program.terminate()
         printed, _ = await program.communicate()
     assert (program.returncode, printed) == (0, b"")

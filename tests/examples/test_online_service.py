@@ -27,6 +27,7 @@ import pytest
 import yaml
 from support.kafka_fixtures import skip_without_java
 from support.kafka_server import KafkaServer, free_ports
+from support.processes import async_process
 
 from streamiter.models import ModelUpdate, model_updates
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicRecord, topic
@@ -70,12 +71,6 @@ class Program:
         self._process.terminate()
         return await self.ends()
 
-    async def kill(self) -> None:
-        """End it in any case."""
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.communicate()
-
 
 class Stack:
     """The service at one broker, with topics of its own."""
@@ -89,13 +84,13 @@ class Stack:
             "UPDATES_TOPIC": f"{prefix}updates",
             "DEAD_LETTERS_TOPIC": f"{prefix}dead-letters",
         }
-        self._programs: list[Program] = []
+        self._processes = contextlib.AsyncExitStack()
 
     def topic(self, variable: str) -> Topic:
         """The topic that an environment variable names."""
         return topic(f"kafka://{self._bootstrap}/{self._names[variable]}")
 
-    async def start(self, service: str, **environment: str) -> Program:
+    async def start(self, service: str, *, is_sigint_ignored: bool = False, **environment: str) -> Program:
         """Start a service of the file; ``environment`` replaces variables that the programs document."""
         program, *arguments = SERVICES[service]["command"]
         assert program == "python"
@@ -103,16 +98,17 @@ class Stack:
             name: value.replace("kafka:9092", self._bootstrap)
             for name, value in environment_of(service).items()
         }
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *arguments,
+        started = async_process(
+            [sys.executable, *arguments],
+            is_sigint_ignored=is_sigint_ignored,
+            limit_s=2 * PATIENCE_S,
             cwd=ROOT,
             env={"PATH": os.environ["PATH"], **given, **self._names, **environment},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        self._programs.append(Program(process))
-        return self._programs[-1]
+        process = await self._processes.enter_async_context(started)
+        return Program(process)
 
     async def updates(self) -> list[ModelUpdate]:
         """All updates published so far."""
@@ -123,8 +119,7 @@ class Stack:
 
     async def stop(self) -> None:
         """End what still runs."""
-        for program in self._programs:
-            await program.kill()
+        await self._processes.aclose()
 
 
 def environment_of(service: str) -> dict[str, str]:
@@ -254,7 +249,7 @@ async def test_programs_wait_for_kafka_and_can_be_stopped_meanwhile(
     """Whatever starts before the broker is up: it gave up, or could be ended only by force."""
     absent = Stack(f"127.0.0.1:{free_ports(1)[0]}", topic_prefix, tmp_path)
     try:
-        programs = [await absent.start(service) for service in PROGRAMS]
+        programs = [await absent.start(service, is_sigint_ignored=True) for service in PROGRAMS]
         for program in programs:
             await program.says("Kafka is not up yet, trying again")
             assert await program.terminated() == 0, program.printed
@@ -292,7 +287,7 @@ def test_the_image_has_what_it_copies_and_the_extras_it_installs() -> None:
     for path in copied_paths():
         assert (ROOT / path).exists(), path
         assert not is_ignored(path), path
-    assert project["readme"] in copied_paths()
+    assert {"README.md", project["license-files"][0]} <= set(copied_paths())
     install = re.search(r'pip install .*-c constraints\.txt "\.\[(.*)\]"', DOCKERFILE)
     assert install is not None
     assert set(install[1].split(",")) <= set(project["optional-dependencies"])

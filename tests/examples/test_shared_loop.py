@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import orjson
+from support.processes import async_process
 
 from streamiter import topic
 from streamiter.topics import ReadRequest
@@ -40,18 +39,6 @@ def runnable(command: list[str]) -> list[str]:
     return [sys.executable, str(ROOT / arguments[0]), *arguments[1:]]
 
 
-@contextlib.asynccontextmanager
-async def running(command: list[str], place: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Gone afterwards."""
-    child = await asyncio.create_subprocess_exec(*runnable(command), cwd=place)
-    try:
-        yield child
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-
-
 async def visits(url: str, count: int) -> list[tuple[int, int]]:
     """The first so many: page, worker."""
     reader = await topic(url).open_reader(ReadRequest())
@@ -74,12 +61,15 @@ async def test_two_processes_visit_each_page_once(tmp_path: Path) -> None:
     """A command of the page was wrong, or a page was visited by both."""
     *creating, first, second, _ = commands()
     for command in creating:
-        async with running(command, tmp_path) as child:
+        async with async_process(runnable(command), cwd=tmp_path) as child:
             assert await asyncio.wait_for(child.wait(), PATIENCE_S) == 0
-    async with running(first, tmp_path) as one, running(second, tmp_path) as other:
+    async with (
+        async_process(runnable(first), cwd=tmp_path) as one,
+        async_process(runnable(second), cwd=tmp_path, is_sigint_ignored=True) as other,
+    ):
         found = await visits(f"sqlite:///{tmp_path}/crawl.db?topic=visited", PAGES)
-        for child in (one, other):
-            child.send_signal(signal.SIGINT)
+        for child, number in ((one, signal.SIGINT), (other, signal.SIGTERM)):
+            child.send_signal(number)
             assert await asyncio.wait_for(child.wait(), PATIENCE_S) == 0
     assert sorted(page for page, _ in found) == list(range(PAGES))
     assert {worker for _, worker in found} == {0, 1}

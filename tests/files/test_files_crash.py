@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from files.files_support import append, rest_of, topic_at, values_of
+from support.processes import process
 
 from streamiter.errors import TopicDenied, TopicError
 from streamiter.topics.topic import OutgoingBatch, ReadRequest
@@ -39,14 +40,14 @@ asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))
 def killed_after_flushes(path: Path, first: int, flushes: int, lines: int, line_bytes: int) -> int:
     """Run the endless writer, kill it within the write after so many flushes; the first number not confirmed."""
     command = [sys.executable, "-c", ENDLESS_WRITER, str(path), str(first), str(lines), str(line_bytes)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        confirmed = [int(process.stdout.readline()) for _ in range(flushes)]
+    with process(command, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        confirmed = [int(writer.stdout.readline()) for _ in range(flushes)]
         size_bytes = path.stat().st_size
         while path.stat().st_size == size_bytes:  # the next write has begun when the file grows
-            assert process.poll() is None
-        process.kill()
-        confirmed += [int(line) for line in process.stdout]
+            assert writer.poll() is None
+        writer.kill()
+        confirmed += [int(line) for line in writer.stdout]
     return confirmed[-1]
 
 

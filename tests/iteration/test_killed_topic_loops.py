@@ -25,6 +25,7 @@ from iteration.topic_loops_support import (
     logged_in_last,
     values_in,
 )
+from support.processes import async_process
 
 from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.errors import CheckpointError
@@ -41,18 +42,12 @@ DEADLINE_S = 120.0
 @asynccontextmanager
 async def running(options: Options) -> AsyncIterator[asyncio.subprocess.Process]:
     tests, root = PROGRAM.parents[1], PROGRAM.parents[2]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(PROGRAM),
-        msgspec.json.encode(options).decode(),
+    async with async_process(
+        [sys.executable, PROGRAM, msgspec.json.encode(options).decode()],
+        limit_s=DEADLINE_S,
         env=os.environ | {"PYTHONPATH": f"{tests}{os.pathsep}{root}"},
-    )
-    try:
+    ) as process:
         yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def caught_circling(options: Options, process: asyncio.subprocess.Process) -> None:

@@ -14,6 +14,7 @@ import orjson
 import pytest
 from iteration.iteration_support import Endless
 from iteration.shared_loop_worker import HEADS, hopping, owner
+from support.processes import async_process
 from support.waiting import until
 
 from streamiter import (
@@ -79,13 +80,8 @@ async def worker(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """One of two workers, gone afterwards."""
     given = [str(index), "2", RUN, loop.url, hops.url, str(tokens), str(count)]
-    child = await asyncio.create_subprocess_exec(sys.executable, str(CHILD), *given)
-    try:
+    async with async_process([sys.executable, CHILD, *given]) as child:
         yield child
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
 
 
 async def stopped(child: asyncio.subprocess.Process) -> int:

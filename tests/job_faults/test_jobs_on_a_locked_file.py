@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from job_faults.service import Serve, checkpoints_in, nothing_unheard, one_line
 from job_faults.sums import Topics, check_committed, feeding, sums_flow, until_committed
+from support.processes import process
 
 from streamiter.errors import JobFailed, TopicUnavailable
 from streamiter.topics import topic
@@ -27,16 +28,11 @@ sys.stdin.read()
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
     """Another process writes to the file, and does not end."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _LOCK, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        try:
-            assert process.stdout.readline() == b"locked\n"
-            yield
-        finally:
-            process.stdin.close()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with process([sys.executable, "-c", _LOCK, str(file)], **pipes) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        yield
 
 
 def topics_in(folder: Path, **options: object) -> Topics:

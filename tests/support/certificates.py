@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.processes import LIMIT_S
 
 __all__ = ["Authority", "key_store", "need_openssl"]
 
@@ -53,7 +54,9 @@ class Authority:
         return certificate, key
 
     def _openssl(self, *arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=self._directory)
+        subprocess.run(
+            ["openssl", *arguments], check=True, capture_output=True, cwd=self._directory, timeout=LIMIT_S
+        )
 
 
 def key_store(directory: Path, certificate: Path, key: Path) -> Path:

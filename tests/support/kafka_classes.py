@@ -14,6 +14,7 @@ from pathlib import Path
 
 from support.kafka_jars import class_archive, kafka_jars, what_is_missing
 from support.kafka_server import QUICK_START, KafkaServer
+from support.processes import LIMIT_S
 
 __all__ = ["make_class_archive"]
 
@@ -45,7 +46,10 @@ def _is_whole(archive: Path) -> bool:
     """Whether a small program of Kafka ends well with it."""
     program = ["-cp", f"{kafka_jars()}/*", "kafka.tools.StorageTool", "random-uuid"]
     command = ["java", *QUICK_START, f"-XX:SharedArchiveFile={archive}", *program]
-    return archive.is_file() and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return (
+        archive.is_file()
+        and subprocess.run(command, capture_output=True, check=False, timeout=LIMIT_S).returncode == 0
+    )
 
 
 def _main() -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.processes import async_process
 from topics.topic_case import (
     TopicCase,
     numbered,
@@ -181,20 +182,19 @@ class TransactionsContract:
             pytest.skip("another process sees other topics at the URL of this case")
         topic = await case.make_topic()
         command = [sys.executable, str(ZOMBIE), topic.url, case.prefix + "t"]
-        child = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
-        assert child.stdin is not None
-        assert child.stdout is not None
-        assert await patiently(child.stdout.readline()) == b"open\n"
-        child.send_signal(signal.SIGSTOP)
-        newer = await patiently(topic.open_transactions(case.prefix + "t"))
-        await write_transaction(newer, topic, [b"first"], commit=True)
-        child.send_signal(signal.SIGCONT)
-        child.stdin.write(b"\n")
-        child.stdin.close()
-        *early, commit, begin = (await patiently(child.stdout.read())).split()
-        assert await patiently(child.wait()) == 0
+        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+        async with async_process(command, **pipes) as child:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            assert await patiently(child.stdout.readline()) == b"open\n"
+            child.send_signal(signal.SIGSTOP)
+            newer = await patiently(topic.open_transactions(case.prefix + "t"))
+            await write_transaction(newer, topic, [b"first"], commit=True)
+            child.send_signal(signal.SIGCONT)
+            child.stdin.write(b"\n")
+            child.stdin.close()
+            *early, commit, begin = (await patiently(child.stdout.read())).split()
+            assert await patiently(child.wait()) == 0
         assert early in ([b"nothing"], [b"ProducerFenced"])  # it may be gathered or on its way
         assert (commit, begin) == (b"ProducerFenced", b"ProducerFenced")
         await write_transaction(newer, topic, [b"second"], commit=True)

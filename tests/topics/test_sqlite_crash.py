@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.processes import async_process
 from topics.sqlite_crash_child import SIZES
 from topics.topic_case import by_partition, numbers_of, patiently, read_to_end, write_transaction
 
@@ -20,19 +21,17 @@ CHILD = Path(__file__).with_name("sqlite_crash_child.py")
 
 async def killed_after(acknowledgements: int, url: str, way: str, more_lines: random.Random) -> int:
     """Run the child, kill it some microseconds after an acknowledgement, and say how much it acknowledged."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, str(CHILD), url, way, stdout=asyncio.subprocess.PIPE
-    )
-    assert child.stdout is not None
-    acknowledged = 0
-    for _ in range(acknowledgements):
-        acknowledged = int(await patiently(child.stdout.readline()))
-    for _ in range(more_lines.randrange(2000)):  # so that the kill falls at any point of the next commit
-        await asyncio.sleep(0)
-    child.kill()
-    for line in (await patiently(child.stdout.read())).splitlines():
-        acknowledged = int(line)
-    assert await child.wait() == -9
+    async with async_process([sys.executable, CHILD, url, way], stdout=asyncio.subprocess.PIPE) as child:
+        assert child.stdout is not None
+        acknowledged = 0
+        for _ in range(acknowledgements):
+            acknowledged = int(await patiently(child.stdout.readline()))
+        for _ in range(more_lines.randrange(2000)):  # so that the kill falls at any point of the next commit
+            await asyncio.sleep(0)
+        child.kill()
+        for line in (await patiently(child.stdout.read())).splitlines():
+            acknowledged = int(line)
+        assert await child.wait() == -9
     return acknowledged
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.processes import async_process
 from topics.topic_case import patiently, read_to_end, values_of, write
 
 from streamiter.errors import StorageFull
@@ -94,10 +95,9 @@ async def test_a_limit_on_file_sizes_counts_as_a_full_disk(tmp_path: Path) -> No
     clicks = topic(f"sqlite:///{tmp_path}/topics.db?topic=clicks")
     await clicks.create()
     await write(clicks, [b"before"])
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", LIMITED, clicks.url, stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await patiently(child.communicate())
+    command = [sys.executable, "-c", LIMITED, clicks.url]
+    async with async_process(command, stdout=asyncio.subprocess.PIPE) as child:
+        output, _ = await patiently(child.communicate())
     assert b"no room left" in output
     assert output.endswith(b"closed\n")
     assert child.returncode == 0

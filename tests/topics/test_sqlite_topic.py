@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from support.processes import async_process
 from support.soak import ForEachSeed
 from support.waiting import until
 from topics.topic_case import (
@@ -430,12 +431,11 @@ async def test_several_processes_write_while_another_reads(tmp_path: Path) -> No
     clicks = sqlite_topic(tmp_path)
     await clicks.create()
     reader = await clicks.open_reader(ReadRequest())
-    processes = [
-        await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, clicks.url, str(name))
-        for name in range(3)
-    ]
-    records = await patiently(read_count(reader, 300))
-    assert [await process.wait() for process in processes] == [0, 0, 0]
+    async with contextlib.AsyncExitStack() as writers:
+        commands = [[sys.executable, "-c", WRITER, clicks.url, str(name)] for name in range(3)]
+        processes = [await writers.enter_async_context(async_process(command)) for command in commands]
+        records = await patiently(read_count(reader, 300))
+        assert [await process.wait() for process in processes] == [0, 0, 0]
     assert [record.offset for record in records] == list(range(300))
     for name in range(3):
         of_writer = [number for number in numbers_of(records) if number // 1000 == name]

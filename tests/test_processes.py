@@ -1,0 +1,77 @@
+"""That no test waits for a process without a limit."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.processes import async_process, process
+
+TESTS = Path(__file__).parent
+# These start processes themselves, and see to their end.
+STARTERS = {"support/processes.py", "support/kafka_server.py"}
+STARTING = {"Popen", "create_subprocess_exec", "create_subprocess_shell", "Process"}
+# A shell that starts another process, which has the same pipes, and then both never end.
+SILENT = ["/bin/sh", "-c", "sleep 1000 & sleep 1000"]
+
+
+def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    """All calls of functions of a module in the file, as ``subprocess.run``."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield ast.unparse(node.func), node
+
+
+def test_processes_are_started_where_they_have_a_limit() -> None:
+    """A program that printed nothing held up the whole suite for ever: its test read a line from it."""
+    without_limit = []
+    for path in sorted(TESTS.rglob("*.py")):
+        for name, call in calls(path):
+            module, _, function = name.rpartition(".")
+            starts = module in ("subprocess", "asyncio", "multiprocessing") and function in STARTING
+            runs = module == "subprocess" and function in ("run", "call", "check_call", "check_output")
+            has_limit = any(keyword.arg == "timeout" for keyword in call.keywords)
+            place = path.relative_to(TESTS).as_posix()
+            if (starts and place not in STARTERS) or (runs and not has_limit):
+                without_limit.append(f"{place}:{call.lineno} {name}")
+    assert without_limit == []
+
+
+def test_a_read_from_a_process_that_prints_nothing_ends() -> None:
+    """Also where what it has started holds the pipe open."""
+    started_s = time.monotonic()
+    with (
+        pytest.raises(AssertionError, match=r"expected the process to end within 0\.2 s; it was killed"),
+        process(SILENT, limit_s=0.2, stdout=subprocess.PIPE) as silent,
+    ):
+        assert silent.stdout.readline() == ""
+    assert time.monotonic() - started_s < 30
+
+
+async def test_a_read_in_an_event_loop_ends_too() -> None:
+    """The same for tests that do something else meanwhile; a test that fails by it says why."""
+
+    async def read() -> None:
+        async with async_process(SILENT, limit_s=0.2, stdout=asyncio.subprocess.PIPE) as silent:
+            assert silent.stdout is not None
+            assert await silent.stdout.readline() == b"a line"
+
+    with pytest.raises(AssertionError) as failed:
+        await read()
+    assert failed.value.__notes__ == ["expected the process to end within 0.2 s; it was killed"]
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_ctrl_c_works_in_a_process_as_the_test_says(is_ignored: bool) -> None:
+    """In the background of a script, what the tests started ignored Ctrl-C, and they waited for its end."""
+    program = "import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    with process(
+        [sys.executable, "-c", program], is_sigint_ignored=is_ignored, stdout=subprocess.PIPE
+    ) as child:
+        assert child.communicate()[0] == f"{is_ignored}\n"
