@@ -125,6 +125,72 @@ async def test_positions_of_files_that_are_gone_are_an_error(tmp_path: Path) -> 
         await batches_of(topic_at(tmp_path / "*.txt"), ReadRequest(positions={0: -1}))
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+async def test_positions_stay_good_while_a_file_is_appended_to_touched_or_copied(
+    tmp_path: Path, name: str
+) -> None:
+    """Only other lines make a file another one: no copy from a backup does, and no writer that cuts a torn end off."""
+    topic = topic_at(tmp_path / name)
+    (tmp_path / name).touch()
+    assert (await topic.describe()).identities == {}
+    for turn in range(4):
+        await append(topic, [b"%d of %d" % (line, turn) for line in range(5)])
+        identities = (await topic.describe()).identities
+        with (tmp_path / name).open("ab") as torn:
+            torn.write(b"\x1f\x8b\x08" if name.endswith("gz") else b"torn")
+        await append(topic, [b"x" * 2000])  # which cuts the torn end off
+        (tmp_path / "copy").write_bytes((tmp_path / name).read_bytes())
+        (tmp_path / "copy").rename(tmp_path / name)
+        request = ReadRequest(positions={0: 6 * turn + 5}, identities=identities)
+        assert await values_of(topic, request) == [b"x" * 2000]
+
+
+@pytest.mark.parametrize("name", ["1.txt", "1.txt.gz"])
+async def test_positions_of_a_file_that_another_one_took_the_place_of_are_an_error(
+    tmp_path: Path, name: str
+) -> None:
+    """The log was rotated, or a new file came before it in the order of names: its first lines were skipped."""
+    topic = topic_at(tmp_path / "*")
+    await append(topic_at(tmp_path / name), [b"old"] * 5)
+    reader = await topic.open_reader(ReadRequest())
+    identities = reader.identities()
+    await reader.close()
+    request = ReadRequest(positions={0: 3}, identities=identities)
+    assert await values_of(topic, request) == [b"old"] * 2
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).unlink()
+    await append(topic_at(tmp_path / name), [b"new"] * 500)
+    with pytest.raises(
+        OffsetOutOfRange, match=rf"{name}', partition 0: offset 3 belongs to a file that began"
+    ):
+        await batches_of(topic, request)
+    (tmp_path / name).write_bytes(content)
+    await append(topic_at(tmp_path / name.replace("1", "0")), [b"before it"] * 500)
+    with pytest.raises(OffsetOutOfRange, match=r"0\.txt.*', partition 0: offset 3 .* files were added"):
+        await batches_of(topic, request)
+
+
+async def test_a_file_that_is_written_again_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    """Half of the records were of the old file and half of the new one; a file put in its place does no harm."""
+    path = tmp_path / "a.txt"
+    topic = topic_at(path, chunk_bytes=16)
+    for in_place in (False, True):
+        path.write_bytes(b"old line\n" * 100)
+        reader = await topic.open_reader(ReadRequest())
+        first = await reader.read()
+        assert first is not None
+        if not in_place:
+            path.unlink()
+        path.write_bytes(b"new line\n" * 1000)
+        if in_place:
+            with pytest.raises(OffsetOutOfRange, match=r"a.txt', partition 0: .*replaced while its records"):
+                await rest_of(reader)
+        else:
+            lines = [value for batch in [first, *await rest_of(reader)] for value in batch.values]
+            assert lines == [b"old line"] * 100
+        await reader.close()
+
+
 async def test_reading_ends_where_the_file_ended_when_it_was_opened(tmp_path: Path) -> None:
     """A sink that appends to the file a flow reads must not make that flow endless."""
     topic = topic_at(tmp_path / "a.txt", chunk_bytes=2)
