@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
 
@@ -131,7 +132,7 @@ class TurnSize:
         fixed_s = mean_s - each_s * mean
         if each_s * _JOINED_RECORDS <= max(TURN_S - fixed_s, fixed_s):
             return float(_JOINED_RECORDS)
-        return max(TURN_S - fixed_s, fixed_s) / each_s
+        return max((TURN_S - fixed_s) / each_s, math.ceil(fixed_s / each_s))
 
 
 class ReadableChannel(Protocol):
