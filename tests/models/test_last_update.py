@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +25,8 @@ from models.model_case import (
     write,
 )
 
-from streamiter.errors import DecodeError, TopicNotFound
-from streamiter.models import last_update, next_generation, next_run
+from streamiter.errors import DecodeError, OffsetOutOfRange, TopicNotFound
+from streamiter.models import last_update, model_updates, next_generation, next_run
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicBatch, TopicReader
 
@@ -42,7 +43,7 @@ class WatchedTopic:
         self._topic = topic
         self.records_read = 0
         self.largest_batch = 0
-        self.open_readers = 0
+        self.open_readers = self.open_readers_ever = 0
         self.before_open: Any = None
 
     def __getattr__(self, name: str) -> Any:
@@ -53,6 +54,7 @@ class WatchedTopic:
             await self.before_open()
         reader = await self._topic.open_reader(request)
         self.open_readers += 1
+        self.open_readers_ever += 1
         return _WatchedReader(self, reader)
 
 
@@ -105,6 +107,28 @@ async def test_a_missing_topic_is_an_error(make_topic: MakeTopic) -> None:
         await last_update(topic, "ctr")
     with pytest.raises(TopicNotFound):
         await next_generation(topic, "ctr")
+
+
+@pytest.mark.parametrize("opened_before", [0, 1], ids=["search", "follow"])
+async def test_a_topic_that_is_created_again_meanwhile_is_an_error(
+    make_topic: MakeTopic, opened_before: int
+) -> None:
+    """The search had asked where the topic ends, and went on there in another one: updates were passed over."""
+    topic = await make_topic()
+    await write(topic, *(update_of((1, version)) for version in range(1, 4)))
+    watched = WatchedTopic(topic)
+
+    async def create_again() -> None:
+        if watched.open_readers_ever == opened_before:
+            await topic.delete()
+            await make_topic()
+            await write(topic, *(update_of((1, version)) for version in range(1, 9)))
+
+    watched.before_open = create_again
+    updates = model_updates(watched, "ctr", start="latest_model", follow=False)  # type: ignore[arg-type]
+    asking: Awaitable[object] = anext(updates) if opened_before else last_update(watched, "ctr")  # type: ignore[arg-type]
+    with pytest.raises(OffsetOutOfRange, match=r"partition 0: offset \d belongs to .*created again"):
+        await asking
 
 
 async def test_the_last_update_comes_whole_with_its_contents(make_topic: MakeTopic) -> None:
