@@ -6,8 +6,10 @@ import tracemalloc
 from collections import Counter
 from random import Random
 
+import pytest
 from support.examples import random_examples
 
+from streamiter.iteration import epoch_counts
 from streamiter.iteration.epoch_counts import EpochCounts
 
 Adds = list[tuple[int, int]]
@@ -63,6 +65,41 @@ def test_a_restored_copy_goes_on_the_same(adds: Adds) -> None:
         counts.add(epoch, count)
         restored.add(epoch, count)
     assert restored.runs == counts.runs
+
+
+@random_examples(some_adds)
+def test_beyond_the_limits_old_counts_are_at_least_and_gaps_are_kept(
+    adds: Adds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never 0 where something came, never more than came: a loop would end too early, or never."""
+    monkeypatch.setattr(epoch_counts, "_RUNS_MAX", 4)
+    counts, expected = EpochCounts(), Counter[int]()
+    for epoch, count in adds:
+        counts.add(epoch, count)
+        expected[epoch] += count
+        told = {each: number for first, last, number in counts.runs for each in range(first, last + 1)}
+        assert told.keys() == expected.keys()
+        assert all(1 <= told[each] <= expected[each] for each in told)
+        if len(expected) <= 2:
+            assert told == expected
+
+
+@random_examples(some_adds)
+def test_beyond_the_limit_of_gaps_the_older_ones_are_filled(
+    adds: Adds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop whose tokens visit two heads in turn for months; the newer half stays as it is."""
+    monkeypatch.setattr(epoch_counts, "_RUNS_MAX", 4)
+    monkeypatch.setattr(epoch_counts, "_RUNS_WITH_GAPS_MAX", 6)
+    counts, expected = EpochCounts(), Counter[int]()
+    for epoch, count in adds:
+        counts.add(epoch, count)
+        expected[epoch] += count
+        told = {each: number for first, last, number in counts.runs for each in range(first, last + 1)}
+        assert told.keys() >= expected.keys()
+        assert all(told[each] >= 1 for each in expected)
+        assert len(counts.runs) <= 7
+        assert counts.last_epoch == max(expected)
 
 
 def test_memory_does_not_grow_with_epochs_of_changing_counts() -> None:

@@ -73,7 +73,8 @@ async def grown_by(loop: Topic, records: int, process: asyncio.subprocess.Proces
 
 @pytest.mark.parametrize(
     ("make_topic", "kind"),
-    [*(("sqlite", kind) for kind in KINDS), ("kafka", "synchronous"), ("kafka", "unbounded")],
+    # Each kind once: what both topics do for each of them is tested without a kill, in far less time.
+    [("sqlite", "synchronous"), ("sqlite", "asynchronous"), ("kafka", "one ahead"), ("kafka", "unbounded")],
     indirect=["make_topic"],
 )
 async def test_a_loop_that_is_killed_ends_as_if_nothing_had_been(

@@ -199,7 +199,7 @@ def test_criteria_stop_after_four_rounds(seed: int, ahead: int | None) -> None:
     assert outputs.items == [*each_round(4), "terminated"]
 
 
-@pytest.mark.parametrize(("seed", "ahead"), [(0, 0), (1, 2), (2, None), (3, 0), (3, None)])
+@pytest.mark.parametrize(("seed", "ahead"), [(0, 0), (1, 2), (3, None)])
 def test_data_is_summed_in_each_round_asynchronously(seed: int, ahead: int | None) -> None:
     """Records that overtake the rounds of others are counted in their own."""
     flow, [outputs] = reduced(seed, max_round=4, synchronous=False, ahead=ahead)
@@ -249,7 +249,7 @@ async def fail_after(make: Callable[[], tuple[Flow, Any]], records: int, steps: 
     return [outputs.items for outputs in collected]
 
 
-@pytest.mark.parametrize("records", [0, 1_000, 4_000, 8_000, 15_900])
+@pytest.mark.parametrize("records", [0, 4_000, 15_900])
 @pytest.mark.parametrize("ahead", [0, None])
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_after_a_failure_on_the_feedback_path_every_round_sums_up(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
-from operators.operator_harness import Driven, cuts, frozen, pieces_of, stored, thorough
+from operators.operator_harness import Driven, frozen, pieces_of, stored
+from support.examples import EXAMPLES, random_examples
 
 from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import ConfigurationError, RejectRecords
@@ -52,37 +51,72 @@ def check_against_loop(values: Any, keys: Any, ufunc: Any, places: list[int]) ->
     return driven
 
 
-@pytest.mark.parametrize("ufunc", UFUNCS)
-@thorough
-@given(data=st.data(), places=cuts())
-def test_integers_come_out_exactly_in_their_own_type(
-    ufunc: Any, data: st.DataObject, places: list[int]
-) -> None:
+Case = tuple[Any, Any, Any, list[int]]
+"""Values, keys, a ufunc, and where the values are cut."""
+
+# An operator is driven in each of them, which takes three times what most pure data takes.
+FEWER = EXAMPLES // 3
+
+
+def some_places(random: Random, longest: int = 60) -> list[int]:
+    return [random.randint(1, longest) for _ in range(random.randrange(13))]
+
+
+def bits(random: Random, dtype: Any, length: int) -> Any:
+    """An array of any bits."""
+    return np.frombuffer(random.randbytes(length * np.dtype(dtype).itemsize), dtype)
+
+
+def few(random: Random, dtype: Any, length: int, distinct: int) -> Any:
+    return np.array([random.randrange(distinct) for _ in range(length)], dtype)
+
+
+def some_integers(random: Random) -> Case:
+    length = random.randint(0, 60)
+    values = bits(random, random.choice(INTEGERS), length)
+    return values, few(random, random.choice(INTEGERS), length, 8), random.choice(UFUNCS), some_places(random)
+
+
+@random_examples(some_integers, examples=FEWER)
+def test_integers_come_out_exactly_in_their_own_type(case: Case) -> None:
     """Small integers are summed in wide ones unless numpy is told not to: overflow must wrap as in the loop."""
-    length = data.draw(st.integers(0, 60))
-    values = data.draw(hnp.arrays(st.sampled_from(INTEGERS), length))
-    keys = data.draw(hnp.arrays(st.sampled_from(INTEGERS), length, elements=st.integers(0, 7)))
+    values, keys, ufunc, places = case
     driven = check_against_loop(values, keys, ufunc, places)
     assert all(isinstance(batch, np.ndarray) and batch.dtype == values.dtype for batch in driven.batches)
 
 
-@pytest.mark.parametrize("ufunc", [*UFUNCS, np.divide])
-@thorough
-@given(data=st.data(), places=cuts())
-def test_floats_round_as_in_the_loop(ufunc: Any, data: st.DataObject, places: list[int]) -> None:
+def some_floats(random: Random) -> Case:
+    """Of any size, or of about one size, which most sums are made of; none is NaN."""
+    length, dtype = random.randint(0, 60), random.choice((np.float32, np.float64))
+    values = bits(random, dtype, length).copy()
+    values[np.isnan(values)] = -0.0
+    if random.random() < 0.5:
+        values = np.array([random.choice((0.1, -0.0, 1e8, random.gauss(0, 9))) for _ in range(length)], dtype)
+    return values, few(random, np.int64, length, 5), random.choice([*UFUNCS, np.divide]), some_places(random)
+
+
+@random_examples(some_floats, examples=FEWER)
+def test_floats_round_as_in_the_loop(case: Case) -> None:
     """A sum in another order differs in the last bits, and a restored run from one never stopped."""
-    length = data.draw(st.integers(0, 60))
-    numbers = st.floats(width=32, allow_nan=False)
-    values = data.draw(hnp.arrays(st.sampled_from([np.float32, np.float64]), length, elements=numbers))
-    keys = data.draw(hnp.arrays(np.int64, length, elements=st.integers(0, 4)))
+    values, keys, ufunc, places = case
     driven = check_against_loop(values, keys, ufunc, places)
     assert all(isinstance(batch, np.ndarray) and batch.dtype == values.dtype for batch in driven.batches)
 
 
-@thorough
-@given(keys=hnp.arrays(st.sampled_from([*INTEGERS, "U2", "S2"]), st.integers(0, 40)), places=cuts(40))
-def test_keys_of_every_type_and_range_are_told_apart(keys: Any, places: list[int]) -> None:
+def some_keys(random: Random) -> tuple[Any, list[int]]:
+    """Keys of which some come more than once."""
+    length, kind = random.randint(0, 40), random.choice([*INTEGERS, "U2", "S2"])
+    if kind in ("U2", "S2"):
+        distinct = np.array(["", "a", "b", "ab", "ba", "z"], kind)
+    else:
+        distinct = np.concatenate([bits(random, kind, random.randint(1, 20)), np.array([0, 1], kind)])
+    return distinct[few(random, np.int64, length, len(distinct))], some_places(random, 40)
+
+
+@random_examples(some_keys, examples=FEWER)
+def test_keys_of_every_type_and_range_are_told_apart(example: tuple[Any, list[int]]) -> None:
     """Keys are numbered in one or two bytes where their range allows: the ends of it must not meet."""
+    keys, places = example
     check_against_loop(np.arange(len(keys)), keys, np.add, places)
 
 
@@ -123,17 +157,20 @@ def test_zeros_of_both_signs_come_out_as_from_the_loop(dtype: Any, ufunc: Any, l
             check_against_loop(-values, keys, ufunc, places)
 
 
-@thorough
-@given(numbers=st.lists(st.integers(-9, 9), max_size=40), places=cuts(40), data=st.data())
-def test_state_goes_on_across_kinds_of_batches(
-    numbers: list[int], places: list[int], data: st.DataObject
-) -> None:
-    """A list between two arrays, or another type of number, must find the same state."""
+def numbers_and_pieces(random: Random) -> tuple[list[int], list[Any]]:
     kinds: list[Any] = [list, np.int64, np.int32, np.float64]
+    numbers = [random.randint(-9, 9) for _ in range(random.randint(0, 40))]
     pieces = [
-        piece if (kind := data.draw(st.sampled_from(kinds))) is list else np.array(piece, dtype=kind)
-        for piece in pieces_of(numbers, places)
+        piece if (kind := random.choice(kinds)) is list else np.array(piece, dtype=kind)
+        for piece in pieces_of(numbers, some_places(random, 40))
     ]
+    return numbers, pieces
+
+
+@random_examples(numbers_and_pieces, examples=FEWER)
+def test_state_goes_on_across_kinds_of_batches(example: tuple[list[int], list[Any]]) -> None:
+    """A list between two arrays, or another type of number, must find the same state."""
+    numbers, pieces = example
     keys = np.array(numbers) % 3
     driven = Driven(KeyedReduceBatch(Cyclic(keys).of_batch, np.add)).feed(*pieces)
     scalar = Driven(KeyedReduce(Cyclic(keys).of_record, np.add)).feed(*pieces)

@@ -147,7 +147,9 @@ def _mutmut(folder: Path, *arguments: str) -> str:
         check=False,
     )
     if ended.returncode:
-        raise SystemExit(f"mutmut {' '.join(arguments)} failed:\n{ended.stdout[-5000:]}")
+        # Without the lines in which a sign of Braille turns while one waits.
+        told = "\n".join(line for line in ended.stdout.splitlines() if not "\u2800" <= line[:1] <= "\u28ff")
+        raise SystemExit(f"mutmut {' '.join(arguments)} failed:\n{told[-5000:]}")
     return ended.stdout
 
 
