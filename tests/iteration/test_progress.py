@@ -191,6 +191,14 @@ def test_a_head_that_is_finished_holds_nobody_back() -> None:
     assert progress.head_received(0, epoch=2, count=0) == [Released(2), Ended(2)]
 
 
+def test_a_loop_ends_when_nothing_can_be_fed_back_to_any_head() -> None:
+    """All feedback topics have ended: no head reports an epoch any more, and the loop waited for one that does."""
+    progress = LoopProgress(heads=2, entrances=0)
+    assert progress.head_finished(0) == []
+    assert progress.head_finished(1) == [Released(0), Completed(0), Released(1), Ended(1)]
+    assert progress.end_reason is EndReason.NO_FEEDBACK
+
+
 def test_an_epoch_reported_twice_or_left_out_is_a_mistake_of_the_engine() -> None:
     """Found at once it is a bug report; found later it is a loop that hangs."""
     progress = LoopProgress(heads=1, entrances=1)

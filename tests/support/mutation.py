@@ -40,7 +40,7 @@ _TYPE_CHECK: Final = [
     "--disable-error-code",
     "no-redef",
 ]
-_NOTICED: Final = {"killed", "timeout", "suspicious", "segfault", "caught by type check"}
+_NOTICED: Final = {"killed", "timeout", "segfault", "caught by type check"}
 
 
 class Mutant(NamedTuple):

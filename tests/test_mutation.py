@@ -1,0 +1,43 @@
+"""What `make mutate` says of the changes that no test has noticed, and the list that it reads."""
+
+from __future__ import annotations
+
+import tomllib
+
+from support.mutation import LIST, ROOT, Mutant, report
+
+SPLIT = Mutant("streamiter.records.take", "return a", "return b")
+JOIN = Mutant("streamiter.records.join", "x = 1", "x = 2")
+
+
+def test_a_survivor_that_is_not_explained_fails_the_command() -> None:
+    """A list that only grows longer is read by nobody; a command that always succeeds, neither."""
+    lines, is_good = report([SPLIT, JOIN], {JOIN: "the same for all callers"})
+    assert not is_good
+    assert lines == [
+        "\nstreamiter.records.join\n    - x = 1\n    + x = 2\n    = the same for all callers",
+        "\nNOT NOTICED: write a test, or list it in mutants.toml with the reason:\n"
+        "streamiter.records.take\n    - return a\n    + return b",
+        "\n2 survivors: 1 not explained; 0 listed ones are gone",
+    ]
+
+
+def test_an_explanation_of_what_is_noticed_now_is_told_and_fails_nothing() -> None:
+    """Whoever changes a line of a core leaves its explanation behind."""
+    lines, is_good = report([], {JOIN: "the same for all callers"})
+    assert is_good
+    assert lines[0].startswith("\nlisted in mutants.toml, but noticed or no longer made; take it out:\n")
+    assert lines[-1].endswith("0 survivors: 0 not explained; 1 listed ones are gone")
+
+
+def test_the_list_names_modules_and_tests_that_are_there() -> None:
+    """A module that was moved would no longer be mutated, and nobody would see it."""
+    listed = tomllib.loads(LIST.read_text())
+    modules = [core["module"] for core in listed["core"]]
+    tests = {test.split("::")[0] for core in listed["core"] for test in core["tests"]}
+    assert [module for module in modules if not (ROOT / module).is_file()] == []
+    assert [test for test in sorted(tests) if not (ROOT / "tests" / test).exists()] == []
+    assert len(set(modules)) == len(modules)
+    cores = tuple(module.removesuffix(".py").replace("/", ".") + "." for module in modules)
+    assert [each["where"] for each in listed["survivor"] if not each["where"].startswith(cores)] == []
+    assert all(each["why"] for each in listed["survivor"])
