@@ -111,7 +111,7 @@ async def test_a_snapshot_that_is_lost_with_its_node_is_told_and_nothing_begins_
         await kill(server, 0)
         with pytest.raises(RolledBack, match="all shards went back to their initial values"):
             await asking_for_ever(client)
-        assert server.statistics().matrix("w").clocks == {0: 0, 1: 0}  # the idle one has not called since
+        assert server.statistics().matrix("w").clocks == {"0": 0, "1": 0}  # the idle one has not called since
         with pytest.raises(RolledBack):
             await idle.leave()
         await idle.leave()
