@@ -63,7 +63,7 @@ def tail(
     url: Url,
     model: Model,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C or SIGTERM.")
     ] = False,
     count: Annotated[
         int,

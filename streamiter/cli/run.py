@@ -65,7 +65,7 @@ def run(
     Ctrl-C and SIGTERM suspend it (exit code 0): nothing more is read, and what was read is handled, but for
     mini-batches that wait in a loop; with --checkpoints all of it is kept for the next run. With --on-interrupt
     drain the inputs end instead, a bounded loop with the epoch under way, and the result so far comes out. A
-    second one aborts it (exit code 130).
+    second one aborts it (exit code 130), a third one also where a step does not return.
     """
     # Not for the other commands.
     from streamiter.cli.figures import print_statistics

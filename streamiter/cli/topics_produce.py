@@ -41,7 +41,7 @@ def produce(
 ) -> None:
     """Write lines to a topic, a record each.
 
-    Empty lines are left out. Ctrl-C and SIGTERM end it when what has been read is stored.
+    Empty lines are left out. Ctrl-C and SIGTERM end it when what has been read is stored (exit code 130).
     """
     if partitions is not None and not create:
         raise typer.BadParameter("expected --create with it", param_hint="'--partitions'")

@@ -24,7 +24,7 @@ __all__ = ["last_records", "tail"]
 def tail(
     url: Url,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C or SIGTERM.")
     ] = False,
     count: Annotated[
         int,

@@ -290,7 +290,10 @@ class Flow:
         - ``"drain"`` it: the inputs end here, a bounded iteration with the epoch under way, and all steps hear of
           it. So the result so far comes out, such as that of ``last_round``, and the job is ``finished``.
 
-        A second one aborts it. Raises JobFailed if a step failed. A transaction that was open for longer than its
+        A second one aborts it, and a third one raises KeyboardInterrupt, also within a step that does not return. A
+        signal that is ignored stays ignored, as SIGINT is where a script starts the program with ``&``.
+
+        Raises JobFailed if a step failed. A transaction that was open for longer than its
         timeout, because a server or the machine stood still, is no failure of a step: the job is started again, from
         its last checkpoint.
         """

@@ -268,14 +268,14 @@ class KafkaServer:
         except subprocess.TimeoutExpired:
             in_time = False
             process.kill()
-            process.wait()
+            process.wait(START_TIMEOUT_S)
         self._dismiss_guard()
         return in_time
 
     def _dismiss_guard(self) -> None:
         guard, self._guard = self._guard, None
         if guard is not None:
-            guard.communicate(b"stopped\n")
+            guard.communicate(b"stopped\n", timeout=START_TIMEOUT_S)
 
 
 def _guard(pid: int) -> subprocess.Popen[bytes]:
