@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 from support.examples import random_examples
@@ -11,8 +12,8 @@ from support.examples import random_examples
 from streamiter.checkpoints.flow_record import FlowRecord
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader
 from streamiter.checkpoints.store import CommitPointer
-from streamiter.errors import CheckpointError, ProducerFenced
-from streamiter.runtime.checkpointing.choice import chosen_checkpoint
+from streamiter.errors import CheckpointError, ConfigurationError, ProducerFenced
+from streamiter.runtime.checkpointing.choice import Restore, check_restore_option, chosen_checkpoint
 from streamiter.runtime.checkpointing.commit_record import CommitRecord
 
 
@@ -21,6 +22,8 @@ class History:
     """Runs that follow each other, the snapshots that they took, and those of them that they committed."""
 
     record: FlowRecord = field(default_factory=lambda: FlowRecord("clicks"))
+    late: FlowRecord = field(default_factory=lambda: FlowRecord("clicks"))
+    """The record where the store was not told of the last commit: the process died just after it."""
     runs: list[str] = field(default_factory=list)
     taken: list[CheckpointId] = field(default_factory=list)
     committed: list[CheckpointId] = field(default_factory=list)
@@ -28,6 +31,7 @@ class History:
     def claim(self, *, begins_anew: bool) -> None:
         self.runs.append(f"run {len(self.runs)}")
         self.record = self.record.claimed_by(self.runs[-1], begin_anew=begins_anew)
+        self.late = self.late.claimed_by(self.runs[-1], begin_anew=begins_anew)
         if begins_anew:
             self.committed = []
 
@@ -38,7 +42,7 @@ class History:
         checkpoint = CheckpointId(max([last, *own]) + 1, self.runs[-1])
         self.taken.append(checkpoint)
         if commits:
-            self.record = self.record.with_commit(checkpoint)
+            self.late, self.record = self.record, self.record.with_commit(checkpoint)
             self.committed.append(checkpoint)
 
     @property
@@ -145,12 +149,12 @@ def test_a_job_goes_on_from_what_was_committed_last(example: tuple[History, bool
     assert chosen == history.last
 
 
-@random_examples(lambda random: (histories(random), random.randrange(20)))
+@random_examples(lambda random: (histories(random), random.randrange(1, 12), random.random() < 0.5))
 def test_a_checkpoint_is_chosen_by_its_number_only_where_it_led_to_a_commit(
-    example: tuple[History, int],
+    example: tuple[History, int, bool],
 ) -> None:
     """Two runs have used the number, and one of them was fenced: what it had written was taken back."""
-    history, number = example
+    history, number, is_late = example
     of_number = [each for each in history.taken if each.number == number]
     good = [each for each in of_number if history.led_to_commit(each)]
 
@@ -158,8 +162,8 @@ def test_a_checkpoint_is_chosen_by_its_number_only_where_it_led_to_a_commit(
         return chosen_checkpoint(
             "clicks",
             number,
-            record=None,
-            pointer=history.record.pointer,
+            record=CommitRecord("clicks", history.last) if is_late else None,
+            pointer=(history.late if is_late else history.record).pointer,
             stored=headers(history),
             commits_in=None,
         )
@@ -167,6 +171,76 @@ def test_a_checkpoint_is_chosen_by_its_number_only_where_it_led_to_a_commit(
     if good:
         assert choose() == good[-1]
         return
-    wanted = "was never committed" if of_number else f"expected a checkpoint {number} in the store, given"
-    with pytest.raises(CheckpointError, match=wanted):
+    numbers = ", ".join(str(each.number) for each in history.taken) or "none"
+    wanted = (
+        f"flow 'clicks': checkpoint {number} was never committed: its run ended before, and what it had written was "
+        'taken back, so outputs would be missing; go on with restore="last", or from one that was committed'
+        if of_number
+        else f"flow 'clicks': expected a checkpoint {number} in the store, given {numbers}; choose one of these"
+    )
+    with pytest.raises(CheckpointError) as raised:
         choose()
+    assert str(raised.value) == wanted
+
+
+def test_where_nobody_knows_what_was_committed_a_number_is_asked_for() -> None:
+    """Any choice would lose outputs or have them twice, so it is not made without a word."""
+    history = History()
+    history.claim(begins_anew=False)
+    history.take(commits=True)
+    history.take(commits=True)
+    with pytest.raises(CheckpointError) as raised:
+        chosen_checkpoint(
+            "clicks", "last", record=None, pointer=None, stored=headers(history), commits_in=None
+        )
+    assert str(raised.value) == (
+        "flow 'clicks': the store has checkpoints (1, 2), but does not say which one is committed; choose one with "
+        "restore=<number>, or begin anew with restore=None"
+    )
+    with pytest.raises(CheckpointError) as raised:
+        chosen_checkpoint(
+            "clicks",
+            "last",
+            record=None,
+            pointer=history.record.pointer,
+            stored=headers(history),
+            commits_in="topic commits",
+        )
+    assert str(raised.value) == (
+        "flow 'clicks': the store has checkpoints (1, 2), but topic commits has no commit record of this flow, so "
+        "nobody knows what was committed: is it another server, or was the topic deleted? Go on from one with "
+        "restore=<number> (outputs since then come twice), or begin anew with restore=None"
+    )
+    assert chosen_checkpoint(
+        "clicks", 2, record=None, pointer=None, stored=headers(history), commits_in=None
+    ) == CheckpointId(2, "run 0")
+
+
+@pytest.mark.parametrize("commits_in", [None, "topic commits"])
+def test_a_job_begins_anew_where_nothing_is_stored_or_nothing_is_wanted(commits_in: str | None) -> None:
+    """The first start of a flow, and one that is told to forget all."""
+    for restore, stored in (("last", []), (None, [SnapshotHeader("clicks", CheckpointId(1, "a"), 0, {})])):
+        given: Restore = "last" if restore == "last" else None
+        assert (
+            chosen_checkpoint(
+                "clicks", given, record=None, pointer=None, stored=stored, commits_in=commits_in
+            )
+            is None
+        )
+
+
+@pytest.mark.parametrize("restore", ["last", None, 0, 7])
+def test_options_of_restore_are_accepted(restore: Restore) -> None:
+    """The check that the next test is about, on what it is not about."""
+    check_restore_option("clicks", restore)
+
+
+@pytest.mark.parametrize("restore", [True, False, "LAST", "7", 1.0, ""])
+def test_any_other_option_of_restore_is_refused(restore: Any) -> None:
+    """True was taken for checkpoint 1."""
+    with pytest.raises(ConfigurationError) as raised:
+        check_restore_option("clicks", restore)
+    assert str(raised.value) == (
+        f"flow 'clicks': expected restore=\"last\", None or the number of a checkpoint, given {restore!r}; "
+        "None begins anew"
+    )
