@@ -46,7 +46,7 @@ class TopicSource(Source):
         """The identities that the positions have."""
 
     async def open(self, context: Context, positions: Positions | None) -> None:
-        self._told = {} if positions is None else positions.get(_IDENTITIES, {})
+        restored = None if positions is None else positions.get(_IDENTITIES)
         self._reader = await self._topic.open_reader(
             ReadRequest(
                 subtask=context.subtask_index,
@@ -54,10 +54,11 @@ class TopicSource(Source):
                 start=self._start,
                 stop=self._stop,
                 positions=None if positions is None else _offsets(positions),
-                identities=self._told,
+                identities=restored,
                 clock=context.clock,
             )
         )
+        self._told = self.positions().get(_IDENTITIES, {}) if restored is None else restored
 
     async def read(self) -> SourceBatch | None:
         assert self._reader is not None
@@ -65,10 +66,10 @@ class TopicSource(Source):
         if batch is None:
             return None
         partition, following = batch.partition, batch.next_offset
-        identities = self._reader.identities()
         changed: Positions = {}
-        if identities.get(partition) != self._told.get(partition):
-            changed[_IDENTITIES] = self._told = _in_order({**self._told, **identities})
+        if self._reader.identities().get(partition) != self._told.get(partition):
+            found = self.positions().get(_IDENTITIES, {})  # a partition is new, or has its first record
+            changed[_IDENTITIES] = self._told = _in_order({**self._told, **found})
         return SourceBatch(
             batch,
             {partition: following, **changed},

@@ -96,7 +96,7 @@ async def test_a_stale_worker_continues_behind_its_barrier_up_to_the_staleness()
     assert (await asyncio.wait_for(reading, 5)).tolist() == [12.0] * COLUMNS
     second.pass_barrier(1)
     assert await at_barrier(server, server.take_state(1)) == [10.0] * COLUMNS
-    assert server.statistics().matrix("w").clocks == {0: 3, 1: 1}
+    assert server.statistics().matrix("w").clocks == {"0": 3, "1": 1}
 
 
 async def test_a_bulk_synchronous_read_shows_no_own_add_because_a_checkpoint_holds_it() -> None:
