@@ -92,6 +92,13 @@ def test_an_error_names_only_the_first_of_many_workers() -> None:
         ProgressTracker(range(1000)).get_progress(-1)
 
 
+@pytest.mark.parametrize(("workers", "named"), [(5, "0, 1, 2, 3, 4"), (6, "0, 1, 2, 3, 4 and 1 more")])
+def test_an_error_counts_those_that_it_does_not_name(workers: int, named: str) -> None:
+    """And 0 more, or one that nobody is told of."""
+    with pytest.raises(UnknownWorker, match=f"expected one of {named}; make"):
+        ProgressTracker(range(workers)).get_progress(-1)
+
+
 def test_without_workers_an_error_says_that_nobody_has_joined() -> None:
     """An empty list of what was expected reads like a broken message."""
     with pytest.raises(
