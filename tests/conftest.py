@@ -1,6 +1,7 @@
 """Fixtures and settings for all tests."""
 
 import gc
+import signal
 
 import hypothesis
 import pytest
@@ -37,6 +38,12 @@ hypothesis.settings.register_profile(
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )
 hypothesis.settings.load_profile("streamiter")
+
+
+def pytest_configure() -> None:
+    """Tests that send themselves Ctrl-C get it: in the background of a script it is ignored, and they waited for ever."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -30,6 +30,8 @@ _ENVIRONMENT: Final = {"STREAMITER_EXAMPLES_SEED": "1", "OPENBLAS_NUM_THREADS": 
 _PYTEST_ARGUMENTS: Final = ["--hypothesis-profile=mutation", "-p", "no:cacheprovider"]
 # A change may make tests slower without being noticed; beyond so many times their time it is a loop without end.
 _TIMEOUT_FACTOR: Final = 8.0
+# The module with the most mutants takes less than half of it on two busy cores; each single mutant has its own limit.
+_LONGEST_S: Final = 4 * 3600.0
 # Each changed function is there beside the first one, so attributes are declared more than once.
 _TYPE_CHECK: Final = [
     "mypy",
@@ -145,6 +147,7 @@ def _mutmut(folder: Path, *arguments: str) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
+        timeout=_LONGEST_S,
     )
     if ended.returncode:
         # Without the lines in which a sign of Braille turns while one waits.

@@ -40,6 +40,7 @@ def records_with_fields(given: Any) -> Columns | Sequence[Mapping[str, Any]]:
     table = columns_of_table("FeatureHasher", given, ModelError)
     return given if table is None else table
 
+
 _TEXTS: Final = frozenset((str, bytes, np.str_, np.bytes_))
 
 
