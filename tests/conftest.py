@@ -41,7 +41,7 @@ hypothesis.settings.load_profile("streamiter")
 
 
 def pytest_configure() -> None:
-    """Tests that send themselves Ctrl-C get it: in the background of a script it is ignored, and they waited for ever."""
+    """Tests that send themselves Ctrl-C get it: in the background of a script it is ignored, and they waited."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
