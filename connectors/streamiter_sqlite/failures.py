@@ -112,7 +112,8 @@ def _not_topics(error: sqlite3.Error, path: Path) -> TopicError:
 
 
 def _damaged(error: Exception, path: Path) -> TopicError:
-    return TopicError(f"{path}: the file is damaged ({error}); {_WHAT_TO_DO}")
+    found = " ".join(str(error).split())  # SQLite's check of a table writes several lines
+    return TopicError(f"{path}: the file is damaged ({found}); {_WHAT_TO_DO}")
 
 
 _BY_CODE: Final[Mapping[int, Callable[[sqlite3.Error, Path], TopicError]]] = MappingProxyType(
