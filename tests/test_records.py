@@ -13,8 +13,13 @@ from support.examples import random_examples
 
 from streamiter.records import (
     Batch,
+    CheckpointBarrier,
     Columns,
     DataBatch,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    Idle,
     OutputTag,
     can_concatenate,
     concatenate,
@@ -216,6 +221,23 @@ def test_joining_keeps_the_type_to_the_byte_order_and_the_gaps(dtype: Any) -> No
         assert joined.tolist() == first.tolist() + second.tolist()
 
 
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_texts_of_any_width_may_be_joined(kind: str) -> None:
+    """Each batch of a column is as wide as its longest text: all of them would be handed on one by one."""
+    short, long = np.array(["a"], f"{kind}1"), np.array(["abc"], f"{kind}3")
+    assert can_concatenate(short, long)
+    assert can_concatenate(long, short)
+    assert rows(concatenate([short, long])) == [*rows(short), *rows(long)]
+    assert not can_concatenate(short, np.array(["a"], {"U": "S1", "S": "U1"}[kind]))
+
+
+def test_texts_in_rows_are_joined_as_rows() -> None:
+    """Two names a record."""
+    joined = concatenate([np.array([["a", "b"]]), np.array([["abc", "d"], ["", "e"]])])
+    assert isinstance(joined, np.ndarray)
+    assert joined.tolist() == [["a", "b"], ["abc", "d"], ["", "e"]]
+
+
 def test_texts_joined_are_as_wide_as_the_longest() -> None:
     """Cut to the width of the first, they would be other texts."""
     joined = concatenate([np.array(["a"], ">U1"), np.array(["abc"], "<U3"), np.array(["ab"], ">U2")])
@@ -247,6 +269,13 @@ class TestEstimatedBytes:
         for record in ({"text": text}, (text,), [text], text, np.zeros(10_000, np.uint8)):
             assert 10_000 * 100 <= estimated_bytes([record] * 100) <= 11_000 * 100
 
+    def test_is_exact_for_a_few_records_each_with_its_container(self) -> None:
+        """Small batches are most of those of a slow stream."""
+        size = sys.getsizeof
+        assert estimated_bytes([7, 10**30, "x" * 90]) == size(7) + size(10**30) + size("x" * 90)
+        assert estimated_bytes([{"a": 1, "b": "x"}]) == size({"a": 1, "b": "x"}) + size(1) + size("x")
+        assert estimated_bytes([(1, 2)]) == size((1, 2)) + 2 * size(1)
+
     def test_counts_nothing_for_nothing(self) -> None:
         """Empty batches are free."""
         assert estimated_bytes([]) == estimated_bytes(np.zeros((0, 5))) == 0
@@ -275,6 +304,33 @@ def test_tags_of_one_name_are_one_side_output() -> None:
     assert len({OutputTag("late"), OutputTag("late")}) == 1
     assert OutputTag("late") != "late"
     assert repr(OutputTag("late")) == "OutputTag('late')"
+
+
+@pytest.mark.parametrize(
+    ("record", "shown", "fields"),
+    [
+        (EpochWatermark(3), "EpochWatermark(3)", {"epoch": 3}),
+        (CheckpointBarrier(7), "CheckpointBarrier(7)", {"checkpoint": 7, "suspend": False}),
+        (
+            CheckpointBarrier(7, suspend=True),
+            "CheckpointBarrier(7, suspend)",
+            {"checkpoint": 7, "suspend": True},
+        ),
+        (EndOfData(), "EndOfData(0)", {"epoch": 0}),
+        (EndOfData(2), "EndOfData(2)", {"epoch": 2}),
+        (Idle(), "Idle()", {}),
+        (EndOfInput(), "EndOfInput()", {"epoch": None}),
+        (EndOfInput(4), "EndOfInput(4)", {"epoch": 4}),
+        (DataBatch([1]), "DataBatch(1 records, epoch 0)", {"records": [1], "epoch": 0}),
+    ],
+    ids=str,
+)
+def test_what_travels_in_a_channel_keeps_and_shows_what_it_was_made_of(
+    record: Any, shown: str, fields: dict[str, Any]
+) -> None:
+    """The message of a loop that is stuck shows what waits: by these words it is found."""
+    assert repr(record) == shown
+    assert {name: getattr(record, name) for name in fields} == fields
 
 
 def test_a_batch_on_its_way_shows_its_size_and_epoch() -> None:

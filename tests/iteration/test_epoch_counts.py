@@ -40,6 +40,7 @@ def test_counts_are_those_of_a_dict(given: tuple[Adds, list[int]]) -> None:
         below = epoch
     left = {epoch: count for first, last, count in counts.runs for epoch in range(first, last + 1)}
     assert left == {epoch: count for epoch, count in expected.items() if epoch > below}
+    assert counts.last_epoch == max(left, default=None)
 
 
 @random_examples(some_adds)
@@ -82,6 +83,36 @@ def test_beyond_the_limits_old_counts_are_at_least_and_gaps_are_kept(
         assert all(1 <= told[each] <= expected[each] for each in told)
         if len(expected) <= 2:
             assert told == expected
+
+
+@pytest.mark.parametrize(
+    ("brought", "runs"),
+    [
+        ([1, 2, 3, 4, 5], [(0, 1, 1), (2, 2, 3), (3, 3, 4), (4, 4, 5)]),
+        ([1, 2, 1, 4, 5], [(0, 2, 1), (3, 3, 4), (4, 4, 5)]),
+        ([1, 2, 2, 3, 4, 5], [(0, 2, 1), (3, 3, 3), (4, 4, 4), (5, 5, 5)]),
+        ([1, 0, 2, 3, 4, 5], [(0, 0, 1), (2, 2, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5)]),
+    ],
+)
+def test_beyond_the_limit_neighbours_in_the_older_half_are_joined_to_the_lower_count(
+    brought: list[int], runs: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer half is what the end of a loop is decided by: it stays exact."""
+    monkeypatch.setattr(epoch_counts, "_RUNS_MAX", 4)
+    counts = EpochCounts()
+    for epoch, count in enumerate(brought):
+        if count:
+            counts.add(epoch, count)
+    assert counts.runs == runs
+
+
+def test_all_but_the_last_runs_are_forgotten() -> None:
+    """Statistics tell of the last thousand."""
+    counts = EpochCounts()
+    for epoch, count in enumerate([1, 2, 3, 4, 5]):
+        counts.add(epoch, count)
+    counts.forget_older(2)
+    assert counts.runs == [(3, 3, 4), (4, 4, 5)]
 
 
 @random_examples(some_adds)

@@ -158,13 +158,37 @@ def test_a_row_that_is_larger_than_the_cache_is_not_kept_and_drives_nothing_out(
     assert cache.find("narrow", 0, 0, 0) is not None
 
 
+def test_a_row_that_just_fills_the_cache_is_kept() -> None:
+    """A limit is what may be used."""
+    cache = RowCache(limit_bytes=64)
+    cache.put(cache.begin("w", 0), np.zeros(8), clock=0)
+    assert cache.find("w", 0, 0, 0) is not None
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_what_was_read_before_the_cache_was_emptied_is_not_kept_however_often_that_was(before: int) -> None:
+    """A matrix was restored, and its server after that: rows of the time before came into the empty cache."""
+    cache = RowCache(limit_bytes=100)
+    for _ in range(before):
+        cache.invalidate("w")
+    readings = [cache.begin("w", 0)]
+    for empty in (lambda: cache.invalidate("w"), cache.clear, lambda: cache.invalidate("w"), cache.clear):
+        empty()
+        for reading in readings:
+            cache.put(reading, np.zeros(1), clock=0)
+            assert cache.find("w", 0, 0, 0) is None
+        readings.append(cache.begin("w", 0))
+
+
 def test_a_cache_of_no_bytes_keeps_nothing() -> None:
     """It is what every client has that did not ask for a cache."""
     cache = RowCache(limit_bytes=0)
     assert not cache.is_on
     cache.put(cache.begin("w", 0), np.zeros(1), clock=0)
     assert cache.find("w", 0, 0, 0) is None
-    with pytest.raises(ConfigurationError, match=r"limit_bytes=\): expected a whole number of at least 0"):
+    with pytest.raises(
+        ConfigurationError, match=r"^RowCache\(limit_bytes=\): expected a whole number of at least 0"
+    ):
         RowCache(limit_bytes=-1)
 
 

@@ -167,6 +167,38 @@ def test_a_function_s_whole_number_is_taken_modulo_the_subtasks(chosen: Any, sub
     assert target == subtask
 
 
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_a_tolerant_key_sends_only_the_records_without_a_good_one_to_the_first_subtask(kind: Any) -> None:
+    """The step there refuses them by its policy; one bad key once took all the records of its batch with it."""
+    values = [7, 0, 3, 5, 0, 11]
+
+    def key_of(record: Any) -> Any:
+        return 1.5 if record == 0 else f"user-{record}"
+
+    owners = {
+        value: subtask
+        for value in (7, 3, 5, 11)
+        for subtask, _ in ByKey(lambda record: f"user-{record}").splitter(0, 4)([value])
+    }
+    assert len(set(owners.values()) | {0}) > 2
+    for _ in range(2):
+        parts = dict(ByKey(key_of, tolerant=True).splitter(0, 4)(kind(values)))
+        assert {subtask: [*map(int, part)] for subtask, part in parts.items()} == {
+            subtask: [value for value in values if owners.get(value, 0) == subtask]
+            for subtask in sorted({0, *owners.values()})
+        }
+    with pytest.raises(PlainDataError):
+        ByKey(key_of).splitter(0, 4)(kind(values))
+
+
+def test_a_tolerant_key_that_is_good_splits_like_any_other() -> None:
+    """Records that are good must meet the same state whether or not bad ones are let through."""
+    values = np.arange(-40, 40)
+    key = ByKey(lambda record: int(record) % 11)
+    tolerant = ByKey(lambda record: int(record) % 11, tolerant=True)
+    assert spread(tolerant, [values], 4) == spread(key, [values], 4)
+
+
 @pytest.mark.parametrize("chosen", [1.0, "1", None])
 def test_a_function_that_gives_no_whole_number_is_told_so(chosen: Any) -> None:
     """The message once blamed the function for every TypeError that happened inside it."""
@@ -174,7 +206,10 @@ def test_a_function_that_gives_no_whole_number_is_told_so(chosen: Any) -> None:
         ConfigurationError, match=r"partition_by: expected the function to give a whole number"
     ) as caught:
         ByFunction(lambda _: chosen).splitter(0, 3)([1])
-    assert f"given {chosen!r}" in str(caught.value)
+    assert str(caught.value) == (
+        f"partition_by: expected the function to give a whole number, given {chosen!r}; use int(…), or key_by for keys "
+        "of other types"
+    )
     with pytest.raises(TypeError, match="unsupported operand"):
         ByFunction(lambda record: record + None).splitter(0, 3)([1])
 

@@ -69,6 +69,17 @@ def test_replies_are_kept_until_the_client_has_them_and_no_longer(example: tuple
         assert (session.outcome(number) == f"reply {number}") is is_kept
 
 
+def test_of_a_request_that_never_came_nothing_is_known() -> None:
+    """Taken for one that is under way, it would be waited for without end instead of being sent again."""
+    session = ServerSession(window=3, reorder=3)
+    session.take(2, None)
+    assert [session.outcome(number) for number in (1, 2, 3)] == [
+        Standing.UNKNOWN,
+        Standing.RECEIVED,
+        Standing.UNKNOWN,
+    ]
+
+
 def test_what_has_its_turn_finds_room_where_later_requests_fill_the_rest() -> None:
     """The session would stand still: what came early waits for a request for which it leaves no room."""
     session = ServerSession(window=3, reorder=3)
