@@ -88,6 +88,7 @@ class Planner:
             for step, operators in self._operators.items():
                 check_shared_operator(step, operators[0])
         self._chained_to = {step: edge for step in self.steps if (edge := self._chain_edge(step)) is not None}
+        self._cuts_by_time = not any(map(_adds_up_in_order, self.steps))
         self._channels: dict[Edge, list[list[Any]]] = {}
         self._outgoing: dict[Edge, list[list[FeedbackChannel]]] = {}
         self._readers: dict[Step, list[tuple[Step, Edge]]] = {step: [] for step in self.steps}
@@ -244,6 +245,7 @@ class Planner:
             feeder=feeder,
             feedback_channels=feedback,
             rounds=rounds,
+            cuts_by_time=self._cuts_by_time,
         )
 
     def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel]) -> None:
@@ -369,6 +371,14 @@ class Planner:
             tells_of_epochs=not isinstance(operator, Boundary) or operator.hears_of_epochs,
             keeps_origin=self._passes_origin(edge.upstream, subtask),
         )
+
+
+def _adds_up_in_order(step: Step) -> bool:
+    """Whether the turns of several tasks decide which numbers are added up first, and two runs give the same bits.
+
+    Workers of a parameter server do so, and loops that are not asynchronous: no clock may have a say in their flow.
+    """
+    return step.service is not None or (step.loop is not None and step.loop.max_epochs_ahead is not None)
 
 
 def new_id() -> str:

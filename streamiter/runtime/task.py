@@ -93,7 +93,9 @@ class Task:
         feeder: Feeder | None = None,
         feedback_channels: Sequence[FeedbackChannel] = (),
         rounds: Rounds | None = None,
+        cuts_by_time: bool = True,
     ) -> None:
+        """``cuts_by_time``: whether the time that records take may decide how many are handed over at once."""
         self.name = name
         self.gate = gate
         self.instances = list(instances)
@@ -122,6 +124,7 @@ class Task:
         self._feedback_channels = feedback_channels
         self._rounds = rounds
         """Where each epoch has an operator of its own."""
+        self._cuts_by_time = cuts_by_time
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
         self._suspending = False
         self._pending_parts: list[Part] = []
@@ -152,17 +155,8 @@ class Task:
         self.gate.cut_turns(name for name in self._entries if self._may_be_cut(name))
 
     def _may_be_cut(self, input_name: str) -> bool:
-        """Whether the time that its records take may decide how many it is handed at once.
-
-        Not where the turns of several tasks decide which numbers are added up first, and two runs give the same to the
-        last bit: workers of a parameter server, and loops that are not asynchronous. Nor where whole batches are
-        awaited: others have their turn meanwhile, and what takes long is often a request for each batch.
-        """
-        step = self.head.step
-        in_step = step.service is not None or (
-            step.loop is not None and step.loop.max_epochs_ahead is not None
-        )
-        return not in_step and not (self._awaited and input_name in self._by_batch)
+        """Not where whole batches are awaited: others have their turn meanwhile, and each may be a slow request."""
+        return self._cuts_by_time and not (self._awaited and input_name in self._by_batch)
 
     def _make_entries(self) -> dict[str, Callable[[Batch], Any]]:
         head = self.head

@@ -86,7 +86,8 @@ def test_the_rows_of_a_table_travel_as_columns(table: Table) -> None:
     flow = Flow("items")
     flow.from_items(table({"n": list(range(100))})).process(Look)
     flow.run()
-    assert [type(batch) for batch in batches] == [Columns]
+    assert {type(batch) for batch in batches} == {Columns}
+    assert len(batches) < 10
     assert batches[0]["n"].dtype == np.int64
 
 
