@@ -16,7 +16,13 @@ from streamiter.operators.items import ItemsSource
 from streamiter.records import Batch
 from streamiter.runtime.checkpointing.redistribution.dealing import deal, dealt_to
 from streamiter.runtime.checkpointing.redistribution.instances import KeyShare, timers_of
-from streamiter.runtime.checkpointing.redistribution.waiting import Frames, Waiting, batches_queued, entry_of
+from streamiter.runtime.checkpointing.redistribution.waiting import (
+    Frames,
+    Waiting,
+    batches_held,
+    batches_queued,
+    entry_of,
+)
 from streamiter.runtime.partitioning import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
 from streamiter.topics.topic_source import TopicSource
 
@@ -134,6 +140,28 @@ def test_what_is_read_for_one_subtask_is_what_is_dealt_to_it(
 def _waiting(reader: int, batch: Batch, *, encoded: bool) -> Waiting:
     content = plain_data.encode_batch(batch) if encoded else None
     return Waiting(0, 1, reader, len(batch), None if encoded else batch, content)
+
+
+def test_batches_that_waited_behind_a_watermark_are_those_of_its_level() -> None:
+    """Of a channel with watermarks among its batches, all came before the first of them after a change."""
+    held = [
+        ("data", [1], 4),
+        ("watermark", None, 5),
+        ("data", [2, 3], 6),
+        ("end", None, None),
+        ("data", [4], 7),
+    ]
+    assert list(batches_held(held, 2, 1)) == [
+        Waiting(2, 4, 1, 1, [1], None),
+        Waiting(5, 6, 1, 2, [2, 3], None),
+        Waiting(5, 7, 1, 1, [4], None),
+    ]
+    content = plain_data.encode_batch([1])
+    queued = [("data", 4, 1, content), ("epoch_watermark", 5), ("end_of_data", 0), ("data", 6, 1, content)]
+    assert list(batches_queued(Frames(lambda: iter(queued)), 2, 1)) == [
+        Waiting(2, 4, 1, 1, None, content),
+        Waiting(5, 6, 1, 1, None, content),
+    ]
 
 
 @random_examples(some_batches)

@@ -124,6 +124,12 @@ def test_shrunk_weights_are_a_plain_0():
         weights, _ = run(optimizer, [0.01, -0.01], [[0.1, -0.1]])
         assert [math.copysign(1.0, weight) for weight in weights] == [1.0, 1.0]
         assert weights.tolist() == [0.0, 0.0]
+        few = np.array([0.01, -0.01])
+        slots = optimizer.new_slots(few)
+        optimizer.update_few(
+            [0, 1], view_of(few), [0.1, -0.1], [view_of(slots[n]) for n in optimizer.slot_names], 1
+        )
+        assert few.tobytes() == np.zeros(2).tobytes()
 
 
 def test_a_part_of_the_weights_takes_its_part_of_the_l2():
