@@ -15,6 +15,7 @@ def test_rates_count_updates_from_1():
     assert InverseSquareRoot(0.5, decay=3.0).at(1) == 0.25
     assert InverseSquareRoot(0.5, decay=3.0).at(5) == 0.125
     assert Inverse(0.5, decay=3.0).at(1) == 0.125
+    assert Inverse(0.5, decay=3.0).at(5) == 0.03125
 
 
 @pytest.mark.parametrize(("lr", "alpha", "beta"), [(0.5, 0.001, 0.9), (1.0, 2.0, 0.0), (0.1, 0.0, 0.99)])
@@ -75,7 +76,10 @@ def test_defaults_are_those_of_angel():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Inverse(0.5, decay=-0.1), "decay: expected a number of 0 or more, given -0.1"),
+        (lambda: Inverse(0.5, decay=-0.1), "^decay: expected a number of 0 or more, given -0.1"),
+        (lambda: Inverse(-0.5), "^learning_rate: expected a number above 0, given -0.5"),
+        (lambda: InverseSquareRoot(0.0), "^learning_rate: expected a number above 0, given 0.0"),
+        (lambda: InverseSquareRoot(0.5, decay=-0.1), "^decay: expected a number of 0 or more, given -0.1"),
         (lambda: Correction(0.0), "learning_rate: expected a number above 0, given 0.0"),
         (lambda: Correction(0.5, decay=math.inf), "decay: expected a number of 0 or more, given inf"),
         (lambda: Correction(0.5, beta=1.0), "beta: expected a number from 0 to below 1, given 1.0"),

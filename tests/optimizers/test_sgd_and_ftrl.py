@@ -7,7 +7,16 @@ import pytest
 from optimizers import written_out
 
 from streamiter.errors import ConfigurationError
-from streamiter.optimizers import FTRL, SGD, Constant, Inverse, InverseSquareRoot, Optimizer, view_of
+from streamiter.optimizers import (
+    FTRL,
+    SGD,
+    Constant,
+    GradientDescent,
+    Inverse,
+    InverseSquareRoot,
+    Optimizer,
+    view_of,
+)
 
 
 def run(optimizer: Optimizer, start, gradients):
@@ -116,6 +125,38 @@ def test_ftrl_gives_up_its_start_at_the_first_gradient_unless_told_to_keep_it():
         optimizer = FTRL(0.1, 1.0, l1=0.5, l2=0.1, keep_start=keep_start)
         weights, _ = run(optimizer, start, [small])
         assert weights == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.02, 0.0), (0.0, 0.3), (0.02, 0.3)])
+def test_gradient_descent_is_that_of_its_formula(l1, l2):
+    """Shrunk before its step, it would come to other weights than those of the papers that it is compared with."""
+    optimizer = GradientDescent(InverseSquareRoot(0.5, decay=1.0), l1=l1, l2=l2)
+    weights, expected = np.array([1.0, -1.0, 0.0, 0.5]), [1.0, -1.0, 0.0, 0.5]
+    for step, gradient in enumerate([[0.3, -0.2, 0.0, 2.0], [-1.0, 0.5, 0.7, 0.1]], start=1):
+        optimizer.update(weights, np.array(gradient), {}, step)
+        expected = written_out.gradient_descent(
+            expected, gradient, lr=0.5 / math.sqrt(1 + step), l1=l1, l2=l2
+        )
+    assert weights == pytest.approx(expected, rel=1e-12)
+
+
+def test_gradient_descent_takes_its_rate_as_a_number_or_a_rule():
+    """And equal settings are equal, whichever way they were given."""
+    assert GradientDescent(0.5) == GradientDescent(Constant(0.5))
+    assert GradientDescent(0.5).learning_rate == Constant(0.5)
+
+
+def test_gradient_descent_that_would_turn_weights_round_is_refused():
+    """Its first step is the largest: a rate that decays is judged by that one."""
+    rate = InverseSquareRoot(1.0, decay=1.0)
+    assert GradientDescent(0.5, l2=2.0).l2 == 2.0
+    assert GradientDescent(rate, l2=math.sqrt(2) * 0.999).l2 > 1.4
+    with pytest.raises(ConfigurationError) as raised:
+        GradientDescent(rate, l2=1.5)
+    assert str(raised.value) == (
+        "GradientDescent(l2=): expected learning_rate·l2 of at most 1, given 0.707107·1.5 = 1.06066, which turns "
+        "weights round instead of shrinking them; lower one of them"
+    )
 
 
 def test_shrunk_weights_are_a_plain_0():

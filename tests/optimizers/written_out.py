@@ -71,6 +71,12 @@ def learn_ftrl(start, gradients, *, alpha=0.1, beta=1.0, l1=0.0, l2=0.0):
     return weights, {"z": z, "n": n}
 
 
+def gradient_descent(weights, gradient, *, lr, l1=0.0, l2=0.0):
+    """One step of offline training, which shrinks after it."""
+    moved = [(w - lr * g) * (1 - lr * l2) for w, g in zip(weights, gradient, strict=True)]
+    return [w - lr * l1 * ((w > 0) - (w < 0)) for w in moved]
+
+
 def warm_restarts(lr, alpha, interval, steps):
     """The rates of the first steps, as a scheduler with a state of its own hands them out."""
     lr_min, lr_max, current, restarts = lr / 10, lr, 0, 0
