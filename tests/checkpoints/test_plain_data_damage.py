@@ -108,6 +108,15 @@ def test_bytes_behind_the_end_are_refused(data):
         PLAIN.decode(data)
 
 
+def test_the_error_says_whether_bytes_are_missing_or_follow():
+    """A file that was cut off is looked for on a full disk, one with more in it in another program."""
+    encoded = PLAIN.encode([1, "two"])
+    with pytest.raises(PlainDataError, match=r"damaged, or of something else: it ends early$"):
+        PLAIN.decode(encoded[:-1])
+    with pytest.raises(PlainDataError, match=r"damaged, or of something else: 3 bytes follow its end$"):
+        PLAIN.decode(encoded + b"abc")
+
+
 def framed(packed: bytes) -> bytes:
     return b"\x01" + packed
 

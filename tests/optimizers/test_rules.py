@@ -178,6 +178,25 @@ def test_shrunk_weights_are_a_plain_0(rule):
     assert weights.tobytes() == few.tobytes() == np.zeros(2).tobytes()
 
 
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_no_weights_at_all_may_be_named(rule):
+    """A worker whose rows of this step lie on other shards."""
+    weights = np.array([1.0, -2.0])
+    slots = rule.new_slots(weights)
+    before = {name: slot.copy() for name, slot in slots.items()}
+    rule.update_few([], view_of(weights), [], [view_of(slots[name]) for name in rule.slot_names], 1)
+    assert weights.tolist() == [1.0, -2.0]
+    assert all(np.array_equal(slots[name], before[name]) for name in slots)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if not isinstance(rule, FTRL)], ids=repr)
+def test_weights_that_are_there_already_have_the_slots_of_new_ones(rule):
+    """Only FTRL has to work out from weights what they would have come from."""
+    slots, new = rule.slots_to_go_on(np.array([1.0, -2.0])), rule.new_slots(np.array([1.0, -2.0]))
+    assert slots.keys() == new.keys()
+    assert all(np.array_equal(slots[name], new[name]) for name in new)
+
+
 class Watched(np.ndarray):
     """An array that notes the types of all that is computed with it."""
 
