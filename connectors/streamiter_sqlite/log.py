@@ -7,9 +7,9 @@ that it happens as a whole or not at all.
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 import uuid
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -85,9 +85,15 @@ def find_topic(connection: sqlite3.Connection, name: str) -> TopicRow:
     return TopicRow(row[0], row[1], _settings_of(row[2]), _identity_of(row[3]))
 
 
+def _with_checksum(text: str) -> str:
+    return f"{text}-{zlib.crc32(text.encode()):08x}"
+
+
 def _identity_of(stored: object) -> str | None:
-    """A damaged one would say that the topic was created again."""
-    if stored is not None and not (isinstance(stored, str) and re.fullmatch("[0-9a-f]{32}", stored)):
+    """A damaged identity would say that the topic was created again; so it has a checksum."""
+    if stored is None:
+        return None
+    if not isinstance(stored, str) or _with_checksum(stored.partition("-")[0]) != stored:
         raise DamagedFile(f"the identity of a topic is {stored!r:.80}")
     return stored
 
@@ -112,7 +118,7 @@ def create_topic(
     """Create the topic unless it is there, and the partitions that it lacks."""
     connection.execute(
         "INSERT INTO topics (name, settings, identity) VALUES (?, ?, ?) ON CONFLICT (name) DO NOTHING",
-        (name, json.dumps(dict(settings)), uuid.uuid4().hex),
+        (name, json.dumps(dict(settings)), _with_checksum(uuid.uuid4().hex)),
     )
     topic = find_topic(connection, name)
     connection.executemany(
@@ -141,12 +147,17 @@ def partition_ends(connection: sqlite3.Connection, topic: TopicRow) -> dict[int,
         (topic.id,),
     ).fetchall()
     if not rows:
-        if connection.execute("SELECT 1 FROM topics WHERE id = ?", (topic.id,)).fetchone():
-            raise DamagedFile(f"topic {topic.name!r} has no partitions")
+        _check_deleted(connection, topic.id, topic.name)
         raise TopicNotFound(f"topic {topic.name!r} was deleted while it was open")
     # Records are visible as soon as they have an offset: every offset is stable.
     checked = [checked_numbers(row, "partitions") for row in rows]
     return {number: PartitionEnds(start, end, end) for number, start, end in checked}
+
+
+def _check_deleted(connection: sqlite3.Connection, topic_id: int, name: str) -> None:
+    """Raise ``DamagedFile`` for a topic that lacks partitions though it was not deleted."""
+    if connection.execute("SELECT 1 FROM topics WHERE id = ?", (topic_id,)).fetchone():
+        raise DamagedFile(f"partitions of topic {name!r} are missing")
 
 
 def find_partitions(connection: sqlite3.Connection, name: str) -> tuple[TopicRow, int]:
@@ -195,6 +206,7 @@ def append_entry(connection: sqlite3.Connection, entry: Entry, *, topic_name: st
         (entry.records, entry.size_bytes, entry.topic_id, entry.partition),
     ).fetchone()
     if row is None:
+        _check_deleted(connection, entry.topic_id, topic_name)
         raise TopicNotFound(f"topic {topic_name!r} was deleted while it was written")
     [end_offset] = row
     connection.execute(

@@ -23,6 +23,7 @@ from typing import Final, Literal
 from urllib.parse import quote
 
 from streamiter.errors import TopicError, TopicNotFound
+from streamiter_sqlite.failures import DamagedFile
 from streamiter_sqlite.locking import read_transaction, write_transaction
 
 __all__ = ["Synchronous", "connect", "set_synchronous"]
@@ -78,7 +79,7 @@ def connect(
     """A connection to the file, for use by the calling thread only.
 
     Without ``create`` a file that is not there, or is empty, is ``TopicNotFound``.
-    Raises ``sqlite3.Error`` as it comes: `failures.translated` makes a ``TopicError`` of it.
+    Raises ``sqlite3.Error`` and ``DamagedFile`` as they come: `failures.translated` makes a ``TopicError`` of them.
     """
     _check_path(path, create=create)
     connection = sqlite3.connect(
@@ -132,15 +133,22 @@ def _has_tables(connection: sqlite3.Connection, path: Path) -> bool:
     if application_id == 0 and not connection.execute("SELECT 1 FROM sqlite_schema").fetchone():
         return False
     if application_id != _APPLICATION_ID:
+        if _has_our_tables(connection):
+            raise DamagedFile(f"it has the tables of topics, and the application id {application_id}")
         raise TopicError(
             f"{path}: expected a file of topics, given an SQLite database of something else; use another path"
         )
     if version != _FORMAT_VERSION:
         raise TopicError(
             f"{path}: expected format {_FORMAT_VERSION}, given format {version}: written by another release "
-            "of streamiter; read it with that one"
+            "of streamiter, so read it with that one; or it is damaged at its beginning, so restore it from a copy"
         )
     return True
+
+
+def _has_our_tables(connection: sqlite3.Connection) -> bool:
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    return {"topics", "partitions", "blocks", "entries", "transactional_ids", "staged"} <= names
 
 
 def _lacking_columns(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
