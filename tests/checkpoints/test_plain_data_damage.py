@@ -1,5 +1,6 @@
 """Bytes that are damaged, forged or something else lead to PlainDataError and to nothing worse."""
 
+import re
 import tracemalloc
 
 import msgpack
@@ -10,6 +11,7 @@ from checkpoints.plain_values import Click, Point, some_plain_value
 from support.examples import random_examples
 
 from streamiter.checkpoints import PlainData
+from streamiter.checkpoints.dtypes import unpack_dtype
 from streamiter.errors import PlainDataError
 from streamiter.records import Columns
 
@@ -115,6 +117,27 @@ def test_the_error_says_whether_bytes_are_missing_or_follow():
         PLAIN.decode(encoded[:-1])
     with pytest.raises(PlainDataError, match=r"damaged, or of something else: 3 bytes follow its end$"):
         PLAIN.decode(encoded + b"abc")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"f4", "'f4' is not a dtype"),
+        (b"|O8", "'|O8' is not a dtype"),
+        (msgpack.packb(["char", "<f4"]), r"['char', '<f4'] does not describe a dtype"),
+        (msgpack.packb([msgpack.ExtType(7, b"")]), "extension 7 within a dtype"),
+    ],
+)
+def test_bytes_of_no_dtype_are_refused_with_the_reason(data, reason):
+    """The one line in which a damaged checkpoint shows what it held in place of a type."""
+    with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
+        unpack_dtype(data)
+
+
+def test_a_c_type_of_another_layout_is_read_as_what_its_text_says():
+    """A long has 32 bits where the checkpoint comes from, and 64 here: its arrays are those of 32 bits."""
+    assert unpack_dtype(msgpack.packb(["char", "<i8", "q"])).char == "q"
+    assert unpack_dtype(msgpack.packb(["char", "<i4", "q"])) == np.dtype("<i4")
 
 
 def framed(packed: bytes) -> bytes:

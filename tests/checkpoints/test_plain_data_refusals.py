@@ -17,6 +17,7 @@ from checkpoints.plain_values import Click, Point, some_plain_value
 from support.examples import random_examples
 
 from streamiter.checkpoints import PlainData
+from streamiter.checkpoints.dtypes import dtype_refusal
 from streamiter.errors import ConfigurationError, PlainDataError
 from streamiter.records import Columns
 
@@ -111,6 +112,27 @@ def test_a_foreign_value_is_found_beside_any_plain_one(example):
     value, foreign = example
     with pytest.raises(PlainDataError, match="given"):
         PLAIN.encode((value, {"a": [value, Click("u", more=(value, foreign))]}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "refusal"),
+    [
+        ("O", "which holds arbitrary objects; give the array a numeric or text dtype, or make it a list"),
+        (
+            np.dtypes.StringDType(),
+            "which is no fixed-size type of numpy's own; convert it, for example with .astype('U')",
+        ),
+        (np.dtype([((1, "a"), "i4")]), "with a field title that is not a str; name fields by str alone"),
+        (
+            np.dtype([("a", "O", (2,))]),
+            "which holds arbitrary objects; give the array a numeric or text dtype, or make it a list",
+        ),
+    ],
+    ids=str,
+)
+def test_a_dtype_that_is_refused_is_told_with_what_to_do(dtype, refusal):
+    """Half of them come from other libraries, whose users have never heard of a dtype."""
+    assert dtype_refusal(np.dtype(dtype)) == refusal
 
 
 @pytest.mark.parametrize(
