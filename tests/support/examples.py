@@ -1,10 +1,8 @@
 """Property tests of pure data look at thousands of random examples in every run of the tests.
 
 A fault that one example in a thousand shows is found by 5,000 of them nearly always, and by 60 nearly never. So many
-have to be cheap: tests of pure data (no tasks, files or processes) use
-
-- ``@random_examples(make)``, where ``make`` builds an example from a ``random.Random``: some 20 µs each;
-- ``@pure``, the settings for ``hypothesis`` where its strategies are worth their time: some 400 µs each.
+have to be cheap: tests of pure data (no tasks, files or processes) use ``@random_examples(make)``, where ``make``
+builds an example from a ``random.Random``. That costs a small part of what a strategy of ``hypothesis`` does.
 
 All other property tests keep the few examples of the profile in ``tests/conftest.py``.
 """
@@ -21,7 +19,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import hypothesis
 
-__all__ = ["EXAMPLES", "pure", "random_examples"]
+__all__ = ["EXAMPLES", "random_examples"]
 
 EXAMPLES: Final = 5_000
 # The time that is spent on making a failing example smaller.
@@ -30,8 +28,6 @@ _SEED_VARIABLE: Final = "STREAMITER_EXAMPLES_SEED"
 
 Given = ParamSpec("Given")
 Example = TypeVar("Example")
-
-pure: Final = hypothesis.settings(max_examples=EXAMPLES)
 
 
 def random_examples(
