@@ -199,6 +199,14 @@ class MatrixShard:
             if followed is not None:
                 followed.changed(block, (row,))
 
+    def _apply_kept(self, adds: Sequence[Add]) -> None:
+        if adds:
+            with np.errstate(
+                all="ignore"
+            ):  # The worker that moves the clock, or leaves, may not be the one that overflows.
+                for add in adds:
+                    self._apply_parts(add.parts)
+
     # -- the clock -------------------------------------------------------------------------------------
 
     def clock(self, request: Clock) -> int:
@@ -218,10 +226,7 @@ class MatrixShard:
         failure: Exception | None = None
         for move in released:
             try:
-                if move.adds:
-                    with np.errstate(all="ignore"):  # Who moves the clock did not add what runs away.
-                        for add in move.adds:
-                            self._apply_parts(add.parts)
+                self._apply_kept(move.adds)
                 self._finish_iteration()
             except Exception as error:
                 failure = failure or error
@@ -302,8 +307,17 @@ class MatrixShard:
         """A worker takes part no more: its own waits fail, those of others may end. What it added stays."""
         self.fail_gets(worker, error)
         self._forget_pending(worker)
-        if released := self.model.leave(worker):
-            self._release(released)
+        self._let_leave(worker)
+
+    def _let_leave(self, worker: int) -> None:
+        try:
+            if released := self.model.leave(worker):
+                self._release(released)
+        finally:
+            if orphaned := self.model.take_orphaned_adds():
+                self._apply_kept(orphaned)
+                if self.followed is not None:
+                    self.followed.applied()
 
     def fail_gets(self, worker: int, error: StreamiterError) -> None:
         """The gets of a worker that wait will not be answered."""
@@ -382,8 +396,8 @@ class MatrixShard:
             if worker not in model.tracker.workers:
                 model.join(worker)
         for worker in model.tracker.workers:
-            if worker not in wanted and (released := model.leave(worker)):
-                self._release(released)
+            if worker not in wanted:
+                self._let_leave(worker)
 
     def statistics(self) -> MatrixStatistics:
         """Where it stands now."""

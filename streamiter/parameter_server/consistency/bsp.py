@@ -46,14 +46,6 @@ class BulkSynchronousModel(ConsistencyModel[A, G]):
         self._check_turn(worker, observed, "a clock", ahead=0)
         return super().clock(worker, observed)
 
-    def leave(self, worker: int) -> list[Any]:
-        """What the last worker of all leaves behind is applied, as if it had clocked: nobody else could do so."""
-        before = self.tracker.get_min_clock()
-        moved_to = self.tracker.leave(worker)
-        if not self.tracker.num_workers:
-            moved_to = max(moved_to, self.tracker.go_on_without_workers(self._adds.end()))
-        return self._released(before, moved_to)
-
     def pending_adds(self, worker: int | None = None) -> Iterator[A]:
         """The adds that are kept, of one worker or of all, in order of arrival."""
         return iter(self._adds.all()) if worker is None else self._adds.of(worker)
@@ -70,6 +62,10 @@ class BulkSynchronousModel(ConsistencyModel[A, G]):
         """Take over what ``snapshot`` gave."""
         self._adds.restore(state["adds"])
         return super().restore(state)
+
+    def take_orphaned_adds(self) -> list[A]:
+        """The adds of the unfinished iteration of the last worker that has left: no clock would apply them."""
+        return [] if self.tracker.num_workers else self._adds.clear()
 
     def _adds_before(self, clock: int) -> list[A]:
         return self._adds.take(clock - 1)

@@ -69,10 +69,18 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
     def leave(self, worker: int) -> list[Released[A, G]]:
         """The worker holds nobody back any more; what it has added stays, and counts.
 
-        Its own waiting gets are for the caller to ``forget`` and fail beforehand.
+        Its own waiting gets are for the caller to ``forget`` and fail beforehand; ``take_orphaned_adds`` comes next.
         """
         before = self.tracker.get_min_clock()
         return self._released(before, self.tracker.leave(worker))
+
+    def take_orphaned_adds(self) -> list[A]:
+        """After a worker has left: the kept adds to apply now, because no worker is left to finish their iteration.
+
+        They end no iteration: the minimum clock is a matter of clocks alone, which all shards hear of, while each shard
+        knows its own adds only.
+        """
+        return []
 
     def forget(self, request: G) -> None:
         """Nobody waits for this get any more; nothing happens if it is not kept."""

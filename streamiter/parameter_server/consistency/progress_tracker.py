@@ -128,14 +128,12 @@ class ProgressTracker:
         """
         self._depart(self.get_progress(worker))
         del self._progress[worker]
-        return self._moved_min_clock() if self._progress else self.go_on_without_workers(self._highest)
-
-    def go_on_without_workers(self, clock: int) -> int:
-        """Where nobody takes part, nobody can move the minimum to ``clock``: it goes there. Gives it, or −1."""
-        if self._progress or clock <= self._min_clock:
+        if self._progress:
+            return self._moved_min_clock()
+        if self._highest == self._min_clock:
             return -1
-        self._min_clock = clock
-        return clock
+        self._min_clock = self._highest
+        return self._min_clock
 
     def snapshot(self) -> dict[str, Any]:
         """Plain data for :meth:`restore`."""

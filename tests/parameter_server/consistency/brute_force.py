@@ -64,6 +64,8 @@ class Outcome:
     moves: list[Move] = field(default_factory=list)
     values: dict[int, int] = field(default_factory=dict)
     """What is read by each get that is answered, by number, in order."""
+    orphaned: list[int] = field(default_factory=list)
+    """The numbers of the adds that are applied because the last worker has left."""
 
 
 class BruteForce:
@@ -117,7 +119,7 @@ class BruteForce:
             return min(clocks)
         if not end or self.history[end - 1].kind == "start":
             return 0
-        return max(self.min_clock(end - 1), self._end_of_buffered(end), self._furthest(end))
+        return max(self.min_clock(end - 1), self._furthest(end))
 
     def _furthest(self, end: int) -> int:
         """The highest clock of any worker since the start: with the last worker all up to there is complete."""
@@ -130,15 +132,26 @@ class BruteForce:
             default=0,
         )
 
-    def _end_of_buffered(self, end: int) -> int:
-        """The clock behind those at which adds were buffered: with the last worker all of them are due."""
-        clocks = [0]
-        for number, event in enumerate(self.history[:end]):
-            if event.kind == "start":
-                clocks = [0]
-            elif event.kind == "add" and self.verdicts[number] == "later":
-                clocks.append((self.progress(event.worker, number) or 0) + 1)
-        return max(clocks)
+    def _nobody_takes_part(self, end: int) -> bool:
+        everybody = {worker for event in self.history[:end] for worker in (event.worker, *event.workers)}
+        return all(self.progress(worker, end) is None for worker in everybody)
+
+    def _departures_of_all(self, when: int) -> int:
+        """How often the last worker has left before event ``when``, since the start."""
+        return sum(
+            self.history[number].kind == "leave" and self._nobody_takes_part(number + 1)
+            for number in range(self._start(), when)
+        )
+
+    def orphaned_adds(self, when: int | None = None) -> list[int]:
+        """Adds of the unfinished iteration that were applied when the last worker left, before event ``when``."""
+        end = len(self.history) if when is None else when
+        departures = self._departures_of_all(end)
+        return [
+            number
+            for number in self._adds_at(self.min_clock(end))
+            if self._departures_of_all(number) < departures
+        ]
 
     def _start(self) -> int:
         return max(number for number, event in enumerate(self.history) if event.kind == "start")
@@ -157,10 +170,15 @@ class BruteForce:
         if event.kind == "get" and verdict == "now":
             outcome.values[number] = self.value_read(number, number)
         for clock in range(self.min_clock(number) + 1, self.min_clock() + 1):
-            move = Move(clock, self._adds_at(clock - 1), self._gets_waiting_for(clock))
+            applied = self.orphaned_adds(number) if clock == self.min_clock(number) + 1 else []
+            adds = [add for add in self._adds_at(clock - 1) if add not in applied]
+            move = Move(clock, adds, self._gets_waiting_for(clock))
             outcome.moves.append(move)
             for get in move.gets:
                 outcome.values[get] = self.value_read(get, number, clock)
+        if self._departures_of_all(number + 1) > self._departures_of_all(number):
+            before = self.orphaned_adds(number) if self.min_clock(number) == self.min_clock() else []
+            outcome.orphaned = [add for add in self.orphaned_adds() if add not in before]
         return outcome
 
     def _verdict(self, event: Event) -> Verdict:
@@ -199,19 +217,20 @@ class BruteForce:
             and self.progress(self.history[number].worker, number) == clock
         ]
 
-        def place(number: int) -> tuple[int, int]:
-            worker = self.history[number].worker
+        departures = {number: self._departures_of_all(number) for number in adds}
+
+        def place(number: int) -> tuple[int, int, int]:
+            worker, departed = self.history[number].worker, departures[number]
             merges = [
                 merge
                 for merge in self._numbers("merge")
                 if merge > number
                 and self.history[merge].worker == worker
                 and self.progress(worker, merge) == clock
+                and self._departures_of_all(merge) == departed
             ]
-            return (
-                min(add for add in adds if self.history[add].worker == worker) if merges else number,
-                number,
-            )
+            mine = [add for add in adds if self.history[add].worker == worker and departures[add] == departed]
+            return departed, min(mine) if merges else number, number
 
         return sorted(adds, key=place)
 
@@ -220,11 +239,12 @@ class BruteForce:
         latest = max(
             [self.min_clock(), *(self.progress(e.worker, n) or 0 for n, e in enumerate(self.history))]
         )
+        applied = self.orphaned_adds()
         return [
             number
             for clock in range(self.min_clock(), latest + 1)
             for number in self._adds_at(clock)
-            if worker is None or self.history[number].worker == worker
+            if number not in applied and (worker is None or self.history[number].worker == worker)
         ]
 
     def wanted(self, get: int) -> int:
@@ -269,16 +289,18 @@ class BruteForce:
         """What a get sees that is answered in event ``when``, where the minimum clock has become ``clock``."""
         if (
             self.consistency == BSP()
-        ):  # whenever it is answered: all adds of the iterations before its own, no other
+        ):  # whenever it is answered: all adds of the iterations before its own, and orphaned ones of its own
             own = self.progress(self.history[get].worker, get)
             assert own is not None
-            return self._finished(own)
+            orphaned = self.orphaned_adds(get) if own == self.min_clock(get) else []
+            return [*self._finished(own), *(Change("add", number) for number in orphaned)]
         return self._arrived(when, clock)
 
     def changes_applied(self) -> list[Change]:
         """All that has changed the storage up to now."""
         if self.consistency == BSP():
-            return self._finished(self.min_clock())
+            orphaned = (Change("add", number) for number in self.orphaned_adds())
+            return [*self._finished(self.min_clock()), *orphaned]
         return self._arrived(len(self.history) - 1, None)
 
     def _finished(self, clock: int) -> list[Change]:

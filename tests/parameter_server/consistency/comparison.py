@@ -63,6 +63,8 @@ class Run:
         self.model = make(consistency, workers)
         self.value = 0
         self.calls: dict[int, GetCall] = {}
+        self.orphaned: list[int] = []
+        """The adds that the last call had applied because the last worker had left."""
 
     def happen(self, number: int, event: Event) -> tuple[Verdict, list[Released[Any, Any]], dict[int, int]]:
         """Make the call; gives what the model said, and the values read by number of the get."""
@@ -108,6 +110,11 @@ class Run:
                     self.value = after_add(self.value, part)
             self.value = after_move(self.value, move.clock)
             values |= {call.number: self.value for call in move.gets}
+        self.orphaned = (
+            [part for add in self.model.take_orphaned_adds() for part in add] if event.kind == "leave" else []
+        )
+        for part in self.orphaned:
+            self.value = after_add(self.value, part)
         return verdict, released, values
 
     def _restore(self) -> None:
@@ -147,6 +154,7 @@ def difference(
         for what, given, wanted in (
             ("verdict", verdict, wanted_outcome.verdict),
             ("moves", list(_plain(released)), [(m.clock, m.adds, m.gets) for m in wanted_outcome.moves]),
+            ("adds orphaned", run.orphaned, wanted_outcome.orphaned),
             ("values read", list(values.items()), list(wanted_outcome.values.items())),
             *_state(run, expected),
         ):

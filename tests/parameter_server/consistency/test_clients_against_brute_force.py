@@ -13,11 +13,13 @@ from parameter_server.consistency.client_run import (
     CLIENT_STEPS,
     ClientRun,
     ClientStep,
+    Stir,
     play,
     random_client_steps,
 )
 
-from streamiter.parameter_server.consistency import Consistency
+from streamiter.parameter_server.consistency import BSP, Consistency
+from streamiter.parameter_server.server import ParameterServer
 
 BLOCKS = [None, (1, 3), (2, 2), (2, 7)]
 
@@ -46,3 +48,29 @@ def test_long_runs_of_clients_do_what_the_table_says(consistency: Consistency, s
     for seed in range(3):
         run = ClientRun(consistency, 3, shards, BLOCKS[seed], read_my_writes=seed == 1)
         asyncio.run(play(run, random_client_steps(Random(seed), 3)))
+
+
+@pytest.mark.parametrize("restores", [False, True], ids=["leaves", "is left out of a restore"])
+def test_all_shards_agree_when_the_last_worker_goes_with_adds_on_one_of_them(restores: bool) -> None:
+    """The shard with the adds ended an iteration, and ran its on_clock; the others did not: minimum clocks [1, 0]."""
+
+    async def main() -> None:
+        async with ParameterServer(shards=2) as server, ParameterServer(shards=2) as other:
+            for each in (server, other):
+                await each.create_matrix(
+                    "w", rows=1, columns=2, consistency=BSP(), block=(1, 1), on_clock=Stir("w")
+                )
+            client = server.client(worker=0)
+            await client.add("w", row=0, columns=[0], values=5.0)
+            if restores:
+                await other.restore(await server.snapshot())
+            else:
+                await client.leave()
+            left = other if restores else server
+            assert [shard.matrices[0].minimum_clock for shard in left.statistics().shards] == [0, 0]
+            later = left.client(worker=1)
+            assert (await later.get("w", row=0)).tolist() == [5.0, 0.0]
+            assert await later.clock("w") == 1
+            assert (await later.get("w", row=0)).tolist() == [5 * 37 + 1, 1]
+
+    asyncio.run(main())

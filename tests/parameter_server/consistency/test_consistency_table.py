@@ -187,7 +187,21 @@ def test_bsp_applies_what_is_left_when_the_last_worker_leaves() -> None:
     assert model.leave(0) == []
     model.add(1, "b")
     assert model.leave(1) == [Released(1, ["a", "b"], [])]
+    assert model.take_orphaned_adds() == []
     assert model.join(2) == 1
+
+
+def test_bsp_applies_an_unfinished_iteration_when_the_last_worker_leaves_and_does_not_end_it() -> None:
+    """A shard ended it by the adds that it had, other shards of the matrix had none: their minimum clocks differed."""
+    model = model_at(BSP(), {0: 0, 1: 0})
+    model.add(0, "a")
+    model.add(1, "b")
+    assert model.leave(0) == []
+    assert model.take_orphaned_adds() == []
+    assert model.leave(1) == []
+    assert model.take_orphaned_adds() == ["a", "b"]
+    assert not list(model.pending_adds())
+    assert model.join(2) == 0
 
 
 def test_bsp_sums_up_what_one_worker_has_added_in_this_iteration() -> None:
