@@ -12,8 +12,8 @@ from benchmarks.measuring import Figure, Stopwatch, Target, Trial, alternate
 from benchmarks.networks_by_hand import train_deepfm
 from benchmarks.session import PROJECT, Session
 from streamiter.networks.data import LabelledRows, part, read_rows
-from streamiter.networks.fitting import TrainedNetwork, fit_network
 from streamiter.networks.network import Network
+from streamiter.networks.training import TrainedNetwork, fit_network
 from streamiter.sparse_rows import SparseRows
 
 __all__ = ["DATA", "OWN", "PUBLISHED", "networks_speed"]

@@ -12,8 +12,8 @@ from benchmarks.measuring import Figure, Target
 from benchmarks.networks import DATA, OWN, PUBLISHED
 from benchmarks.session import Session
 from streamiter.networks.data import part, read_rows
-from streamiter.networks.fitting import fit_network
 from streamiter.networks.network import Network
+from streamiter.networks.training import fit_network
 
 __all__ = ["networks_quality"]
 

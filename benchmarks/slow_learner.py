@@ -18,7 +18,7 @@ import numpy as np
 from streamiter import Checkpoints, Flow
 from streamiter.learn import SGD, Examples, LinearRegression, train_online
 from streamiter.operators import Positions, Source, SourceBatch
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 
 __all__ = ["main"]
 

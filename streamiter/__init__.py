@@ -1,15 +1,14 @@
 """streamiter: learning on streams."""
 
-from streamiter.checkpoints.settings import Checkpoints
+from streamiter.checkpoints.store import Checkpoints
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream, connect
-from streamiter.iteration.bounded import iterate_bounded_streams_until_termination
+from streamiter.iteration.api import iterate_bounded_streams_until_termination, iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
 from streamiter.iteration.feedback_through import feedback_through
-from streamiter.iteration.replayed import replayed
+from streamiter.iteration.replay import replayed
 from streamiter.iteration.rounds import for_each_round
 from streamiter.iteration.stamping import epochs_every
-from streamiter.iteration.unbounded import iterate_unbounded_streams
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.records import Columns, OutputTag
 from streamiter.runtime.graph import FeedbackLimits

@@ -3,10 +3,8 @@
 Sources are bounded; sinks append lines. See `FilesTopic` for what reading and writing promise.
 """
 
-from streamiter_files.connector import FilesConnector
 from streamiter_files.csv_format import Csv
-from streamiter_files.dummy_format import Dummy
-from streamiter_files.libsvm_format import Libsvm
-from streamiter_files.topic import FilesTopic
+from streamiter_files.sparse_format import Dummy, Libsvm
+from streamiter_files.topic import FilesConnector, FilesTopic
 
 __all__ = ["Csv", "Dummy", "FilesConnector", "FilesTopic", "Libsvm"]

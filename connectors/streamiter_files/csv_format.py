@@ -1,23 +1,177 @@
-"""CSV records to dicts or columns, and back."""
+"""Columns of text turned into columns of a type."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, final
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, TopicError
+from streamiter.numbers import has_plain_digits
 from streamiter.records import Batch, Columns
-from streamiter.topics.formats.failures import BAD_INPUT, NO_VALUE, decode_each, encode_each, rows_to_encode
+from streamiter.topics.formats.raw import BAD_INPUT, NO_VALUE, decode_each, encode_each, rows_to_encode
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
-from streamiter_files.csv_batch import CsvBatch
-from streamiter_files.csv_types import ColumnType
 
-__all__ = ["Csv"]
+__all__ = [
+    "ColumnType",
+    "Csv",
+    "CsvBatch",
+    "parse_header",
+]
+
+
+# Of a field, in a message.
+_SHOWN_CHARACTERS: Final = 40
+
+_TRUTH: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "1": True, "false": False, "0": False})
+
+
+class ColumnType:
+    """The type of one column: text, or a numpy type of truth values, whole numbers or floats.
+
+    >>> ColumnType("age", "int64").convert(["7", "42"])
+    array([ 7, 42])
+    >>> ColumnType("x", float, missing=["NA"]).convert(["0.5", "NA"])
+    array([0.5, nan])
+    >>> ColumnType("age", int).convert(["seven"])
+    Traceback (most recent call last):
+    ...
+    ValueError: column 'age': expected int64, given 'seven'
+    """
+
+    def __init__(self, name: str, dtype: npt.DTypeLike, missing: Collection[str] = ()) -> None:
+        self.name = name
+        self._dtype = np.dtype(dtype)
+        self._missing = frozenset(missing)
+        if self._dtype.kind not in "fiubU":
+            raise ConfigurationError(
+                f"Csv: expected as type of column {name!r} str, bool, or a numpy type of integers or floats, "
+                f"given {dtype!r}"
+            )
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the fields stay as they are."""
+        return self._dtype.kind == "U"
+
+    def convert(self, fields: Sequence[str]) -> npt.NDArray[Any]:
+        """The column; raises ``ValueError`` naming a field that is not of the type."""
+        if self.is_text:
+            return np.array(fields, dtype=np.str_)
+        try:
+            return self._convert(fields)
+        except (ValueError, KeyError, OverflowError, FloatingPointError):
+            shown = "" if len(fields) > 1 else f", given {_shortened(fields[0])}"
+            raise ValueError(f"column {self.name!r}: expected {self._dtype}{shown}") from None
+
+    def _convert(self, fields: Sequence[str]) -> npt.NDArray[Any]:
+        if self._dtype.kind == "b":
+            return np.array([_TRUTH[field.lower()] for field in fields], dtype=np.bool_)
+        return self._floats(fields) if self._dtype.kind == "f" else self._integers(fields)
+
+    def _floats(self, fields: Sequence[str]) -> npt.NDArray[Any]:
+        missing = self._missing
+        if missing:
+            fields = ["nan" if field in missing else field for field in fields]
+        _check_plain(fields)
+        numbers = np.array(list(map(float, fields)))
+        for index in np.flatnonzero(np.isinf(numbers)).tolist():
+            if "inf" not in fields[index].lower():  # a number too large for a float
+                raise OverflowError
+        with np.errstate(over="raise"):
+            return numbers.astype(self._dtype)
+
+    def _integers(self, fields: Sequence[str]) -> npt.NDArray[Any]:
+        _check_plain(fields)
+        numbers = list(map(int, fields))
+        limits = np.iinfo(self._dtype)
+        if numbers and (min(numbers) < limits.min or max(numbers) > limits.max):
+            raise OverflowError
+        return np.array(numbers, dtype=self._dtype)
+
+
+def _check_plain(fields: Sequence[str]) -> None:
+    """Raise ``ValueError`` for underscores, and digits and spaces of other scripts: Python takes them in numbers."""
+    if not has_plain_digits("".join(fields)):
+        raise ValueError
+
+
+def _shortened(field: str) -> str:
+    if len(field) <= _SHOWN_CHARACTERS:
+        return repr(field)
+    return f"{field[:_SHOWN_CHARACTERS] + '…'!r} ({len(field):,} characters)"
+
+
+class CsvBatch(TopicBatch):
+    """Records of one CSV file with the names of their columns (None where the file has no header).
+
+    Batches of CSV lines that know their columns, so that a decoder needs no other knowledge of the file.
+    """
+
+    __slots__ = ("columns", "delimiter")
+
+    def __init__(
+        self,
+        *,
+        values: Sequence[bytes | None],
+        partition: int,
+        offsets: Sequence[int],
+        timestamps_ms: Sequence[int],
+        columns: tuple[str, ...] | None,
+        delimiter: str,
+    ) -> None:
+        super().__init__(values=values, partition=partition, offsets=offsets, timestamps_ms=timestamps_ms)
+        self.columns = columns
+        self.delimiter = delimiter
+
+    def __getitem__(self, which: slice) -> CsvBatch:
+        return self._with_columns(super().__getitem__(which))
+
+    def take(self, indices: Sequence[int]) -> CsvBatch:
+        """The records at ``indices``, in that order."""
+        return self._with_columns(super().take(indices))
+
+    def _with_columns(self, part: TopicBatch) -> CsvBatch:
+        return CsvBatch(
+            values=part.values,
+            partition=part.partition,
+            offsets=part.offsets,
+            timestamps_ms=part.timestamps_ms,
+            columns=self.columns,
+            delimiter=self.delimiter,
+        )
+
+
+def parse_header(
+    line: bytes, delimiter: str, *, path: Path, expected: tuple[str, ...] | None = None
+) -> tuple[str, ...]:
+    """The names in the first record of a file.
+
+    Raises ``TopicError`` for a name that comes twice or is empty, and where other names are ``expected``.
+    """
+    try:
+        [names] = csv.reader([line.decode()], delimiter=delimiter, strict=True)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TopicError(
+            f"file {str(path)!r}: expected a header of names, given {line[:80]!r} ({error})"
+        ) from None
+    if len(set(names)) < len(names) or not all(names):
+        raise TopicError(
+            f"file {str(path)!r}: expected a header of names that differ, given {names}; for a file without "
+            "header give the options header=False and columns=(…)"
+        )
+    if expected is not None and tuple(names) != expected:
+        raise TopicError(
+            f"file {str(path)!r}: expected the header {', '.join(expected)} (option columns), "
+            f"given {', '.join(names)}"
+        )
+    return tuple(names)
 
 
 @final
@@ -42,6 +196,8 @@ class Csv:
     streamiter.errors.DecodeError: value 1 of the batch: expected 2 fields (id, x), given 1 (and 1 more)
     >>> decoder.encode([{"id": "a,b", "x": 1.5}]).values
     [b'"a,b",1.5']
+
+    CSV records to dicts or columns, and back.
     """
 
     def __init__(

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from streamiter.errors import OffsetOutOfRange
 from streamiter.topics.topic import TopicBatch
-from streamiter_files.chunks import ByteSource, FileState, has_identity, open_chunks
-from streamiter_files.csv_batch import CsvBatch, parse_header
-from streamiter_files.formats import FileFormat
-from streamiter_files.options import FileOptions
-from streamiter_files.splitting import splitter_for
+from streamiter_files.chunks import ByteSource, FileState, has_identity, open_chunks, splitter_for
+from streamiter_files.csv_format import CsvBatch, parse_header
+from streamiter_files.options import FileFormat, FileOptions
 
 __all__ = ["FileLayout", "FilePartition", "count_records"]
 

@@ -1,18 +1,303 @@
-"""Writing lines to one file or several."""
+"""What a crash may leave at the end of a file, and how it is set right before more is appended.
+
+A process killed within a write leaves a torn last line (in a gzip file: a torn member). Whoever appended it
+was never told that it is stored, and will write it again. So it is cut off, and as a file that somebody made
+by hand may simply lack its last line feed, what is cut is kept in a hidden file beside it (``.<name>.torn``).
+A last line that is a whole JSON object, list or string is completed instead: a torn one never is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gzip
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from stat import S_ISREG
 from typing import Final
 
-from streamiter.errors import TopicError
-from streamiter.topics.outgoing import check_outgoing, spread
-from streamiter.topics.topic import Headers, OutgoingBatch, TopicWriter
-from streamiter_files.append_file import AppendFile
-from streamiter_files.outgoing_lines import check_lines
-from streamiter_files.threads import OneAtATime
+import orjson
 
-__all__ = ["FilesWriter"]
+from streamiter.errors import RecordTooLarge, TopicError, TopicNotFound
+from streamiter.topics.topic import Headers, OutgoingBatch, TopicWriter
+from streamiter.topics.topic_sink import check_outgoing, spread
+from streamiter_files.chunks import (
+    MAX_RECORD_BYTES,
+    UTF8_MARK,
+    FileState,
+    GzipChunks,
+    OneAtATime,
+    PlainChunks,
+    TornMember,
+    exclusive_lock,
+)
+from streamiter_files.options import file_errors, is_gzip
+
+__all__ = [
+    "AppendFile",
+    "FilesWriter",
+    "is_whole_json",
+    "torn_path",
+]
+
+
+_log: Final = logging.getLogger(__name__)
+
+# Read backwards in steps of a few lines' size.
+_STEP_BYTES: Final = 64 << 10
+
+
+def torn_path(path: Path) -> Path:
+    """Where torn ends of ``path`` are kept.
+
+    >>> str(torn_path(Path("out/clicks.jsonl")))
+    'out/.clicks.jsonl.torn'
+    """
+    return path.with_name(f".{path.name}.torn")
+
+
+def is_whole_json(line: bytes) -> bool:
+    """Whether it is a JSON value of which no beginning is one: 12 may be a torn 123, {} is whole.
+
+    >>> is_whole_json(b'{"a": 1}'), is_whole_json(b'{"a": 1'), is_whole_json(b"12")
+    (True, False, False)
+    """
+    try:
+        return isinstance(orjson.loads(line), (dict, list, str))
+    except orjson.JSONDecodeError:
+        return False
+
+
+def mend_lines(handle: int, path: Path, size_bytes: int, is_whole: Callable[[bytes], bool] | None) -> None:
+    """See to it that the open file of ``size_bytes`` ends with a whole line."""
+    if size_bytes == 0 or os.pread(handle, 1, size_bytes - 1) == b"\n":
+        return
+    end = _end_of_lines(handle, path, size_bytes)
+    if is_whole is not None and is_whole(os.pread(handle, size_bytes - end, end)):
+        os.write(handle, b"\n")
+    else:
+        _cut(handle, path, end, size_bytes)
+
+
+def _end_of_lines(handle: int, path: Path, size_bytes: int) -> int:
+    end = size_bytes
+    while end > 0:
+        begin = max(0, end - _STEP_BYTES)
+        found = os.pread(handle, end - begin, begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        _check_torn_size(path, size_bytes - begin)
+        end = begin
+    return 0
+
+
+def mend_members(handle: int, path: Path, size_bytes: int, begin: int) -> bool:
+    """See to it that the open gzip file ends with a whole member; what lies before ``begin`` is known to.
+
+    True where its last line has no line feed: then the next member has to begin with one.
+    """
+    try:
+        return _last_byte(path, size_bytes, begin) != b"\n"
+    except TornMember as torn:
+        _check_torn_size(path, size_bytes - torn.whole_bytes)
+        _cut(handle, path, torn.whole_bytes, size_bytes)
+        return _last_byte(path, torn.whole_bytes, begin) != b"\n"
+
+
+def _last_byte(path: Path, size_bytes: int, begin: int) -> bytes:
+    members = GzipChunks(
+        PlainChunks(FileState(path, size_bytes, 0), _STEP_BYTES, begin=begin), path, _STEP_BYTES
+    )
+    last = b"\n"
+    try:
+        while chunk := members.read():
+            last = chunk[-1:]
+    finally:
+        members.close()
+    return last
+
+
+def _check_torn_size(path: Path, size_bytes: int) -> None:
+    if size_bytes > MAX_RECORD_BYTES:
+        raise TopicError(
+            f"file {str(path)!r}: expected lines to append to, found none in the last {size_bytes} bytes; "
+            "nothing was changed. Name another file"
+        )
+
+
+def _cut(handle: int, path: Path, end: int, size_bytes: int) -> None:
+    torn = os.pread(handle, size_bytes - end, end)
+    kept_in = torn_path(path)
+    with kept_in.open("ab") as file:
+        file.write(torn + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.ftruncate(handle, end)
+    _log.warning(
+        "file %r: its last line (%d bytes, %r...) was torn, as by a crash; it was cut off and is kept in %r",
+        str(path),
+        len(torn),
+        torn[:40],
+        str(kept_in),
+    )
+
+
+class AppendFile:
+    """Appends whole lines, as plain text or as one gzip member each time.
+
+    Several of them, in one process or several, may append to one file: each append holds a lock, sets
+    right what a crashed writer may have left, and is taken back where it does not succeed.
+    ``header`` (a line) goes into an empty file first; ``is_whole`` tells a last line that only lacks its
+    line feed from a torn one.
+
+    A file to append lines to. All of it blocks: it runs in threads.
+    """
+
+    def __init__(
+        self, path: Path, *, header: bytes | None = None, is_whole: Callable[[bytes], bool] | None = None
+    ) -> None:
+        self._path = path
+        self._gzip = is_gzip(path.name)
+        self._header = header
+        self._is_whole = is_whole
+        self._mended_bytes = 0
+        self._folder_synced = False
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+        with file_errors(path):
+            self._handle = os.open(path, flags, 0o666)
+        try:
+            self._begin()
+        except BaseException:
+            os.close(self._handle)
+            raise
+
+    def _begin(self) -> None:
+        with file_errors(self._path):
+            if not S_ISREG(os.fstat(self._handle).st_mode):
+                raise TopicError(f"file {str(self._path)!r}: expected a regular file, not a pipe or device")
+        self.append(b"")
+
+    def append(self, lines: bytes) -> None:
+        """Add lines (each with its line feed) behind all that is there; all or nothing."""
+        with file_errors(self._path), exclusive_lock(self._handle):
+            lacks_line_feed = self._mend()
+            if self._header is not None and os.fstat(self._handle).st_size == 0:
+                self._write(self._header)
+            if lines:
+                self._write(b"\n" + lines if lacks_line_feed else lines)
+
+    def _mend(self) -> bool:
+        """Set right what another writer left since the last append; True where a line feed is missing."""
+        size_bytes = os.fstat(self._handle).st_size
+        if size_bytes == self._mended_bytes:
+            return False
+        if self._gzip:
+            begin = self._mended_bytes if self._mended_bytes < size_bytes else 0
+            if mend_members(self._handle, self._path, size_bytes, begin):
+                return True
+        else:
+            mend_lines(self._handle, self._path, size_bytes, self._is_whole)
+        self._mended_bytes = os.fstat(self._handle).st_size
+        return False
+
+    def _write(self, lines: bytes) -> None:
+        before_bytes = os.fstat(self._handle).st_size
+        left = memoryview(gzip.compress(lines, mtime=0) if self._gzip else lines)
+        try:
+            while left:
+                left = left[os.write(self._handle, left) :]
+        except OSError:
+            os.ftruncate(self._handle, before_bytes)
+            raise
+        self._mended_bytes = os.fstat(self._handle).st_size
+
+    def sync(self) -> None:
+        """Make durable what was appended; raises ``TopicNotFound`` where the file is no longer there."""
+        with file_errors(self._path):
+            os.fsync(self._handle)
+            self._sync_folder()
+            if not self._is_in_place():
+                raise TopicNotFound(
+                    f"file {str(self._path)!r}: it was deleted or replaced while it was written to; "
+                    "what was appended since is lost with it. Open a new writer and write that again"
+                )
+
+    def _sync_folder(self) -> None:
+        """A new file's name is durable only with its folder, see fsync(2)."""
+        if self._folder_synced:
+            return
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        self._folder_synced = True
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._handle))
+        except FileNotFoundError:
+            return False
+
+    def close(self) -> None:
+        """Let go of the file; what was appended and not synced is left to the system."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def check_lines(values: Sequence[bytes | None], comment: bytes | None, *, topic: str) -> None:
+    """Raise ``TopicError`` for the first value that a line cannot hold; quick where all of them can.
+
+    Which values can be lines of a file, so that reading gives back what was written.
+    """
+    present = [value for value in values if value]
+    if len(present) == len(values) and not _is_suspicious(present, comment):
+        return
+    for index, value in enumerate(values):
+        reason = why_no_line(value, comment)
+        if reason:
+            raise TopicError(
+                f"topic {topic!r}: record {index} of the batch cannot be a line: {reason}; "
+                "nothing of the batch was written. Encode it, for instance with encode=Json()"
+            )
+        if value is not None and len(value) > MAX_RECORD_BYTES:
+            raise RecordTooLarge(
+                f"topic {topic!r}: record {index} of the batch has {len(value)} bytes, expected at most "
+                f"{MAX_RECORD_BYTES}; nothing of the batch was written"
+            )
+
+
+def _is_suspicious(values: list[bytes], comment: bytes | None) -> bool:
+    block = b"\n".join([b"", *values, b""])
+    return (
+        block.count(b"\n") != len(values) + 1
+        or b"\r\n" in block
+        or not all(map(bytes.strip, values))
+        or (comment is not None and b"\n" + comment in block)
+        or b"\n" + UTF8_MARK in block
+        or len(block) > MAX_RECORD_BYTES
+    )
+
+
+def why_no_line(value: bytes | None, comment: bytes | None) -> str | None:
+    r"""The reason why a value cannot be a line, or None.
+
+    >>> why_no_line(b"a\nb", None)
+    'it has a line feed within'
+    """
+    if value is None:
+        return "it is None (a deletion), and files have none"
+    if b"\n" in value:
+        return "it has a line feed within"
+    if value.endswith(b"\r"):
+        return "it ends with a carriage return, which would be taken for a part of the line's end"
+    if not value.strip():
+        return "it is empty or white space, and blank lines are no records"
+    if comment is not None and value.startswith(comment):
+        return f"it begins with {comment.decode()!r}, as comments do"
+    return "it begins with a byte order mark" if value.startswith(UTF8_MARK) else None
+
 
 # What is gathered before it is appended: as for reading, large enough that a thread's hop is nothing.
 _BUFFER_BYTES: Final = 1 << 20
@@ -24,6 +309,8 @@ class FilesWriter(TopicWriter):
     What lines cannot hold is refused with ``TopicError`` before anything of the batch is written: values of
     None, with a line feed in them, or with nothing but white space; and headers. Keys choose the file where
     there are several (CRC-32 modulo their number) and are not stored; time stamps are not stored either.
+
+    Writing lines to one file or several.
     """
 
     def __init__(self, files: Sequence[AppendFile], *, topic: str, comment: bytes | None) -> None:

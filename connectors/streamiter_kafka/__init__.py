@@ -6,6 +6,6 @@ The layers, from the top: `connector` and `topic`, which users meet through :fun
 and `connection`, which talk to brokers; `wire`, which alone knows aiokafka.
 """
 
-from streamiter_kafka.connector import KafkaConnector
+from streamiter_kafka.topic import KafkaConnector
 
 __all__ = ["KafkaConnector"]

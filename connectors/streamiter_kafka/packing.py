@@ -1,23 +1,116 @@
-"""From an outgoing batch to record batches: which partition, how large, in which bytes.
+"""Which partition a key goes to: as the Java client's default partitioner has it.
 
-Nothing here does I/O.
+So a topic may be written from here and from elsewhere, and equal keys still meet in one partition.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, Final
 
-from streamiter.errors import RecordTooLarge
-from streamiter.topics.outgoing import check_outgoing
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ProducerFenced, RecordTooLarge, StreamiterError, TopicError
 from streamiter.topics.topic import Headers, OutgoingBatch, SizeLimit
+from streamiter.topics.topic_sink import check_outgoing
 from streamiter_kafka.cluster import NO_LEADER
-from streamiter_kafka.partitioner import partitions_of_keys
+from streamiter_kafka.trouble import BrokerTrouble, Code, failure_of
 from streamiter_kafka.wire import RecordBatchBuilder
 
-__all__ = ["DEFAULT_LIMIT_BYTES", "Packing", "PendingBatch", "ProducerIdentity", "rows"]
+__all__ = [
+    "DEFAULT_LIMIT_BYTES",
+    "Key",
+    "Packing",
+    "PartitionQueue",
+    "PendingBatch",
+    "ProducerIdentity",
+    "fenced",
+    "murmur2",
+    "partitions_of_keys",
+    "refusal",
+]
+
+
+# From org.apache.kafka.common.utils.Utils.murmur2.
+_SEED: Final = 0x9747B28C
+_M: Final = 0x5BD1E995
+_R: Final = 24
+_32_BITS: Final = 0xFFFFFFFF
+_POSITIVE: Final = 0x7FFFFFFF
+
+# Below this, arranging keys for numpy takes longer than hashing them one by one.
+_FEW_KEYS: Final = 8
+
+Words = npt.NDArray[np.uint32]
+
+
+def partitions_of_keys(keys: Sequence[bytes], partitions: int) -> list[int]:
+    """The partition of each key.
+
+    >>> partitions_of_keys([b"21", b"foobar", b"21"], 10)
+    [0, 6, 0]
+    """
+    if partitions == 1:
+        return [0] * len(keys)
+    if len(keys) < _FEW_KEYS:
+        return [(murmur2(key) & _POSITIVE) % partitions for key in keys]
+    hashes = _murmur2_of_many(keys)
+    positive = (hashes & np.uint32(_POSITIVE)) % np.uint32(partitions)
+    result: list[int] = positive.tolist()
+    return result
+
+
+def murmur2(key: bytes) -> int:
+    """MurmurHash2 of ``key``, as an unsigned number of 32 bits.
+
+    >>> murmur2(b"21") - 2**32
+    -973932308
+    """
+    value = _SEED ^ len(key)
+    whole = len(key) - len(key) % 4
+    for start in range(0, whole, 4):
+        word = int.from_bytes(key[start : start + 4], "little") * _M & _32_BITS
+        word = (word ^ word >> _R) * _M & _32_BITS
+        value = (value * _M & _32_BITS) ^ word
+    if whole < len(key):
+        value = (value ^ int.from_bytes(key[whole:], "little")) * _M & _32_BITS
+    value = (value ^ value >> 13) * _M & _32_BITS
+    return value ^ value >> 15
+
+
+def _murmur2_of_many(keys: Sequence[bytes]) -> Words:
+    """All keys of one length at a time, each step for all of them together."""
+    hashes = np.empty(len(keys), np.uint32)
+    lengths = np.fromiter(map(len, keys), np.intp, len(keys))
+    for length in np.unique(lengths).tolist():
+        where = np.flatnonzero(lengths == length)
+        hashes[where] = _murmur2_of_length([keys[index] for index in where.tolist()], length)
+    return hashes
+
+
+def _murmur2_of_length(keys: Sequence[bytes], length: int) -> Words:
+    m, words = np.uint32(_M), _words(keys, length)
+    value = np.full(len(keys), _SEED ^ length, np.uint32)
+    for column in range(length // 4):
+        word = words[:, column] * m
+        value = (value * m) ^ ((word ^ (word >> np.uint32(_R))) * m)
+    if length % 4:
+        value = (value ^ words[:, -1]) * m
+    value = (value ^ (value >> np.uint32(13))) * m
+    result: Words = value ^ (value >> np.uint32(15))
+    return result
+
+
+def _words(keys: Sequence[bytes], length: int) -> Words:
+    """The keys as rows of little-endian numbers, the last filled up with zeros."""
+    padded = np.zeros((len(keys), -(-length // 4) * 4), np.uint8)
+    padded[:, :length] = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), length)
+    return padded.view("<u4").astype(np.uint32, copy=False)
+
 
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
 """What a topic takes unless its ``max.message.bytes`` says otherwise."""
@@ -99,7 +192,12 @@ class PendingBatch:
 
 
 class Packing:
-    """Packs the records for one topic."""
+    """Packs the records for one topic.
+
+    From an outgoing batch to record batches: which partition, how large, in which bytes.
+
+    Nothing here does I/O.
+    """
 
     def __init__(
         self, topic: str, limit_bytes: int, *, compression: str, max_batch_bytes: int, transactional: bool
@@ -220,3 +318,92 @@ def _longest(column: Sequence[bytes | None]) -> int:
 
 def _named(key: bytes | None) -> str:
     return "" if key is None else f" (key {key[:40]!r})"
+
+
+Key = tuple[str, int]
+"""Topic and partition."""
+
+
+class PartitionQueue:
+    """The batches of one partition that are not stored yet, in order.
+
+    The batches of one partition on their way, in order and numbered.
+
+    Nothing here does I/O.
+    """
+
+    def __init__(self, packing: Packing, number: int) -> None:
+        self.packing = packing
+        self.key: Key = (packing.topic, number)
+        self.batches: deque[PendingBatch] = deque()
+        self.next_sequence = 0
+        self.is_sending = False
+        self.opened_s = 0.0
+
+    def put(self, batch: OutgoingBatch, now_ms: int) -> int:
+        """Append records; the bytes they add."""
+        remaining = iter(rows(batch, now_ms))
+        added_bytes = 0
+        while True:
+            pending = self._open_batch()
+            before_bytes = pending.size_bytes
+            left = pending.fill(remaining)
+            added_bytes += pending.size_bytes - before_bytes
+            if left is None:
+                return added_bytes
+            remaining = chain([left], remaining)
+
+    def seal(self, producer: ProducerIdentity) -> bytes:
+        """The bytes of the first batch; its numbers follow those of the batch before."""
+        head = self.batches[0]
+        if not head.is_sealed:
+            head.seal(producer, self.next_sequence)
+            self.next_sequence = head.next_sequence
+        return head.seal(producer, head.base_sequence)
+
+    def take_back(self) -> PendingBatch:
+        """Remove the first batch, which the broker has refused: its numbers are free again."""
+        head = self.batches.popleft()
+        self.next_sequence = head.base_sequence
+        return head
+
+    def _open_batch(self) -> PendingBatch:
+        if not self.batches or not self.batches[-1].is_open:
+            self.batches.append(self.packing.new_batch())
+        return self.batches[-1]
+
+
+_TOO_LARGE: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE})
+_FENCED: Final = frozenset({Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED})
+
+
+def refusal(
+    code: int, batch: PendingBatch, producer: ProducerIdentity, subject: str
+) -> BrokerTrouble | StreamiterError:
+    """The exception for an error code in the answer to ``batch``.
+
+    What it means that a broker does not take a batch.
+    """
+    if code in _TOO_LARGE:
+        what = "a record" if batch.count == 1 else f"a batch of {batch.count} records"
+        return RecordTooLarge(
+            f"{subject}: {what} of {batch.size_bytes} bytes before compression is more than the broker takes; "
+            "raise the topic's max.message.bytes or lower the option max_batch_bytes"
+        )
+    if code in _FENCED:
+        return ProducerFenced(f"{subject}: {fenced(producer)}")
+    if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
+        return TopicError(
+            f"{subject}: the broker misses records that it had confirmed to this writer "
+            "(OUT_OF_ORDER_SEQUENCE_NUMBER); it lost some, perhaps by an unclean election of a leader"
+        )
+    if code == Code.INVALID_RECORD:
+        return TopicError(
+            f"{subject}: the broker refused a record as invalid; a compacted topic takes only records with keys"
+        )
+    return failure_of(code, subject)
+
+
+def fenced(producer: ProducerIdentity) -> str:
+    """Why a writer is fenced."""
+    return f"the transactional id {producer.transactional_id!r} belongs to a newer writer"

@@ -9,8 +9,10 @@ from functools import partial
 from typing import Final
 
 from streamiter.errors import InternalError, OffsetOutOfRange, StreamiterError, TopicError
-from streamiter.topics.positions import (
+from streamiter.topics.topic import (
     PartitionEnds,
+    ReadRequest,
+    TopicReader,
     check_identities,
     check_named_partitions,
     check_request,
@@ -21,15 +23,11 @@ from streamiter.topics.positions import (
     stop_offsets,
     timestamp_of,
 )
-from streamiter.topics.topic import ReadRequest, TopicReader
-from streamiter_kafka.batch import KafkaBatch
+from streamiter_kafka.admin import READ_COMMITTED, OffsetFinder, comparable
 from streamiter_kafka.cluster import NO_LEADER, Cluster, Lane
-from streamiter_kafka.codes import Code
-from streamiter_kafka.newer_requests import FetchTopicRequest, fetched_partitions
-from streamiter_kafka.offsets import READ_COMMITTED, OffsetFinder, comparable
-from streamiter_kafka.partition import ReadPartition
-from streamiter_kafka.trouble import BrokerTrouble, check, passing, persist
-from streamiter_kafka.wire import Response
+from streamiter_kafka.partition import KafkaBatch, ReadPartition
+from streamiter_kafka.trouble import BrokerTrouble, Code, check, passing, persist
+from streamiter_kafka.wire import FetchTopicRequest, Response, fetched_partitions
 
 __all__ = ["KafkaReader", "open_reader"]
 

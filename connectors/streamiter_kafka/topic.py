@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
+from streamiter.errors import ConfigurationError
 from streamiter.topics.topic import (
+    Connector,
     Decoder,
     ReadRequest,
     SizeLimit,
@@ -17,15 +19,17 @@ from streamiter.topics.topic import (
     Transactions,
 )
 from streamiter_kafka import admin
-from streamiter_kafka.address import KafkaAddress
+from streamiter_kafka.admin import commit_group_offsets
 from streamiter_kafka.cluster import Cluster
-from streamiter_kafka.group_offsets import commit_group_offsets
-from streamiter_kafka.options import KafkaOptions
+from streamiter_kafka.options import KafkaAddress, KafkaOptions
 from streamiter_kafka.reader import open_reader
 from streamiter_kafka.transactions import open_transactions
 from streamiter_kafka.writer import open_packing, open_writer
 
-__all__ = ["KafkaTopic"]
+__all__ = [
+    "KafkaConnector",
+]
+
 
 Opened = TypeVar("Opened")
 
@@ -117,3 +121,33 @@ class KafkaTopic(Topic):
 
     def __repr__(self) -> str:
         return f"KafkaTopic({self.url!r})"
+
+
+class KafkaConnector(Connector):
+    """Topics on Kafka: ``kafka://host:9092,host2:9092/topic``.
+
+    Options are given by keyword or in the URL's query; passwords better by keyword. What they are,
+    :class:`KafkaOptions` tells.
+
+    >>> KafkaConnector().topic("kafka://127.0.0.1:9092/clicks?compression=lz4", {"give_up_after_s": 5})
+    KafkaTopic('kafka://127.0.0.1:9092/clicks?compression=lz4')
+
+    What stands behind ``kafka://`` URLs.
+    """
+
+    def topic(self, url: str, options: Mapping[str, object]) -> KafkaTopic:
+        address = KafkaAddress.parse(url)
+        if not address.topic:
+            raise ConfigurationError(f"topic {address.url!r}: expected a topic, as in {address.url}clicks")
+        return KafkaTopic(address, _options(address, options, f"topic {address.url!r}"))
+
+    async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
+        address = KafkaAddress.parse(url)
+        subject = f"topics of {address.cluster}"
+        async with Cluster(address.servers, _options(address, options, subject), subject) as cluster:
+            return await cluster.persist(cluster.topic_names)
+
+
+def _options(address: KafkaAddress, options: Mapping[str, object], subject: str) -> KafkaOptions:
+    """Keyword options go before those of the URL."""
+    return KafkaOptions.parse({**address.query, **options}, subject)

@@ -1,29 +1,287 @@
-"""Writing to one topic, outside transactions."""
+"""Sending record batches: in order for each partition, one request at a time to each broker.
+
+While a request is under way, further records join the open batch of their partition: batches grow with
+the load, and at low load a record leaves at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 
-from streamiter.errors import StreamiterError, TopicError
+from streamiter.clock import TimerHandle
+from streamiter.errors import InternalError, StreamiterError, TopicError
 from streamiter.topics.topic import OutgoingBatch, TopicWriter
 from streamiter_kafka.admin import shown_settings
-from streamiter_kafka.cluster import Cluster
+from streamiter_kafka.cluster import NO_LEADER, Cluster, Lane
 from streamiter_kafka.options import KafkaOptions
-from streamiter_kafka.packing import DEFAULT_LIMIT_BYTES, Packing, ProducerIdentity
-from streamiter_kafka.sender import Sender
-from streamiter_kafka.trouble import check
-from streamiter_kafka.wire import InitProducerIdRequest
+from streamiter_kafka.packing import (
+    DEFAULT_LIMIT_BYTES,
+    Key,
+    Packing,
+    PartitionQueue,
+    PendingBatch,
+    ProducerIdentity,
+    refusal,
+)
+from streamiter_kafka.trouble import BrokerTrouble, Code, check
+from streamiter_kafka.wire import InitProducerIdRequest, ProduceRequest, Response
 
-__all__ = ["KafkaWriter", "open_packing", "open_writer"]
+__all__ = [
+    "Sender",
+    "open_packing",
+    "open_writer",
+]
+
+
+# Brokers refuse requests above 100 MB (socket.request.max.bytes), and a smaller one is answered sooner.
+_REQUEST_BYTES: Final = 8_000_000
+# The broker gives up waiting for replicas after the request timeout; its answer should still be heard.
+_ANSWER_MARGIN_S: Final = 1.0
+
+_STORED: Final = frozenset({Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER})
+
+Enlist = Callable[[Iterable[Key]], Awaitable[None]]
+"""Called with the partitions of a request before it is sent; transactions make themselves known with it."""
+
+
+class Sender:
+    """Sends batches until they are stored, or fails for good: then every call raises why."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        subject: str,
+        producer: ProducerIdentity,
+        enlist: Enlist | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._subject = subject
+        self._producer = producer
+        self._clock = cluster.clock
+        self._enlist = enlist
+        self._patience = cluster.patience(subject)
+        self._queues: dict[Key, PartitionQueue] = {}
+        # Those with something to send, in the order of their turns.
+        self._waiting: dict[Key, PartitionQueue] = {}
+        self._in_flight: dict[int, asyncio.Task[None]] = {}
+        self._unacked_bytes = 0
+        self._progress = asyncio.Event()
+        self._linger: TimerHandle | None = None
+        self._is_flushing = False
+        self._is_stopped = False
+        self.failure: StreamiterError | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was put in is stored."""
+        return not self._waiting and not self._in_flight
+
+    def put(self, packing: Packing, number: int, batch: OutgoingBatch) -> None:
+        """Append records for a partition; sending begins with the next turn of the event loop."""
+        key = (packing.topic, number)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = PartitionQueue(packing, number)
+        if key not in self._waiting:
+            self._waiting[key] = queue
+            queue.opened_s = self._clock.monotonic_s()
+        self._unacked_bytes += queue.put(batch, self._clock.now_ms())
+        self._pump()
+
+    async def room(self) -> None:
+        """Wait until not too much is under way."""
+        self._raise_failure()
+        while self._unacked_bytes >= self._cluster.options.max_unacked_bytes:
+            await self._next_progress()
+
+    async def flush(self) -> None:
+        """Wait until all is stored."""
+        self._is_flushing = True
+        try:
+            self._pump()
+            self._raise_failure()
+            while not self.is_idle:
+                await self._next_progress()
+        finally:
+            self._is_flushing = False
+
+    async def discard(self) -> bool:
+        """Drop what is not known to be stored; whether some of that was sent nevertheless."""
+        self._is_stopped = True
+        await asyncio.gather(*self._in_flight.values())
+        dropped = [pending for queue in self._waiting.values() for pending in queue.batches]
+        for queue in self._waiting.values():
+            queue.batches.clear()
+        self._waiting.clear()
+        self._unacked_bytes = 0
+        self._is_stopped = False
+        return any(pending.is_sealed for pending in dropped)
+
+    async def stop(self) -> None:
+        """Send nothing more."""
+        self._is_stopped = True
+        if self._linger is not None:
+            self._linger.cancel()
+        tasks = list(self._in_flight.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- Sending
+
+    def _pump(self) -> None:
+        """Begin a request to each broker that has none and something to get."""
+        if self._is_stopped or self.failure is not None:
+            return
+        for node, queues in self._ready_by_leader().items():
+            for queue in queues:
+                queue.is_sending = True
+                self._waiting[queue.key] = self._waiting.pop(queue.key)
+            self._in_flight[node] = asyncio.create_task(self._send(node, queues))
+
+    def _ready_by_leader(self) -> dict[int, list[PartitionQueue]]:
+        ready: dict[int, list[PartitionQueue]] = {}
+        sizes: dict[int, int] = {}
+        for queue in self._waiting.values():
+            topic, number = queue.key
+            node = self._cluster.leaders(topic).get(number, NO_LEADER)
+            size_bytes = sizes.get(node, 0) + queue.batches[0].size_bytes
+            if node in self._in_flight or queue.is_sending or self._lingers(queue):
+                continue
+            if node in ready and size_bytes > _REQUEST_BYTES:
+                continue
+            ready.setdefault(node, []).append(queue)
+            sizes[node] = size_bytes
+        return ready
+
+    def _lingers(self, queue: PartitionQueue) -> bool:
+        """Whether its batch may still grow; a timer then asks again."""
+        linger_s = self._cluster.options.linger_s
+        if not linger_s or self._is_flushing or not queue.batches[0].is_open:
+            return False
+        left_s = queue.opened_s + linger_s - self._clock.monotonic_s()
+        if left_s > 0 and self._linger is None:
+            self._linger = self._clock.call_later(left_s, self._linger_is_over)
+        return left_s > 0
+
+    def _linger_is_over(self) -> None:
+        self._linger = None
+        self._pump()
+
+    async def _send(self, node: int, queues: list[PartitionQueue]) -> None:
+        """One request, its answer, and the wait before the next attempt where one is needed."""
+        begun_s = self._patience.now_s()
+        try:
+            ailing = await self._produce(node, queues)
+            self._patience.succeeded(queue.key for queue in queues if queue.key not in ailing)
+            self._progress.set()
+            if ailing:
+                await self._recover(ailing, begun_s)
+        except StreamiterError as failure:
+            self._fail(failure)
+        except Exception as error:  # our own mistake must not become a silent stall
+            self._fail(InternalError(f"{self._subject}: writing broke down ({error!r})"), error)
+        finally:
+            for queue in queues:
+                queue.is_sending = False
+            self._in_flight.pop(node, None)
+            self._progress.set()
+            self._pump()
+
+    async def _produce(self, node: int, queues: list[PartitionQueue]) -> dict[Key, BrokerTrouble]:
+        """Send the first batch of each queue; the trouble with those that have to be sent again."""
+        try:
+            if self._enlist is not None:
+                await self._enlist(queue.key for queue in queues)
+            request = self._request(queues)
+            wait_s = _ANSWER_MARGIN_S
+            response = await self._cluster.request(node, request, lane=Lane.PRODUCE, wait_s=wait_s)
+        except BrokerTrouble as trouble:
+            return {queue.key: trouble for queue in queues}
+        return self._take_in(response, {queue.key: queue for queue in queues})
+
+    def _request(self, queues: list[PartitionQueue]) -> ProduceRequest:
+        by_topic: dict[str, list[tuple[int, bytes]]] = {}
+        for queue in queues:
+            topic, number = queue.key
+            by_topic.setdefault(topic, []).append((number, queue.seal(self._producer)))
+        return ProduceRequest(
+            transactional_id=self._producer.transactional_id,
+            required_acks=-1 if self._cluster.options.acks == "all" else 1,
+            timeout=int(1000 * self._cluster.options.request_timeout_s),
+            topics=list(by_topic.items()),
+        )
+
+    def _take_in(self, response: Response, queues: Mapping[Key, PartitionQueue]) -> dict[Key, BrokerTrouble]:
+        ailing: dict[Key, BrokerTrouble] = {}
+        failures: list[StreamiterError] = []
+        for topic, answers in response.topics:
+            for number, code, *_ in answers:
+                failure = self._answered(queues[topic, number], code)
+                if isinstance(failure, BrokerTrouble):
+                    ailing[topic, number] = failure
+                elif failure is not None:
+                    failures.append(failure)
+        if failures:
+            raise failures[0]
+        return ailing
+
+    def _answered(self, queue: PartitionQueue, code: int) -> BrokerTrouble | StreamiterError | None:
+        if code in _STORED:
+            self._remove(queue, queue.batches.popleft())
+            return None
+        topic, number = queue.key
+        subject = f"topic {topic!r} at {self._cluster.address}, partition {number}"
+        failure = refusal(code, queue.batches[0], self._producer, subject)
+        if not isinstance(failure, BrokerTrouble):
+            self._remove(queue, queue.take_back())
+        return failure
+
+    def _remove(self, queue: PartitionQueue, batch: PendingBatch) -> None:
+        self._unacked_bytes -= batch.size_bytes
+        if queue.batches:
+            queue.opened_s = self._clock.monotonic_s()
+        else:
+            del self._waiting[queue.key]
+
+    async def _recover(self, ailing: Mapping[Key, BrokerTrouble], begun_s: float) -> None:
+        """Wait a moment, and find out whether other brokers lead now or a topic is gone."""
+        trouble = next(iter(ailing.values()))
+        try:
+            for topic in dict.fromkeys(topic for topic, _number in ailing):
+                await self._cluster.refresh(topic)
+        except BrokerTrouble as worse:
+            trouble = worse
+        await self._patience.failed(trouble, ailing, begun_s=begun_s)
+
+    # -- Waiting
+
+    async def _next_progress(self) -> None:
+        self._progress.clear()
+        await self._progress.wait()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def _fail(self, failure: StreamiterError, cause: Any = None) -> None:
+        if self.failure is None:
+            failure.__cause__ = cause if cause is not None else failure.__cause__
+            self.failure = failure
+
 
 _NO_TRANSACTION_TIMEOUT_MS: Final = 2**31 - 1
 
 
 async def open_writer(cluster: Cluster, topic: str) -> KafkaWriter:
-    """A writer; it owns ``cluster`` and closes it."""
+    """A writer; it owns ``cluster`` and closes it.
+
+    Writing to one topic, outside transactions.
+    """
     await cluster.require(topic)
     packing = await open_packing(cluster, topic, cluster.options, transactional=False)
     producer = await cluster.persist(lambda: _new_producer(cluster, topic))

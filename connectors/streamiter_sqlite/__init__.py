@@ -6,7 +6,6 @@ number of processes while others write. Order of reading for newcomers: `schema`
 thread they run in).
 """
 
-from streamiter_sqlite.connector import SqliteConnector
-from streamiter_sqlite.topic import SqliteTopic
+from streamiter_sqlite.topic import SqliteConnector, SqliteTopic
 
 __all__ = ["SqliteConnector", "SqliteTopic"]

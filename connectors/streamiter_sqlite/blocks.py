@@ -19,9 +19,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from streamiter.topics.outgoing import batch_bytes
 from streamiter.topics.topic import Headers, OutgoingBatch
-from streamiter_sqlite.failures import DamagedFile
+from streamiter.topics.topic_sink import batch_bytes
+from streamiter_sqlite.schema import DamagedFile
 
 __all__ = ["Block", "PackedBlock", "PendingRecords", "blocks_of", "unpacked"]
 

@@ -12,17 +12,19 @@ import uuid
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from streamiter.errors import TopicNotFound
-from streamiter.topics.positions import PartitionEnds
-from streamiter_sqlite.blocks import PackedBlock
-from streamiter_sqlite.failures import DamagedFile, checked_numbers
-from streamiter_sqlite.locking import read_transaction
+from streamiter.topics.compacted import COMPACTED_BLOCKS, is_superseded
+from streamiter.topics.topic import PartitionEnds
+from streamiter_sqlite.blocks import PackedBlock, unpacked
+from streamiter_sqlite.schema import DamagedFile, checked_numbers, read_transaction
 
 __all__ = [
+    "COMPACTION_SETTING",
+    "RETENTION_SETTINGS",
     "Entry",
     "TopicRow",
     "append",
@@ -33,8 +35,10 @@ __all__ = [
     "find_topic",
     "insert_block",
     "partition_ends",
+    "retain",
     "topic_names",
 ]
+
 
 # Unless a topic's settings say less. SQLite's own limit for a BLOB is 1,000,000,000 bytes.
 _RECORD_BYTES_MAX: Final = 256 << 20
@@ -221,4 +225,142 @@ def append_entry(connection: sqlite3.Connection, entry: Entry, *, topic_name: st
             entry.size_bytes,
             entry.latest_ms,
         ),
+    )
+
+
+COMPACTION_SETTING: Final = "compact"
+
+# Where blocks are large it ends with the last few of them: it holds up the commit that it is part of.
+_BYTES: Final = 1 << 20
+
+
+class _Entry(NamedTuple):
+    partition: int
+    first_offset: int
+    block_id: int
+    size_bytes: int
+
+
+def compact(connection: sqlite3.Connection, topic: TopicRow) -> None:
+    """Compact each partition of a topic whose settings say so. Applied with each write.
+
+    Dropping blocks all of whose records have a newer one of their key.
+    """
+    if not topic.settings.get(COMPACTION_SETTING):
+        return
+    partitions = connection.execute(
+        "SELECT number FROM partitions WHERE topic_id = ?", (topic.id,)
+    ).fetchall()
+    for (number,) in partitions:
+        _compact_partition(connection, topic, number)
+
+
+def _compact_partition(connection: sqlite3.Connection, topic: TopicRow, number: int) -> None:
+    newer: set[bytes] = set()
+    looked_at_bytes = 0
+    for entry in _last_entries(connection, topic, number):
+        keys = _keys(connection, entry)
+        if is_superseded(keys, newer):
+            _drop_offsets(connection, topic, entry)
+        newer.update(key for key in keys or () if key is not None)
+        looked_at_bytes += entry.size_bytes
+        if looked_at_bytes > _BYTES:
+            break
+
+
+def _last_entries(connection: sqlite3.Connection, topic: TopicRow, number: int) -> list[_Entry]:
+    rows = connection.execute(
+        "SELECT partition, first_offset, block_id, size_bytes FROM entries"
+        " WHERE topic_id = ? AND partition = ? ORDER BY first_offset DESC LIMIT ?",
+        (topic.id, number, COMPACTED_BLOCKS),
+    )
+    return [_Entry(*checked_numbers(row, "entries")) for row in rows]
+
+
+def _keys(connection: sqlite3.Connection, entry: _Entry) -> list[bytes | None] | None:
+    row = connection.execute("SELECT payload, crc32 FROM blocks WHERE id = ?", (entry.block_id,)).fetchone()
+    if row is None:
+        raise DamagedFile(f"block {entry.block_id} is missing")
+    return unpacked(*row).keys
+
+
+def _drop_offsets(connection: sqlite3.Connection, topic: TopicRow, entry: _Entry) -> None:
+    """The partition's ends stay: readers pass over the gap."""
+    connection.execute("DELETE FROM blocks WHERE id = ?", (entry.block_id,))
+    connection.execute(
+        "DELETE FROM entries WHERE topic_id = ? AND partition = ? AND first_offset = ?",
+        (topic.id, entry.partition, entry.first_offset),
+    )
+    connection.execute(
+        "UPDATE partitions SET size_bytes = size_bytes - ? WHERE topic_id = ? AND number = ?",
+        (entry.size_bytes, topic.id, entry.partition),
+    )
+
+
+RETENTION_SETTINGS: Final = ("retention_bytes", "retention_ms", "retention_records")
+
+
+def retain(connection: sqlite3.Connection, topic: TopicRow, now_ms: int) -> None:
+    """Drop what the topic's settings say is too old, too much, too large or superseded, with each write.
+
+    By count exactly, otherwise by whole blocks; a partition's newest block stays.
+
+    Dropping records that a topic's settings say are too old, too many, too large, or superseded.
+    """
+    compact(connection, topic)
+    if topic.is_retained_for_ever:
+        return
+    partitions = connection.execute(
+        "SELECT number, start_offset, end_offset, size_bytes FROM partitions WHERE topic_id = ?", (topic.id,)
+    ).fetchall()
+    for row in partitions:
+        number, start_offset, end_offset, size_bytes = checked_numbers(row, "partitions")
+        _retain_partition(connection, topic, number, (start_offset, end_offset, size_bytes), now_ms)
+
+
+def _retain_partition(
+    connection: sqlite3.Connection,
+    topic: TopicRow,
+    number: int,
+    state: tuple[int, int, int],
+    now_ms: int,
+) -> None:
+    start_offset, end_offset, size_bytes = state
+    kept_from = end_offset - topic.settings.get("retention_records", end_offset)
+    bytes_max = topic.settings.get("retention_bytes", size_bytes)
+    latest_ms_min = now_ms - topic.settings.get("retention_ms", now_ms)
+    while (oldest := _oldest_block(connection, topic, number)) is not None:
+        is_over = oldest.end_offset <= kept_from or size_bytes > bytes_max or oldest.latest_ms < latest_ms_min
+        if oldest.end_offset == end_offset or not is_over:
+            break
+        _drop(connection, topic, number, oldest)
+        start_offset, size_bytes = oldest.end_offset, size_bytes - oldest.size_bytes
+    connection.execute(
+        "UPDATE partitions SET start_offset = ?, size_bytes = ? WHERE topic_id = ? AND number = ?",
+        (max(start_offset, kept_from), size_bytes, topic.id, number),
+    )
+
+
+class _OldestBlock(NamedTuple):
+    first_offset: int
+    end_offset: int
+    block_id: int
+    size_bytes: int
+    latest_ms: int
+
+
+def _oldest_block(connection: sqlite3.Connection, topic: TopicRow, number: int) -> _OldestBlock | None:
+    row = connection.execute(
+        "SELECT first_offset, end_offset, block_id, size_bytes, latest_ms FROM entries"
+        " WHERE topic_id = ? AND partition = ? ORDER BY first_offset LIMIT 1",
+        (topic.id, number),
+    ).fetchone()
+    return None if row is None else _OldestBlock(*checked_numbers(row, "entries"))
+
+
+def _drop(connection: sqlite3.Connection, topic: TopicRow, number: int, block: _OldestBlock) -> None:
+    connection.execute("DELETE FROM blocks WHERE id = ?", (block.block_id,))
+    connection.execute(
+        "DELETE FROM entries WHERE topic_id = ? AND partition = ? AND first_offset = ?",
+        (topic.id, number, block.first_offset),
     )

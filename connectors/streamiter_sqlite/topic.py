@@ -9,21 +9,38 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar, Final
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.numbers import whole_number_in
-from streamiter.topics.positions import check_request
-from streamiter.topics.topic import Decoder, ReadRequest, SizeLimit, Topic, TopicDescription
-from streamiter_sqlite.compaction import COMPACTION_SETTING
-from streamiter_sqlite.database import Database
-from streamiter_sqlite.locking import read_transaction, write_transaction
-from streamiter_sqlite.log import create_topic, delete_topic, find_topic, partition_ends
-from streamiter_sqlite.options import SqliteOptions, SqliteUrl, absolute
+from streamiter.topics.secrets import shown_url
+from streamiter.topics.topic import (
+    Connector,
+    Decoder,
+    ReadRequest,
+    SizeLimit,
+    Topic,
+    TopicDescription,
+    check_request,
+)
+from streamiter_sqlite.database import Database, SqliteOptions, SqliteUrl, absolute, parse_options, parse_url
+from streamiter_sqlite.log import (
+    COMPACTION_SETTING,
+    RETENTION_SETTINGS,
+    create_topic,
+    delete_topic,
+    find_topic,
+    partition_ends,
+    topic_names,
+)
 from streamiter_sqlite.reader import SqliteReader
-from streamiter_sqlite.retention import RETENTION_SETTINGS
+from streamiter_sqlite.schema import read_transaction, write_transaction
 from streamiter_sqlite.transactions import SqliteTransactions
 from streamiter_sqlite.writer import SqliteWriter
 
-__all__ = ["SqliteTopic"]
+__all__ = [
+    "SqliteConnector",
+    "SqliteTopic",
+]
+
 
 _SETTINGS: Final = (COMPACTION_SETTING, "max_record_bytes", *RETENTION_SETTINGS)
 
@@ -149,3 +166,29 @@ def _describe(connection: sqlite3.Connection, name: str) -> TopicDescription:
     offsets = {number: (partition.earliest, partition.end) for number, partition in ends.items()}
     settings = {key: str(value) for key, value in topic.settings.items()}
     return TopicDescription(name, offsets, settings, topic.identities(offsets))
+
+
+class SqliteConnector(Connector):
+    """Serves ``sqlite:///relative.db?topic=clicks`` and ``sqlite:////absolute.db?topic=clicks``.
+
+    A relative path is taken from the working directory at the time the topic is made.
+
+    From a ``sqlite:`` URL to its topics.
+    """
+
+    def topic(self, url: str, options: Mapping[str, object]) -> SqliteTopic:
+        parsed = parse_url(url)
+        if parsed.topic is None:
+            raise ConfigurationError(f"topic {shown_url(url)!r}: expected ?topic=<name> behind the path")
+        return SqliteTopic(parsed, parsed.topic, parse_options(url, options))
+
+    async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
+        path, parsed = absolute(parse_url(url).path), parse_options(url, options)
+        try:
+            database = await Database.open(path, parsed)
+        except TopicNotFound:  # no file, no topics
+            return []
+        try:
+            return await database.run(topic_names)
+        finally:
+            await database.close()

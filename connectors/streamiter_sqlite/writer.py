@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from streamiter.clock import Clock
 from streamiter.errors import TopicError
-from streamiter.topics.outgoing import check_outgoing, check_record_sizes, spread
 from streamiter.topics.topic import OutgoingBatch, TopicWriter
+from streamiter.topics.topic_sink import check_outgoing, check_record_sizes, spread
 from streamiter_sqlite.blocks import PendingRecords, blocks_of
 from streamiter_sqlite.database import Database
-from streamiter_sqlite.locking import write_transaction
-from streamiter_sqlite.log import TopicRow, append, find_partitions, partition_ends
-from streamiter_sqlite.retention import retain
+from streamiter_sqlite.log import TopicRow, append, find_partitions, partition_ends, retain
+from streamiter_sqlite.schema import write_transaction
 
 __all__ = ["SqliteWriter"]
 

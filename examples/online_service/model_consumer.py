@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from service import MODEL, Arrival, Departure, created_topics, until_terminated
 
-from streamiter.learn.flights.events import event_features
+from streamiter.learn.flights import event_features
 from streamiter.models import NoModel, ServedModel
 from streamiter.topics import ReadRequest, TopicBatch, TopicReader
 

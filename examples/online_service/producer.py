@@ -20,7 +20,7 @@ import msgspec
 from service import Arrival, Departure, created_topics, until_terminated
 
 from streamiter.clock import SystemClock
-from streamiter.learn.flights.events import FlightEvents
+from streamiter.learn.flights import FlightEvents
 from streamiter.topics import OutgoingBatch, TopicWriter
 
 EVENTS_PER_SECOND = int(os.environ.get("EVENTS_PER_SECOND", "500"))

@@ -33,7 +33,7 @@ from service import MODEL, Arrival, Departure, created_topics, topics, until_ter
 
 from streamiter import Checkpoints, Flow
 from streamiter.learn import train_online
-from streamiter.learn.flights.events import delayed_labels, event_features, event_model, learning_rate
+from streamiter.learn.flights import delayed_labels, event_features, event_model, learning_rate
 from streamiter.topics import Typed
 
 MODE = cast(Any, os.environ.get("MODE", "asynchronous"))

@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.checkpoints import extensions
-from streamiter.checkpoints.dtypes import unpack_dtype
+from streamiter.checkpoints.data_types import UNICODE_ERRORS, StructRegistry, unpack, unpack_dtype
 from streamiter.checkpoints.encoding import holds_foreign
-from streamiter.checkpoints.packing import UNICODE_ERRORS, unpack
-from streamiter.checkpoints.structs import StructRegistry
 from streamiter.records import Columns
 
 __all__ = ["Resolve", "decode_frame"]

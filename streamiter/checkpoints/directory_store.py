@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
-from streamiter.checkpoints.flow_folder import FlowFolder
-from streamiter.checkpoints.flow_folders import flows_in
+from streamiter.checkpoints.files import in_thread
+from streamiter.checkpoints.flow_folder import FlowFolder, flows_in
 from streamiter.checkpoints.snapshot import CheckpointId, Part, SnapshotHeader, frames_of
-from streamiter.checkpoints.snapshot_writer import BATCH_BYTES, SnapshotWriter
+from streamiter.checkpoints.snapshot_file import BATCH_BYTES, SnapshotWriter
 from streamiter.checkpoints.store import CheckpointStore, CommitPointer, StoredSnapshot
-from streamiter.checkpoints.threads import in_thread
 from streamiter.errors import CheckpointError, InternalError
 
 __all__ = ["DirectoryStore"]

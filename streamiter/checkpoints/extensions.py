@@ -27,7 +27,7 @@ The frame is one byte that tells the format, then
   frame, after as many zeros as that takes: so it may also be used where it lies.
 
 Numbers of the frame and the payloads are little-endian. dtypes are as in
-:mod:`streamiter.checkpoints.dtypes`. The table only ever grows: checkpoints outlive versions.
+:mod:`streamiter.checkpoints.data_types`. The table only ever grows: checkpoints outlive versions.
 """
 
 from __future__ import annotations

@@ -1,43 +1,193 @@
-"""The folder that a directory store has for one flow: its files, and the lock that they are changed under.
+"""Names of flows and runs as names of files: whatever they hold, no two share a file and none leaves the folder.
 
-Everything here blocks, and belongs into a thread. Whatever is killed at any point leaves nothing that counts
-half done: snapshots and the record get their names when they are whole and on the disk.
-
-========================  ======================================================
-``record.json``           who owns the flow, and what is committed
-``lock``                  locked while any name in the folder is changed
-``in-use``                locked (shared) by runs that are going on
-``N-RUN.checkpoint``      a snapshot
-``….partial``             a file that is being written; a snapshot is locked then
-========================  ======================================================
+>>> storage_name("clicks-2"), storage_name("../etc"), storage_name("Clicks é")
+('clicks-2', '%2e.%2fetc', '%43licks%20%c3%a9')
+>>> name_of(storage_name("Clicks é"))
+'Clicks é'
+>>> snapshot_name(CheckpointId(7, "a1")), checkpoint_of("0000000007-a1.checkpoint")
+('0000000007-a1.checkpoint', CheckpointId(number=7, run='a1'))
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from streamiter.checkpoints.file_locks import alone, is_free, shared, sync_folder
-from streamiter.checkpoints.flow_record import FlowRecord
-from streamiter.checkpoints.record_file import RECORD_FORMAT, pack_record, unpack_record
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader
-from streamiter.checkpoints.snapshot_file import SnapshotFile
-from streamiter.checkpoints.snapshot_format import Damage, OtherFormat
-from streamiter.checkpoints.snapshot_writer import SnapshotWriter
-from streamiter.checkpoints.storage_errors import errors_of_reading, errors_of_writing
-from streamiter.checkpoints.storage_names import (
-    STORAGE_NAME_CHARACTERS,
-    checkpoint_of,
-    shortened_name,
-    snapshot_name,
-    storage_name,
+import msgspec
+
+from streamiter.checkpoints.files import alone, is_free, shared, sync_folder
+from streamiter.checkpoints.snapshot import (
+    CheckpointId,
+    Damage,
+    OtherFormat,
+    SnapshotHeader,
+    errors_of_reading,
+    errors_of_writing,
 )
+from streamiter.checkpoints.snapshot_file import SnapshotFile, SnapshotWriter
+from streamiter.checkpoints.store import FlowRecord, RunRecord
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError
 
-__all__ = ["RECORD_NAME", "FlowFolder"]
+__all__ = [
+    "STORAGE_NAME_CHARACTERS",
+    "FlowFolder",
+    "checkpoint_of",
+    "flows_in",
+    "is_shortened",
+    "name_of",
+    "shortened_name",
+    "snapshot_name",
+    "storage_name",
+    "unpack_record",
+]
+
+
+STORAGE_NAME_CHARACTERS: Final = 200
+"""File systems end at 255 bytes; the number, the run and the suffix of a file must fit as well."""
+
+# Capital letters are not among them: on some file systems "A" and "a" are one file.
+_PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-.")
+_ESCAPED: Final = re.compile(rb"%([0-9a-f]{2})")
+
+# Stand in no escaped name.
+_SHORTENED: Final = "~"
+_EMPTY: Final = "%"
+
+_SNAPSHOT: Final = re.compile(r"(?P<number>[0-9]{10,})-(?P<run>.+)\.checkpoint")
+
+
+def storage_name(name: str) -> str:
+    """The name; bytes other than small letters, digits, ``_``, ``-`` and ``.`` (not first) as ``%`` and hex."""
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"checkpoints: expected names of text, given {name!r}, which holds half a character; rename it"
+        ) from error
+    escaped = "".join(
+        chr(byte) if byte in _PLAIN and (position or byte != ord(".")) else f"%{byte:02x}"
+        for position, byte in enumerate(encoded)
+    )
+    return escaped or _EMPTY
+
+
+def name_of(stored: str) -> str | None:
+    """The name that ``storage_name`` gave this; None for what it never gives."""
+    if stored == _EMPTY:
+        return ""
+    try:
+        name = _ESCAPED.sub(lambda found: bytes((int(found[1], 16),)), stored.encode()).decode()
+    except UnicodeError:
+        return None
+    return name if storage_name(name) == stored else None
+
+
+def shortened_name(name: str) -> str:
+    """:func:`storage_name`, with the hash of the whole in place of the end where that is too long for a file."""
+    escaped = storage_name(name)
+    if len(escaped) <= STORAGE_NAME_CHARACTERS:
+        return escaped
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return f"{escaped[: STORAGE_NAME_CHARACTERS - len(digest) - 1]}{_SHORTENED}{digest}"
+
+
+def is_shortened(stored: str) -> bool:
+    """Whether the name cannot be read back from it."""
+    return _SHORTENED in stored
+
+
+def snapshot_name(checkpoint: CheckpointId) -> str:
+    """The name of a snapshot's file."""
+    return f"{checkpoint.number:010d}-{storage_name(checkpoint.run)}.checkpoint"
+
+
+def checkpoint_of(file_name: str) -> CheckpointId | None:
+    """Which snapshot a file is, by its name; None if none."""
+    match = _SNAPSHOT.fullmatch(file_name)
+    run = name_of(match["run"]) if match else None
+    if match is None or not run:
+        return None
+    checkpoint = CheckpointId(int(match["number"]), run)
+    return checkpoint if snapshot_name(checkpoint) == file_name else None
+
+
+RECORD_FORMAT: Final = 1
+
+
+class _Committed(msgspec.Struct, frozen=True):
+    number: int
+    run: str
+
+
+class _Run(msgspec.Struct, frozen=True):
+    run: str
+    committed: int | None
+
+
+class _Record(msgspec.Struct, frozen=True):
+    flow: str
+    runs: list[_Run]
+    committed: _Committed | None
+    is_lost: bool
+
+
+class _File(msgspec.Struct, frozen=True):
+    format: int
+    crc32: int
+    record: msgspec.Raw
+
+
+def pack_record(record: FlowRecord) -> bytes:
+    """One line of JSON; the checksum is that of the bytes of ``record`` in it.
+
+    The bytes of ``record.json``: what a directory store knows of a flow, with a checksum.
+
+    >>> data = pack_record(FlowRecord("clicks").claimed_by("a1").with_commit(CheckpointId(7, "a1")))
+    >>> unpack_record(data).committed
+    CheckpointId(number=7, run='a1')
+    """
+    committed = record.committed
+    packed = msgspec.json.encode(
+        _Record(
+            record.flow,
+            [_Run(each.run, each.committed) for each in record.runs],
+            None if committed is None else _Committed(committed.number, committed.run),
+            record.is_lost,
+        )
+    )
+    return msgspec.json.encode(_File(RECORD_FORMAT, zlib.crc32(packed), msgspec.Raw(packed))) + b"\n"
+
+
+def unpack_record(data: bytes, *, flow: str | None = None) -> FlowRecord:
+    """The record, of ``flow`` where one is given. Raises ``Damage``; ``OtherFormat`` for that of another version."""
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise Damage(f"it is not what was written ({problem})") from None
+    if file.format != RECORD_FORMAT:
+        raise OtherFormat(file.format)
+    if zlib.crc32(file.record) != file.crc32:
+        raise Damage("it does not match its checksum")
+    try:
+        record = msgspec.json.decode(file.record, type=_Record)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise Damage(f"it holds what no version of this format has ({problem})") from None
+    if flow not in (None, record.flow):
+        raise Damage(f"it is that of flow {record.flow!r}")
+    committed = record.committed
+    return FlowRecord(
+        record.flow,
+        tuple(RunRecord(each.run, each.committed) for each in record.runs),
+        None if committed is None else CheckpointId(committed.number, committed.run),
+        record.is_lost,
+    )
+
 
 RECORD_NAME: Final = "record.json"
 _LOCK: Final = "lock"
@@ -46,7 +196,21 @@ _PARTIAL: Final = ".partial"
 
 
 class FlowFolder:
-    """The folder of ``flow`` in the directory ``root``; nothing is made before something is to be written."""
+    """The folder of ``flow`` in the directory ``root``; nothing is made before something is to be written.
+
+    The folder that a directory store has for one flow: its files, and the lock that they are changed under.
+
+    Everything here blocks, and belongs into a thread. Whatever is killed at any point leaves nothing that counts
+    half done: snapshots and the record get their names when they are whole and on the disk.
+
+    ========================  ======================================================
+    ``record.json``           who owns the flow, and what is committed
+    ``lock``                  locked while any name in the folder is changed
+    ``in-use``                locked (shared) by runs that are going on
+    ``N-RUN.checkpoint``      a snapshot
+    ``….partial``             a file that is being written; a snapshot is locked then
+    ========================  ======================================================
+    """
 
     def __init__(self, root: Path, flow: str) -> None:
         self.root = root
@@ -250,3 +414,37 @@ class FlowFolder:
     def _names(self) -> list[str]:
         with errors_of_reading(self.path):
             return sorted(os.listdir(self.path)) if self.path.is_dir() else []
+
+
+def flows_in(root: Path) -> list[FlowFolder]:
+    """The folders of flows in a directory, by the flows' names; what is none of a store is left out.
+
+    The flows that a directory has checkpoints of.
+    """
+    with errors_of_reading(root):
+        folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+        flows = [flow for path in folders if (flow := _flow_of(path)) is not None]
+    return [FlowFolder(root, flow) for flow in sorted(flows)]
+
+
+def _flow_of(path: Path) -> str | None:
+    names = sorted(os.listdir(path))
+    if not any(name == RECORD_NAME or checkpoint_of(name) for name in names):
+        return None
+    if not is_shortened(path.name):
+        return name_of(path.name)
+    # The name is too long to be that of a folder; only the files in it tell.
+    told = (_told_by(path / name) for name in names)
+    return next((flow for flow in told if flow is not None and shortened_name(flow) == path.name), None)
+
+
+def _told_by(path: Path) -> str | None:
+    """The flow that a file is of; None if it does not tell."""
+    with contextlib.suppress(Damage, OtherFormat, CheckpointError):
+        if path.name == RECORD_NAME:
+            return unpack_record(path.read_bytes()).flow
+        if checkpoint_of(path.name):
+            snapshot = SnapshotFile(path)
+            snapshot.close_now()
+            return snapshot.header.flow
+    return None

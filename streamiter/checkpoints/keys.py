@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.checkpoints import extensions
-from streamiter.checkpoints.packing import Extension, extension, pack, pack_each
-from streamiter.checkpoints.refusals import shown, type_name
+from streamiter.checkpoints.data_types import Extension, extension, pack, pack_each
+from streamiter.checkpoints.encoding import shown, type_name
 from streamiter.errors import PlainDataError
 
 __all__ = ["KEY_GROUPS", "Key", "check_keys", "encode_key", "key_group", "key_groups", "normalize_key"]

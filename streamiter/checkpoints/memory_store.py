@@ -7,9 +7,8 @@ import builtins
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from streamiter.checkpoints.flow_record import FlowRecord
 from streamiter.checkpoints.snapshot import CheckpointId, Part, SnapshotHeader, frames_of
-from streamiter.checkpoints.store import CheckpointStore, CommitPointer, StoredSnapshot
+from streamiter.checkpoints.store import CheckpointStore, CommitPointer, FlowRecord, StoredSnapshot
 from streamiter.errors import CheckpointError, InternalError
 
 __all__ = ["MemoryStore"]

@@ -27,16 +27,28 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from streamiter.checkpoints.data_types import StructRegistry
 from streamiter.checkpoints.decoding import Resolve, decode_frame
-from streamiter.checkpoints.deferred import release_all
-from streamiter.checkpoints.encoding import encode_frame
-from streamiter.checkpoints.refusals import PLAIN_TYPES, find_refusal, hint_for, type_name
-from streamiter.checkpoints.structs import StructRegistry
+from streamiter.checkpoints.encoding import PLAIN_TYPES, encode_frame, find_refusal, hint_for, type_name
+from streamiter.checkpoints.pieces import release_all
 from streamiter.deferred import Deferred
-from streamiter.errors import PlainDataError
-from streamiter.records import Batch, Columns
+from streamiter.errors import InternalError, PlainDataError
+from streamiter.records import (
+    Batch,
+    CheckpointBarrier,
+    Columns,
+    Control,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    Idle,
+)
 
-__all__ = ["PlainData"]
+__all__ = [
+    "PlainData",
+    "control_from_plain",
+    "control_to_plain",
+]
 
 
 class PlainData:
@@ -99,7 +111,7 @@ class PlainData:
 
         The bytes refer to the pieces by number. Raises as ``encode`` does; then all of them are released.
 
-        >>> from streamiter.checkpoints.deferred import DeferredFrames
+        >>> from streamiter.checkpoints.pieces import DeferredFrames
         >>> plain = PlainData()
         >>> data, deferred = plain.encode_state({"seen": DeferredFrames([plain.encode(3), plain.encode(4)])})
         >>> restored = plain.decode_state(data, lambda number: map(plain.decode, deferred[number].frames()))
@@ -215,3 +227,44 @@ def _listed(batch: Any) -> list[Any]:
             f"{type_name(type(batch))}; {hint_for(type(batch))} (records are {PLAIN_TYPES})"
         )
     return list(batch)
+
+
+def control_to_plain(control: Control) -> tuple[Any, ...]:
+    """The name of the kind, then what it carries.
+
+    Control records as plain data, for snapshots of queues that hold some.
+
+    >>> control_to_plain(EpochWatermark(3)), control_from_plain(("epoch_watermark", 3))
+    (('epoch_watermark', 3), EpochWatermark(3))
+    """
+    match control:
+        case EpochWatermark():
+            return ("epoch_watermark", control.epoch)
+        case CheckpointBarrier():
+            return ("checkpoint_barrier", control.checkpoint, control.suspend)
+        case EndOfData():
+            return ("end_of_data", control.epoch)
+        case EndOfInput():
+            return ("end_of_input", control.epoch)
+        case Idle():
+            return ("idle",)
+    raise InternalError(f"{control!r} has no form as plain data")
+
+
+def control_from_plain(plain: Any) -> Control:
+    """The control record; ``PlainDataError`` for what is none."""
+    match plain:
+        case ["epoch_watermark", int() as epoch]:
+            return EpochWatermark(epoch)
+        case ["checkpoint_barrier", int() as checkpoint, bool() as suspend]:
+            return CheckpointBarrier(checkpoint, suspend=suspend)
+        case ["end_of_data", int() as epoch]:
+            return EndOfData(epoch)
+        case ["end_of_input", int() | None as epoch]:
+            return EndOfInput(epoch)
+        case ["idle"]:
+            return Idle()
+    raise PlainDataError(
+        f"expected the plain data of a control record, given {plain!r:.100}; it is of something else, or of "
+        "a newer version"
+    )

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.checkpoints.deferred_entries import entries_of
-from streamiter.checkpoints.piece_file import PieceFile
-from streamiter.checkpoints.pieces import OpenPiece, is_small, piece_bytes, pieces_of
+from streamiter.checkpoints.pieces import (
+    DeferredEntries,
+    HeldPieces,
+    OpenPiece,
+    PieceFile,
+    entries_of,
+    is_small,
+    piece_bytes,
+    pieces_of,
+)
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.replay_snapshot import ReplaySnapshot
 from streamiter.deferred import Deferred
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError
 from streamiter.records import Batch, Columns
 
-__all__ = ["ReplayCache"]
+__all__ = [
+    "ReplayCache",
+]
+
 
 _INT64: Final = range(2**63)
 
@@ -320,3 +329,45 @@ def _without_gaps(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if not isinstance(base, np.ndarray) or base.nbytes <= 2 * values.nbytes:
         return values
     return values if values.flags.contiguous or values.flags.f_contiguous else values.copy()
+
+
+@final
+class ReplaySnapshot(DeferredEntries):
+    """Batches in memory, pieces on disk, and the last, small batches.
+
+    An entry is ``(records, bytes counted in memory or None, encoded batch)``.
+
+    What a replay cache keeps at one moment, for a checkpoint.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plain_data: PlainData,
+        *,
+        encode: Callable[[Batch], bytes],
+        memory: list[tuple[Batch, int]],
+        disk: HeldPieces,
+        records_on_disk: array[int],
+        last: tuple[Batch, int | None] | None,
+    ) -> None:
+        """``records_on_disk`` may be appended to meanwhile, behind what is looked at here."""
+        super().__init__(name, plain_data)
+        self._encode = encode
+        self._memory = memory
+        self._disk = disk
+        self._records_on_disk = records_on_disk
+        self._last = last
+
+    def entries(self) -> Iterator[tuple[int, int | None, bytes]]:
+        for batch, size_bytes in self._memory:
+            yield len(batch), size_bytes, self._encode(batch)
+        for index, content in enumerate(self._disk):
+            yield self._records_on_disk[index], None, content
+        if self._last is not None:
+            batch, counted_bytes = self._last
+            yield len(batch), counted_bytes, self._encode(batch)
+
+    def let_go(self) -> None:
+        self._memory, self._last = [], None
+        self._disk.release()

@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct, error
+from typing import Annotated, Final
 
+import msgspec
+
+from streamiter.checkpoints.files import FULL_DISK
 from streamiter.deferred import Deferred
+from streamiter.errors import CheckpointError, ConfigurationError, StorageFull
 
-__all__ = ["CheckpointId", "Part", "SnapshotHeader", "StepState", "frames_of"]
+__all__ = [
+    "FORMAT",
+    "FRAME_HEAD",
+    "PREAMBLE_BYTES",
+    "TRAILER_BYTES",
+    "CheckpointId",
+    "Damage",
+    "Manifest",
+    "OtherFormat",
+    "Part",
+    "PartEntry",
+    "Section",
+    "SnapshotHeader",
+    "StepState",
+    "check_preamble",
+    "errors_of_reading",
+    "errors_of_writing",
+    "frame_crc32",
+    "frame_head",
+    "frames_of",
+    "manifest_of",
+    "pack_manifest",
+    "pack_preamble",
+    "pack_trailer",
+    "unpack_manifest",
+    "unpack_trailer",
+]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,3 +97,246 @@ class Part:
 def frames_of(part: Part) -> Iterator[Iterator[bytes]]:
     """The frames of each deferred piece of a part, in order."""
     return (deferred.frames() for deferred in part.deferred)
+
+
+FORMAT: Final = 1
+
+# The first byte is no text, the line ends show what a transfer as text has changed.
+_MAGIC: Final = b"\x93streamiter checkpoint\r\n"
+_END: Final = b"ENDS\r\n\n\x93"
+
+_PREAMBLE: Final = Struct(f"<{len(_MAGIC)}sII")
+_TRAILER: Final = Struct(f"<QQII{len(_END)}s")
+FRAME_HEAD: Final = Struct("<QI")
+"""The length of a frame's content in bytes, and its CRC-32."""
+_FRAME_PLACE: Final = Struct("<QQ")
+_CRC32_BYTES: Final = 4
+
+PREAMBLE_BYTES: Final = _PREAMBLE.size
+TRAILER_BYTES: Final = _TRAILER.size
+
+
+class Damage(Exception):
+    """What is wrong with the bytes: what was expected, what was given.
+
+    The bytes of a snapshot file; docs/checkpoint-format.md tells the same for those who write another reader.
+
+    A preamble, frames, the manifest (JSON) that says what the frames are, and a trailer that says where it is. The
+    manifest comes last so that a snapshot can be written as it is made, in little memory.
+    """
+
+
+class OtherFormat(Exception):
+    """The file is whole, as far as can be told, and of another version of the format."""
+
+    def __init__(self, given: int) -> None:
+        self.given = given
+        super().__init__(given)
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Section(msgspec.Struct, frozen=True):
+    """Frames one after another; ``bytes`` is their length with their heads."""
+
+    offset: Count
+    bytes: Count
+    frames: Count
+
+
+class PartEntry(msgspec.Struct, frozen=True):
+    """Where a part lies: its content is one frame, each deferred piece a section of its own."""
+
+    name: str
+    content: Section
+    deferred: list[Section]
+
+
+class _Checkpoint(msgspec.Struct, frozen=True):
+    number: int
+    run: str
+
+
+class _Step(msgspec.Struct, frozen=True):
+    parallelism: int
+    operator: str
+    is_source: bool = False
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The header of the snapshot, and what its parts are."""
+
+    flow: str
+    checkpoint: _Checkpoint
+    created_at_ms: int
+    job_ended: bool
+    steps: dict[str, _Step]
+    notes: dict[str, str]
+    parts: list[PartEntry]
+
+    @property
+    def header(self) -> SnapshotHeader:
+        """The header that it was made of."""
+        steps = {
+            name: StepState(step.parallelism, step.operator, step.is_source)
+            for name, step in self.steps.items()
+        }
+        return SnapshotHeader(
+            flow=self.flow,
+            id=CheckpointId(self.checkpoint.number, self.checkpoint.run),
+            created_at_ms=self.created_at_ms,
+            steps=steps,
+            job_ended=self.job_ended,
+            notes=self.notes,
+        )
+
+
+def manifest_of(header: SnapshotHeader, parts: Sequence[PartEntry]) -> Manifest:
+    """The manifest of a snapshot with that header and these parts."""
+    steps = {
+        name: _Step(step.parallelism, step.operator, step.is_source) for name, step in header.steps.items()
+    }
+    return Manifest(
+        flow=header.flow,
+        checkpoint=_Checkpoint(header.id.number, header.id.run),
+        created_at_ms=header.created_at_ms,
+        job_ended=header.job_ended,
+        steps=steps,
+        notes=dict(header.notes),
+        parts=list(parts),
+    )
+
+
+# ---- preamble
+
+
+def pack_preamble() -> bytes:
+    """What each file begins with."""
+    return _PREAMBLE.pack(_MAGIC, FORMAT, zlib.crc32(_MAGIC + FORMAT.to_bytes(4, "little")))
+
+
+def check_preamble(preamble: bytes) -> None:
+    """Raises ``Damage``; ``OtherFormat`` where it is sound and of another version."""
+    try:
+        magic, version, crc32 = _PREAMBLE.unpack(preamble)
+    except error:
+        raise Damage(f"expected at least {PREAMBLE_BYTES} bytes, given {len(preamble)}") from None
+    if magic != _MAGIC:
+        raise Damage(f"expected a file that begins with {_MAGIC!r}, given {magic!r}")
+    if crc32 != zlib.crc32(preamble[:-_CRC32_BYTES]):
+        raise Damage("its version does not match its checksum")
+    if version != FORMAT:
+        raise OtherFormat(version)
+
+
+# ---- frames
+
+
+def frame_crc32(offset: int, length: int) -> int:
+    """What the checksum of a frame begins with: its place, so that no frame passes for another."""
+    return zlib.crc32(_FRAME_PLACE.pack(offset, length))
+
+
+def frame_head(offset: int, content: bytes) -> bytes:
+    """What stands before the content of a frame that begins at ``offset``."""
+    return FRAME_HEAD.pack(len(content), zlib.crc32(content, frame_crc32(offset, len(content))))
+
+
+# ---- manifest and trailer
+
+
+def pack_manifest(manifest: Manifest) -> bytes:
+    """JSON. Raises ``ConfigurationError`` for a name that is not text."""
+    try:
+        return msgspec.json.encode(manifest)
+    except UnicodeEncodeError as problem:
+        raise ConfigurationError(
+            f"flow {manifest.flow!r}: expected names of text, given one with half a character "
+            f"({problem.object!r}); rename it"
+        ) from problem
+
+
+def pack_trailer(manifest_offset: int, manifest: bytes) -> bytes:
+    """What each file ends with."""
+    fields = (manifest_offset, len(manifest), zlib.crc32(manifest))
+    covered = Struct("<QQI").pack(*fields)
+    return _TRAILER.pack(*fields, zlib.crc32(covered), _END)
+
+
+def unpack_trailer(trailer: bytes) -> tuple[int, int, int]:
+    """Offset, length and CRC-32 of the manifest. Raises ``Damage``."""
+    offset, length, manifest_crc32, crc32, end = _TRAILER.unpack(trailer)
+    if end != _END:
+        raise Damage(
+            f"expected a file that ends with {_END!r}, given {end!r}: it is cut off, or never was whole"
+        )
+    if crc32 != zlib.crc32(trailer[: -len(_END) - _CRC32_BYTES]):
+        raise Damage("its last bytes do not match their checksum")
+    return offset, length, manifest_crc32
+
+
+def unpack_manifest(data: bytes, crc32: int, *, offset: int) -> Manifest:
+    """The manifest, which begins at ``offset``; all its sections lie before it, without gaps. Raises ``Damage``."""
+    if zlib.crc32(data) != crc32:
+        raise Damage("its manifest does not match its checksum")
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise Damage(f"its manifest is not one of format {FORMAT} ({problem})") from None
+    position = PREAMBLE_BYTES
+    for part in manifest.parts:
+        for section in (part.content, *part.deferred):
+            if section.offset != position:
+                raise Damage(f"part {part.name!r} begins at byte {section.offset} where {position} is due")
+            position += section.bytes
+    if position != offset:
+        raise Damage(f"its parts end at byte {position}, and its manifest begins at {offset}")
+    if len({part.name for part in manifest.parts}) < len(manifest.parts):
+        raise Damage("two of its parts have one name")
+    return manifest
+
+
+# Wrong folder or wrong user, nothing that time heals.
+_NOT_ALLOWED: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG}
+)
+
+
+@contextmanager
+def errors_of_writing(what: str, root: Path) -> Iterator[None]:
+    """``what`` (the flow) begins the message; ``root`` is the directory of the store.
+
+    What the system says of files, as errors that say what to do.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno in FULL_DISK:
+            raise StorageFull(
+                f"{what}: expected room for checkpoints in {root}, given {reason}; what was committed before is as "
+                f"it was: free space on that disk, or keep fewer (`streamiter checkpoints prune {root}`)"
+            ) from error
+        if error.errno in _NOT_ALLOWED:
+            raise ConfigurationError(
+                f"{what}: expected a directory for checkpoints that this process may write to, given {root} "
+                f"({error.filename or root}: {reason}); choose another, or give it to this process's user"
+            ) from error
+        raise CheckpointError(
+            f"{what}: expected to write checkpoints to {root}, given an error of the system "
+            f"({error.filename or root}: {reason}); look after that disk, or choose another directory"
+        ) from error
+
+
+@contextmanager
+def errors_of_reading(path: Path) -> Iterator[None]:
+    """Of a file that cannot be read, whatever is in it."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise CheckpointError(
+            f"{path}: expected a file that can be read, given an error of the system ({reason}); look after that "
+            "disk and the file's owner, or go on from another checkpoint"
+        ) from error

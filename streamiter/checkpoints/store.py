@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from streamiter.checkpoints.snapshot import CheckpointId, Part, SnapshotHeader
+from streamiter.errors import ConfigurationError, ProducerFenced
+from streamiter.numbers import positive, whole_number
 
-__all__ = ["CheckpointStore", "CommitPointer", "StoredSnapshot"]
+__all__ = [
+    "CheckpointStore",
+    "Checkpoints",
+    "CommitPointer",
+    "FlowRecord",
+    "RunRecord",
+    "StoredSnapshot",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +114,150 @@ class CheckpointStore(abc.ABC):
     @abc.abstractmethod
     async def close(self) -> None:
         """Let go of files. May be called more than once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Where checkpoints are kept, and how often one is taken.
+
+    ``directory`` is a folder, made if it is missing, that other flows may use as well; or another
+    :class:`~streamiter.checkpoints.store.CheckpointStore`. Every ``interval_s`` seconds a checkpoint is taken,
+    and one more when the job ends or is suspended; the last ``keep`` stay. Records in transactional outputs
+    become visible with the checkpoint after them, so the interval is their delay.
+
+    One whose barrier has not passed all steps within ``alignment_timeout_s`` seconds is given up, with a warning; the
+    next one is tried after the interval. A transaction that is open for longer than ``transaction_timeout_s`` seconds
+    is aborted by its server; it must be longer than the interval and the alignment together.
+
+    >>> Checkpoints("/var/lib/clicks", interval_s=30).keep
+    3
+
+    What a job is told about its checkpoints.
+    """
+
+    directory: str | os.PathLike[str] | CheckpointStore
+    interval_s: float = 10.0
+    keep: int = 3
+    alignment_timeout_s: float = 60.0
+    transaction_timeout_s: float = 300.0
+    """Five minutes: Kafka's brokers refuse more than fifteen unless told otherwise."""
+
+    def __post_init__(self) -> None:
+        # An empty one is a variable that is not set, rarely the folder one happens to be in.
+        if not isinstance(self.directory, (str, os.PathLike, CheckpointStore)) or self.directory == "":
+            raise ConfigurationError(
+                f"Checkpoints: expected a folder or a CheckpointStore, given {self.directory!r}; "
+                'write Checkpoints("/var/lib/…")'
+            )
+        for name in ("interval_s", "alignment_timeout_s", "transaction_timeout_s"):
+            positive(f"Checkpoints: {name}", getattr(self, name))
+        whole_number("Checkpoints: keep", self.keep, 1)
+
+    def check_transactions(self, flow: str) -> None:
+        """Raise ConfigurationError where a transaction would be aborted before its checkpoint."""
+        if self.interval_s + self.alignment_timeout_s >= self.transaction_timeout_s:
+            raise ConfigurationError(
+                f"flow {flow!r}, Checkpoints: expected interval_s + alignment_timeout_s below transaction_timeout_s, "
+                f"given {self.interval_s:g} + {self.alignment_timeout_s:g} and {self.transaction_timeout_s:g}; its "
+                "outputs would be taken back before they are committed: raise transaction_timeout_s, or lower the rest"
+            )
+
+
+# A run that was superseded a hundred runs ago and still lives would not be told from a new one; and snapshots of
+# such a run are no longer kept. The record stays below 10 kB.
+_RUNS_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run that has claimed the flow."""
+
+    run: str
+    committed: int | None = None
+    """The highest number that was committed of those it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowRecord:
+    """The runs of a flow in the order of their claims, and what was committed last.
+
+    What a store knows of a flow: its runs, what is committed, and so what may be removed. Without any I/O.
+
+    >>> record = FlowRecord("clicks").claimed_by("a").with_commit(CheckpointId(7, "a")).claimed_by("b")
+    >>> record.pointer
+    CommitPointer(run='b', committed=CheckpointId(number=7, run='a'), committed_by_run={'a': 7})
+    >>> record = record.with_commit(CheckpointId(9, "b"))
+    >>> ids = [CheckpointId(6, "a"), CheckpointId(7, "a"), CheckpointId(8, "a"), CheckpointId(9, "b")]
+    >>> record.removable(ids, keep=2, newer=True)  # 8 of run a was never committed: run b went on from 7
+    [CheckpointId(number=6, run='a'), CheckpointId(number=8, run='a')]
+    """
+
+    flow: str
+    runs: tuple[RunRecord, ...] = ()
+    committed: CheckpointId | None = None
+    is_lost: bool = False
+    """Whether there were snapshots but no record of what is committed: nobody knows until something is."""
+
+    @property
+    def run(self) -> str | None:
+        """The run that owns the flow."""
+        return self.runs[-1].run if self.runs else None
+
+    @property
+    def pointer(self) -> CommitPointer | None:
+        """The same for the job; None where it is not known what is committed."""
+        if self.run is None or self.is_lost:
+            return None
+        committed = {each.run: each.committed for each in self.runs if each.committed is not None}
+        return CommitPointer(self.run, self.committed, committed)
+
+    def claimed_by(self, run: str, *, begin_anew: bool = False) -> FlowRecord:
+        """The record with ``run`` as the owner. ``ProducerFenced`` where a newer one has claimed the flow."""
+        record = self
+        if any(earlier.run == run for earlier in self.runs[:-1]):
+            record.check_owner(run, "claim the flow again")
+        if run != self.run:
+            record = replace(record, runs=(*record.runs, RunRecord(run))[-_RUNS_MAX:])
+        if begin_anew:
+            runs = tuple(RunRecord(earlier.run) for earlier in record.runs)
+            record = replace(record, runs=runs, committed=None, is_lost=False)
+        return record
+
+    def check_owner(self, run: str, wanted: str) -> None:
+        """Raise ``ProducerFenced`` where the flow is another run's."""
+        if run != self.run:
+            raise ProducerFenced(
+                f"flow {self.flow!r}: run {run} cannot {wanted}: run {self.run} has claimed the flow since; only one "
+                f"run of a flow may go on, so run {run} must end"
+            )
+
+    def with_commit(self, checkpoint: CheckpointId) -> FlowRecord:
+        """The record with this as what to go on from."""
+        runs = [
+            replace(each, committed=max(checkpoint.number, each.committed or 0))
+            if each.run == checkpoint.run
+            else each
+            for each in self.runs
+        ]
+        if checkpoint.run not in [each.run for each in runs]:
+            runs.insert(0, RunRecord(checkpoint.run, checkpoint.number))
+        return replace(self, runs=tuple(runs), committed=checkpoint, is_lost=False)
+
+    def removable(self, ids: Collection[CheckpointId], *, keep: int, newer: bool) -> list[CheckpointId]:
+        """Which of these snapshots nobody needs, in order; ``newer``: also what is newer than the committed one.
+
+        Nothing where what is committed is not known, or not among them: then it is not certain what is needed.
+        """
+        committed = self.committed
+        if committed is None or committed not in ids:
+            return []
+        before = sorted(each for each in ids if each.number < committed.number and self._led_to_commit(each))
+        kept = {committed, *before[max(0, len(before) - (keep - 1)) :]}
+        return sorted(each for each in ids if each not in kept and (newer or each.number <= committed.number))
+
+    def _led_to_commit(self, checkpoint: CheckpointId) -> bool:
+        """Whether its run went on from it to something committed; if not, a later run has begun before it."""
+        return any(
+            each.run == checkpoint.run and each.committed is not None and checkpoint.number <= each.committed
+            for each in self.runs
+        )

@@ -10,15 +10,12 @@ import typer
 
 from streamiter.cli.checkpoints import checkpoints_app
 from streamiter.cli.demo import demo
-from streamiter.cli.draw import draw
-from streamiter.cli.examples import examples
 from streamiter.cli.failures import INTERRUPTED, Commands
 from streamiter.cli.models import models_app
 from streamiter.cli.network import network_app
-from streamiter.cli.predict import predict
-from streamiter.cli.run import run
+from streamiter.cli.run import draw, examples, run
 from streamiter.cli.topics import topics_app
-from streamiter.cli.train import train
+from streamiter.cli.train import predict, train
 from streamiter.runtime.running import Interruption
 
 __all__ = ["app", "run_app"]

@@ -1,16 +1,387 @@
-"""``streamiter checkpoints``: list, show, verify, prune."""
+"""Arguments that the commands on checkpoints share, and what they stand for."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
 import typer
 
-from streamiter.cli.checkpoints_list import list_checkpoints
-from streamiter.cli.checkpoints_prune import prune
-from streamiter.cli.checkpoints_show import show
-from streamiter.cli.checkpoints_verify import verify
-from streamiter.cli.examples import examples
+from streamiter.checkpoints.flow_folder import FlowFolder, flows_in
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
+from streamiter.checkpoints.snapshot_file import SnapshotFile
+from streamiter.cli.failures import print_error
+from streamiter.cli.figures import print_fields, print_table, say
+from streamiter.cli.run import examples
+from streamiter.cli.topics import AsJson
+from streamiter.errors import CheckpointError
 
-__all__ = ["checkpoints_app"]
+__all__ = [
+    "checkpoints_app",
+]
+
+
+Directory = Annotated[
+    Path,
+    typer.Argument(metavar="DIRECTORY", help="Where the flow keeps them.", show_default=False),
+]
+FlowName = Annotated[
+    str | None, typer.Option("--flow", metavar="NAME", help="Those of this flow.", show_default=False)
+]
+Number = Annotated[
+    int | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="N",
+        min=0,
+        help="The one of this number, as list shows it.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedCheckpoint:
+    """One checkpoint in a directory, by the name of its file."""
+
+    folder: FlowFolder
+    id: CheckpointId
+    size_bytes: int
+    header: SnapshotHeader | None
+    """None where the file cannot be read."""
+    committed: CheckpointId | None
+    """The one of its flow that is committed; None where none is, or nobody knows."""
+
+    @property
+    def created(self) -> str:
+        """When it was taken, in local time."""
+        if self.header is None:
+            return ""
+        return (
+            datetime.fromtimestamp(self.header.created_at_ms / 1000)
+            .astimezone()
+            .isoformat(timespec="seconds")
+        )
+
+    @property
+    def state(self) -> str:
+        """What is special about it."""
+        states = {
+            "unreadable": self.header is None,
+            "committed": self.id == self.committed,
+            "perhaps committed": self.is_perhaps_committed,
+            "not committed": self._is_newer and not self.is_perhaps_committed,
+            "ended": self.header is not None and self.header.job_ended,
+        }
+        return ", ".join(state for state, holds in states.items() if holds)
+
+    @property
+    def _is_newer(self) -> bool:
+        return self.committed is None or self.id.number > self.committed.number
+
+    @property
+    def is_perhaps_committed(self) -> bool:
+        """Whether a topic may say so: a job that was killed could not tell the store any more."""
+        return self._is_newer and self.header is not None and "commits in" in self.header.notes
+
+    def document(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "flow": self.folder.flow,
+            "checkpoint": self.id.number,
+            "run": self.id.run,
+            "created_at_ms": self.header.created_at_ms if self.header else None,
+            "size_bytes": self.size_bytes,
+            "committed": self.id == self.committed,
+            "ended": self.header.job_ended if self.header else None,
+            "readable": self.header is not None,
+        }
+
+
+def all_folders(directory: Path, flow: str | None) -> list[FlowFolder]:
+    """Those of all flows, or of the one that is named."""
+    if not directory.is_dir():
+        given = "a file" if directory.exists() else "none of that name"
+        raise typer.BadParameter(
+            f"expected a directory, given {directory}: {given}", param_hint="'DIRECTORY'"
+        )
+    folders = flows_in(directory)
+    if flow is None:
+        return folders
+    chosen = [folder for folder in folders if folder.flow == flow]
+    if not chosen:
+        raise typer.BadParameter(f"expected {_one_of(folders)}, given {flow!r}", param_hint="'--flow'")
+    return chosen
+
+
+def one_folder(directory: Path, flow: str | None) -> FlowFolder:
+    """That of the flow that is named, or of the only one."""
+    folders = all_folders(directory, flow)
+    if not folders:
+        raise typer.BadParameter(f"expected checkpoints in {directory}, given none", param_hint="'DIRECTORY'")
+    if len(folders) > 1:
+        raise typer.BadParameter(f"expected {_one_of(folders)}, given none", param_hint="'--flow'")
+    return folders[0]
+
+
+def _one_of(folders: Sequence[FlowFolder]) -> str:
+    names = ", ".join(repr(folder.flow) for folder in folders)
+    return f"one of {names}" if names else "a directory with checkpoints"
+
+
+def listed_checkpoints(folder: FlowFolder) -> list[ListedCheckpoint]:
+    """All checkpoints of a flow, oldest first; those that a job removes meanwhile are left out."""
+    committed = _committed(folder)
+    found: list[ListedCheckpoint] = []
+    for checkpoint in folder.snapshots():
+        try:
+            header = folder.header(checkpoint)
+        except CheckpointError:
+            header = None
+        try:
+            size_bytes = folder.path_of(checkpoint).stat().st_size
+        except FileNotFoundError:
+            continue
+        found.append(ListedCheckpoint(folder, checkpoint, size_bytes, header, committed))
+    return found
+
+
+def numbered(listed: Sequence[ListedCheckpoint], number: int) -> list[ListedCheckpoint]:
+    """Those of a number: one, or where a run did not come to commit its own, those of two runs."""
+    found = [each for each in listed if each.id.number == number]
+    if not found:
+        there = ", ".join(dict.fromkeys(str(each.id.number) for each in listed)) or "none"
+        raise typer.BadParameter(f"expected one of {there}, given {number}", param_hint="'--checkpoint'")
+    return found
+
+
+def _committed(folder: FlowFolder) -> CheckpointId | None:
+    """What is committed; where that cannot be read it is said, and all else is shown."""
+    try:
+        record = folder.record()
+    except CheckpointError as error:
+        print_error(str(error))
+        return None
+    return record.committed if record else None
+
+
+def list_checkpoints(directory: Directory, flow: FlowName = None, as_json: AsJson = False) -> None:
+    """List the checkpoints in a directory, oldest first.
+
+    Each with its flow, number, run, time and size in bytes; a flow goes on from the one that is committed. Where the
+    job was killed, a newer one may be committed, too: the next run asks the topic that show calls “commits in”.
+
+    ``streamiter checkpoints list``.
+    """
+    found = [listed for folder in all_folders(directory, flow) for listed in listed_checkpoints(folder)]
+    if as_json:
+        for listed in found:
+            typer.echo(orjson.dumps(listed.document()).decode())
+    elif not found:
+        typer.echo(f"no checkpoints in {directory}", err=True)
+    elif sys.stdout.isatty():
+        print_table(
+            ("flow", "checkpoint", "run", "time", "bytes", ""),
+            [_row(listed, f"{listed.size_bytes:,}") for listed in found],
+            numbers=("checkpoint", "bytes"),
+        )
+    else:
+        for listed in found:
+            typer.echo("\t".join(_row(listed, str(listed.size_bytes))))
+
+
+def _row(listed: ListedCheckpoint, size: str) -> tuple[str, ...]:
+    flow = listed.folder.flow
+    shown_flow = flow if flow.isprintable() else repr(flow)
+    return (shown_flow, str(listed.id.number), listed.id.run, listed.created, size, listed.state)
+
+
+def prune(
+    directory: Directory,
+    flow: FlowName = None,
+    keep: Annotated[
+        int,
+        typer.Option(
+            "--keep", metavar="N", min=1, help="How many to keep: the committed one and those before it."
+        ),
+    ] = 3,
+    orphans: Annotated[
+        bool,
+        typer.Option(
+            "--orphans",
+            help="Remove those newer than the committed one, too. Refused while the flow runs, and where one "
+            "is perhaps committed, as list shows.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove old checkpoints of a flow, and what was written in part.
+
+    The one that is committed always stays, and so do newer ones: a job may be about to commit them. A job that is
+    running is not disturbed.
+
+    ``streamiter checkpoints prune``.
+    """
+    folder = one_folder(directory, flow)
+    record = folder.record()
+    if orphans and record is not None and record.committed is not None:
+        _check_that_none_may_be_committed(folder)
+    removed = folder.prune(keep=keep, newer=orphans)
+    for checkpoint in removed:
+        if as_json:
+            document = {"flow": folder.flow, "checkpoint": checkpoint.number, "run": checkpoint.run}
+            typer.echo(orjson.dumps(document).decode())
+        else:
+            typer.echo(f"removed\t{folder.flow}\t{checkpoint.number}\t{checkpoint.run}")
+    if record is None or record.committed is None:
+        say(f"flow {folder.flow!r}: it is not known what is committed, so no checkpoint is removed", err=True)
+    elif not removed:
+        say(f"flow {folder.flow!r}: there is nothing to remove", err=True)
+
+
+def _check_that_none_may_be_committed(folder: FlowFolder) -> None:
+    """A job that was killed may have committed in a topic what the store does not know of yet."""
+    for listed in listed_checkpoints(folder):
+        if listed.is_perhaps_committed:
+            raise CheckpointError(
+                f"flow {folder.flow!r}: --orphans expected no checkpoint that may be committed, given {listed.id}: the "
+                "next run may go on from it; run the flow until it has taken a checkpoint, which removes what "
+                "nobody needs"
+            )
+
+
+def show(
+    directory: Directory, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False
+) -> None:
+    """Show what is in a checkpoint: the one that is committed, unless another is named.
+
+    Its notes, its steps with their parallelism, and its parts with their sizes.
+
+    ``streamiter checkpoints show``.
+    """
+    folder = one_folder(directory, flow)
+    listed = _chosen(folder.flow, listed_checkpoints(folder), checkpoint)
+    snapshot = listed.folder.open(listed.id)
+    try:
+        document, fields = _document(listed, snapshot), _fields(listed, snapshot)
+    finally:
+        snapshot.close_now()
+    if as_json:
+        typer.echo(orjson.dumps(document).decode())
+    elif sys.stdout.isatty():
+        print_fields(fields)
+    else:
+        for name, value in fields:
+            typer.echo(f"{name}\t{value}")
+
+
+def _chosen(flow: str, found: Sequence[ListedCheckpoint], number: int | None) -> ListedCheckpoint:
+    """Of two with a number the committed one; without a number that, or the newest."""
+    if not found:
+        raise typer.BadParameter(
+            f"expected checkpoints of flow {flow!r}, given none: it has not taken one yet",
+            param_hint="'DIRECTORY'",
+        )
+    among = found if number is None else numbered(found, number)
+    return next((each for each in among if each.id == each.committed), among[-1])
+
+
+def _document(listed: ListedCheckpoint, snapshot: SnapshotFile) -> dict[str, Any]:
+    return {
+        **listed.document(),
+        "notes": dict(snapshot.header.notes),
+        "steps": {name: asdict(step) for name, step in snapshot.header.steps.items()},
+        "parts": {name: snapshot.part_bytes(name) for name in snapshot.part_names()},
+    }
+
+
+def _fields(listed: ListedCheckpoint, snapshot: SnapshotFile) -> list[tuple[str, str]]:
+    """Pairs, for a note may be called as something else, too."""
+    header = snapshot.header
+    return [
+        ("flow", header.flow),
+        ("checkpoint", str(header.id.number)),
+        ("run", header.id.run),
+        ("time", listed.created),
+        ("bytes", f"{listed.size_bytes:,}"),
+        ("state", listed.state),
+        *header.notes.items(),
+        *((f"step {name}", _described(step)) for name, step in header.steps.items()),
+        *((f"part {name}", f"{snapshot.part_bytes(name):,} bytes") for name in snapshot.part_names()),
+    ]
+
+
+def _described(step: StepState) -> str:
+    source = ", a source" if step.is_source else ""
+    return f"{step.operator}, parallelism {step.parallelism}{source}"
+
+
+def verify(
+    directory: Directory, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False
+) -> None:
+    """Read checkpoints as a whole and compare all checksums.
+
+    Exit code 1 where something is damaged or missing; each such file is named.
+
+    ``streamiter checkpoints verify``.
+    """
+    listed = [each for folder in all_folders(directory, flow) for each in listed_checkpoints(folder)]
+    sound = [
+        _verify(each, as_json) for each in (listed if checkpoint is None else numbered(listed, checkpoint))
+    ]
+    complete = [_verify_record(folder) for folder in all_folders(directory, flow)]
+    if not sound:
+        typer.echo(f"no checkpoints in {directory}", err=True)
+    if not all(sound + complete):
+        raise typer.Exit(1)
+
+
+def _verify(listed: ListedCheckpoint, as_json: bool) -> bool:
+    problem = _problem(listed)
+    if as_json:
+        typer.echo(orjson.dumps({**listed.document(), "problem": problem}).decode())
+    elif problem is None:
+        typer.echo(f"ok\t{listed.folder.flow}\t{listed.id.number}\t{listed.id.run}")
+    if problem is not None:
+        print_error(problem)
+    return problem is None
+
+
+def _problem(listed: ListedCheckpoint) -> str | None:
+    try:
+        snapshot = listed.folder.open(listed.id)
+    except CheckpointError as error:
+        return str(error)
+    try:
+        snapshot.verify_now()
+    except CheckpointError as error:
+        return str(error)
+    finally:
+        snapshot.close_now()
+    return None
+
+
+def _verify_record(folder: FlowFolder) -> bool:
+    """Whether it is known what is committed, and that is there; listing has told already where it is not readable."""
+    try:
+        record = folder.record()
+    except CheckpointError:
+        return False
+    if record is None or record.committed is None or record.committed in folder.snapshots():
+        return True
+    print_error(
+        f"{folder.path_of(record.committed)}: expected the committed checkpoint, given no such file; put it back from "
+        "a backup, or go on from another one (restore=<number>)"
+    )
+    return False
+
+
+# ``streamiter checkpoints``: list, show, verify, prune.
 
 checkpoints_app = typer.Typer(
     help="Look after the checkpoints of flows.", no_args_is_help=True, rich_markup_mode=None

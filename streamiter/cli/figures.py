@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import sys
+import textwrap
+import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Sequence
+from concurrent.futures import CancelledError
 from typing import Final
 
 import orjson
@@ -16,10 +21,20 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from streamiter.errors import ConfigurationError
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.statistics import JobStatistics, LoopStatistics
 
-__all__ = ["checkpoint_lines", "loop_lines", "print_statistics", "statistics_table", "watched"]
+__all__ = [
+    "lines_of",
+    "open_lines",
+    "print_fields",
+    "print_statistics",
+    "print_table",
+    "say",
+    "watched",
+]
+
 
 # Often enough to look alive, seldom enough to cost nothing beside the job.
 _REFRESH_S: Final = 0.25
@@ -199,3 +214,130 @@ def _in_a_line(statistics: JobStatistics) -> str:
     read = sum(task.steps[0].counts.records_in for task in sources)
     rejected = sum(step.counts.rejected for task in statistics.tasks for step in task.steps)
     return f"{_title(statistics)}, {read:,} records read" + (f", {rejected:,} rejected" if rejected else "")
+
+
+_READ_BYTES: Final = 1 << 20
+_STANDARD_INPUT: Final = 0
+
+# Chunks that are read ahead: one is written while the next is read.
+_CHUNKS_AHEAD: Final = 2
+
+
+def open_lines(file: str) -> int:
+    """A descriptor to read ``file`` with; ``-`` is standard input.
+
+    Lines of a file or of standard input, as they come.
+    """
+    if file == "-":
+        return _STANDARD_INPUT
+    if os.path.isdir(file):
+        raise ConfigurationError(f"cannot read {file!r}: {os.strerror(errno.EISDIR)}")
+    try:
+        return os.open(file, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file!r}: {error.strerror}") from error
+
+
+async def lines_of(descriptor: int) -> AsyncGenerator[list[bytes], None]:
+    """The lines without their ends, as many at a time as there are; closes the descriptor.
+
+    They are read in a thread of its own, so that a slow pipe or a terminal holds nothing else up. The thread is a
+    daemon: a read that never returns does not keep the program from ending.
+    """
+    chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(_CHUNKS_AHEAD)
+    reading = (descriptor, chunks, asyncio.get_running_loop())
+    threading.Thread(target=_read, args=reading, daemon=True, name="read lines").start()
+    rest = b""
+    while chunk := await chunks.get():
+        if isinstance(chunk, OSError):
+            raise ConfigurationError(f"cannot read on: {chunk.strerror}") from chunk
+        *lines, rest = (rest + chunk).split(b"\n")
+        if lines:
+            yield [line.removesuffix(b"\r") for line in lines]
+    if rest:
+        yield [rest.removesuffix(b"\r")]
+
+
+def _read(descriptor: int, chunks: asyncio.Queue[bytes | OSError], loop: asyncio.AbstractEventLoop) -> None:
+    """Put chunks into the queue, at the end an empty one; on an error the error."""
+    with contextlib.suppress(RuntimeError, CancelledError):  # the loop is closed: nobody wants more
+        try:
+            while chunk := os.read(descriptor, _READ_BYTES):
+                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+            asyncio.run_coroutine_threadsafe(chunks.put(b""), loop).result()
+        except OSError as error:
+            asyncio.run_coroutine_threadsafe(chunks.put(error), loop).result()
+    if descriptor != _STANDARD_INPUT:
+        os.close(descriptor)
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Collection[str] = (),
+    title: str | None = None,
+    caption: str | None = None,
+) -> None:
+    """A row below the other under ``headings``; the columns of ``numbers`` are aligned on the right.
+
+    Tables on a terminal.
+    """
+    # Slow to import, and most commands print no table.
+    from rich.table import Table
+
+    table = Table(
+        title=title,
+        caption=caption,
+        box=None,
+        pad_edge=False,
+        title_justify="left",
+        caption_justify="left",
+    )
+    for heading in headings:
+        table.add_column(heading, overflow="fold", justify="right" if heading in numbers else "left")
+    for row in rows:
+        table.add_row(*row)
+    _print(table)
+
+
+def print_fields(fields: Iterable[tuple[str, str]]) -> None:
+    """A name and what it is, below each other."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", overflow="fold")
+    table.add_column(overflow="fold")
+    for name, value in fields:
+        table.add_row(name, value)
+    _print(table)
+
+
+def _print(table: object) -> None:
+    """Names are printed as they are, whatever is in them."""
+    from rich.console import Console
+
+    Console(markup=False, emoji=False, highlight=False).print(table)
+
+
+# A terminal that nobody has told how wide it is says 0; this is what terminals were for long.
+_UNKNOWN_WIDTH: Final = 80
+
+
+def say(line: str, *, err: bool = False, hanging: int = 0) -> None:
+    """Print a line: on a terminal broken between words (further lines indented), elsewhere whole.
+
+    What is to be copied, as a command, is better left to the terminal to break.
+
+    Sentences that are printed.
+    """
+    stream = sys.stderr if err else sys.stdout
+    if stream.isatty():
+        line = textwrap.fill(
+            line,
+            os.get_terminal_size(stream.fileno()).columns or _UNKNOWN_WIDTH,
+            subsequent_indent=" " * hanging,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    typer.echo(line, err=err)

@@ -11,10 +11,9 @@ import numpy as np
 import orjson
 import typer
 
-from streamiter.cli.examples import examples
-from streamiter.cli.tables import print_fields
-from streamiter.cli.topic_arguments import lasting_topic
-from streamiter.cli.topics_tail import last_records
+from streamiter.cli.figures import print_fields
+from streamiter.cli.run import examples
+from streamiter.cli.topics import last_records, lasting_topic
 from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError
 from streamiter.models import ModelUpdate, last_update, model_updates

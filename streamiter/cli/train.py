@@ -1,27 +1,97 @@
-"""``streamiter train``."""
+"""What ``streamiter train`` is told, made into what training takes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 import orjson
 import typer
 
-from streamiter.cli.network_arguments import load_network
-from streamiter.cli.topic_arguments import AsJson
-from streamiter.cli.train_arguments import consistency_of, initial_of, rows_of
-from streamiter.cli.train_plot import PlotOption, check_plot, write_plot
-from streamiter.cli.wrapping import say
+from streamiter.cli.figures import say
+from streamiter.cli.network import load_network
+from streamiter.cli.topics import AsJson
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.numbers import whole_number_in
 
 if TYPE_CHECKING:
-    from streamiter.networks.fitting import TrainedNetwork
-    from streamiter.networks.results import EpochResult
+    from streamiter.charts import Line, Panel
+    from streamiter.networks.data import LabelledRows
+    from streamiter.networks.learner import Start
+    from streamiter.networks.losses import Predictions
+    from streamiter.networks.network import Network
+    from streamiter.networks.serving import EpochResult, SavedNetwork
+    from streamiter.networks.training import TrainedNetwork
+    from streamiter.parameter_server.consistency.models import Consistency
 
-__all__ = ["train"]
+__all__ = [
+    "predict",
+    "train",
+]
+
+
+def consistency_of(given: str) -> Consistency:
+    """``bsp``, ``asp`` or ``ssp:`` and the staleness.
+
+    >>> consistency_of("ssp:2")
+    SSP(staleness=2)
+    """
+    from streamiter.parameter_server.consistency.models import ASP, BSP, SSP
+
+    name, _, staleness = given.lower().partition(":")
+    if name == "bsp" and not staleness:
+        return BSP()
+    if name == "asp" and not staleness:
+        return ASP()
+    if name == "ssp" and (mini_batches := whole_number_in(staleness)) is not None:
+        return SSP(staleness=mini_batches)
+    raise ConfigurationError(
+        f"--consistency: expected bsp, asp, or ssp: and how many mini-batches a worker may be ahead, as ssp:2, given "
+        f"{given!r}"
+    )
+
+
+def initial_of(network: Network, start: Path | None) -> tuple[Network, Start]:
+    """The parameters of a saved model to go on from, where one is named; the network then has its features."""
+    from streamiter.networks.serving import load_network
+
+    named = network.configuration.model.load_path
+    folder = start if start is not None else None if named is None else Path(named)
+    if folder is None:
+        return network, None
+    saved = load_network(folder)
+    features = saved.network.features
+    if network.features is None and features is not None:
+        network = network.with_features(features)
+    return network, saved.parameters
+
+
+def rows_of(network: Network, data: str | None, validate: str | None) -> tuple[LabelledRows, LabelledRows]:
+    """What is learned from, and what is judged by; both checked, for the message then names the file's option."""
+    from streamiter.networks.data import part, read_rows
+    from streamiter.networks.training import RowChecks, sized
+
+    settings = network.configuration.data
+    source = data or settings.path
+    if source is None:
+        raise ConfigurationError(
+            "--data: expected a file of rows, given none, and no path in the data section of the network; "
+            "write --data FILE"
+        )
+    rows = read_rows(source, settings, owner="--data")
+    checks = RowChecks(sized(network, rows))
+    rows = rows.widened(checks.features, "--data")
+    checks.check("--data", rows)
+    if validate is None:
+        parted = part(rows, validate_ratio=settings.validate_ratio)
+        return parted.training, parted.validation
+    held_out = read_rows(validate, settings, owner="--validate").widened(checks.features, "--validate")
+    checks.check("--validate", held_out)
+    return rows, held_out
 
 
 def train(
@@ -67,10 +137,12 @@ def train(
 
     Ctrl-C ends the training early and keeps the model (exit code 0); a second one ends it at once, and keeps nothing
     (exit code 130). Of a training that diverges the model of the last epoch that was finite is saved (exit code 1).
+
+    ``streamiter train``.
     """
-    from streamiter.networks.diverging import Diverged
-    from streamiter.networks.fitting import fit_network
-    from streamiter.networks.saved_models import check_folder, is_saved_network, save_network
+    from streamiter.networks.losses import Diverged
+    from streamiter.networks.serving import check_folder, is_saved_network, save_network
+    from streamiter.networks.training import fit_network
 
     how = consistency_of(consistency)
     check_plot(plot)
@@ -140,3 +212,147 @@ def _tell_end(trained: TrainedNetwork, folder: Path, plot: Path | None, *, as_js
 
 def _documents(results: Sequence[EpochResult]) -> list[dict[str, Any]]:
     return [asdict(result) for result in results]
+
+
+PlotOption = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Draw loss, accuracy and AUC per epoch: .svg or .png."),
+]
+
+_TITLES: Final = {"accuracy": "Accuracy", "auc": "Area under the ROC curve"}
+
+
+def check_plot(output: Path | None) -> None:
+    """Said before the training, not after it.
+
+    The plot of a training: loss, accuracy and AUC, epoch by epoch.
+    """
+    if output is None:
+        return
+    if output.suffix.lower() not in (".svg", ".png"):
+        raise ConfigurationError(
+            f"--plot {output}: expected a file named .svg or .png, given {output.suffix or 'no suffix'}; rename it"
+        )
+    if not output.parent.is_dir():
+        raise ConfigurationError(
+            f"--plot {output}: expected a file in a folder that is there, given {str(output.parent)!r}, which is not; "
+            "make it, or plot elsewhere"
+        )
+    if output.suffix.lower() == ".png" and find_spec("resvg_py") is None:
+        raise ConfigurationError(
+            f"--plot {output}: expected the package resvg_py, which is not installed; install it with: "
+            "pip install 'streamiter[draw]', or plot SVG"
+        )
+
+
+def panels(results: Sequence[EpochResult]) -> list[Panel]:
+    """Of what there is: the loss in training and validation, and how good the predictions are."""
+    from streamiter.charts import Panel
+
+    validation = [(result.epoch, result.validation) for result in results if result.validation is not None]
+    losses = [
+        _plotted_line("training", [(result.epoch, result.training_loss) for result in results]),
+        _plotted_line("validation", [(epoch, found.loss) for epoch, found in validation]),
+    ]
+    drawn = [Panel("Loss", "epoch", [line for line in losses if line.xs], has_whole_xs=True)]
+    for name, title in _TITLES.items():
+        line = _plotted_line("validation", [(epoch, getattr(found, name)) for epoch, found in validation])
+        if line.xs:
+            drawn.append(Panel(title, "epoch", [line], has_whole_xs=True))
+    return drawn
+
+
+def write_plot(results: Sequence[EpochResult], output: Path | None) -> None:
+    """Write it, where it is wanted."""
+    if output is None:
+        return
+    # Not for those who plot nothing, as below.
+    from streamiter.charts import chart
+
+    drawing = chart(panels(results))
+    if output.suffix.lower() == ".png":
+        from streamiter.flow.drawing.svg import png_of_svg
+
+        content = png_of_svg(drawing)
+    else:
+        content = drawing.encode()
+    try:
+        output.write_bytes(content)
+    except OSError as error:
+        raise ConfigurationError(f"--plot {output}: cannot write it: {error.strerror}") from error
+
+
+def _plotted_line(name: str, points: Sequence[tuple[int, float | None]]) -> Line:
+    from streamiter.charts import Line
+
+    there = [(epoch, value) for epoch, value in points if value is not None]
+    return Line(name, [float(epoch) for epoch, _ in there], [value for _, value in there])
+
+
+def predict(
+    model: Annotated[
+        Path, typer.Option("--model", metavar="DIR", help="A saved model, as streamiter train makes it.")
+    ],
+    data: Annotated[str, typer.Option("--data", metavar="FILE", help="The rows.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write predictions to this file."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict with a saved network: a line for each row of a file.
+
+    Columns, with tabs between them, are what the loss of the network gives: of logloss score, probability and label;
+    of hingeloss score and label; of softmaxloss score and probability of the class that is predicted, and the class
+    as label; of regressions the value. How good they are by the labels of the file is said on stderr.
+
+    ``streamiter predict``.
+    """
+    from streamiter.networks.data import read_rows
+    from streamiter.networks.serving import load_network
+
+    saved = load_network(model)
+    rows = read_rows(data, saved.network.configuration.data, owner="--data")
+    graph = saved.network.graph()
+    rows = rows.widened(graph.place_holder.feature_dimension, "--data")
+    columns = _columns(saved.predictor.predictions(rows.rows))
+    if output is None:
+        _write(columns, sys.stdout, as_json=as_json)
+    else:
+        try:
+            with output.open("w", encoding="utf-8") as file:
+                _write(columns, file, as_json=as_json)
+        except OSError as error:
+            raise ConfigurationError(f"--output {output}: cannot write it: {error.strerror}") from error
+    _tell(saved, rows)
+
+
+def _columns(predictions: Predictions) -> dict[str, list[Any]]:
+    """Those that there are, by name."""
+    has_classes = predictions.label is not None
+    names = {
+        "score" if has_classes else "value": predictions.value,
+        "probability": predictions.probability,
+        "label": None if predictions.label is None else predictions.label.astype(int),
+    }
+    return {name: column.tolist() for name, column in names.items() if column is not None}
+
+
+def _write(columns: dict[str, list[Any]], to: IO[str], *, as_json: bool) -> None:
+    rows = zip(*columns.values(), strict=True)
+    if as_json:
+        to.writelines(orjson.dumps(dict(zip(columns, row, strict=True))).decode() + "\n" for row in rows)
+        return
+    to.write("\t".join(columns) + "\n")
+    to.writelines("\t".join(f"{value:.6g}" for value in row) + "\n" for row in rows)
+
+
+def _tell(saved: SavedNetwork, rows: LabelledRows) -> None:
+    from streamiter.networks.serving import EpochResult, evaluate
+
+    try:
+        found = evaluate(saved.network.graph(), saved.parameters, rows)
+    except ModelError as error:  # Labels may be made up where they are to be predicted.
+        say(f"{len(rows):,} rows; how good they are is not known: {error}", err=True)
+        return
+    say(f"{len(rows):,} rows: {EpochResult(0, None, found).describe()}", err=True)

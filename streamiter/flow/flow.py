@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -24,12 +25,11 @@ from streamiter.flow.graph_checks import (
     check_stop,
 )
 from streamiter.flow.keyed_stream import KeyedStream
-from streamiter.flow.outlet import Outlet
+from streamiter.flow.next_step import Outlet
 from streamiter.flow.stream import Stream
-from streamiter.operators.identity import Identity
-from streamiter.operators.items import ItemsSource
 from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy, shortened
-from streamiter.operators.source import Source, SourceFactory
+from streamiter.operators.source import ItemsSource, Source, SourceFactory
+from streamiter.operators.steps import Identity
 from streamiter.records import Batch, Columns
 from streamiter.runtime.graph import Graph, Step
 from streamiter.tables import rows_of_table
@@ -40,15 +40,21 @@ from streamiter.topics.topic_source import DecodeValues, TopicSource
 from streamiter.user_code import user_line
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.settings import Checkpoints
+    from streamiter.checkpoints.store import Checkpoints
     from streamiter.flow.drawing import DrawingFormat
-    from streamiter.runtime.checkpointing.in_memory import JobSnapshot
+    from streamiter.runtime.checkpointing.commit import JobSnapshot
     from streamiter.runtime.job import Job
     from streamiter.runtime.plan import ChannelLimits
     from streamiter.runtime.running import OnInterrupt
     from streamiter.runtime.statistics import JobStatistics
 
-__all__ = ["Flow", "listed_items"]
+__all__ = [
+    "Flow",
+    "all_or_nothing",
+    "check_stream",
+    "listed_items",
+    "step_names",
+]
 
 
 class Flow:
@@ -350,9 +356,9 @@ class Flow:
         self._check_complete("start")
         # What runs a job is a fifth of the import of this package, and nothing that builds or draws a flow needs.
         from streamiter.models.update import ModelSnapshot
-        from streamiter.runtime.checkpointing.choice import check_restore_option
+        from streamiter.runtime.checkpointing.restore import check_restore_option
         from streamiter.runtime.job import Job, JobOptions
-        from streamiter.runtime.topic_feedback.worker import worker_of
+        from streamiter.runtime.topic_feedback.topic_feedback import worker_of
 
         self.register(ModelSnapshot)
         check_restore_option(self.name, restore)
@@ -481,3 +487,72 @@ def listed_items(owner: str, items: Any) -> Batch:
             f"iterable of records, given {shortened(items)}; for one record write [record]"
         )
     return list(items)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def all_or_nothing(build: Callable[P, T]) -> Callable[P, T]:
+    """For a function that adds several steps: where it raises, it leaves none of them in the flow.
+
+    The flow is one of its arguments, or that of a stream among them.
+
+    >>> @all_or_nothing
+    ... def halves(stream):
+    ...     return stream.map(lambda x: x / 2, name="half"), stream.map(None)
+    >>> flow = Flow("halves")
+    >>> halves(flow.from_items([1]))
+    Traceback (most recent call last):
+    streamiter.errors.GraphError: map: expected a function, given None; write a function or a lambda (at ...)
+    >>> flow
+    Flow('halves', 1 steps)
+
+    What functions that make several steps of a stream have in common.
+    """
+
+    @wraps(build)
+    def build_or_roll_back(*args: P.args, **kwargs: P.kwargs) -> T:
+        flow = _flow_of(*args, *kwargs.values())
+        if flow is None:  # It will be refused.
+            return build(*args, **kwargs)
+        with flow.all_or_nothing():
+            return build(*args, **kwargs)
+
+    return build_or_roll_back
+
+
+def _flow_of(*arguments: object) -> Flow | None:
+    for given in arguments:
+        if isinstance(given, Flow):
+            return given
+        if isinstance(given, Stream):
+            return given.flow
+    return None
+
+
+def step_names(flow: Flow, name: str | None) -> Callable[[str], str]:
+    """What gives each step its name: what it does, behind the ``name`` that the user chose for the algorithm.
+
+    Without one, the names of a second algorithm of the same kind get a number.
+
+    >>> flow = Flow("names")
+    >>> step_names(flow, None)("train"), step_names(flow, "clicks")("train")
+    ('train', 'clicks: train')
+    """
+    check_name(name)
+
+    def name_of(step: str) -> str:
+        return flow.graph.unique_name(step if name is None else f"{name}: {step}", named=name is not None)
+
+    return name_of
+
+
+def check_stream(owner: str, given: Any, of_what: str, *, bounded: bool = False) -> None:
+    """Raise GraphError for what is no stream; ``bounded`` only says how to make one."""
+    if not isinstance(given, Stream):
+        source = 'flow.source(…, stop="latest")' if bounded else "flow.source(…)"
+        raise GraphError(
+            f"{owner}: expected a stream of {of_what}, given {shortened(given)}; make one with {source} or "
+            "flow.from_items(…)"
+        )

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from streamiter.errors import GraphError
-from streamiter.operators.functions import asynchronous_kind, misfit
-from streamiter.operators.operator import Operator
+from streamiter.operators.operator import Operator, Service
+from streamiter.operators.output import asynchronous_kind, misfit
 from streamiter.operators.rejection import RejectionPolicy, shortened
-from streamiter.operators.service import Service
 from streamiter.runtime.entries import SOURCE_METHODS, check_handlers, check_methods
 from streamiter.topics.secrets import shown_given
 from streamiter.topics.topic import StartPosition, StopPosition, Topic

@@ -10,16 +10,11 @@ import numpy as np
 from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import GraphError
 from streamiter.flow.graph_checks import check_factory, check_function, check_seconds
-from streamiter.flow.next_step import add_next_step, label_of, may_emit_unasked
-from streamiter.flow.outlet import Outlet
-from streamiter.flow.step_options import StepOptions
+from streamiter.flow.next_step import Outlet, StepOptions, add_next_step, label_of, may_emit_unasked
 from streamiter.flow.stream import Stream
-from streamiter.operators.keyed_reduce import KeyedReduce
-from streamiter.operators.keyed_reduce_batch import KeyedReduceBatch
-from streamiter.operators.operator import OperatorFactory
+from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
+from streamiter.operators.operator import OperatorFactory, Service
 from streamiter.operators.rejection import RejectionPolicy
-from streamiter.operators.service import Service
-from streamiter.operators.stateful_map import StatefulMap
 from streamiter.runtime.graph import SINGLE_INPUT, KeySelector
 from streamiter.runtime.partitioning import ByKey
 from streamiter.topics.topic import Topic

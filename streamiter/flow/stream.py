@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamiter.errors import GraphError
-from streamiter.flow.connected_streams import ConnectedStreams
-from streamiter.flow.ends import add_collect, add_dead_letters, add_publisher, add_sink
 from streamiter.flow.graph_checks import (
     check_bounded,
     check_factory,
@@ -20,22 +18,24 @@ from streamiter.flow.graph_checks import (
     check_same_flow,
     check_seconds,
 )
-from streamiter.flow.next_step import add_next_step, label_of, may_emit_unasked
-from streamiter.flow.outlet import Outlet
-from streamiter.flow.step_options import StepOptions
-from streamiter.operators.collect import Collected
-from streamiter.operators.filter import Filter
-from streamiter.operators.filter_batch import FilterBatch
-from streamiter.operators.flat_map import FlatMap
-from streamiter.operators.join import Join
-from streamiter.operators.map import Map
-from streamiter.operators.map_batch import MapBatch
+from streamiter.flow.next_step import (
+    ConnectedStreams,
+    Outlet,
+    StepOptions,
+    add_collect,
+    add_dead_letters,
+    add_next_step,
+    add_publisher,
+    add_sink,
+    label_of,
+    may_emit_unasked,
+)
+from streamiter.operators.bounded import Join, ReduceAll, Sort
 from streamiter.operators.mini_batch import MiniBatch
-from streamiter.operators.operator import OperatorFactory
-from streamiter.operators.reduce_all import ReduceAll
+from streamiter.operators.operator import OperatorFactory, Service
 from streamiter.operators.rejection import RejectionPolicy
-from streamiter.operators.service import Service
-from streamiter.operators.sort import Sort
+from streamiter.operators.source import Collected
+from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBatch
 from streamiter.records import Batch, OutputTag
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step
 from streamiter.runtime.partitioning import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance

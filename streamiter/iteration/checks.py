@@ -11,9 +11,9 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
 from streamiter.iteration.feedback_through import feedback_stream
 from streamiter.iteration.loop import Loop
-from streamiter.iteration.replayed import DataStream, Replayed
+from streamiter.iteration.replay import DataStream, Replayed
 from streamiter.iteration.rounds import for_each_epoch
-from streamiter.operators.functions import asynchronous_kind, misfit
+from streamiter.operators.output import asynchronous_kind, misfit
 from streamiter.operators.rejection import shortened
 from streamiter.runtime.partitioning import Forward
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
-from streamiter.operators.functions import asynchronous_kind, misfit
+from streamiter.operators.output import asynchronous_kind, misfit
 from streamiter.operators.rejection import shortened
 from streamiter.records import OutputTag
 from streamiter.runtime.graph import Edge, Step

@@ -20,31 +20,22 @@ A sub-package sees those below it, and none beside it:
 =======================  ===============================================================================
 """
 
-from streamiter.learn.clustering.estimator import KMeans
-from streamiter.learn.clustering.k_means import k_means
-from streamiter.learn.clustering.online_centroids import OnlineKMeans
-from streamiter.learn.clustering.online_k_means import online_k_means
-from streamiter.learn.features.hasher import FeatureHasher
-from streamiter.learn.item_sets.apriori import apriori
-from streamiter.learn.item_sets.association_rules import AssociationRule, association_rules
-from streamiter.learn.item_sets.transactions import ItemSet
-from streamiter.learn.linear.gradients import Gradient
+from streamiter.learn.clustering.k_means import KMeans, k_means
+from streamiter.learn.clustering.online_k_means import OnlineKMeans, online_k_means
+from streamiter.learn.features import FeatureHasher
+from streamiter.learn.item_sets import AssociationRule, ItemSet, apriori, association_rules
 from streamiter.learn.linear.model import LinearModel
-from streamiter.learn.offline.training import OfflineTraining, train_offline
-from streamiter.learn.on_parameter_server.flow import ParameterServerTraining
+from streamiter.learn.linear.weights import Gradient
+from streamiter.learn.offline import OfflineTraining, train_offline
 from streamiter.learn.on_parameter_server.k_means import k_means_on_parameter_server
-from streamiter.learn.on_parameter_server.training import train_on_parameter_server
+from streamiter.learn.on_parameter_server.training import ParameterServerTraining, train_on_parameter_server
 from streamiter.learn.on_parameter_server.worker import ParameterServerWorker
-from streamiter.learn.online.delayed_labels import DelayedLabels
-from streamiter.learn.online.training import OnlineTraining, train_online
-from streamiter.learn.regression.fitting import Fit
-from streamiter.learn.regression.models import LinearRegression, LogisticRegression
-from streamiter.learn.rows.checks import BadRows
-from streamiter.learn.rows.examples import Examples
-from streamiter.learn.scaling.online_scaler import online_standard_scaler
-from streamiter.learn.scaling.scaler import StandardScaler, scaled
+from streamiter.learn.online import DelayedLabels, OnlineTraining, train_online
+from streamiter.learn.regression import Fit, LinearRegression, LogisticRegression
+from streamiter.learn.rows.examples import BadRows, Examples
+from streamiter.learn.scaling import StandardScaler, online_standard_scaler, scaled
 from streamiter.learn.trees.decision_tree import DecisionTree
-from streamiter.learn.validation.progressive import ProgressiveValidation
+from streamiter.learn.validation import ProgressiveValidation
 from streamiter.optimizers import (
     FTRL,
     SGD,

@@ -14,18 +14,12 @@ from streamiter.models.encoder import (
     ModelUpdateEncoder,
     record_limit,
 )
-from streamiter.models.formats import UpdateFormat
-from streamiter.models.initial import InitialModel, initial_model
-from streamiter.models.intake import UpdateStatistics
-from streamiter.models.last import RunStart, last_update, next_generation, next_run
-from streamiter.models.linear import LinearPredictor
-from streamiter.models.parameters import Parameters
-from streamiter.models.policy import OnError
-from streamiter.models.publisher import ModelPublisher
+from streamiter.models.formats import LinearPredictor, UpdateFormat
+from streamiter.models.last import OnError, RunStart, UpdateStatistics, last_update, next_generation, next_run
+from streamiter.models.publisher import InitialModel, ModelPublisher, initial_model
 from streamiter.models.reader import ModelUpdates, UpdateStart, model_updates
-from streamiter.models.served import Prediction, ServedModel, ServedModelStatistics
-from streamiter.models.update import ModelSnapshot, ModelUpdate
-from streamiter.models.waiting import NoModel
+from streamiter.models.served import NoModel, Prediction, ServedModel, ServedModelStatistics
+from streamiter.models.update import ModelSnapshot, ModelUpdate, Parameters
 
 __all__ = [
     "ChunkSet",

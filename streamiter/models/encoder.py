@@ -10,21 +10,21 @@ import numpy as np
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.models.chunks import UPDATE_BYTES_MAX, cut
 from streamiter.models.formats import Document, UpdateFormat, encode_document
-from streamiter.models.headers import (
+from streamiter.models.update import (
+    UPDATE_BYTES_MAX,
     Chunk,
+    ModelSnapshot,
     UpdateHeaders,
     check_model_name,
+    checked_parameters,
     chunk_key,
+    cut,
     deletion_headers,
     update_key,
 )
-from streamiter.models.parameters import checked_parameters
-from streamiter.models.update import ModelSnapshot
 from streamiter.records import Batch
-from streamiter.topics.record_limit import RECORD_BYTES_MAX, record_limit
-from streamiter.topics.topic import Headers, OutgoingBatch
+from streamiter.topics.topic import RECORD_BYTES_MAX, Headers, OutgoingBatch, record_limit
 
 __all__ = [
     "JSON_BYTES_MAX",

@@ -11,12 +11,9 @@ from typing import Literal, Self
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, DecodeError
-from streamiter.models.headers import check_model_name
-from streamiter.models.intake import UpdateIntake, UpdateStatistics
-from streamiter.models.policy import OnError, checked_policy
-from streamiter.models.tail import TailSearch
-from streamiter.models.update import ModelUpdate
-from streamiter.topics.backwards import READ_RECORDS
+from streamiter.models.last import OnError, TailSearch, UpdateIntake, UpdateStatistics, checked_policy
+from streamiter.models.update import ModelUpdate, check_model_name
+from streamiter.topics.compacted import READ_RECORDS
 from streamiter.topics.topic import ReadRequest, StartPosition, Topic, TopicReader, TopicRecord
 
 __all__ = ["ModelUpdates", "UpdateStart", "model_updates"]

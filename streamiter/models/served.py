@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from streamiter.clock import Clock, SystemClock
-from streamiter.errors import ModelError
-from streamiter.models.follower import Follower
-from streamiter.models.headers import check_model_name
-from streamiter.models.linear import LinearPredictor
-from streamiter.models.parameters import Parameters
-from streamiter.models.update import ModelUpdate
-from streamiter.models.waiting import NoModel, WaitingCalls
+from streamiter.errors import ModelError, OffsetOutOfRange, TopicNotFound, TopicUnavailable
+from streamiter.models.formats import LinearPredictor
+from streamiter.models.last import UpdateStatistics
+from streamiter.models.reader import ModelUpdates, model_updates
+from streamiter.models.update import ModelUpdate, Parameters, Rank, check_model_name
 from streamiter.topics.topic import Topic
 
-__all__ = ["Prediction", "ServedModel", "ServedModelStatistics"]
+__all__ = [
+    "NoModel",
+    "Prediction",
+    "ServedModel",
+    "ServedModelStatistics",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +207,158 @@ class ServedModel:
             return "it is not followed yet; use it inside `async with ServedModel(...)`"
         trouble = self._trouble() or self._unusable_because
         return "no model yet" + (f": {trouble}" if trouble is not None else "; await ready() first")
+
+
+# A server that comes back is found within this time; one that stays away is asked once a second.
+_RETRY_S: Final = 1.0
+
+
+class Follower:
+    """Begins with the newest update of ``model``; ``on_update`` is called with each that is newer still.
+
+    ``on_end`` is called once if following ends by an error. A topic that does not answer for a while is
+    tried again, and so is one whose retention has overtaken the follower: then it goes on with the newest.
+    A topic that was deleted, and created again or not, ends following.
+
+    One task that follows a model and hands on each newer update, through outages of its topic.
+    """
+
+    def __init__(
+        self,
+        topic: Topic,
+        model: str,
+        clock: Clock,
+        on_update: Callable[[ModelUpdate], None],
+        on_end: Callable[[Exception], None],
+    ) -> None:
+        self._topic = topic
+        self._model = model
+        self._clock = clock
+        self._on_update = on_update
+        self._on_end = on_end
+        self._task: asyncio.Task[None] | None = None
+        self._updates: ModelUpdates | None = None
+        self._past = UpdateStatistics()
+        self._rank: Rank = (0, 0)
+        self._identities: Mapping[int, str] = {}
+        """Those of the topic when it was connected to last."""
+        self.outage: Exception | None = None
+        self.failure: Exception | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether ``start`` was called."""
+        return self._task is not None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the topic is open now."""
+        return self._updates is not None
+
+    @property
+    def statistics(self) -> UpdateStatistics:
+        """The counts of all connections; ``updates`` counts one again that a later connection began with."""
+        return self._past if self._updates is None else self._past.plus(self._updates.statistics())
+
+    def start(self) -> None:
+        """Begin to follow, in a task of the running loop."""
+        self._task = asyncio.create_task(self._run(), name=f"follow model {self._model}")
+
+    async def stop(self) -> None:
+        """End the task and let go of the topic."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._follow_until_outage()
+                await self._clock.sleep(_RETRY_S)
+        except Exception as error:
+            self.failure = error
+            self._on_end(error)
+
+    async def _follow_until_outage(self) -> None:
+        updates = model_updates(
+            self._topic, self._model, start="latest_model", on_error="skip", clock=self._clock
+        )
+        try:
+            async with updates:
+                self._connected_to(updates)
+                async for update in updates:
+                    self._hand_on(update)
+        except (TopicUnavailable, OffsetOutOfRange) as error:
+            self.outage = error
+        finally:
+            self._past, self._updates = self.statistics, None
+
+    def _connected_to(self, updates: ModelUpdates) -> None:
+        self._updates, self.outage = updates, None
+        found = updates.identities
+        if any(self._identities.get(number, identity) != identity for number, identity in found.items()):
+            raise TopicNotFound(
+                f"topic {self._topic.url} was deleted and created again, so that what it has now may be of another "
+                "training; follow it again to begin with its newest update"
+            )
+        self._identities = found
+
+    def _hand_on(self, update: ModelUpdate) -> None:
+        if update.rank > self._rank:  # it begins with the newest one again after an outage
+            self._rank = update.rank
+            self._on_update(update)
+
+
+class NoModel(ModelError):
+    """There is no model to answer with.
+
+    Calls that wait for the first model: a bounded number of them, each for a bounded time.
+    """
+
+
+_RELEASED: Final = "released"
+
+
+class WaitingCalls:
+    """Holds calls back until they are released, or fail together."""
+
+    def __init__(self, subject: str, calls_max: int, clock: Clock) -> None:
+        self._subject = subject
+        self._calls_max = calls_max
+        self._clock = clock
+        self._futures: dict[asyncio.Future[str], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when released. Raises :class:`NoModel` after ``timeout_s``, if too many wait, on failure."""
+        if len(self._futures) >= self._calls_max:
+            raise NoModel(f"{self._subject}: no model yet, and {self._calls_max} calls wait for it already")
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._futures[future] = None
+        timer = self._clock.call_later(timeout_s, lambda: _resolve(future, f"no model after {timeout_s:g} s"))
+        try:
+            outcome = await future
+        finally:
+            timer.cancel()
+            del self._futures[future]
+        if outcome != _RELEASED:
+            raise NoModel(f"{self._subject}: {outcome}")
+
+    def release(self) -> None:
+        """Let all go on."""
+        self._resolve_all(_RELEASED)
+
+    def fail(self, reason: str) -> None:
+        """All that wait now get :class:`NoModel` with ``reason``."""
+        self._resolve_all(reason)
+
+    def _resolve_all(self, outcome: str) -> None:
+        for future in self._futures:
+            _resolve(future, outcome)
+
+
+def _resolve(future: asyncio.Future[str], outcome: str) -> None:
+    if not future.done():
+        future.set_result(outcome)

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from streamiter.clock import Clock
-from streamiter.models.parameters import Parameters
+from streamiter.errors import ModelError
+from streamiter.topics.topic import Headers
 
-__all__ = ["ModelSnapshot", "ModelUpdate", "Rank"]
+__all__ = [
+    "UPDATE_BYTES_MAX",
+    "Array",
+    "Chunk",
+    "ChunkAssembler",
+    "ModelSnapshot",
+    "ModelUpdate",
+    "Parameters",
+    "Rank",
+    "UpdateHeaders",
+    "check_model_name",
+    "checked_parameters",
+    "chunk_key",
+    "cut",
+    "deleted_rank",
+    "deletion_headers",
+    "freeze_arrays",
+    "is_key_of",
+    "model_of",
+    "update_key",
+]
+
 
 Rank = tuple[int, int]
 """Generation and version: updates of one model are ordered by it."""
@@ -59,3 +86,393 @@ class ModelUpdate:
     def age_s(self, clock: Clock) -> float:
         """Seconds since it was made; 0 where the publisher's clock is ahead of this one."""
         return max(0, clock.now_ms() - self.created_at_ms) / 1000
+
+
+# Between a model's name and the rest of a chunk's key, so no part of a model's name.
+_KEY_SEPARATOR: Final = "#"
+
+# Generation and version of up to 64 bits, and the point between them; of thousands of digits Python makes no number.
+_RANK_BYTES: Final = 2 * 20 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Which part of a value a record holds; ``sha256`` (hexadecimal) is that of the whole value.
+
+    The headers of a model update, and of the chunks that carry one too large for a single record.
+    """
+
+    index: int
+    count: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateHeaders:
+    """What the headers of one record say.
+
+    >>> headers = UpdateHeaders("ctr", 1, 7, None, 1700000000000, "application/json")
+    >>> UpdateHeaders.parse(headers.encoded()) == headers
+    True
+    """
+
+    model: str
+    generation: int
+    version: int
+    epoch: int | None
+    created_at_ms: int
+    content_type: str
+    chunk: Chunk | None = None
+
+    @property
+    def rank(self) -> Rank:
+        """Generation and version."""
+        return (self.generation, self.version)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the record that closes its update: the only one, or the last chunk."""
+        return self.chunk is None or self.chunk.index == self.chunk.count - 1
+
+    def encoded(self) -> Headers:
+        """As a record carries them: text and decimal numbers; ``epoch`` is left out where there is none."""
+        fields: list[tuple[str, str | int]] = [
+            ("model", self.model),
+            ("generation", self.generation),
+            ("version", self.version),
+            ("created_at", self.created_at_ms),
+            ("content_type", self.content_type),
+        ]
+        if self.epoch is not None:
+            fields.append(("epoch", self.epoch))
+        if self.chunk is not None:
+            fields += [("chunk_index", self.chunk.index), ("chunk_count", self.chunk.count)]
+            fields.append(("sha256", self.chunk.sha256))
+        return tuple((name, str(value).encode()) for name, value in fields)
+
+    @staticmethod
+    def parse(headers: Headers) -> UpdateHeaders:
+        """Raises ``ValueError`` with the reason for headers that are not those of an update."""
+        fields = {name: value.decode() for name, value in headers}
+        try:
+            return UpdateHeaders(
+                model=fields["model"],
+                generation=int(fields["generation"]),
+                version=int(fields["version"]),
+                epoch=int(fields["epoch"]) if "epoch" in fields else None,
+                created_at_ms=int(fields["created_at"]),
+                content_type=fields["content_type"],
+                chunk=_parse_chunk(fields),
+            )
+        except KeyError as error:
+            raise ValueError(f"header {error} is missing") from error
+
+
+def _parse_chunk(fields: dict[str, str]) -> Chunk | None:
+    if "chunk_index" not in fields:
+        return None
+    chunk = Chunk(int(fields["chunk_index"]), int(fields["chunk_count"]), fields["sha256"])
+    if not 0 <= chunk.index < chunk.count:
+        raise ValueError(f"expected 0 <= chunk_index < chunk_count, given {chunk.index} of {chunk.count}")
+    return chunk
+
+
+def model_of(headers: Headers) -> bytes | None:
+    """The model that a record is about, or None; cheap enough for every record of a shared topic."""
+    for name, value in headers:
+        if name == "model":
+            return value
+    return None
+
+
+def update_key(model: str) -> bytes:
+    """The key of an update, so that compaction keeps the last one."""
+    return model.encode()
+
+
+def chunk_key(model: str, rank: Rank, index: int) -> bytes:
+    """The key of a chunk: its own, or compaction would keep one chunk of many.
+
+    >>> chunk_key("ctr", (2, 17), 0)
+    b'ctr#2.17.0'
+    """
+    return f"{model}{_KEY_SEPARATOR}{rank[0]}.{rank[1]}.{index}".encode()
+
+
+def deletion_headers(model: str, rank: Rank) -> Headers:
+    """The headers of a record without a value that deletes a chunk of the update ``rank``."""
+    return (("model", model.encode()), ("deletes", f"{rank[0]}.{rank[1]}".encode()))
+
+
+def deleted_rank(headers: Headers) -> Rank | None:
+    """The update that a record deletes a chunk of, or None.
+
+    >>> deleted_rank(deletion_headers("ctr", (2, 17)))
+    (2, 17)
+    """
+    for name, value in headers:
+        generation, separator, version = value.partition(b".")
+        is_rank = separator and generation.isdigit() and version.isdigit() and len(value) <= _RANK_BYTES
+        if name == "deletes" and is_rank:
+            return int(generation), int(version)
+    return None
+
+
+def is_key_of(model: str, key: bytes | None) -> bool:
+    """Whether a record of this key belongs to ``model``."""
+    return key is not None and key.partition(_KEY_SEPARATOR.encode())[0] == model.encode()
+
+
+def check_model_name(model: str) -> None:
+    """Raise ``ModelError`` for a name that cannot be part of a key."""
+    if not model or _KEY_SEPARATOR in model or not model.isprintable():
+        raise ModelError(
+            f"model {model!r}: expected a name of printable characters without {_KEY_SEPARATOR!r}, which"
+            " separates it from the rest of a key"
+        )
+
+
+Array = npt.NDArray[Any]
+
+Parameters = Array | dict[str, Any]
+"""One array, or a dict of names to arrays, numbers, strings (and lists, tuples and dicts of these)."""
+
+# bool, signed and unsigned integers, floats, text: what JSON and safetensors can both carry exactly.
+_KINDS: Final = "biufU"
+# JSON has no limit, but its readers do: 64 bits is what all of them can be told to take.
+_INT_MIN: Final = -(2**63)
+_INT_MAX: Final = 2**64 - 1
+# Wider floats (80 and 128 bits) have neither a JSON number nor a safetensors type.
+_FLOAT_BYTES_MAX: Final = 8
+
+
+def checked_parameters(given: object, subject: str) -> Parameters:
+    """The parameters as they are stored; a bare number becomes an array without axes.
+
+    numpy scalars of 64 bits become Python numbers, arrays get the machine's byte order; nothing else
+    changes. Raises :class:`~streamiter.errors.ModelError`, which begins with ``subject``, for a value
+    that is NaN or infinite or cannot be stored exactly.
+
+    >>> checked_parameters({"weights": np.zeros(2), "intercept": np.float64(0.5)}, "model 'ctr'")
+    {'weights': array([0., 0.]), 'intercept': 0.5}
+
+    The parameters of a model: what may be published, checked once on the way out and once on the way in.
+    """
+    if isinstance(given, Mapping):
+        return _checked_dict(given, "", subject)
+    if isinstance(given, (np.ndarray, np.generic, int, float)):
+        return _checked_array(np.asarray(given), "", subject)
+    raise ModelError(
+        f"{subject}: expected a numpy array, a dict of them or a ModelSnapshot, given {type(given).__name__}"
+    )
+
+
+def freeze_arrays(value: Any) -> None:
+    """Make every array in ``value`` read-only: an update is shared by all who follow the model."""
+    if isinstance(value, np.ndarray):
+        value.flags.writeable = False
+    elif isinstance(value, dict):
+        for part in value.values():
+            freeze_arrays(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            freeze_arrays(part)
+
+
+def _checked(value: object, path: str, subject: str) -> Any:
+    if isinstance(value, np.ndarray):
+        return _checked_array(value, path, subject)
+    if isinstance(value, np.generic):
+        return _checked_scalar(value, path, subject)
+    if value is None or isinstance(value, (bool, str, bytes)):
+        return value
+    if isinstance(value, (int, float)):
+        return _checked_number(value, path, subject)
+    if isinstance(value, (list, tuple)):
+        parts = [_checked(part, f"{path}[{index}]", subject) for index, part in enumerate(value)]
+        return parts if isinstance(value, list) else tuple(parts)
+    if isinstance(value, Mapping):
+        return _checked_dict(value, path, subject)
+    raise ModelError(
+        f"{subject}: {_named(path)}: expected an array, a number, a string or a list, tuple or dict of these,"
+        f" given {type(value).__name__}"
+    )
+
+
+def _checked_dict(given: Mapping[Any, object], path: str, subject: str) -> dict[str, Any]:
+    for name in given:
+        if not isinstance(name, str):
+            raise ModelError(f"{subject}: {_named(path)}: expected names that are str, given {name!r}")
+    return {
+        name: _checked(value, f"{path}.{name}" if path else name, subject) for name, value in given.items()
+    }
+
+
+def _checked_number(value: float, path: str, subject: str) -> float:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _not_finite(path, subject, f"is {value}")
+    if isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX:
+        raise ModelError(f"{subject}: {_named(path)}: expected an integer of 64 bits, given {value}")
+    return value
+
+
+def _checked_scalar(value: np.generic, path: str, subject: str) -> Any:
+    _checked_array(np.asarray(value), path, subject)
+    is_plain = value.dtype.kind in "bU" or value.dtype in (np.dtype(np.int64), np.dtype(np.float64))
+    return value.item() if is_plain else value
+
+
+def _checked_array(array: Array, path: str, subject: str) -> Array:
+    if array.dtype.kind not in _KINDS or (array.dtype.kind == "f" and array.itemsize > _FLOAT_BYTES_MAX):
+        raise ModelError(
+            f"{subject}: {_named(path)}: expected an array of bool, integers, floats of up to 64 bits or text"
+            f", given dtype {array.dtype}"
+        )
+    if array.dtype.kind == "f":
+        _refuse_not_finite(array, path, subject)
+    return np.asarray(array, dtype=array.dtype.newbyteorder("="))
+
+
+def _refuse_not_finite(array: Array, path: str, subject: str) -> None:
+    bad = ~np.isfinite(array)
+    if not bad.any():
+        return
+    first = tuple(int(index) for index in np.argwhere(bad)[0])
+    where = f" (the first at {list(first)})" if first else ""
+    raise _not_finite(
+        path, subject, f"holds {int(bad.sum())} of {array.size} values as NaN or infinity{where}"
+    )
+
+
+def _not_finite(path: str, subject: str, what: str) -> ModelError:
+    return ModelError(
+        f"{subject}: {_named(path)} {what}; expected finite numbers, for a broken model must not be served:"
+        " look at the learning rate and at the examples before this update"
+    )
+
+
+def _named(path: str) -> str:
+    return f"parameter {path!r}" if path else "the parameters"
+
+
+# Publishing one larger is refused. Above that a topic is the wrong place, and a reader that holds one
+# update, its joined bytes and the one before needs three times as much memory.
+UPDATE_BYTES_MAX: Final = 512 * 1024 * 1024
+
+# What a reader keeps of updates not yet whole: two of the largest, for a writer that was superseded may
+# still be at its own while the new one writes.
+_PENDING_BYTES_MAX: Final = 2 * UPDATE_BYTES_MAX
+# Only crashes and superseded writers leave updates that never become whole: a few for each model.
+_PENDING_UPDATES_MAX: Final = 256
+
+
+def cut(value: bytes, chunk_bytes: int) -> list[tuple[Chunk, bytes]]:
+    """The chunks of ``value`` in order, none above ``chunk_bytes``.
+
+    >>> [(chunk.index, chunk.count, part) for chunk, part in cut(b"abcde", 2)]
+    [(0, 3, b'ab'), (1, 3, b'cd'), (2, 3, b'e')]
+
+    Updates larger than a record of their topic: cut into chunks, put together again, or never shown.
+
+    All chunks but the last have keys of their own (model, generation, version, index), so that compaction
+    keeps each of them. The last one has the model's key, as an update in one record has: it closes the update,
+    and compaction drops it as soon as a newer update is closed. When one is, the publisher deletes the chunks
+    of the one before by their keys. So in a compacted topic the last closed update is whole at any moment,
+    and a crash while chunks are written harms none that was there before.
+    """
+    sha256 = hashlib.sha256(value).hexdigest()
+    parts = [value[start : start + chunk_bytes] for start in range(0, len(value), chunk_bytes)]
+    return [(Chunk(index, len(parts), sha256), part) for index, part in enumerate(parts)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """Tells updates of a model apart, also two of one rank by two writers: their contents never mix."""
+
+    rank: Rank
+    sha256: str
+
+
+class _Partial:
+    """The chunks of one update that have come so far."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.size_bytes = 0
+        self._parts: dict[int, bytes] = {}
+
+    def put(self, index: int, part: bytes) -> None:
+        self.size_bytes += len(part) - len(self._parts.get(index, b""))
+        self._parts[index] = part
+
+    @property
+    def missing(self) -> int:
+        return self.count - len(self._parts)
+
+    @property
+    def is_closed(self) -> bool:
+        return self.count - 1 in self._parts
+
+    def joined(self) -> bytes:
+        return b"".join(self._parts[index] for index in range(self.count))
+
+
+class ChunkAssembler:
+    """Puts the chunks of one model together, in any order and interleaved with those of other updates.
+
+    Bounded: past ``pending_bytes_max`` the oldest update that is not whole is dropped and counted.
+    """
+
+    def __init__(self, pending_bytes_max: int = _PENDING_BYTES_MAX) -> None:
+        self._pending_bytes_max = pending_bytes_max
+        self._pending: dict[_Identity, _Partial] = {}
+        self.dropped = 0
+
+    def add(self, headers: UpdateHeaders, part: bytes) -> bytes | None:
+        """The whole value if this was its last missing chunk, or None.
+
+        Raises ``ValueError`` with the reason for chunks that do not fit together.
+        """
+        chunk = headers.chunk
+        assert chunk is not None
+        identity = _Identity(headers.rank, chunk.sha256)
+        partial = self._pending.setdefault(identity, _Partial(chunk.count))
+        if partial.count != chunk.count:
+            raise ValueError(
+                f"chunk {chunk.index} is one of {chunk.count}, those before were of {partial.count}"
+            )
+        partial.put(chunk.index, part)
+        if partial.missing:
+            self._drop_oldest_above_limit()
+            return None
+        del self._pending[identity]
+        return _verified(partial.joined(), chunk.sha256)
+
+    def drop_up_to(self, rank: Rank) -> None:
+        """Forget what is not newer than ``rank``: it will not be served any more."""
+        self._drop([one for one in self._pending if one.rank <= rank])
+
+    @property
+    def closed_chunks(self) -> int:
+        """How many chunks there are, here or missing, of updates whose last chunk is here already."""
+        return sum(partial.count for partial in self._pending.values() if partial.is_closed)
+
+    def _drop_oldest_above_limit(self) -> None:
+        while self._is_above_limit():
+            self._drop([min(self._pending, key=lambda one: one.rank)])
+
+    def _is_above_limit(self) -> bool:
+        size_bytes = sum(partial.size_bytes for partial in self._pending.values())
+        return size_bytes > self._pending_bytes_max or len(self._pending) > _PENDING_UPDATES_MAX
+
+    def _drop(self, identities: list[_Identity]) -> None:
+        for identity in identities:
+            del self._pending[identity]
+        self.dropped += len(identities)
+
+
+def _verified(value: bytes, sha256: str) -> bytes:
+    given = hashlib.sha256(value).hexdigest()
+    if given != sha256:
+        raise ValueError(f"its chunks are damaged: expected SHA-256 {sha256}, given {given}")
+    return value

@@ -27,16 +27,20 @@ for flows of your own. What is public is imported from here.
 """
 
 from streamiter.networks.data import LabelledRows, part, read_rows
-from streamiter.networks.diverging import Diverged
-from streamiter.networks.fitting import TrainedNetwork, fit_network
+from streamiter.networks.learner import Published
+from streamiter.networks.losses import Diverged
 from streamiter.networks.network import ConfigurationWarning, Network
 from streamiter.networks.online import train_network_online
-from streamiter.networks.prediction import NetworkPredictor
-from streamiter.networks.results import EpochResult, Evaluation
-from streamiter.networks.saved_models import SavedNetwork, load_network, save_network
-from streamiter.networks.serving import ServedNetwork
-from streamiter.networks.starting import Published
-from streamiter.networks.training import NetworkTraining, train_network
+from streamiter.networks.serving import (
+    EpochResult,
+    Evaluation,
+    NetworkPredictor,
+    SavedNetwork,
+    ServedNetwork,
+    load_network,
+    save_network,
+)
+from streamiter.networks.training import NetworkTraining, TrainedNetwork, fit_network, train_network
 
 __all__ = [
     "ConfigurationWarning",

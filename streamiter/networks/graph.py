@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn.rows.checks import BadRows
-from streamiter.networks.layers.layer import Layer
-from streamiter.networks.layers.loss_layer import LossLayer
+from streamiter.learn.rows.examples import BadRows
+from streamiter.networks.layers.layer import Layer, LossLayer
+from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.networks.parameters import Array, Parameter
-from streamiter.networks.place_holder import PlaceHolder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from streamiter.networks.losses.loss import Predictions
+    from streamiter.networks.losses import Predictions
     from streamiter.sparse_rows import SparseRows
 
 __all__ = ["Graph"]
@@ -30,7 +29,7 @@ class Graph:
     ``backward()``, ``gradients()``, and after the optimizer's step ``update()``. ``seed`` is where dropout draws from.
 
     >>> from streamiter.networks.layers import LAYER_TYPES
-    >>> from streamiter.networks.layers.settings import LayerSettings
+    >>> from streamiter.networks.layers.layer import LayerSettings
     >>> from streamiter.optimizers import SGD
     >>> place_holder = PlaceHolder(features=2, dtype="float64")
     >>> wide = LAYER_TYPES["simpleinputlayer"].from_settings(

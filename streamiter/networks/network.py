@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import Any, Final, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.networks.building import build
+from streamiter.flow.drawing.drawing import mermaid
+from streamiter.flow.drawing.picture import Link, Node, Picture
+from streamiter.flow.drawing.svg import png, svg
 from streamiter.networks.configuration import Configuration, as_text, canonical, read_configuration
-from streamiter.networks.drawing import DrawingFormat, draw
+from streamiter.networks.configuration.settings import FunctionSettings, LayerConfiguration
 from streamiter.networks.graph import Graph
-from streamiter.networks.initial_values import initial_values
-from streamiter.networks.parameters import Array
-from streamiter.networks.summary import Summary, summary_of
+from streamiter.networks.layers import LAYER_TYPES, Layer, LossLayer
+from streamiter.networks.layers.layer import LayerSettings
+from streamiter.networks.losses import LOSSES, Loss
+from streamiter.networks.mini_batches import PlaceHolder
+from streamiter.networks.parameters import Array, Parameter, initial_values
+from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS, TransferFunction
 from streamiter.numbers import whole_number
 
-__all__ = ["ConfigurationWarning", "Network"]
+__all__ = [
+    "ConfigurationWarning",
+    "Network",
+    "Summary",
+]
 
 
 class ConfigurationWarning(UserWarning):
@@ -155,3 +164,226 @@ class Network:
     def __repr__(self) -> str:
         layers = len(self.configuration.layers)
         return f"Network({self.configuration.source!r}, {layers} layers, {self.dtype})"
+
+
+def build(configuration: Configuration, features: int, dtype: npt.DTypeLike, *, seed: int) -> Graph:
+    """Layers for the mini-batches of one worker; their parameters have no values yet.
+
+    The graph of a configuration.
+    """
+    place_holder = PlaceHolder(features=features, dtype=dtype)
+    layers: dict[str, Layer] = {}
+    for layer in configuration.layers:
+        inputs = [layers[name] for name in layer.inputs]
+        try:
+            layers[layer.name] = LAYER_TYPES[layer.key].from_settings(_settings(layer), inputs, place_holder)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{configuration.source}: {error}") from error
+    loss_layer = layers[configuration.loss_layer.name]
+    assert isinstance(loss_layer, LossLayer)
+    return Graph(list(layers.values()), place_holder, loss_layer, seed=seed)
+
+
+def _settings(layer: LayerConfiguration) -> LayerSettings:
+    settings = LayerSettings(
+        name=layer.name,
+        output_dim=layer.output_dim,
+        optimizer=layer.optimizer,
+        factors=layer.num_factors,
+        weight_dim=layer.weight_dim,
+    )
+    if layer.transfer_function is not None:
+        settings = replace(settings, transfer_function=_transfer_function(layer.transfer_function))
+    if layer.loss is not None:
+        settings = replace(settings, loss=_loss(layer.loss))
+    return settings
+
+
+def _transfer_function(settings: FunctionSettings) -> TransferFunction:
+    return TRANSFER_FUNCTIONS[settings.key](**settings.parameters)
+
+
+def _loss(settings: FunctionSettings) -> Loss:
+    return LOSSES[settings.key](**settings.parameters)
+
+
+_HEADINGS: Final = ("layer", "type", "inputs", "output", "parameters", "status")
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRow:
+    """One layer."""
+
+    layer: str
+    type: str
+    """With its transfer function, or its loss."""
+    inputs: tuple[str, ...]
+    output_dim: int
+    """Numbers for each row."""
+    parameters: int
+    """Numbers it learns, without those for each feature where it is not known how many features there are."""
+    parameters_per_feature: int
+    """0 where the features are known."""
+    status: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """As in the table."""
+        return (
+            self.layer,
+            self.type,
+            ", ".join(self.inputs) or "mini-batch",
+            f"(rows, {self.output_dim})",
+            _count(self.parameters, self.parameters_per_feature),
+            self.status,
+        )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All layers, each behind its inputs; printed, it is a table.
+
+    A network as a table.
+    """
+
+    title: str
+    rows: tuple[SummaryRow, ...]
+
+    headings = _HEADINGS
+
+    @property
+    def totals(self) -> str:
+        """How much is learned in all."""
+        parameters = sum(row.parameters for row in self.rows)
+        per_feature = sum(row.parameters_per_feature for row in self.rows)
+        return f"{len(self.rows)} layers, {_count(parameters, per_feature)} parameters"
+
+    def __str__(self) -> str:
+        lines = [self.headings, *(row.cells for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        head, *body = (_line(cells, widths) for cells in lines)
+        rule = "  ".join("─" * width for width in widths)
+        return "\n".join([self.title, "", head, rule, *body, rule, self.totals])
+
+    __repr__ = __str__
+
+
+def summary_of(configuration: Configuration, graph: Graph, *, features_are_known: bool) -> Summary:
+    """The table of a network whose layers are those of ``graph``."""
+    by_name = {layer.name: layer for layer in graph.layers}
+    rows = []
+    for layer in configuration.layers:
+        built = by_name[layer.name]
+        numbers, per_feature = _sizes(built.parameters, features_are_known)
+        rows.append(
+            SummaryRow(
+                layer.name,
+                _described(layer),
+                layer.inputs,
+                built.output_dim,
+                numbers,
+                per_feature,
+                str(built.status),
+            )
+        )
+    features = graph.place_holder.feature_dimension if features_are_known else None
+    return Summary(_title(configuration, features), tuple(rows))
+
+
+def _title(configuration: Configuration, features: int | None) -> str:
+    data = configuration.data
+    parts = ["features from the data" if features is None else f"{features:,} features"]
+    if data.num_field > 0:
+        parts.append(f"{data.num_field:,} fields")
+    return f"{configuration.source}: {', '.join((*parts, configuration.model.dtype))}"
+
+
+def _described(layer: LayerConfiguration) -> str:
+    function = layer.transfer_function or layer.loss
+    return layer.type if function is None else f"{layer.type}, {function}"
+
+
+def _sizes(parameters: Sequence[Parameter], features_are_known: bool) -> tuple[int, int]:
+    """Numbers, and numbers for each feature where those are not counted."""
+    if features_are_known:
+        return sum(parameter.size for parameter in parameters), 0
+    numbers = sum(parameter.size for parameter in parameters if not parameter.by_feature)
+    per_feature = sum(
+        parameter.size // parameter.shape[0] for parameter in parameters if parameter.by_feature
+    )
+    return numbers, per_feature
+
+
+def _count(numbers: int, per_feature: int) -> str:
+    if not per_feature:
+        return f"{numbers:,}"
+    by_feature = "features" if per_feature == 1 else f"{per_feature:,} × features"
+    return f"{by_feature} + {numbers:,}" if numbers else by_feature
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(_padded(cells, widths)).rstrip()
+
+
+def _padded(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    for heading, cell, width in zip(_HEADINGS, cells, widths, strict=True):
+        yield cell.rjust(width) if heading == "parameters" else cell.ljust(width)
+
+
+DrawingFormat = Literal["mermaid", "svg", "png"]
+
+_DRAWERS: Final[Mapping[str, Callable[[Picture], str | bytes]]] = {"mermaid": mermaid, "svg": svg, "png": png}
+
+
+def draw(configuration: Configuration, summary: Summary, drawing_format: str) -> str | bytes:
+    """Text, or bytes for PNG.
+
+    A network as a picture, drawn with what draws flows.
+    """
+    if drawing_format not in _DRAWERS:
+        raise ConfigurationError(
+            f"network {configuration.source!r}: draw expected the format {', '.join(map(repr, _DRAWERS))}, "
+            f"given {drawing_format!r}"
+        )
+    return _DRAWERS[drawing_format](picture_of(configuration, summary))
+
+
+def picture_of(configuration: Configuration, summary: Summary) -> Picture:
+    """The mini-batch, then the layers; links say how many numbers of each row go along them."""
+    numbers = {row.layer: number for number, row in enumerate(summary.rows, 1)}
+    links = []
+    for row in summary.rows:
+        for name in row.inputs:
+            dim = summary.rows[numbers[name] - 1].output_dim
+            links.append(Link(numbers[name], numbers[row.layer], label=f"{dim:,}"))
+        if not row.inputs:
+            links.append(Link(0, numbers[row.layer]))
+    return Picture(
+        title=configuration.source,
+        nodes=(
+            _mini_batch(configuration),
+            *map(_layer, configuration.layers, summary.rows),
+        ),
+        links=tuple(links),
+    )
+
+
+def _mini_batch(configuration: Configuration) -> Node:
+    data, features = configuration.data, configuration.features
+    notes = [
+        f"{data.format}, features from the data"
+        if features is None
+        else f"{data.format}, {features:,} features"
+    ]
+    if data.num_field > 0:
+        notes.append(f"{data.num_field:,} fields")
+    return Node("mini-batch", "source", notes=tuple(notes))
+
+
+def _layer(layer: LayerConfiguration, row: SummaryRow) -> Node:
+    notes = [row.type] if layer.num_factors is None else [f"{row.type}, {layer.num_factors} factors"]
+    if row.parameters or row.parameters_per_feature:
+        notes.append(f"{row.cells[4]} parameters")
+    if layer.optimizer_settings is not None:
+        notes.append(str(layer.optimizer_settings))
+    return Node(layer.name, "operator" if layer.loss is None else "sink", notes=tuple(notes))

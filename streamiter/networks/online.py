@@ -5,27 +5,28 @@ from __future__ import annotations
 from typing import Any, Final
 
 from streamiter.errors import GraphError
-from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
+from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
-from streamiter.learn.estimators.sources import labelled
-from streamiter.learn.on_parameter_server.flow import REPEAT_MEMORY_BYTES, trained
-from streamiter.learn.on_parameter_server.options import check_consistency, check_server, count_of
-from streamiter.learn.rows.examples import Extract, as_examples
-from streamiter.learn.rows.good_rows import blaming_rows, of_good_rows
+from streamiter.learn.estimators import labelled
+from streamiter.learn.on_parameter_server.training import (
+    REPEAT_MEMORY_BYTES,
+    check_consistency,
+    check_server,
+    count_of,
+    trained,
+)
+from streamiter.learn.rows.examples import Extract, as_examples, blaming_rows, of_good_rows
 from streamiter.networks.data import LabelledRows, as_labelled_rows, translated
-from streamiter.networks.learner import NetworkLearner
+from streamiter.networks.learner import NetworkLearner, NetworkWorker, Start, check_start
 from streamiter.networks.mini_batches import prepared, to_record
 from streamiter.networks.network import Network
-from streamiter.networks.row_checks import RowChecks
-from streamiter.networks.starting import Start, check_start
-from streamiter.networks.training import NetworkTraining
-from streamiter.networks.worker import NetworkWorker
+from streamiter.networks.training import NetworkTraining, RowChecks
 from streamiter.numbers import whole_number
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import RejectionPolicy
-from streamiter.parameter_server.consistency.settings import Consistency
+from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.records import Batch
 from streamiter.topics.topic import Topic

@@ -1,39 +1,94 @@
-"""Training a network on a parameter server: over bounded data in epochs, or on a stream that never ends."""
+"""Whether rows can be learned from, said of all of them before the first mini-batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, final
 
 import msgspec
+import numpy as np
 
-from streamiter.errors import GraphError, ModelError
-from streamiter.flow.algorithms import all_or_nothing, step_names
-from streamiter.flow.flow import Flow
+from streamiter.errors import GraphError, JobFailed, ModelError
+from streamiter.flow.flow import Flow, all_or_nothing, step_names
 from streamiter.flow.stream import Stream
-from streamiter.learn.on_parameter_server.flow import REPEAT_MEMORY_BYTES, trained
-from streamiter.learn.on_parameter_server.options import check_consistency, check_server, count_of
+from streamiter.learn.estimators import run_offline
+from streamiter.learn.on_parameter_server.training import (
+    REPEAT_MEMORY_BYTES,
+    check_consistency,
+    check_server,
+    count_of,
+    trained,
+)
+from streamiter.learn.rows.examples import BadRows, refuse_not_finite
 from streamiter.models.update import ModelSnapshot
 from streamiter.networks.data import LabelledRows
-from streamiter.networks.diverging import Diverged
-from streamiter.networks.learner import NetworkLearner
+from streamiter.networks.learner import NETWORK, NetworkLearner, NetworkWorker, Start, check_start
+from streamiter.networks.losses import Diverged
 from streamiter.networks.mini_batches import TrainingSteps
 from streamiter.networks.network import Network
-from streamiter.networks.results import EpochResult, Evaluation, evaluate, evaluation_of
-from streamiter.networks.row_checks import RowChecks
-from streamiter.networks.starting import Start, check_start
-from streamiter.networks.worker import NetworkWorker
+from streamiter.networks.parameters import Array
+from streamiter.networks.serving import EpochResult, Evaluation, NetworkPredictor, evaluate, evaluation_of
 from streamiter.numbers import whole_number
-from streamiter.operators.context import Context
-from streamiter.operators.operator import Operator
+from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import shortened
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.parameter_server.consistency.settings import Consistency
+from streamiter.parameter_server.consistency.models import BSP, Consistency
 from streamiter.parameter_server.server import ParameterServer
+from streamiter.runtime.plan import ChannelLimits
+from streamiter.sparse_rows import Indices, SparseRows
 
-__all__ = ["NetworkTraining", "epoch_result", "sized", "train_network"]
+__all__ = [
+    "NetworkTraining",
+    "RowChecks",
+    "TrainedNetwork",
+    "fit_network",
+    "sized",
+    "train_network",
+]
+
+
+@final
+class RowChecks:
+    """What a network asks of rows: finite features, labels that its loss knows, as many fields as embeddings have."""
+
+    def __init__(self, network: Network) -> None:
+        graph = network.graph()
+        self.features = graph.place_holder.feature_dimension
+        self._loss_layer = graph.loss_layer
+        self._fields = {
+            layer.name: layer.output_dim // layer.num_factors
+            for layer in network.configuration.layers
+            if layer.num_factors
+        }
+
+    def check(self, owner: str, data: LabelledRows) -> None:
+        """``BadRows`` names the rows that cannot be learned from."""
+        refuse_not_finite(owner, data.rows)
+        if self._loss_layer.loss.needs_labels:
+            self._loss_layer.loss.check_labels(owner, data.labels, self._loss_layer.output_dim)
+        for name, fields in self._fields.items():
+            counts = _features_in_rows(data, fields)
+            bad = np.flatnonzero(counts != fields)
+            if len(bad):
+                raise BadRows(
+                    bad,
+                    f"{owner}: expected {fields} features in each row, as layer {name!r} has fields, given "
+                    f"{counts[bad[0]]} in row {bad[0]}; change its outputdim (fields × numfactors), or the rows",
+                )
+
+
+def _features_in_rows(data: LabelledRows, fields: int) -> Indices:
+    """As an embedding of so many fields counts them."""
+    rows = data.rows
+    if isinstance(rows, SparseRows):
+        return np.diff(rows.indptr)
+    if rows.shape[1] == fields:
+        return np.full(len(rows), fields)
+    counts: Indices = np.count_nonzero(rows, axis=1)
+    return counts
+
 
 _OWNER: Final = "train_network"
 _VALIDATION: Final = "validation_"
@@ -42,7 +97,10 @@ _ROWS: Final = "validation_rows"
 
 @dataclass(frozen=True)
 class NetworkTraining:
-    """What the training of a network gives."""
+    """What the training of a network gives.
+
+    Training a network on a parameter server: over bounded data in epochs, or on a stream that never ends.
+    """
 
     models: Stream
     """A ``ModelSnapshot`` for each version: the parameters by name with the network as JSON; for ``publish_model``.
@@ -217,3 +275,114 @@ class _Judge(Operator):
 
     def restore(self, state: int) -> None:
         self._epoch = state
+
+
+# Steps that are under way when Ctrl-C comes are made; more of them would only be waited for.
+_LIMITS: Final = ChannelLimits(records=1)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedNetwork:
+    """A network and its parameters by name, as they were after the last epoch.
+
+    Training a network from beginning to end, with its progress on the terminal.
+    """
+
+    network: Network
+    parameters: dict[str, Array]
+    results: list[EpochResult]
+    """One for each epoch; the last one is not whole after an ``"interruption"``."""
+    ended_by: Literal["epochs", "interruption", "divergence"]
+
+    def evaluate(self, data: LabelledRows) -> Evaluation:
+        """How good it is on rows with labels."""
+        graph = self.network.graph()
+        return evaluate(
+            graph, self.parameters, data.widened(graph.place_holder.feature_dimension, "evaluation")
+        )
+
+    @property
+    def predictor(self) -> NetworkPredictor:
+        """Predicts with these parameters."""
+        return NetworkPredictor(self.network, self.parameters)
+
+
+def fit_network(
+    network: Network,
+    data: LabelledRows,
+    validation: LabelledRows | None = None,
+    *,
+    epochs: int | None = None,
+    workers: int = 1,
+    consistency: Consistency | None = None,
+    shards: int = 1,
+    start: Start = None,
+    seed: int = 0,
+    progress: bool | None = None,
+    on_epoch: Callable[[EpochResult], None] | None = None,
+) -> TrainedNetwork:
+    """Train a network on rows in memory and wait for the end; ``validation`` is judged by after each epoch.
+
+    Options are those of :func:`~streamiter.networks.train_network`; ``consistency`` is ``BSP()`` unless given, and the
+    parameter server has so many ``shards`` in this process. On a terminal a bar shows the epochs (``progress`` True or
+    False: in any case, never); ``on_epoch`` is told of each as it ends.
+
+    Ctrl-C ends the training with the mini-batches under way, and what was learned so far is kept; a second one raises
+    KeyboardInterrupt.
+
+    Raises :class:`Diverged` where a loss, a gradient or a parameter is not finite any more: its ``trained`` is the
+    network as it was after the last epoch that was finite (None in the first one). Raises JobFailed where a step failed
+    for another reason, ModelError for data that does not fit.
+    """
+    network = sized(network, data)
+    epochs = network.configuration.train.epoch if epochs is None else epochs
+    flow = Flow("training")
+    server = ParameterServer(shards=shards)
+    training = train_network(
+        flow,
+        data,
+        network,
+        server,
+        consistency=consistency or BSP(),
+        validation=validation,
+        epochs=epochs,
+        workers=workers,
+        start=start,
+        seed=seed,
+    )
+    last: list[ModelSnapshot] = []
+    results: list[EpochResult] = []
+
+    def keep(model: ModelSnapshot) -> list[ModelSnapshot]:
+        last[:] = [model]
+        results.append(epoch_result(model))
+        if on_epoch is not None:
+            on_epoch(results[-1])
+        return []
+
+    def trained(ended_by: Literal["epochs", "interruption", "divergence"]) -> TrainedNetwork:
+        [model] = last
+        arrays = {name: array for name, array in model.parameters.items() if name != NETWORK}
+        return TrainedNetwork(network, arrays, results, ended_by)
+
+    training.models.flat_map(keep, name="keep").collect()
+    try:
+        statistics = run_offline(
+            flow,
+            title="training",
+            rounds=epochs,
+            progress=progress,
+            describe=lambda: results[-1].describe() if results else "",
+            noun="epoch",
+            done=lambda: len(results),
+            channel_limits=_LIMITS,
+        )
+    except JobFailed as failed:
+        if not isinstance(failed.__cause__, Diverged):
+            raise
+        failed.__cause__.trained = trained("divergence") if last else None
+        raise failed.__cause__ from None
+    if not last:
+        raise ModelError("fit_network: expected a training to its end, given one that ended before it began")
+    made = statistics.step("steps").records_out
+    return trained("epochs" if made >= training.steps else "interruption")

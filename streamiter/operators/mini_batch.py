@@ -8,11 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ConfigurationError
-from streamiter.operators.context import Context
-from streamiter.operators.held_input import HeldInput
-from streamiter.operators.operator import IterationListener, Operator
+from streamiter.operators.bounded import HeldInput
+from streamiter.operators.operator import Context, IterationListener, Operator, Sharing
 from streamiter.operators.output import Output
-from streamiter.operators.sharing import Sharing
 from streamiter.records import Batch, Columns, slice_batch
 
 __all__ = ["MiniBatch"]

@@ -1,14 +1,27 @@
-"""The Source: where records enter a flow."""
+"""Sources: where batches come from, items in memory, and results that are collected."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, final
 
-from streamiter.operators.context import Context
-from streamiter.records import BatchOrigin
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["Positions", "Source", "SourceBatch", "SourceFactory"]
+from streamiter.operators.operator import Context, Operator
+from streamiter.operators.output import Output
+from streamiter.records import Batch, BatchOrigin, take
+
+__all__ = [
+    "Collect",
+    "Collected",
+    "ItemsSource",
+    "Positions",
+    "Source",
+    "SourceBatch",
+    "SourceFactory",
+]
+
 
 Positions = dict[Any, Any]
 """Where reading goes on: plain data by partition (or whatever the source is split into)."""
@@ -76,6 +89,8 @@ class Source:
     ...     def read(self):
     ...         self.left -= 1
     ...         return None if self.left < 0 else SourceBatch([self.left], {"left": self.left})
+
+    The Source: where records enter a flow.
     """
 
     bounded: ClassVar[bool] = True
@@ -118,3 +133,131 @@ class Source:
 
 SourceFactory = Callable[[], Source]
 """A source class, or a callable without arguments: called once for each subtask."""
+
+
+# As large as a topic reader's largest batch: the cost of a hop is lost in it.
+_BATCH_RECORDS: Final = 8192
+_DONE: Final = "items done"
+# What was done before with other numbers of subtasks: for each of these runs, how many items each subtask had.
+_BEFORE: Final = "items done before"
+
+
+class ItemsSource(Source):
+    """Item i of a sequence, array or ``Columns`` goes to subtask i mod n.
+
+    With another number of subtasks, so do those that are left: the i-th of these to subtask i mod n.
+
+    A bounded source of given items.
+    """
+
+    def __init__(self, items: Batch) -> None:
+        self._items = items
+        self._done = 0
+
+    def open(self, context: Context, positions: Positions | None) -> None:
+        before: Sequence[Sequence[int]] = () if positions is None else positions.get(_BEFORE, ())
+        if before:
+            left = _left(len(self._items), before)
+            self._items = take(self._items, left[context.subtask_index :: context.parallelism])
+        elif context.parallelism > 1:
+            self._items = self._items[context.subtask_index :: context.parallelism]
+        if positions is not None:
+            self._done = positions.get(_DONE, 0)
+
+    def read(self) -> SourceBatch | None:
+        batch = self._items[self._done : self._done + _BATCH_RECORDS]
+        if len(batch) == 0:
+            return None
+        before, self._done = self._done, self._done + len(batch)
+        return SourceBatch(
+            batch, {_DONE: self._done}, positions_after=lambda records: {_DONE: before + records}
+        )
+
+    @staticmethod
+    def redistribute(positions: Sequence[Positions], parallelism: int) -> list[Positions]:
+        """How many items each of the old subtasks had passed on tells which ones are left."""
+        before: list[Any] = next((each[_BEFORE] for each in positions if _BEFORE in each), [])
+        done = [each.get(_DONE, 0) for each in positions]
+        return [{_DONE: 0, _BEFORE: [*before, done]} for _ in range(parallelism)]
+
+
+def _left(items: int, before: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+    """The items that are left, in order.
+
+    >>> _left(7, [[2, 1]])
+    array([3, 4, 5, 6])
+    """
+    left = np.arange(items)
+    for done in before:
+        place = np.arange(len(left))
+        left = left[place // len(done) >= np.array(done)[place % len(done)]]
+    return left
+
+
+@final
+class Collected:
+    """What ``stream.collect()`` gives: ``items`` holds the records once the flow runs.
+
+    A new run of the flow begins anew; one that restores a checkpoint begins with that checkpoint's items.
+
+    >>> Collected()
+    Collected(0 items)
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[Any]] = {}
+
+    @property
+    def items(self) -> list[Any]:
+        """The records so far, in order, in a new list; those of the first subtask first, and so on."""
+        return [record for subtask in sorted(self._parts) for record in self._parts[subtask]]
+
+    def begin(self, subtask: int, parallelism: int) -> list[Any]:
+        """For the engine: the list that one of the subtasks of a new run fills."""
+        self._parts = {index: part for index, part in self._parts.items() if index < parallelism}
+        self._parts[subtask] = []
+        return self._parts[subtask]
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts.values())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+    def __repr__(self) -> str:
+        return f"Collected({len(self)} items)"
+
+
+class Collect(Operator):
+    """Appends all records to ``into.items``.
+
+    State: all records, in memory, written again by each checkpoint; for more than a few, use a sink.
+
+    Results kept in memory, for tests and small results.
+    """
+
+    def __init__(self, into: Collected) -> None:
+        self._into = into
+        self._items: list[Any] = []
+
+    def open(self, context: Context) -> None:
+        self._items = self._into.begin(context.subtask_index, context.parallelism)
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        self._items.extend(batch)
+
+    def snapshot(self) -> list[Any]:
+        return self._items.copy()
+
+    def restore(self, state: list[Any]) -> None:
+        self._items[:] = state
+
+    @staticmethod
+    def redistribute(states: Sequence[list[Any]], parallelism: int) -> list[list[Any]]:
+        """The items of old subtask i become those of i modulo ``parallelism``."""
+        return [
+            [item for state in states[subtask::parallelism] for item in state]
+            for subtask in range(parallelism)
+        ]

@@ -3,11 +3,7 @@
 What all rules have in common is ``optimizer``; each has a file of its own.
 """
 
-from streamiter.optimizers.adadelta import AdaDelta
-from streamiter.optimizers.adagrad import AdaGrad, RMSProp
-from streamiter.optimizers.adam import Adam
-from streamiter.optimizers.ftrl import FTRL
-from streamiter.optimizers.gradient_descent import GradientDescent
+from streamiter.optimizers.adaptive import FTRL, AdaDelta, AdaGrad, Adam, RMSProp
 from streamiter.optimizers.learning_rates import (
     Constant,
     Correction,
@@ -16,9 +12,17 @@ from streamiter.optimizers.learning_rates import (
     LearningRate,
     WarmRestarts,
 )
-from streamiter.optimizers.momentum import Momentum
-from streamiter.optimizers.optimizer import Floats, FloatView, Optimizer, Slots, checked_optimizer, view_of
-from streamiter.optimizers.sgd import SGD
+from streamiter.optimizers.optimizer import (
+    SGD,
+    Floats,
+    FloatView,
+    GradientDescent,
+    Momentum,
+    Optimizer,
+    Slots,
+    checked_optimizer,
+    view_of,
+)
 
 __all__ = [
     "FTRL",

@@ -10,14 +10,11 @@ import numpy.typing as npt
 
 from streamiter.errors import OutOfTurn, ParameterServerError
 from streamiter.numbers import whole_number
-from streamiter.parameter_server.cached_rows import CachedRows
-from streamiter.parameter_server.call import Call
-from streamiter.parameter_server.consistency.settings import ASP
-from streamiter.parameter_server.heartbeats import Heartbeats
-from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.calls import Call, ShardLink
+from streamiter.parameter_server.consistency.models import ASP
+from streamiter.parameter_server.matrix import Matrix, Partitioning
 from streamiter.parameter_server.matrix_access import MatrixAccess, Reading
-from streamiter.parameter_server.participation import Participation
-from streamiter.parameter_server.partitioning import Partitioning
+from streamiter.parameter_server.participation import Heartbeats, Participation
 from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
 from streamiter.parameter_server.requests import (
     Add,
@@ -29,12 +26,12 @@ from streamiter.parameter_server.requests import (
     GetReply,
     PassBarrier,
 )
-from streamiter.parameter_server.row_cache import Reading as BegunRead
-from streamiter.parameter_server.subscription import Subscription
-from streamiter.parameter_server.transport.link import ShardLink
+from streamiter.parameter_server.rows import CachedRows
+from streamiter.parameter_server.rows import Reading as BegunRead
+from streamiter.parameter_server.subscriptions import Subscription
 
 if TYPE_CHECKING:
-    from streamiter.parameter_server.directory import MatrixDirectory
+    from streamiter.parameter_server.server import MatrixDirectory
 
 __all__ = ["MAX_CALLS", "Client"]
 

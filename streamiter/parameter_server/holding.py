@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from streamiter.errors import CheckpointError, StreamiterError
 from streamiter.parameter_server import add_parts
-from streamiter.parameter_server.consistency.settings import ASP, BSP
+from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.consistency.models import ASP, BSP
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
@@ -21,7 +22,6 @@ from streamiter.parameter_server.requests import (
     PassBarrier,
     Update,
 )
-from streamiter.parameter_server.waiting import Waiting
 
 if TYPE_CHECKING:
     from streamiter.parameter_server.shard import Shard

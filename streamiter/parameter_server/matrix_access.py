@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ParameterServerError
-from streamiter.parameter_server.bounds import fits_int64
-from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.partitioning import Partitioning, Slice
+from streamiter.parameter_server.matrix import Matrix, Partitioning, Slice, fits_int64
 from streamiter.parameter_server.psf.function import (
     GetFunction,
     PartitionFunction,

@@ -1,4 +1,4 @@
-"""One matrix on one shard: its blocks, and the consistency that says when they are read and changed."""
+"""What a matrix begins with, and what runs on its clock, checked before a shard makes it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,140 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, final
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.deferred import Encode
-from streamiter.errors import OutOfTurn, ParameterServerError, ServerReset, StreamiterError
+from streamiter.errors import (
+    ConfigurationError,
+    OutOfTurn,
+    ParameterServerError,
+    ServerReset,
+    StreamiterError,
+)
+from streamiter.numbers import is_number
 from streamiter.parameter_server import add_parts
+from streamiter.parameter_server.calls import Waiting
 from streamiter.parameter_server.consistency import model_of
-from streamiter.parameter_server.consistency.model import ConsistencyModel, Released
-from streamiter.parameter_server.consistency.settings import BSP
-from streamiter.parameter_server.first_values import init_functions, init_values
-from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.matrix_state import check_state, frozen_blocks, restore_blocks
-from streamiter.parameter_server.partitioning import Partitioning
-from streamiter.parameter_server.psf.function import PartitionFunction
+from streamiter.parameter_server.consistency.models import BSP, ConsistencyModel, Released
+from streamiter.parameter_server.matrix import Matrix, Partitioning, fits_int64
+from streamiter.parameter_server.psf.function import PartitionFunction, UpdateFunction, check_function
 from streamiter.parameter_server.requests import Add, AddPart, Aggregate, Clock, Get, GetReply, Update
 from streamiter.parameter_server.statistics import MatrixCounts, MatrixStatistics
 from streamiter.parameter_server.storage import make_block
-from streamiter.parameter_server.storage.block import Block
-from streamiter.parameter_server.storage.guarded import GuardedBlock
-from streamiter.parameter_server.waiting import Waiting
+from streamiter.parameter_server.storage.block import Block, GuardedBlock
 
-__all__ = ["Followed", "MatrixShard"]
+__all__ = [
+    "MatrixShard",
+    "check_first_values",
+    "init_functions",
+]
+
+
+def check_first_values(matrix: Matrix, partitioning: Partitioning) -> None:
+    """Raise what is wrong with ``init=`` and ``on_clock=``: a function that fits no block would be none, silently."""
+    functions = list(init_functions(matrix))
+    if not functions:
+        init_values(matrix)
+    if matrix.on_clock is not None:
+        if not isinstance(matrix.on_clock, UpdateFunction):
+            raise ConfigurationError(
+                f"matrix {matrix.name!r}, on_clock=: expected a psf that changes parameters such as psf.Optimize(…), "
+                f"given {matrix.on_clock!r}"
+            )
+        functions.append(matrix.on_clock)
+    for function in functions:
+        check_function(function, matrix, partitioning)
+
+
+def init_functions(matrix: Matrix) -> Sequence[UpdateFunction]:
+    """The functions that ``init=`` names; none where it is numbers."""
+    init = matrix.init
+    given: Sequence[Any] = init if isinstance(init, (list, tuple)) else (init,)
+    return given if given and all(isinstance(one, UpdateFunction) for one in given) else ()
+
+
+def init_values(matrix: Matrix) -> npt.NDArray[Any] | None:
+    """The numbers that ``init=`` gives, as (rows, columns); None where all are 0."""
+    init, shape = matrix.init, (matrix.rows, matrix.columns)
+    if is_number(init) and not init:
+        return None
+    where = f"matrix {matrix.name!r}, init="
+    try:
+        given = np.asarray(init)
+    except ValueError:
+        given = np.empty(0, object)
+    are_numbers = fits_int64(given) if matrix.dtype == "int64" else given.dtype.kind in "iubf"
+    if not are_numbers or given.shape not in ((), shape[1:], shape):
+        shown = f"{init!r}" if given.ndim == 0 else f"{given.dtype} of shape {given.shape}"
+        raise ConfigurationError(
+            f"{where}: expected numbers of {matrix.dtype}: one, {matrix.columns:,} for each row, or "
+            f"{matrix.rows:,} × {matrix.columns:,}; or psfs that change parameters; given {shown}"
+        )
+    return np.broadcast_to(given.astype(matrix.numpy_dtype, copy=False), shape)
+
+
+_SETTINGS = ("rows", "columns", "dtype", "sparse")
+"""Those that numbers cannot be taken over without."""
+
+_Span = tuple[int, int]
+
+
+def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> dict[str, Any]:
+    """The matrix and these of its blocks as they are now: plain data, with ``Deferred`` pieces.
+
+    The part of a snapshot that says what one matrix holds.
+    """
+    return {
+        "settings": {name: getattr(matrix, name) for name in _SETTINGS},
+        "blocks": [
+            {
+                "rows": [block.rows.start, block.rows.stop],
+                "columns": [block.columns.start, block.columns.stop],
+                "content": block.freeze(encode),
+            }
+            for block in blocks
+        ],
+    }
+
+
+def check_state(matrix: Matrix, blocks: Iterable[Block], state: Mapping[str, Any]) -> None:
+    """Raise what keeps these blocks from taking over a state of all blocks."""
+    for name, value in state["settings"].items():
+        if (now := getattr(matrix, name)) != value:
+            raise ParameterServerError(
+                f"matrix {matrix.name!r}: expected {name}={value!r} as in the snapshot, given {now!r}; "
+                "make it as it was, or begin without the snapshot"
+            )
+    saved = _by_place(state)
+    for block in blocks:
+        rows, columns = _place(block)
+        if (rows, columns) not in saved:
+            (of_rows, of_columns) = next(iter(saved))
+            raise ParameterServerError(
+                f"matrix {matrix.name!r}: expected a snapshot of blocks such as rows {_shown(rows)}, columns "
+                f"{_shown(columns)}, given blocks such as rows {_shown(of_rows)}, columns {_shown(of_columns)}; "
+                f"make the matrix with block=({of_rows[1] - of_rows[0]}, {of_columns[1] - of_columns[0]})"
+            )
+
+
+def restore_blocks(blocks: Iterable[Block], state: Mapping[str, Any]) -> None:
+    """Have each of these blocks hold what it holds in a state of all blocks, which has been checked."""
+    saved = _by_place(state)
+    for block in blocks:
+        block.restore(saved[_place(block)])
+
+
+def _by_place(state: Mapping[str, Any]) -> dict[tuple[_Span, _Span], Any]:
+    return {(tuple(block["rows"]), tuple(block["columns"])): block["content"] for block in state["blocks"]}
+
+
+def _place(block: Block) -> tuple[_Span, _Span]:
+    return (block.rows.start, block.rows.stop), (block.columns.start, block.columns.stop)
+
+
+def _shown(ends: _Span) -> str:
+    return f"{ends[0]:,} to {ends[1] - 1:,}"
+
 
 # Adds of one worker that wait for a clock are summed up past this: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20
@@ -55,7 +169,10 @@ class Followed(Protocol):
 
 @final
 class MatrixShard:
-    """Handles what is asked of its blocks. Nothing here waits: what cannot be answered now is a ``Waiting``."""
+    """Handles what is asked of its blocks. Nothing here waits: what cannot be answered now is a ``Waiting``.
+
+    One matrix on one shard: its blocks, and the consistency that says when they are read and changed.
+    """
 
     def __init__(self, matrix: Matrix, shard: int, shards: int, workers: Iterable[int]) -> None:
         self.matrix = matrix

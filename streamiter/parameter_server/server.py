@@ -1,45 +1,203 @@
-"""The server: its shards, its matrices, its workers."""
+"""Which matrices a server has, and how they are cut."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
-from streamiter.checkpoints.deferred import release_all
+from streamiter.checkpoints.pieces import release_all
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
-from streamiter.errors import CheckpointError, ConfigurationError, ParameterServerError, ShardLost
+from streamiter.errors import (
+    CheckpointError,
+    ConfigurationError,
+    ParameterServerError,
+    ShardLost,
+    UnknownMatrix,
+)
 from streamiter.numbers import positive, whole_number
+from streamiter.operators.operator import ServiceWorker
 from streamiter.operators.rejection import shortened
-from streamiter.operators.service import ServiceWorker
-from streamiter.parameter_server.call import Call
+from streamiter.parameter_server.calls import Call, ShardLink, Waiting
 from streamiter.parameter_server.client import MAX_CALLS, Client
-from streamiter.parameter_server.directory import MatrixDirectory
-from streamiter.parameter_server.heartbeats import Heartbeats, SilenceWatch
-from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.matrix import Matrix, Partitioning
+from streamiter.parameter_server.matrix_shard import check_first_values
+from streamiter.parameter_server.participation import Heartbeats, SilenceWatch
 from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
-from streamiter.parameter_server.recovery import SnapshotEvery
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
+    Create,
     FailWaiting,
+    Forget,
     Leave,
     Reset,
     RestoreState,
     TakeState,
 )
-from streamiter.parameter_server.snapshots import clock_in, in_memory, is_state, merged, thawed
-from streamiter.parameter_server.statistics import ParameterServerStatistics
-from streamiter.parameter_server.transport.hosting import Hosting, InProcess
-from streamiter.parameter_server.waiting import Waiting
+from streamiter.parameter_server.shard import Shard
+from streamiter.parameter_server.snapshots import SnapshotEvery, clock_in, in_memory, is_state, merged, thawed
+from streamiter.parameter_server.statistics import ParameterServerStatistics, ShardStatistics
 
 if TYPE_CHECKING:
+    from streamiter.parameter_server.transport.ray.hosting import RemoteServer
     from streamiter.parameter_server.transport.ray.protocol import RayAddress
-    from streamiter.parameter_server.transport.ray.remote_server import RemoteServer
 
-__all__ = ["ParameterServer"]
+__all__ = [
+    "MatrixDirectory",
+    "ParameterServer",
+]
+
+
+@final
+class MatrixDirectory:
+    """Shared by a server and its clients in one process."""
+
+    def __init__(
+        self,
+        links: Sequence[ShardLink],
+        look_up: Callable[[str], Awaitable[Matrix | None]] | None = None,
+    ) -> None:
+        """``look_up`` asks the shards, where matrices may be made in other processes."""
+        self._links = links
+        self._look_up = look_up
+        self._matrices: dict[str, tuple[Matrix, Partitioning]] = {}
+
+    def names(self) -> list[str]:
+        """Of all matrices, in the order they were made."""
+        return list(self._matrices)
+
+    def matrix(self, name: str) -> Matrix:
+        """The settings of a matrix that is known here."""
+        return self._matrices[name][0]
+
+    async def find(self, name: str) -> tuple[Matrix, Partitioning]:
+        """A matrix; raises UnknownMatrix."""
+        found = self._matrices.get(name)
+        if found is None and self._look_up is not None and (matrix := await self._look_up(name)) is not None:
+            found = self._matrices[name] = (matrix, Partitioning(matrix, len(self._links)))
+        if found is None:
+            raise UnknownMatrix(
+                f"matrix {name!r}: expected one of {', '.join(map(repr, self._matrices)) or 'none yet'}, given "
+                f"{name!r}; make it first, with create_matrix"
+            )
+        return found
+
+    async def create(self, matrix: Matrix) -> None:
+        """Make a matrix on the shards that get blocks of it; nothing happens if it is there with the same settings."""
+        if (there := self._matrices.get(matrix.name)) is not None:
+            if (difference := there[0].differs_from(matrix)) is not None:
+                raise ParameterServerError(
+                    f"matrix {matrix.name!r}: expected the settings it was made with, given {difference}; give it "
+                    "another name, or the same settings"
+                )
+            return
+        partitioning = Partitioning(matrix, len(self._links))
+        check_first_values(matrix, partitioning)
+        holders = dict.fromkeys(block.shard for block in partitioning.blocks)
+        await self._make(matrix, [self._links[shard] for shard in holders])
+        self._matrices[matrix.name] = (matrix, partitioning)
+
+    async def _make(self, matrix: Matrix, holders: Sequence[ShardLink]) -> None:
+        """On all of these shards, or, where a function of ``init=`` fails on one of them, on none."""
+        replies = [_sent(link, Create(matrix, len(self._links))) for link in holders]
+        made: list[ShardLink] = []
+        failure: Exception | None = None
+        for link, reply in zip(holders, replies, strict=True):
+            try:
+                if await reply:
+                    made.append(link)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            for link in made:
+                # A shard that is lost meanwhile has forgotten it anyway; what is told is why the matrix failed.
+                with suppress(ParameterServerError):
+                    await _sent(link, Forget(matrix.name))
+            raise failure
+
+
+def _sent(link: ShardLink, request: Any) -> Waiting[Any]:
+    """The reply, also to what is refused at once: all shards are asked before any of them is waited for."""
+    reply: Waiting[Any] = Waiting()
+    try:
+        sent = link.send(request)
+    except Exception as error:
+        reply.fail(error)
+        return reply
+    if isinstance(sent, Waiting):
+        return sent
+    reply.succeed(sent)
+    return reply
+
+
+class Hosting(Protocol):
+    """Keeps shards, and gives the ways to them.
+
+    Where shards live.
+    """
+
+    @property
+    def drawn_as(self) -> str:
+        """Where they are, for drawings and errors."""
+
+    def links(
+        self,
+        client: str,
+        worker: int | None = None,
+        on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
+    ) -> Sequence[ShardLink]:
+        """A link to each shard, for a client of this name; what it sends is handled in order.
+
+        ``on_back`` is told where the worker stands when the shards go back to a snapshot by themselves.
+        """
+
+    def release(self, worker: int) -> None:
+        """The client of this worker has left."""
+
+    def statistics(self) -> tuple[ShardStatistics, ...]:
+        """Where the shards stand, or stood a moment ago."""
+
+    async def take_states(self) -> list[Any]:
+        """The states of all shards at one moment, with ``Deferred`` pieces."""
+
+    async def close(self) -> None:
+        """Let go of the shards. May be called more than once."""
+
+
+@final
+class InProcess:
+    """Shards in this process: a shard is its own link, and nothing is copied."""
+
+    def __init__(self, count: int) -> None:
+        self._shards = [Shard(number) for number in range(count)]
+
+    @property
+    def drawn_as(self) -> str:
+        return "in this process"
+
+    def links(
+        self,
+        client: str,
+        worker: int | None = None,
+        on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
+    ) -> Sequence[ShardLink]:
+        return self._shards
+
+    def release(self, worker: int) -> None:
+        pass
+
+    def statistics(self) -> tuple[ShardStatistics, ...]:
+        return tuple(shard.statistics() for shard in self._shards)
+
+    async def take_states(self) -> list[Any]:
+        return [shard.handle(TakeState()) for shard in self._shards]
+
+    async def close(self) -> None:
+        pass
+
 
 Place = Literal["process", "ray"]
 
@@ -64,6 +222,8 @@ class ParameterServer:
     ...         return (await client.get("w", row=0)).tolist()
     >>> asyncio.run(main())
     [2.0, 0.0, 0.0, 0.0, 0.0, 4.0]
+
+    The server: its shards, its matrices, its workers.
     """
 
     def __init__(
@@ -217,7 +377,7 @@ class ParameterServer:
     @staticmethod
     def connect(address: RayAddress, *, clock: Clock | None = None) -> RemoteServer:
         """In another process: clients of the server whose ``address()`` this is."""
-        from streamiter.parameter_server.transport.ray.remote_server import RemoteServer
+        from streamiter.parameter_server.transport.ray.hosting import RemoteServer
 
         return RemoteServer(address, clock=clock)
 
@@ -278,7 +438,7 @@ class ParameterServer:
     async def _ask_all(self, request: Any) -> list[Any]:
         return await Call([link.send(request) for link in self._links], list)
 
-    # -- in a flow: see streamiter.operators.service ---------------------------------------------------
+    # -- in a flow: see streamiter.operators.operator ---------------------------------------------------
 
     @property
     def drawn_as(self) -> str:

@@ -8,8 +8,7 @@ from typing import Any, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ParameterServerError, ServerReset, StreamiterError, UnknownMatrix, WorkerHasLeft
-from streamiter.parameter_server.arrivals import Arrivals
-from streamiter.parameter_server.changes import NextChanges, Unsubscribe
+from streamiter.parameter_server.calls import Arrivals, Waiting
 from streamiter.parameter_server.holding import Holding
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.requests import (
@@ -24,18 +23,19 @@ from streamiter.parameter_server.requests import (
     Get,
     Join,
     Leave,
+    NextChanges,
     PassBarrier,
     Raise,
     Reset,
     RestoreState,
     TakeState,
     TellStatistics,
+    Unsubscribe,
     Update,
 )
 from streamiter.parameter_server.snapshots import thawed
 from streamiter.parameter_server.statistics import ShardStatistics
 from streamiter.parameter_server.subscriptions import Subscriptions
-from streamiter.parameter_server.waiting import Waiting
 
 __all__ = ["Shard"]
 

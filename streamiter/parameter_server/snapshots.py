@@ -1,20 +1,129 @@
-"""The states of shards, put together and taken out of their wrappings."""
+"""What shards go back to when one of them is lost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred
+from streamiter.errors import ConfigurationError
+from streamiter.numbers import whole_number
 
-__all__ = ["clock_in", "in_memory", "is_state", "merged", "thawed"]
+__all__ = [
+    "KeptSnapshots",
+    "ShardSnapshot",
+    "SnapshotEvery",
+    "StartingPoint",
+    "clock_in",
+    "in_memory",
+    "is_state",
+    "merged",
+    "thawed",
+]
+
+
+S = TypeVar("S")
+"""The state of a shard, or where it lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEvery:
+    """Take a snapshot of all shards each time all workers have come to a multiple of ``clocks`` on matrix ``of``.
+
+    ``of`` is the matrix that workers clock last in an iteration: what a worker has sent until that clock is in the
+    snapshot; what it sends afterwards is not, and is held until the others have come there, too. Under BSP its adds
+    wait for that, under ASP and SSP they do not; under ASP the worker waits when it comes to its next barrier.
+
+    >>> SnapshotEvery(clocks=10, of="w")
+    SnapshotEvery(clocks=10, of='w')
+    """
+
+    clocks: int
+    of: str
+
+    def __post_init__(self) -> None:
+        whole_number("SnapshotEvery(clocks=)", self.clocks, 1)
+        if not isinstance(self.of, str) or not self.of:
+            raise ConfigurationError(
+                f"SnapshotEvery(of=): expected the name of a matrix, given {self.of!r}; name the one that "
+                "workers clock last in an iteration"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSnapshot(Generic[S]):
+    """One shard at a moment: ``number`` is the same on all shards at the same moment."""
+
+    number: int
+    workers: tuple[int, ...]
+    matrices: tuple[Any, ...]
+    """The ``Create`` of each matrix."""
+    state: S
+
+
+@dataclass(frozen=True, slots=True)
+class StartingPoint(Generic[S]):
+    """What all shards begin with, by shard; no snapshots: with nothing."""
+
+    number: int
+    workers: tuple[int, ...]
+    matrices: tuple[Any, ...]
+    states: tuple[S, ...]
+
+
+@final
+class KeptSnapshots(Generic[S]):
+    """Puts together what shards give, and keeps the last snapshot that all have given. A pure data structure.
+
+    >>> kept = KeptSnapshots[str](shards=2)
+    >>> kept.add(0, ShardSnapshot(1, (7,), (), "left half")), kept.latest
+    (False, None)
+    >>> kept.add(1, ShardSnapshot(1, (7,), (), "right half")), kept.latest.states
+    (True, ('left half', 'right half'))
+    """
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._parts: dict[int, dict[int, ShardSnapshot[S]]] = {}
+        self.latest: StartingPoint[S] | None = None
+
+    def add(self, shard: int, part: ShardSnapshot[S]) -> bool:
+        """One shard's part of a snapshot; whether all are there now."""
+        if self.latest is not None and part.number <= self.latest.number:
+            return False
+        parts = self._parts.setdefault(part.number, {})
+        parts[shard] = part
+        if len(parts) < self._shards:
+            return False
+        self.latest = _together([parts[number] for number in range(self._shards)])
+        # Of earlier ones a part is missing: it was lost with its shard.
+        self._parts = {number: later for number, later in self._parts.items() if number > part.number}
+        return True
+
+    def replace(self, snapshot: StartingPoint[S] | None) -> None:
+        """Go back to this one from now on; parts of later ones are of a past that no longer counts."""
+        self.latest = snapshot
+        self._parts.clear()
+
+
+def _together(parts: Sequence[ShardSnapshot[S]]) -> StartingPoint[S]:
+    # A worker that joined while the snapshot was taken is on some shards only: it joins again.
+    workers = [worker for worker in parts[0].workers if all(worker in part.workers for part in parts)]
+    matrices: Mapping[str, Any] = {create.matrix.name: create for part in parts for create in part.matrices}
+    return StartingPoint(
+        parts[0].number, tuple(workers), tuple(matrices.values()), tuple(part.state for part in parts)
+    )
 
 
 def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state of a server, from what its shards gave in ``freeze`` at one moment; what ``Shard.restore`` takes."""
+    """The state of a server, from what its shards gave in ``freeze`` at one moment; what ``Shard.restore`` takes.
+
+    The states of shards, put together and taken out of their wrappings.
+    """
     matrices: dict[str, dict[str, Any]] = {}
     for state in states:
         for name, matrix in state["matrices"].items():

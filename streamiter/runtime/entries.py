@@ -13,12 +13,10 @@ from typing import Any, Final
 
 from streamiter.checkpoints.keys import check_keys, normalize_key
 from streamiter.errors import ConfigurationError, GraphError, RejectRecords
-from streamiter.operators.context import Context, Progress
-from streamiter.operators.functions import misfit
-from streamiter.operators.operator import IterationListener, Operator
-from streamiter.operators.output import Output
-from streamiter.operators.record_loop import refuse
+from streamiter.operators.operator import Context, IterationListener, Operator, Progress
+from streamiter.operators.output import Output, misfit
 from streamiter.operators.rejection import RecordFailure
+from streamiter.operators.steps import refuse
 from streamiter.records import Batch, take
 from streamiter.runtime.graph import SINGLE_INPUT
 

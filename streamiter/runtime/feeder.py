@@ -9,8 +9,8 @@ from typing import Any, final
 
 from streamiter.channels import Channel, Intake
 from streamiter.errors import ConfigurationError
-from streamiter.operators.context import Context
-from streamiter.operators.functions import rows_if_table
+from streamiter.operators.operator import Context
+from streamiter.operators.output import rows_if_table
 from streamiter.operators.rejection import RecordFailure, shortened
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Control, EndOfInput

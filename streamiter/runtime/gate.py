@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from streamiter.errors import ConfigurationError
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
     Batch,
@@ -23,18 +24,16 @@ from streamiter.records import (
     EpochWatermark,
     Idle,
 )
-from streamiter.runtime.alignment import BarrierAlignment
-from streamiter.runtime.epochs_aside import EpochsAside
-from streamiter.runtime.feedback_log import FeedbackLog
-from streamiter.runtime.gate_epochs import GateEpochs
-from streamiter.runtime.gate_records import InputEnded, LastOfAll, from_plain, plain_log
-from streamiter.runtime.port import Port, TurnSize
-from streamiter.runtime.wanted import WantedInputs
+from streamiter.runtime.feedback import FeedbackLog
+from streamiter.runtime.gate_epochs import EpochsAside, GateEpochs
+from streamiter.runtime.port import InputEnded, LastOfAll, Port, TurnSize, from_plain, plain_log
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.spill import SpillQueue
 
-__all__ = ["Gate"]
+__all__ = [
+    "Gate",
+]
 
 
 class Gate:
@@ -471,3 +470,127 @@ class Gate:
 
     def _all_ended(self) -> bool:
         return all(port.ended for port in self.ports if not port.is_feedback)
+
+
+class BarrierAlignment:
+    """Which barrier is on its way to this gate, and who has not brought it. Feedback ports bring none.
+
+    Barriers at a gate: every channel must have brought it before the task passes it on.
+    """
+
+    def __init__(self, ports: Sequence[Port]) -> None:
+        self._ports = [port for port in ports if not port.is_feedback]
+        self._barrier: CheckpointBarrier | None = None
+        self._announced: CheckpointBarrier | None = None
+        self._triggered: CheckpointBarrier | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a barrier has come on some port, or will come."""
+        return self._barrier is not None or self._announced is not None
+
+    def awaited(self) -> list[str]:
+        """The channels whose barrier others wait for; empty while none is on its way."""
+        if self._barrier is None:
+            return []
+        return [port.channel.name for port in self._ports if not port.is_aligned]
+
+    def announce(self, barrier: CheckpointBarrier) -> None:
+        """It is on its way."""
+        self._announced = barrier
+
+    def trigger(self, barrier: CheckpointBarrier) -> None:
+        """It is on its way, and begins here if no port is left that could bring it."""
+        self._triggered = self._announced = barrier
+
+    def bring(self, port: Port, barrier: CheckpointBarrier) -> bool:
+        """A port has brought it; says whether it is the first to do so."""
+        is_first = self._barrier is None
+        if is_first:
+            self._barrier = barrier
+            self._announced = self._triggered = None
+        port.blocked = True
+        return is_first
+
+    def complete(self) -> CheckpointBarrier | None:
+        """The barrier once every port is aligned; then the alignment is over.
+
+        One that begins here counts when no port can bring it: also where the ends of all of them are held
+        behind data that is not wanted, since what is wanted may wait for this barrier.
+        """
+        if self._triggered is not None and all(port.ended or port.end_held for port in self._ports):
+            return self.inputs_ended()
+        barrier = self._barrier
+        if barrier is None or not all(port.is_aligned for port in self._ports):
+            return None
+        self._barrier = None
+        return barrier
+
+    def inputs_ended(self) -> CheckpointBarrier | None:
+        """No port can bring a barrier any more; gives the one that begins here instead."""
+        triggered = self._triggered
+        self._announced = self._triggered = None
+        return triggered
+
+
+class WantedInputs:
+    """What ``wanted_inputs()`` said last. If all inputs that it names have ended, all are wanted.
+
+    Which inputs an operator wants to read next.
+    """
+
+    def __init__(self, ports: Sequence[Port], has_ended: Callable[[Port], bool]) -> None:
+        self._ports = ports
+        self._has_ended = has_ended
+        self._asked_for: tuple[str, ...] | None = None
+        self.names: frozenset[str] | None = None
+        """The inputs to read now; None for all."""
+
+    def ask(self, input_names: Iterable[str] | None) -> bool:
+        """Want only these from now on, None for all; says whether that is something new.
+
+        Raises ConfigurationError for what is no collection of names, and for a name that no input has.
+        """
+        try:
+            asked_for = None if input_names is None else tuple(input_names)
+        except TypeError:
+            raise _no_names(input_names) from None
+        if asked_for == self._asked_for:
+            return False
+        if isinstance(input_names, str):
+            raise _no_names(input_names)
+        self._check_names(asked_for or ())
+        self._asked_for = asked_for
+        self._decide()
+        return True
+
+    def reconsider(self) -> bool:
+        """Some port has ended; says whether that may change what is wanted."""
+        if self._asked_for is None:
+            return False
+        self._decide()
+        return True
+
+    def _decide(self) -> None:
+        asked_for = self._asked_for
+        if not asked_for:
+            self.names = None if asked_for is None else frozenset()
+            return
+        ended = all(self._has_ended(port) for port in self._ports if port.input_name in asked_for)
+        self.names = None if ended else frozenset(asked_for)
+
+    def _check_names(self, asked_for: Sequence[str]) -> None:
+        known = dict.fromkeys(port.input_name for port in self._ports)
+        unknown = [name for name in asked_for if name not in known]
+        if unknown:
+            raise ConfigurationError(
+                f"wanted_inputs(): expected names of inputs ({', '.join(known)}), given {unknown[0]!r}; "
+                "return a tuple of them, or None for all"
+            )
+
+
+def _no_names(given: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"wanted_inputs(): expected a tuple or list of names, given {given!r}; "
+        f"{f'return ({given!r},)' if isinstance(given, str) else 'return None for all inputs'}"
+    )

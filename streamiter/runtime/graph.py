@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from streamiter.errors import GraphError
-from streamiter.operators.operator import OperatorFactory
+from streamiter.operators.operator import OperatorFactory, Service
 from streamiter.operators.rejection import RejectionPolicy
-from streamiter.operators.service import Service
 from streamiter.operators.source import SourceFactory
 from streamiter.records import OutputTag
 from streamiter.runtime.partitioning import Forward, Partitioning

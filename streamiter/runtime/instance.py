@@ -10,12 +10,17 @@ from typing import Any, final
 from streamiter.clock import Clock, TimerHandle
 from streamiter.deferred import Encode
 from streamiter.errors import ConfigurationError
-from streamiter.operators.context import Context, JobScope, Progress
 from streamiter.operators.keyed_state import KeyedState
-from streamiter.operators.operator import IterationListener, Operator
+from streamiter.operators.operator import (
+    Context,
+    IterationListener,
+    JobScope,
+    Operator,
+    OperatorStatistics,
+    Progress,
+)
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import RecordFailure
-from streamiter.operators.statistics import OperatorStatistics
 from streamiter.records import Batch, Control
 from streamiter.runtime.entries import Entry, handler_of, is_awaited, make_async_entry, make_entry
 from streamiter.runtime.failure import unless_cancelled

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.settings import Checkpoints
+from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError, JobFailed, StreamiterError
-from streamiter.operators.context import JobScope
-from streamiter.operators.copies import independent_copy
+from streamiter.operators.keyed_state import independent_copy
+from streamiter.operators.operator import JobScope
 from streamiter.operators.rejection import RecordFailure
 from streamiter.runtime.checkpointing.barriers import Barriers
-from streamiter.runtime.checkpointing.choice import Restore
-from streamiter.runtime.checkpointing.in_memory import JobSnapshot, in_memory
+from streamiter.runtime.checkpointing.commit import JobSnapshot, in_memory
+from streamiter.runtime.checkpointing.restore import Restore
 from streamiter.runtime.failure import (
     call_unless_cancelled,
     first_failure,
@@ -38,7 +38,7 @@ from streamiter.runtime.statistics import (
     TaskStatistics,
 )
 from streamiter.runtime.task import DrainInput, Task
-from streamiter.runtime.topic_feedback.worker import Worker, check_shared
+from streamiter.runtime.topic_feedback.topic_feedback import Worker, check_shared
 from streamiter.runtime.watchdog import STALL_AFTER_S, Watchdog
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.spill import SpillQueue
 from streamiter.clock import Clock
 from streamiter.errors import GraphError, StreamiterError
-from streamiter.operators.context import JobScope, Progress
 from streamiter.operators.mini_batch import MiniBatch
-from streamiter.operators.operator import Boundary, Operator
+from streamiter.operators.operator import Boundary, JobScope, Operator, Progress
 from streamiter.operators.source import Source
+from streamiter.runtime.chain import Rounds
 from streamiter.runtime.entries import (
     SOURCE_METHODS,
     check_can_listen,
@@ -22,18 +22,16 @@ from streamiter.runtime.entries import (
     check_methods,
     is_awaited,
 )
-from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate
+from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step, edge_number
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.partitioning import Forward
 from streamiter.runtime.port import Port, PortOrigin
-from streamiter.runtime.rounds import Rounds
 from streamiter.runtime.task import Acknowledge, Task
-from streamiter.runtime.topic_feedback.topic_feedback import TopicFeedback
-from streamiter.runtime.topic_feedback.worker import Worker, check_shared_operator
+from streamiter.runtime.topic_feedback.topic_feedback import TopicFeedback, Worker, check_shared_operator
 from streamiter.runtime.writers import EdgeWriter, FeedbackWriter, Lane, Writer
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import Any, final
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import Part, StepState
 from streamiter.errors import GraphError
+from streamiter.operators.operator import Service
 from streamiter.operators.rejection import RecordFailure
-from streamiter.operators.service import Service
 from streamiter.runtime.checkpointing.clock_alignment import ClockAlignment
 from streamiter.runtime.checkpointing.task_parts import SERVICE, PartName, encode_service, release_parts
-from streamiter.runtime.gate_records import AskAgain
+from streamiter.runtime.port import AskAgain
 from streamiter.runtime.task import Task
 
 __all__ = ["JobServices", "service_key"]

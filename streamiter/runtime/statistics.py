@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from streamiter.channels import ChannelStatistics
-from streamiter.operators.statistics import OperatorStatistics
-from streamiter.runtime.checkpointing.statistics import CheckpointStatistics
+from streamiter.operators.operator import OperatorStatistics
 from streamiter.runtime.feedback import FeedbackStatistics
 
 __all__ = [
+    "CheckpointStatistics",
     "JobState",
     "JobStatistics",
     "LoopStatistics",
@@ -18,6 +18,7 @@ __all__ = [
     "StepStatistics",
     "TaskStatistics",
 ]
+
 
 JobState = Literal["running", "finished", "suspended", "aborted", "failed"]
 """``finished``: the inputs ended (or were drained); ``suspended``: stopped at a batch boundary."""
@@ -156,3 +157,28 @@ class JobStatistics:
             records_out=sum(count.records_out for count in counts),
             rejected=sum(count.rejected for count in counts),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStatistics:
+    """The checkpoints of a job at one moment.
+
+    What checkpoints have cost and where they stand.
+    """
+
+    run: str
+    """The run that takes them."""
+    restored: int | None
+    """The checkpoint that this run went on from."""
+    committed: int | None
+    """The last one that is committed."""
+    taken: int
+    """Committed by this run."""
+    given_up: int
+    """Not committed: too slow, or no room in the store."""
+    last_duration_s: float
+    """From the barrier to the commit."""
+    last_alignment_s: float
+    """Of that, until all steps had given their state."""
+    last_size_bytes: int
+    """Of the snapshot in the store."""

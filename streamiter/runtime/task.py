@@ -12,10 +12,8 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import Part
 from streamiter.clock import Clock
 from streamiter.errors import StreamiterError
-from streamiter.operators.context import Progress
-from streamiter.operators.operator import Boundary, BoundaryOutput
+from streamiter.operators.operator import Boundary, BoundaryOutput, Progress, ServiceWorker
 from streamiter.operators.rejection import RecordFailure
-from streamiter.operators.service import ServiceWorker
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.records import (
     Batch,
@@ -26,22 +24,22 @@ from streamiter.records import (
     Idle,
     slice_batch,
 )
-from streamiter.runtime.chain import Chain
+from streamiter.runtime.chain import Chain, Rounds
 from streamiter.runtime.checkpointing.clock_alignment import ClockAlignment
 from streamiter.runtime.checkpointing.task_parts import encode_log, encode_task, release_parts
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_records import (
+from streamiter.runtime.instance import OperatorInstance, TimerDue
+from streamiter.runtime.port import (
+    TURN_S,
     AskAgain,
     BarrierReturned,
     BarrierTrigger,
     CheckpointAbandoned,
     InputEnded,
+    Port,
 )
-from streamiter.runtime.instance import OperatorInstance, TimerDue
-from streamiter.runtime.port import TURN_S, Port
-from streamiter.runtime.rounds import Rounds
 from streamiter.runtime.writers import Lane, Writer, restore_turns, turns_of
 
 __all__ = ["Acknowledge", "DrainInput", "Task"]

@@ -9,7 +9,7 @@ from typing import Final, Protocol, final
 from streamiter.channels import Channel
 from streamiter.clock import Clock
 from streamiter.errors import OutputOverflow, StreamiterError
-from streamiter.operators.context import Progress
+from streamiter.operators.operator import Progress
 from streamiter.operators.rejection import RecordFailure
 from streamiter.records import (
     Batch,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
-from typing import Final
+from typing import Final, final
 
 from streamiter.errors import ConfigurationError
-from streamiter.testing.timer import Timer
 
-__all__ = ["VirtualClock"]
+__all__ = [
+    "Timer",
+    "VirtualClock",
+]
+
 
 # Turns of the event loop that tasks get after each timer: more than a record needs through a chain of a
 # dozen tasks, and well under a millisecond where nothing is left to do.
@@ -95,3 +98,31 @@ class VirtualClock:
 async def _let_tasks_run() -> None:
     for _ in range(_TURNS):
         await asyncio.sleep(0)
+
+
+@final
+class Timer:
+    """Run once, when its clock says so, unless it was called off before.
+
+    A call that is due later, on a clock that does not pass by itself.
+    """
+
+    __slots__ = ("_callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback: Callable[[], None] | None = callback
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it was called off, or has run."""
+        return self._callback is None
+
+    def cancel(self) -> None:
+        """Call it off; without effect once it has run."""
+        self._callback = None
+
+    def fire(self) -> None:
+        """Run it."""
+        callback, self._callback = self._callback, None
+        assert callback is not None
+        callback()

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from streamiter.errors import DecodeError
-from streamiter.operators.context import Context
-from streamiter.operators.operator import Operator
+from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import Origin
 from streamiter.operators.source import Positions, Source, SourceBatch

@@ -9,9 +9,8 @@ import pytest
 from checkpoints.snapshots import ids, save, save_and_commit
 from checkpoints.store_contract import MakeStore
 
-from streamiter.checkpoints.record_file import unpack_record
-from streamiter.checkpoints.snapshot import CheckpointId
-from streamiter.checkpoints.snapshot_format import Damage, OtherFormat
+from streamiter.checkpoints.flow_folder import unpack_record
+from streamiter.checkpoints.snapshot import CheckpointId, Damage, OtherFormat
 from streamiter.checkpoints.store import CommitPointer
 from streamiter.errors import CheckpointError
 

@@ -13,18 +13,17 @@ from checkpoints.snapshots import FRAMES, Frames, header
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamiter.checkpoints.snapshot import Part
-from streamiter.checkpoints.snapshot_file import SnapshotFile
-from streamiter.checkpoints.snapshot_format import (
+from streamiter.checkpoints.snapshot import (
     PREAMBLE_BYTES,
     TRAILER_BYTES,
+    Part,
     check_preamble,
     manifest_of,
     pack_manifest,
     pack_preamble,
     pack_trailer,
 )
-from streamiter.checkpoints.snapshot_writer import SnapshotWriter
+from streamiter.checkpoints.snapshot_file import SnapshotFile, SnapshotWriter
 from streamiter.errors import CheckpointError, ConfigurationError
 
 PARTS = [Part("read/0", b"positions"), Part("größe/0", b"", (Frames(), Frames([])))]

@@ -6,7 +6,7 @@ import resource
 import pytest
 from support.examples import random_examples
 
-from streamiter.checkpoints.spill_file import SpillFile
+from streamiter.checkpoints.spill import SpillFile
 from streamiter.errors import StorageFull
 
 

@@ -19,8 +19,7 @@ from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.errors import CheckpointError
 from streamiter.runtime.job import Job
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
-from streamiter.topics.memory.reader import MemoryReader
-from streamiter.topics.memory.topic import MemoryTopic
+from streamiter.topics.memory import MemoryReader, MemoryTopic
 
 RARELY_S = 100.0
 PAIRS = [(before, after) for before in (1, 2, 3, 4) for after in (1, 2, 3, 4)]

@@ -11,18 +11,19 @@ from support.examples import random_examples
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
-from streamiter.iteration.epoch_counts import EpochCounts
-from streamiter.operators.items import ItemsSource
+from streamiter.iteration.progress import EpochCounts
+from streamiter.operators.source import ItemsSource
 from streamiter.records import Batch
-from streamiter.runtime.checkpointing.redistribution.dealing import deal, dealt_to
-from streamiter.runtime.checkpointing.redistribution.instances import KeyShare, timers_of
-from streamiter.runtime.checkpointing.redistribution.waiting import (
+from streamiter.runtime.checkpointing.redistribution.old_job import (
     Frames,
     Waiting,
     batches_held,
     batches_queued,
+    deal,
+    dealt_to,
     entry_of,
 )
+from streamiter.runtime.checkpointing.redistribution.tasks import KeyShare, timers_of
 from streamiter.runtime.partitioning import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
 from streamiter.topics.topic_source import TopicSource
 

@@ -24,7 +24,7 @@ from support.waiting import until
 
 from streamiter import Flow, Operator, connect, topic
 from streamiter.operators import Join, Output, ReduceAll, Sort
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker
@@ -183,7 +183,7 @@ async def test_an_end_that_waits_behind_records_is_heard_once(before: int, after
 @everywhere
 def test_items_that_are_left_are_read_once(before: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The items of a subtask that had been faster than others were read again by another one."""
-    monkeypatch.setattr("streamiter.operators.items._BATCH_RECORDS", 3)
+    monkeypatch.setattr("streamiter.operators.source._BATCH_RECORDS", 3)
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("items", parallelism=parallelism)

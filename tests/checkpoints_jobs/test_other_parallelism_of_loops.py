@@ -24,7 +24,7 @@ from streamiter import (
     replayed,
 )
 from streamiter.operators import Output
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.topics import MemoryBroker
 
 everywhere = pytest.mark.parametrize(("before", "after"), PAIRS)

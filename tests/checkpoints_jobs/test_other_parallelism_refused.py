@@ -27,9 +27,9 @@ from streamiter import (
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader
 from streamiter.errors import CheckpointError
 from streamiter.operators import Output
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.runtime.checkpointing.in_memory import JobSnapshot
+from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.checkpointing.redistribution import OldJob, redistributed
 from streamiter.runtime.job import Job, JobOptions
 from streamiter.topics import MemoryBroker

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from cli.program import on_terminal, started, streamiter
 
-from streamiter.learn.flights.events import FlightEvents
+from streamiter.learn.flights import FlightEvents
 from streamiter.models import model_updates
 from streamiter.topics import OutgoingBatch, ReadRequest, topic
 

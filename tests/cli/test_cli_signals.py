@@ -24,7 +24,7 @@ from support.waiting import PATIENCE_S, until
 
 from streamiter.cli.app import app
 from streamiter.networks.network import Network
-from streamiter.networks.saved_models import save_network
+from streamiter.networks.serving import save_network
 from streamiter.topics import OutgoingBatch, topic
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")

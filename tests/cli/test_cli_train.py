@@ -13,7 +13,7 @@ from cli.program import on_terminal, started, streamiter
 from networks.training_support import document, records, rows
 
 from streamiter.networks.network import Network
-from streamiter.networks.saved_models import load_network, save_network
+from streamiter.networks.serving import load_network, save_network
 
 
 def dummy_file(path: Path, count: int, seed: int) -> None:

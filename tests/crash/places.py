@@ -22,11 +22,11 @@ __all__ = [
 When = Literal["before", "after"]
 
 _CHECKPOINTER: Final = "streamiter.runtime.checkpointing.checkpointer:Checkpointer"
-_BEGINNING = "streamiter.runtime.checkpointing.beginning:Beginning"
-_TRANSACTION: Final = "streamiter.runtime.checkpointing.transaction:JobTransaction"
-_WRITER: Final = "streamiter.runtime.checkpointing.transactional_writer:TransactionalWriter"
+_BEGINNING = "streamiter.runtime.checkpointing.restore:Beginning"
+_TRANSACTION: Final = "streamiter.runtime.checkpointing.commit:JobTransaction"
+_WRITER: Final = "streamiter.runtime.checkpointing.commit:TransactionalWriter"
 _FOLDER: Final = "streamiter.checkpoints.flow_folder:FlowFolder"
-_SNAPSHOT: Final = "streamiter.checkpoints.snapshot_writer:SnapshotWriter"
+_SNAPSHOT: Final = "streamiter.checkpoints.snapshot_file:SnapshotWriter"
 _KAFKA: Final = "streamiter_kafka.transactions:KafkaTransactions"
 _SQLITE: Final = "streamiter_sqlite.transactions:SqliteTransactions"
 
@@ -82,15 +82,15 @@ KAFKA_COMMIT: Final = [
     *_both(f"{_KAFKA}.commit"),
     Place("before", f"{_KAFKA}._end"),
     # The broker has decided, and the answer is there, but nothing is visible yet.
-    Place("before", "streamiter_kafka.coordinator:Coordinator.wait_until_visible"),
+    Place("before", "streamiter_kafka.transactions:Coordinator.wait_until_visible"),
     *_both(f"{_KAFKA}.begin"),
 ]
 
 SQLITE_COMMIT: Final = [
     *_both(f"{_SQLITE}.commit"),
     # In the middle of the file's own transaction, and right after it.
-    Place("before", "streamiter_sqlite.staging:append"),
-    Place("before", "streamiter_sqlite.staging:_set_deadline"),
+    Place("before", "streamiter_sqlite.transactions:append"),
+    Place("before", "streamiter_sqlite.transactions:_set_deadline"),
     Place("after", "streamiter_sqlite.transactions:commit"),
     *_both(f"{_SQLITE}.begin"),
 ]
@@ -110,6 +110,6 @@ SHUTDOWN: Final = [
 ]
 """Once, when a run is told to end."""
 
-KAFKA_TAKING_OVER: Final = Place("before", "streamiter_kafka.coordinator:Coordinator.take_over")
+KAFKA_TAKING_OVER: Final = Place("before", "streamiter_kafka.transactions:Coordinator.take_over")
 SQLITE_TAKING_OVER: Final = Place("before", "streamiter_sqlite.transactions:take_over")
 """The last moment before older runs are fenced."""

@@ -12,9 +12,14 @@ from typing import Any
 import pytest
 
 from streamiter.networks import Network
-from streamiter.networks.configuration.functions import LOSSES, OPTIMIZERS, TRANSFER_FUNCTIONS, FunctionKinds
-from streamiter.networks.configuration.layer_kinds import ALIASES, LAYER_KINDS, LayerKind
-from streamiter.networks.configuration.optimizers import DECAYS
+from streamiter.networks.configuration.sections import (
+    DECAYS,
+    LOSSES,
+    OPTIMIZERS,
+    TRANSFER_FUNCTIONS,
+    FunctionKinds,
+)
+from streamiter.networks.configuration.settings import ALIASES, LAYER_KINDS, LayerKind
 from streamiter.networks.layers import LAYER_TYPES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from iteration.iteration_support import ended
 from support.waiting import until
 
 from streamiter import Columns, Flow, Stream
-from streamiter.operators.collect import Collected
+from streamiter.operators.source import Collected
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE_S = 60.0

@@ -21,7 +21,7 @@ from streamiter.errors import ConfigurationError, DecodeError, EncodeError, Topi
 from streamiter.records import Columns
 from streamiter.topics.topic import TopicBatch
 from streamiter_files import Csv
-from streamiter_files.csv_types import ColumnType
+from streamiter_files.csv_format import ColumnType
 
 _field = st.text(st.sampled_from('ab",\n\r ;\té'), max_size=5)
 _rows = st.lists(st.tuples(_field, _field), max_size=12)

@@ -15,7 +15,7 @@ from streamiter.errors import ConfigurationError, DecodeError, EncodeError
 from streamiter.records import Columns
 from streamiter.topics.topic import TopicBatch
 from streamiter_files import Dummy, Libsvm
-from streamiter_files.number_parsing import NotANumber, parse_floats, parse_integers
+from streamiter_files.sparse_format import NotANumber, parse_floats, parse_integers
 
 
 def plainly_libsvm(line: bytes) -> tuple[float, list[int], list[float]]:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from streamiter_files.threads import OneAtATime
+from streamiter_files.chunks import OneAtATime
 
 
 async def test_a_call_waits_for_the_one_whose_waiter_was_cancelled() -> None:

@@ -13,8 +13,8 @@ from files.files_support import append, batches_of, topic_at, values_of
 
 from streamiter.errors import ConfigurationError, TopicError, TopicNotFound
 from streamiter.topics.formats import Json
-from streamiter.topics.outgoing import partition_for_key
 from streamiter.topics.topic import OutgoingBatch
+from streamiter.topics.topic_sink import partition_for_key
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])

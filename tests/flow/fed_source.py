@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 
 

@@ -17,10 +17,10 @@ from streamiter import (
     topic,
 )
 from streamiter.errors import ConfigurationError
-from streamiter.flow.drawing.mermaid import mermaid
+from streamiter.flow.drawing.drawing import mermaid
 from streamiter.flow.drawing.picture import Link, Node, Picture, picture_of
 from streamiter.operators import Context, Output
-from streamiter.operators.identity import Identity
+from streamiter.operators.steps import Identity
 from streamiter.parameter_server import SSP, ParameterServer
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 

@@ -11,10 +11,8 @@ from PIL import Image
 
 from streamiter import Flow
 from streamiter.errors import ConfigurationError
-from streamiter.flow.drawing.font_file import FONT_FILE, advances
-from streamiter.flow.drawing.picture import Link, Node, Picture
-from streamiter.flow.drawing.png import png
-from streamiter.flow.drawing.svg import svg
+from streamiter.flow.drawing.picture import FONT_FILE, Link, Node, Picture, advances
+from streamiter.flow.drawing.svg import png, svg
 
 PICTURE = Picture(
     "a flow",

@@ -9,9 +9,8 @@ from flow.svg_geometry import Rectangle, Shown, read
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamiter.flow.drawing.picture import Box, Link, Node, Picture
+from streamiter.flow.drawing.picture import Box, Link, Node, Picture, fit, width_of
 from streamiter.flow.drawing.svg import svg
-from streamiter.flow.drawing.text import fit, width_of
 
 # Of the font that drawings are measured with; others are estimated.
 LETTERS = "abcdefghijklmnopqrstuvwxyzWMÄß_.- /→×<>&\"'"

@@ -30,8 +30,8 @@ from streamiter import (
     topic,
 )
 from streamiter.errors import GraphError
-from streamiter.flow.connected_streams import ConnectedStreams
 from streamiter.flow.keyed_stream import KeyedStream
+from streamiter.flow.next_step import ConnectedStreams
 from streamiter.iteration import all_reduce, map_with
 from streamiter.learn import train_offline, train_online
 from streamiter.operators import Output

@@ -13,7 +13,7 @@ from flow.fed_source import Fed
 from streamiter import Columns, Flow, Operator, OutputTag, Stream, connect
 from streamiter.errors import JobFailed, RejectRecords
 from streamiter.operators import Output
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.testing import VirtualClock
 
 BOTH = pytest.mark.parametrize("parallelism", [1, 3])

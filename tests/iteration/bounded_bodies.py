@@ -28,7 +28,7 @@ from streamiter import (
     replayed,
 )
 from streamiter.iteration import terminate_after
-from streamiter.operators.collect import Collected
+from streamiter.operators.source import Collected
 from streamiter.runtime.graph import FeedbackLimits
 
 SEEN = OutputTag("seen")

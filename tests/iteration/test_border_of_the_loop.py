@@ -13,15 +13,14 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.checkpoints.spill import SpillQueue
 from streamiter.clock import SystemClock
-from streamiter.iteration.coordinator import Advance, LoopCoordinator, Terminate
-from streamiter.iteration.head import FEEDBACK, INITIAL, Head
+from streamiter.iteration.border import FEEDBACK, INITIAL, Head
+from streamiter.iteration.loop import Advance, LoopCoordinator, Terminate
 from streamiter.iteration.progress import Completed, Ended, LoopProgress, Released
-from streamiter.iteration.replayer import Replayer
-from streamiter.operators.context import Context, JobScope, Progress
-from streamiter.operators.operator import Boundary, BoundaryOutput
+from streamiter.iteration.replay import Replayer
+from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Progress
 from streamiter.records import Control, EndOfInput, EpochWatermark
-from streamiter.runtime.gate_records import InputEnded
 from streamiter.runtime.plan import Surroundings
+from streamiter.runtime.port import InputEnded
 
 
 class Passed(BoundaryOutput):

@@ -40,18 +40,14 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.spill import SpillQueue
 from streamiter.errors import CheckpointError, JobFailed
 from streamiter.records import CheckpointBarrier
-from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.feedback_log import FeedbackLog
+from streamiter.runtime.feedback import FeedbackChannel, FeedbackLog, TopicRange
 from streamiter.runtime.job import Job
 from streamiter.runtime.port import Port
-from streamiter.runtime.topic_feedback.inlet import Supply
-from streamiter.runtime.topic_feedback.message import Message
-from streamiter.runtime.topic_feedback.ranges import TopicRange
-from streamiter.runtime.topic_feedback.returning import ReturningPump
-from streamiter.runtime.topic_feedback.track import Track
+from streamiter.runtime.topic_feedback.outgoing import Message
+from streamiter.runtime.topic_feedback.returning import ReturningPump, Supply, Track
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
-from streamiter.topics.memory.topic import MemoryTopic
+from streamiter.topics.memory import MemoryTopic
 from streamiter.topics.topic import TopicWriter
 
 TOKENS, MOST = 12, 30

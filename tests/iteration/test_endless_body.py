@@ -31,7 +31,7 @@ from streamiter import (
     iterate_unbounded_streams,
     replayed,
 )
-from streamiter.operators.collect import Collected
+from streamiter.operators.source import Collected
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
 

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 from support.examples import random_examples
 
-from streamiter.iteration import epoch_counts
-from streamiter.iteration.epoch_counts import EpochCounts
+from streamiter.iteration import progress as epoch_counts
+from streamiter.iteration.progress import EpochCounts
 
 Adds = list[tuple[int, int]]
 

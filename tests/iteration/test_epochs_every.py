@@ -28,9 +28,9 @@ from support.waiting import until
 
 from streamiter import Flow, Operator, epochs_every
 from streamiter.errors import GraphError, JobFailed
-from streamiter.iteration.stamping_clock import StampingClock
+from streamiter.iteration.stamping import StampingClock
 from streamiter.records import Control
-from streamiter.runtime.checkpointing.in_memory import JobSnapshot
+from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock
 from streamiter.topics.topic import Topic

@@ -25,7 +25,7 @@ from streamiter import (
     replayed,
 )
 from streamiter.errors import JobFailed, RejectRecords
-from streamiter.operators.collect import Collected
+from streamiter.operators.source import Collected
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker

@@ -19,7 +19,7 @@ from streamiter import (
 )
 from streamiter.errors import ConfigurationError
 from streamiter.iteration.progress import Ended, LoopProgress
-from streamiter.runtime.checkpointing.in_memory import JobSnapshot
+from streamiter.runtime.checkpointing.commit import JobSnapshot
 
 
 def going_round(flow: Flow, initial: Stream, data: list[Stream], ahead: int | None, seed: int) -> Any:

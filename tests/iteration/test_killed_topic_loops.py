@@ -29,7 +29,7 @@ from support.processes import async_process
 
 from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.errors import CheckpointError
-from streamiter.runtime.topic_feedback.ranges import TopicRange
+from streamiter.runtime.feedback import TopicRange
 from streamiter.topics import Topic
 
 PROGRAM = Path(__file__).with_name("topic_loop_program.py")

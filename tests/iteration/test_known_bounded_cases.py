@@ -25,7 +25,7 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     replayed,
 )
-from streamiter.operators.collect import Collected
+from streamiter.operators.source import Collected
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
 

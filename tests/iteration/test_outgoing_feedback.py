@@ -13,8 +13,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.spill import SpillQueue
 from streamiter.records import Batch, DataBatch, EpochWatermark
 from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.topic_feedback.message import DATA, Message
-from streamiter.runtime.topic_feedback.outgoing import OutgoingPump, Outlet
+from streamiter.runtime.topic_feedback.outgoing import DATA, Message, OutgoingPump, Outlet
 from streamiter.topics import MemoryBroker, OutgoingBatch
 from streamiter.topics.topic import ReadRequest, TopicWriter
 

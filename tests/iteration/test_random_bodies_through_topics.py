@@ -15,7 +15,7 @@ from support.waiting import PATIENCE_S
 from streamiter import Checkpoints, IterationBodyResult, Stream, feedback_through
 from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.errors import CheckpointError, ConfigurationError
-from streamiter.runtime.checkpointing.in_memory import JobSnapshot
+from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.topics import MemoryBroker
 

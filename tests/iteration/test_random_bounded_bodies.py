@@ -13,7 +13,7 @@ from support.soak import ForEachSeed
 from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError
-from streamiter.runtime.checkpointing.in_memory import JobSnapshot
+from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.plan import ChannelLimits
 
 SEEDS, SEEDS_OF_STOPS = 90, 40

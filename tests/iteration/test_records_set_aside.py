@@ -13,7 +13,7 @@ from support.waiting import PATIENCE_S
 
 from streamiter import Flow, IterationBodyResult, Operator, Stream, connect, iterate_unbounded_streams
 from streamiter.errors import ConfigurationError
-from streamiter.runtime.checkpointing.in_memory import JobSnapshot
+from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
 

@@ -16,8 +16,7 @@ from streamiter import Checkpoints
 from streamiter.clock import SystemClock
 from streamiter.errors import JobFailed, StorageFull
 from streamiter.topics import topic
-from streamiter.topics.commit_topic import COMMIT_TOPIC
-from streamiter.topics.last_value import last_value
+from streamiter.topics.compacted import COMMIT_TOPIC, last_value
 
 SmallDisk = tuple[Path, Callable[[], bool]]
 

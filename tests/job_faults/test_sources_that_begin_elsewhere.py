@@ -15,7 +15,7 @@ from streamiter import Checkpoints, Flow
 from streamiter.errors import JobFailed, OffsetOutOfRange
 from streamiter.operators import Operator, Output
 from streamiter.topics import MemoryBroker, Topic, TopicReader, topic
-from streamiter.topics.memory.reader import MemoryReader
+from streamiter.topics.memory import MemoryReader
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from topics.topic_case import PATIENCE_S, patiently, read_to_end
 from streamiter.clock import SystemClock
 from streamiter.errors import TopicError
 from streamiter.topics import OutgoingBatch, Topic
-from streamiter.topics.commit_topic import ensure_commit_topic
-from streamiter.topics.last_value import last_value
+from streamiter.topics.compacted import ensure_commit_topic, last_value
 
 MakeTopic = Callable[..., Topic]
 

@@ -18,7 +18,7 @@ from topics.topic_case import PATIENCE_S
 from streamiter import Checkpoints
 from streamiter.errors import CheckpointError, JobFailed, StreamiterError, TopicNotFound, TopicUnavailable
 from streamiter.topics import topic
-from streamiter.topics.commit_topic import COMMIT_TOPIC
+from streamiter.topics.compacted import COMMIT_TOPIC
 from streamiter_kafka.transactions import KafkaTransactions
 
 PATIENT = {"give_up_after_s": PATIENCE_S, "request_timeout_s": 1.0}

@@ -6,8 +6,7 @@ import pytest
 
 from streamiter.errors import RecordTooLarge, TopicError
 from streamiter.topics import OutgoingBatch
-from streamiter_kafka.packing import Packing, ProducerIdentity
-from streamiter_kafka.partition_queue import PartitionQueue
+from streamiter_kafka.packing import Packing, PartitionQueue, ProducerIdentity
 
 LEADERS = {0: 1, 1: 1, 2: 1}
 

@@ -8,10 +8,8 @@ import pytest
 
 from streamiter.errors import TopicError
 from streamiter.topics import OutgoingBatch
-from streamiter_kafka.batch import KafkaBatch
-from streamiter_kafka.packing import Packing, ProducerIdentity
-from streamiter_kafka.partition import ReadPartition
-from streamiter_kafka.partition_queue import PartitionQueue
+from streamiter_kafka.packing import Packing, PartitionQueue, ProducerIdentity
+from streamiter_kafka.partition import KafkaBatch, ReadPartition
 
 
 def stored(first: int, count: int, compression: str = "none") -> bytes:

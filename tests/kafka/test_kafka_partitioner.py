@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from support.examples import random_examples
 
-from streamiter_kafka.partitioner import murmur2, partitions_of_keys
+from streamiter_kafka.packing import murmur2, partitions_of_keys
 
 # From the Java client's own test, UtilsTest.testMurmur2.
 JAVA_HASHES = {

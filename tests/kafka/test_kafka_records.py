@@ -26,7 +26,7 @@ from topics.topic_case import (
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, RecordTooLarge, TopicError
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader
 from streamiter_kafka import cluster
-from streamiter_kafka.newer_requests import TopicMetadataRequest
+from streamiter_kafka.wire import TopicMetadataRequest
 
 MakeTopic = Callable[..., Topic]
 

@@ -15,11 +15,9 @@ from topics.topic_case import patiently, read_to_end, values_of, write
 from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError, TopicDenied, TopicNotFound, TopicUnavailable
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, topic
-from streamiter.topics.commit_topic import COMMIT_TOPIC, ensure_commit_topic
-from streamiter.topics.last_value import last_value
-from streamiter_kafka.address import KafkaAddress
+from streamiter.topics.compacted import COMMIT_TOPIC, ensure_commit_topic, last_value
 from streamiter_kafka.cluster import Cluster
-from streamiter_kafka.options import KafkaOptions
+from streamiter_kafka.options import KafkaAddress, KafkaOptions
 
 PASSWORD = "right-horse"
 QUICK = {"give_up_after_s": 2.0, "request_timeout_s": 1.0}

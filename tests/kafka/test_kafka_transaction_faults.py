@@ -21,7 +21,7 @@ from topics.topic_case import (
 from streamiter.clock import SystemClock
 from streamiter.errors import ProducerFenced, TopicUnavailable, TransactionExpired
 from streamiter.topics import OutgoingBatch, Topic, Transactions, topic
-from streamiter.topics.last_value import last_value
+from streamiter.topics.compacted import last_value
 from streamiter_kafka import cluster
 from streamiter_kafka.trouble import BrokerTrouble
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamiter import Flow, IterationBodyResult, Operator, iterate_bounded_streams_until_termination
 from streamiter.learn import LogisticRegression
-from streamiter.learn.estimators.running import run_offline
+from streamiter.learn.estimators import run_offline
 
 
 def fit() -> None:

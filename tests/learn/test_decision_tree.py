@@ -19,9 +19,10 @@ from streamiter import Columns, Flow
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import BadRows, DecisionTree
-from streamiter.learn.trees import decision_tree, owner, summaries
-from streamiter.learn.trees.growing import grow_tree, grown_tree
-from streamiter.learn.trees.owner import TreeOptions
+from streamiter.learn.trees import decision_tree
+from streamiter.learn.trees import growing as owner
+from streamiter.learn.trees import tree as summaries
+from streamiter.learn.trees.growing import TreeOptions, grow_tree, grown_tree
 from streamiter.learn.trees.tree import Tree
 from streamiter.topics import topic
 

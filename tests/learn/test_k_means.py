@@ -17,10 +17,16 @@ from support.waiting import until
 from streamiter import Columns, Flow, IterationConfig, OperatorLifeCycle, Stream
 from streamiter.errors import GraphError, JobFailed, ModelError
 from streamiter.learn import KMeans, k_means
-from streamiter.learn.clustering.clusters import as_columns, moved, nearest, scoring_of, sums_by_cluster
-from streamiter.learn.clustering.first_centroids import choose_centroids, sample_of
-from streamiter.learn.clustering.k_means import cluster
-from streamiter.learn.clustering.options import KMeansOptions
+from streamiter.learn.clustering.clusters import (
+    as_columns,
+    choose_centroids,
+    moved,
+    nearest,
+    sample_of,
+    scoring_of,
+    sums_by_cluster,
+)
+from streamiter.learn.clustering.k_means import KMeansOptions, cluster
 from streamiter.models import last_update
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
 

@@ -19,7 +19,7 @@ from support.processes import process
 from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination, topic
 from streamiter.errors import JobFailed, ModelError
 from streamiter.learn import Examples, LinearRegression, LogisticRegression, SparseRows
-from streamiter.learn.estimators.running import run_offline
+from streamiter.learn.estimators import run_offline
 
 PROGRAM = Path(__file__).with_name("offline_program.py")
 PATIENCE_S = 60.0

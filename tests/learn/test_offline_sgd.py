@@ -23,7 +23,7 @@ from streamiter.learn import (
     SparseRows,
     train_offline,
 )
-from streamiter.learn.linear.losses import LogLoss, Loss, SquaredLoss
+from streamiter.learn.linear.model import LogLoss, Loss, SquaredLoss
 
 PLANE = Columns(
     {

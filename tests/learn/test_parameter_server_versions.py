@@ -14,9 +14,9 @@ from streamiter.learn import (
     SGD,
     train_on_parameter_server,
 )
-from streamiter.learn.linear.losses import LogLoss
-from streamiter.learn.on_parameter_server.linear_learner import LinearLearner
-from streamiter.learn.on_parameter_server.versions import Versions
+from streamiter.learn.linear.model import LogLoss
+from streamiter.learn.on_parameter_server.training import Versions
+from streamiter.learn.on_parameter_server.worker import LinearLearner
 from streamiter.models import ServedModel, model_updates
 from streamiter.operators import Output
 from streamiter.parameter_server import ASP, BSP, ParameterServer

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamiter.models.chunks import ChunkAssembler, cut
-from streamiter.models.headers import Chunk, UpdateHeaders
+from streamiter.models.update import Chunk, ChunkAssembler, UpdateHeaders, cut
 
 
 def headers(version: int, chunk: Chunk) -> UpdateHeaders:

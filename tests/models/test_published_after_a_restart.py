@@ -14,8 +14,8 @@ from support.waiting import until
 
 from streamiter import Checkpoints, Flow
 from streamiter.models import ModelSnapshot
-from streamiter.models.intake import UpdateIntake
-from streamiter.operators.context import Context
+from streamiter.models.last import UpdateIntake
+from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions
 from streamiter.runtime.job import Job
 from streamiter.topics.topic import Topic

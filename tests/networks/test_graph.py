@@ -9,11 +9,10 @@ from networks.layers.cases import FIELDS, Nodes
 from networks.rows_at_hand import rows_of
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn.rows.checks import BadRows
-from streamiter.networks.diverging import Diverged
+from streamiter.learn.rows.examples import BadRows
 from streamiter.networks.graph import Graph
-from streamiter.networks.losses import LOSSES
-from streamiter.networks.place_holder import PlaceHolder
+from streamiter.networks.losses import LOSSES, Diverged
+from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS
 from streamiter.sparse_rows import SparseRows
 

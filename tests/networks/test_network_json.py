@@ -9,9 +9,9 @@ import pytest
 from networks.published import PUBLISHED, deep_fm, layer, published
 
 from streamiter.errors import ConfigurationError
-from streamiter.networks.configuration.functions import LOSSES as LOSS_KINDS
-from streamiter.networks.configuration.functions import TRANSFER_FUNCTIONS as TRANSFER_FUNCTION_KINDS
-from streamiter.networks.configuration.layer_kinds import ALIASES, LAYER_KINDS
+from streamiter.networks.configuration.sections import LOSSES as LOSS_KINDS
+from streamiter.networks.configuration.sections import TRANSFER_FUNCTIONS as TRANSFER_FUNCTION_KINDS
+from streamiter.networks.configuration.settings import ALIASES, LAYER_KINDS
 from streamiter.networks.layers import LAYER_TYPES
 from streamiter.networks.losses import LOSSES
 from streamiter.networks.network import ConfigurationWarning, Network
@@ -154,7 +154,7 @@ def test_a_layer_that_cannot_be_built_is_told_with_the_file(tmp_path, monkeypatc
     path.write_text(json.dumps(logistic(data={"indexrange": 3})))
     network = Network.from_json(path)
     monkeypatch.setattr(
-        "streamiter.networks.building.LAYER_TYPES", {**LAYER_TYPES, "simpleinputlayer": Refusing}
+        "streamiter.networks.network.LAYER_TYPES", {**LAYER_TYPES, "simpleinputlayer": Refusing}
     )
     with pytest.raises(ConfigurationError) as caught:
         network.graph()

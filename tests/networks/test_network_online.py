@@ -16,12 +16,10 @@ from streamiter import Columns, Flow
 from streamiter.errors import GraphError, ModelError
 from streamiter.learn import Examples, SparseRows
 from streamiter.models import ModelSnapshot, last_update, model_updates
+from streamiter.networks.learner import Published, network_of_version, version_of
 from streamiter.networks.network import Network
 from streamiter.networks.online import train_network_online
-from streamiter.networks.prediction import NetworkPredictor
-from streamiter.networks.serving import ServedNetwork
-from streamiter.networks.starting import Published
-from streamiter.networks.versions import network_of_version, version_of
+from streamiter.networks.serving import NetworkPredictor, ServedNetwork
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 from streamiter.topics import Json, MemoryBroker, OutgoingBatch, Topic
 

@@ -17,13 +17,12 @@ from support.waiting import until
 
 from streamiter import Flow
 from streamiter.errors import GraphError, ModelError
-from streamiter.learn.rows.checks import BadRows
+from streamiter.learn.rows.examples import BadRows
 from streamiter.networks.data import LabelledRows, part, read_rows
-from streamiter.networks.fitting import fit_network
 from streamiter.networks.learner import NetworkLearner
 from streamiter.networks.mini_batches import prepared
 from streamiter.networks.network import Network
-from streamiter.networks.training import train_network
+from streamiter.networks.training import fit_network, train_network
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.sparse_rows import SparseRows

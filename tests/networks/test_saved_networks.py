@@ -12,11 +12,16 @@ import safetensors.numpy
 from networks.training_support import network, rows
 
 from streamiter.errors import ModelError
-from streamiter.networks.fitting import fit_network
-from streamiter.networks.prediction import NetworkPredictor
-from streamiter.networks.results import EpochResult, Evaluation
-from streamiter.networks.saved_models import check_folder, load_network, save_network
-from streamiter.networks.versions import checked_arrays
+from streamiter.networks.learner import checked_arrays
+from streamiter.networks.serving import (
+    EpochResult,
+    Evaluation,
+    NetworkPredictor,
+    check_folder,
+    load_network,
+    save_network,
+)
+from streamiter.networks.training import fit_network
 
 
 def test_what_is_saved_predicts_the_same_and_goes_on(tmp_path: Path) -> None:

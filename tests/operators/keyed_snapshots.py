@@ -11,7 +11,8 @@ from operators.operator_harness import ManualClock
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred
-from streamiter.operators import KeyedState, frozen_states
+from streamiter.operators import KeyedState
+from streamiter.operators import keyed_state as frozen_states
 
 __all__ = ["PLAIN", "CopiedState", "items_of", "keyed_state", "restored", "small_slices"]
 

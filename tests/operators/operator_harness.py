@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.operators import DEAD_LETTERS, Context, JobScope, Operator, Output, Progress
-from streamiter.operators.statistics import OperatorStatistics
+from streamiter.operators.operator import OperatorStatistics
 from streamiter.records import Batch, Columns
 
 

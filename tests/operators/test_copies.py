@@ -12,7 +12,7 @@ from checkpoints.plain_values import Click, Point, same, some_plain_value
 from support.examples import random_examples
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.operators.copies import independent_copy
+from streamiter.operators.keyed_state import independent_copy
 
 PLAIN = PlainData([Click, Point])
 

@@ -20,7 +20,7 @@ from operators.operator_harness import Driven, ManualClock, frozen, quick, store
 
 from streamiter.errors import InternalError, PlainDataError
 from streamiter.operators import KeyedReduce, KeyedReduceBatch, Operator, StatefulMap
-from streamiter.operators.frozen_states import FrozenStates, select_keys
+from streamiter.operators.keyed_state import FrozenStates, select_keys
 
 TIME_TO_LIVE_S = 10.0
 KEYS = st.integers(0, 11) | st.sampled_from(["a", "b", ("a", 1)])

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from streamiter.errors import OutOfRange
-from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.partitioning import Partitioning
+from streamiter.parameter_server.matrix import Matrix, Partitioning
 
 _PARTITIONING = Partitioning(Matrix("w", rows=3, columns=300), shards=2)
 

@@ -13,8 +13,7 @@ import pytest
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks
 from streamiter.optimizers import SGD
 from streamiter.parameter_server import ParameterServer, psf
-from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.partitioning import BlockRange, Partitioning
+from streamiter.parameter_server.matrix import BlockRange, Matrix, Partitioning
 from streamiter.parameter_server.storage.block import Block
 
 FUNCTIONS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [

@@ -18,14 +18,13 @@ from streamiter.errors import (
     WorkerHasLeft,
 )
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
-from streamiter.parameter_server.changes import RowChange
 from streamiter.parameter_server.client import Client
-from streamiter.parameter_server.consistency.settings import Consistency
-from streamiter.parameter_server.directory import MatrixDirectory
+from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.requests import Leave
+from streamiter.parameter_server.requests import Leave, RowChange
+from streamiter.parameter_server.server import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.subscription import Subscription
+from streamiter.parameter_server.subscriptions import Subscription
 
 _DEADLINE_S = 5.0
 

@@ -13,16 +13,15 @@ from parameter_server.transport.schedule import PATIENT
 
 from streamiter.errors import ShardLost
 from streamiter.parameter_server import ASP, BSP, SSP
-from streamiter.parameter_server.changes import RowChange
 from streamiter.parameter_server.client import Client
-from streamiter.parameter_server.consistency.settings import Consistency
-from streamiter.parameter_server.directory import MatrixDirectory
+from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.requests import RowChange
+from streamiter.parameter_server.server import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.subscription import Subscription
-from streamiter.parameter_server.transport.messages import SessionId
+from streamiter.parameter_server.subscriptions import Subscription
 from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.shard_sessions import ShardSessions
+from streamiter.parameter_server.transport.sessions import SessionId, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 _SHARDS, _WORKERS, _ROWS, _COLUMNS = 2, 2, 3, 6

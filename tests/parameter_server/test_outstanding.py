@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamiter.errors import ConfigurationError, WorkerHasLeft
-from streamiter.parameter_server.outstanding import Outstanding, OutstandingStatistics
+from streamiter.parameter_server.calls import Outstanding, OutstandingStatistics
 
 
 async def _turns(count: int = 3) -> None:

@@ -10,8 +10,7 @@ import pytest
 from support.examples import random_examples
 
 from streamiter.errors import RowsInDifferentBlocks
-from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.partitioning import Partitioning, Slice
+from streamiter.parameter_server.matrix import Matrix, Partitioning, Slice
 
 Settings = tuple[int, int, int, tuple[int, int] | None]
 """Rows, columns, shards, block."""

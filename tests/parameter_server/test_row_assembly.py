@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamiter.parameter_server.changes import ChangedRows, Changes
-from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.partitioning import Partitioning
-from streamiter.parameter_server.row_assembly import RowAssembly
+from streamiter.parameter_server.matrix import Matrix, Partitioning
+from streamiter.parameter_server.requests import ChangedRows, Changes
+from streamiter.parameter_server.rows import RowAssembly
 
 
 def _assembly(columns_of_block: int) -> RowAssembly:

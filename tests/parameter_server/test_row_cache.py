@@ -11,8 +11,8 @@ import pytest
 from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError
-from streamiter.parameter_server.consistency.settings import ASP, BSP, SSP
-from streamiter.parameter_server.row_cache import RowCache, cache_rules
+from streamiter.parameter_server.consistency.models import ASP, BSP, SSP
+from streamiter.parameter_server.rows import RowCache, cache_rules
 
 _WIDTHS = {"a": 2, "b": 5}
 _ROWS = range(2)

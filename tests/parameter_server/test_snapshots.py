@@ -11,10 +11,10 @@ from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Operator
 from streamiter.errors import ParameterServerError, ServerReset
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
-from streamiter.parameter_server.consistency.settings import Consistency
+from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
 COLUMNS = 3

@@ -11,12 +11,19 @@ from hypothesis import strategies as st
 
 from streamiter.errors import OutOfTurn, UnknownMatrix, UnknownWorker, WorkerHasLeft
 from streamiter.parameter_server import ASP, BSP, SSP, Matrix, psf
-from streamiter.parameter_server.changes import Changes, NextChanges, Unsubscribe
-from streamiter.parameter_server.consistency.settings import Consistency
+from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.matrix_shard import MatrixShard
-from streamiter.parameter_server.requests import Add, AddPart, Clock, Update
+from streamiter.parameter_server.requests import (
+    Add,
+    AddPart,
+    Changes,
+    Clock,
+    NextChanges,
+    Unsubscribe,
+    Update,
+)
 from streamiter.parameter_server.subscriptions import Subscriptions
-from streamiter.parameter_server.waiting import Waiting
 
 _WORKERS = (0, 1)
 _ROWS, _COLUMNS = 5, 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamiter import Flow, Stream
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch
 from streamiter.testing.restore.trial import Build

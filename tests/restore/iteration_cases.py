@@ -25,23 +25,25 @@ from streamiter import (
 )
 from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.checkpoints.spill import SpillQueue
-from streamiter.iteration.all_reduce import ReduceEpoch, all_reduce
-from streamiter.iteration.criteria_head import CriteriaHead
-from streamiter.iteration.entrance import Entrance
-from streamiter.iteration.epoch_counts import EpochCounts
-from streamiter.iteration.head import Head
-from streamiter.iteration.last_round import LastRound, last_round
-from streamiter.iteration.map_with import MapWith, map_with
-from streamiter.iteration.received_epochs import ReceivedEpochs
-from streamiter.iteration.replayer import Replayer
-from streamiter.iteration.stamper import Stamper
-from streamiter.iteration.terminate_after import TerminateAfter, terminate_after
-from streamiter.iteration.timed_stamper import TimedStamper
+from streamiter.iteration.border import CriteriaHead, Entrance, Head, ReceivedEpochs
+from streamiter.iteration.helpers import (
+    LastRound,
+    MapWith,
+    ReduceEpoch,
+    TerminateAfter,
+    all_reduce,
+    last_round,
+    map_with,
+    terminate_after,
+)
+from streamiter.iteration.progress import EpochCounts
+from streamiter.iteration.replay import Replayer
+from streamiter.iteration.stamping import Stamper, TimedStamper
 from streamiter.operators import Context, Output
 from streamiter.operators.source import Positions, SourceBatch
-from streamiter.runtime.epochs_aside import EpochsAside
-from streamiter.runtime.feedback_log import _Batches
-from streamiter.runtime.rounds import Rounds
+from streamiter.runtime.chain import Rounds
+from streamiter.runtime.feedback import _Batches
+from streamiter.runtime.gate_epochs import EpochsAside
 
 WORDS = ["to", "be", "or", "not", "--", "to", "be", "that", "--", "is", "the"]
 

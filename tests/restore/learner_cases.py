@@ -42,28 +42,33 @@ from streamiter.learn import (
 )
 from streamiter.learn.clustering.k_means import _SomePoints
 from streamiter.learn.clustering.online_k_means import _Learn
-from streamiter.learn.item_sets.candidates import ChooseFrequent
-from streamiter.learn.item_sets.counting import CountItemSets
-from streamiter.learn.linear.parameter_owner import ParameterOwner
+from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
+from streamiter.learn.linear.model import ParameterOwner
 from streamiter.learn.linear.weights import LinearWeights
-from streamiter.learn.offline.owners import AsynchronousOfflineOwner, SynchronousOfflineOwner
-from streamiter.learn.offline.workers import AsynchronousWorker, ReplayingWorker, _KeepingWorker
-from streamiter.learn.on_parameter_server.repeating import Repeater
-from streamiter.learn.on_parameter_server.versions import Versions
+from streamiter.learn.offline import (
+    AsynchronousOfflineOwner,
+    AsynchronousWorker,
+    ReplayingWorker,
+    SynchronousOfflineOwner,
+    _KeepingWorker,
+)
+from streamiter.learn.on_parameter_server.training import Repeater, Versions
 from streamiter.learn.on_parameter_server.worker import ParameterServerWorker
-from streamiter.learn.online.delayed_labels import DelayedGradientWorker
-from streamiter.learn.online.gradient_worker import GradientWorker, WorkerOptions
-from streamiter.learn.online.owners import AsynchronousOwner, SynchronousOwner, _StartedOwner
-from streamiter.learn.online.training import OneStart
-from streamiter.learn.scaling.online_scaler import _Scale
-from streamiter.learn.trees.growing import grow_tree
-from streamiter.learn.trees.owner import TreeOptions, TreeOwner
-from streamiter.learn.trees.worker import HistogramWorker
-from streamiter.learn.validation.auc import ScoreHistogram
-from streamiter.learn.validation.validate import Validate
+from streamiter.learn.online import (
+    AsynchronousOwner,
+    DelayedGradientWorker,
+    GradientWorker,
+    OneStart,
+    SynchronousOwner,
+    WorkerOptions,
+    _StartedOwner,
+)
+from streamiter.learn.scaling import _Scale
+from streamiter.learn.trees.growing import HistogramWorker, TreeOptions, TreeOwner, grow_tree
+from streamiter.learn.validation import ScoreHistogram, Validate
 from streamiter.operators import Output
 from streamiter.parameter_server import ASP, BSP, ParameterServer
-from streamiter.parameter_server.arrivals import Arrivals
+from streamiter.parameter_server.calls import Arrivals
 from streamiter.parameter_server.consistency.progress_tracker import ProgressTracker
 
 TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])

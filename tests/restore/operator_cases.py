@@ -9,19 +9,16 @@ from restore.case import Case, fed
 
 from streamiter import Columns, Flow, Operator, Stream, connect, epochs_every
 from streamiter.operators import Context, Output
-from streamiter.operators.collect import Collect
-from streamiter.operators.held_input import HeldInput
-from streamiter.operators.join import Join
+from streamiter.operators.bounded import HeldInput, Join, ReduceAll, Sort
 from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import KeyedState
 from streamiter.operators.mini_batch import MiniBatch, _Timeouts
-from streamiter.operators.reduce_all import ReduceAll
-from streamiter.operators.sort import Sort
+from streamiter.operators.source import Collect
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import GateEpochs
 from streamiter.runtime.instance import OperatorInstance
+from streamiter.runtime.port import WatermarkTracker
 from streamiter.runtime.task import Task
-from streamiter.runtime.watermarks import WatermarkTracker
 
 # Keys whose order in a set differs from process to process, values with all that is easily lost.
 WORDS = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question", "or", "to"]

@@ -48,10 +48,10 @@ def test_a_restored_run_is_the_run_that_went_on(
 PACKAGES = (streamiter, streamiter_sqlite, streamiter_files, streamiter_kafka)
 
 ELSEWHERE = {
-    "streamiter_files.reader.FilesReader": "test_restore_of_topics",
+    "streamiter_files.topic.FilesReader": "test_restore_of_topics",
     "streamiter_sqlite.reader.SqliteReader": "test_restore_of_topics",
     "streamiter_kafka.reader.KafkaReader": "tests/kafka/test_kafka_restore.py",
-    "streamiter.runtime.feedback_log._Ranges": "test_restore_of_topics",
+    "streamiter.runtime.feedback._Ranges": "test_restore_of_topics",
     "streamiter.parameter_server.server.ParameterServer": "tests/parameter_server/test_snapshots.py",
     "streamiter.networks.training._Judge": "tests/networks/test_network_training.py",
 }
@@ -62,10 +62,10 @@ NO_STATE = {
     "streamiter.operators.source.Source": "the base of sources",
     "streamiter.topics.topic.TopicReader": "the base of readers",
     "streamiter.parameter_server.storage.block.Block": "the base of blocks",
-    "streamiter.parameter_server.storage.guarded.GuardedBlock": "a block as functions of users get it",
-    "streamiter.parameter_server.rows_of_blocks.RowsOfBlocks": "its positions are those of rows in blocks",
+    "streamiter.parameter_server.storage.block.GuardedBlock": "a block as functions of users get it",
+    "streamiter.parameter_server.rows.RowsOfBlocks": "its positions are those of rows in blocks",
     "streamiter.runtime.job.Job": "gathers the states of all",
-    "streamiter.runtime.checkpointing.lag_reports.LagReports": "tells tools how far others have come",
+    "streamiter.runtime.checkpointing.checkpointer.LagReports": "tells tools how far others have come",
 }
 """Classes that keep nothing themselves, though they have the method, and why."""
 

@@ -21,14 +21,13 @@ from restore.topic_cases import (
 )
 
 from streamiter import topic
-from streamiter.runtime.feedback_log import _Ranges
+from streamiter.runtime.feedback import _Ranges
 from streamiter.testing import RestoreProcess, check_flow_restore
-from streamiter.testing.restore.comparison import Comparison
-from streamiter.testing.restore.driver import RunOptions
-from streamiter.testing.restore.driving import run_in_steps
+from streamiter.testing.restore.check import Comparison
+from streamiter.testing.restore.driving import RunOptions, run_in_steps
 from streamiter.testing.restore.trial import Build, BuiltFlow
 from streamiter.topics import ReadRequest
-from streamiter_files.reader import FilesReader
+from streamiter_files.topic import FilesReader
 from streamiter_sqlite.reader import SqliteReader
 
 

@@ -23,7 +23,7 @@ from streamiter.models import ModelSnapshot, initial_model
 from streamiter.models.encoder import ModelUpdateEncoder
 from streamiter.models.publisher import ModelPublisher
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
-from streamiter.topics.memory.reader import MemoryReader
+from streamiter.topics.memory import MemoryReader
 from streamiter.topics.topic_sink import TopicSink
 from streamiter.topics.topic_source import TopicSource
 

@@ -22,10 +22,9 @@ from streamiter.records import (
     EpochWatermark,
     slice_batch,
 )
-from streamiter.runtime.epochs_aside import EpochsAside
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_records import InputEnded
-from streamiter.runtime.port import Port
+from streamiter.runtime.gate_epochs import EpochsAside
+from streamiter.runtime.port import InputEnded, Port
 
 Item = DataBatch | Control
 Wants = Callable[["GateRun"], tuple[str, ...] | None]

@@ -8,7 +8,7 @@ from typing import Any
 
 from streamiter import Operator
 from streamiter.operators import Output
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 
 

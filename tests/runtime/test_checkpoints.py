@@ -28,7 +28,7 @@ from streamiter.errors import (
     ProducerFenced,
     StorageFull,
 )
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.running import run_jobs

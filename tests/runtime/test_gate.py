@@ -20,8 +20,7 @@ from streamiter.records import (
     Idle,
 )
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_records import BarrierTrigger, InputEnded
-from streamiter.runtime.port import Port
+from streamiter.runtime.port import BarrierTrigger, InputEnded, Port
 
 
 class TestTurns:

@@ -21,8 +21,7 @@ from streamiter.records import (
     Idle,
 )
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_records import BarrierReturned
-from streamiter.runtime.port import Port
+from streamiter.runtime.port import BarrierReturned, Port
 
 
 def barrier(checkpoint: int = 1) -> CheckpointBarrier:

@@ -17,7 +17,7 @@ from support.waiting import turn, until
 from streamiter import Columns, Flow, Operator, OutputTag, connect
 from streamiter.errors import RejectRecords
 from streamiter.operators import Output
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch
 from streamiter.runtime.plan import ChannelLimits

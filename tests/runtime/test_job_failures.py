@@ -14,7 +14,7 @@ from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, ThreadProbe, V
 from streamiter import Flow, Operator, connect
 from streamiter.errors import ConfigurationError, InternalError, JobFailed, RejectRecords
 from streamiter.operators import Output
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.operators.source import Source, SourceBatch
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits

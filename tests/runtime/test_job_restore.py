@@ -19,9 +19,9 @@ from streamiter import Flow, Operator, Stream, connect
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ConfigurationError
 from streamiter.operators import Collected, Output
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.runtime.checkpointing.in_memory import JobSnapshot
+from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.testing import VirtualClock
 

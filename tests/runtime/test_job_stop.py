@@ -13,7 +13,7 @@ from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, Valve, tasks_l
 from streamiter import Flow, Operator, connect
 from streamiter.errors import ConfigurationError, JobFailed
 from streamiter.operators import Output
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.operators.source import Source, SourceBatch
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.topics.memory import MemoryBroker

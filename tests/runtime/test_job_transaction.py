@@ -8,7 +8,7 @@ from topics.topic_case import ManualClock, patiently
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import CheckpointId
 from streamiter.errors import ProducerFenced, TransactionExpired
-from streamiter.runtime.checkpointing.transaction import JobTransaction
+from streamiter.runtime.checkpointing.commit import JobTransaction
 from streamiter.topics import MemoryBroker
 
 TIMEOUT_S = 60.0

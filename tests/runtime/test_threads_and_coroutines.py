@@ -13,7 +13,7 @@ from runtime.probe import tasks_left, turns
 from streamiter import Flow, Operator, OutputTag, connect
 from streamiter.errors import RejectRecords
 from streamiter.operators import Output
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.runtime.job import Job, JobOptions
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.testing import VirtualClock

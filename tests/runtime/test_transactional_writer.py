@@ -13,8 +13,7 @@ from support.waiting import until
 
 from streamiter import Checkpoints, Flow, IterationBodyResult, iterate_unbounded_streams
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.runtime.checkpointing.held_batches import HeldBatches
-from streamiter.runtime.checkpointing.transactional_writer import TransactionalWriter
+from streamiter.runtime.checkpointing.commit import HeldBatches, TransactionalWriter
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
 
 PATIENCE_S = 30.0

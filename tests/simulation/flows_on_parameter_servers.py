@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from streamiter import Flow, Operator
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
-from streamiter.parameter_server.consistency.settings import Consistency
+from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.testing import Simulation
 
 WORKERS = 3

@@ -10,7 +10,7 @@ import orjson
 
 from streamiter import Flow, Stream
 from streamiter.learn import FTRL, Examples, LogisticRegression, train_online
-from streamiter.models.headers import UpdateHeaders
+from streamiter.models.update import UpdateHeaders
 from streamiter.testing import Simulation
 from streamiter.topics.topic import TopicRecord
 

@@ -10,12 +10,12 @@ from streamiter.learn.linear.weights import LinearWeights
 from streamiter.parameter_server.holding import Holding
 from streamiter.parameter_server.requests import Add
 from streamiter.parameter_server.shard import Shard
-from streamiter.runtime.checkpointing.transactional_writer import TransactionalWriter
-from streamiter.runtime.feedback_log import FeedbackLog
-from streamiter.runtime.gate_records import BarrierReturned
+from streamiter.runtime.checkpointing.commit import TransactionalWriter
+from streamiter.runtime.feedback import FeedbackLog
+from streamiter.runtime.port import BarrierReturned
 from streamiter.runtime.services import JobServices
 from streamiter.runtime.task import Task
-from streamiter.topics.memory.transactions import MemoryTransactions
+from streamiter.topics.memory_log import MemoryTransactions
 
 
 def drop_logged_feedback(patch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,8 @@ from typing import Any
 
 import pytest
 
-from streamiter.testing.simulation.disposal import drop_all
-from streamiter.testing.simulation.event_loop import Deadlock, SimulatedEventLoop
-from streamiter.testing.simulation.failure import where_tasks_wait
-from streamiter.testing.simulation.ready import Shuffle
-from streamiter.testing.simulation.simulated_time import SimulatedTime
-from streamiter.testing.simulation.trace import Trace
+from streamiter.testing.simulation.event_loop import Deadlock, Shuffle, SimulatedEventLoop, drop_all
+from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, where_tasks_wait
 
 
 class Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamiter.testing.simulation.outputs import Delivery, Order, OutputRules, key_and_value
+from streamiter.testing.simulation.world import Delivery, Order, OutputRules, key_and_value
 from streamiter.topics.topic import TopicRecord
 
 

@@ -10,12 +10,9 @@ from checkpoints.store_contract import MakeStore, StoreContract
 
 from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.errors import StorageFull
-from streamiter.testing.simulation.faults import CALM, SimulatedUnavailable
-from streamiter.testing.simulation.network import Connection, Crashed, Network
-from streamiter.testing.simulation.seeds import generator
-from streamiter.testing.simulation.simulated_time import SimulatedTime
-from streamiter.testing.simulation.store import SimulatedStore
-from streamiter.testing.simulation.trace import Trace
+from streamiter.testing.simulation.network import CALM, Connection, Crashed, Network, SimulatedUnavailable
+from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, generator
+from streamiter.testing.simulation.topic import SimulatedStore
 
 
 def connection(seed: int = 0) -> Connection:

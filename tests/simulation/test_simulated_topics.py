@@ -9,12 +9,17 @@ from dataclasses import replace
 import pytest
 from topics.topic_contract import TopicCase, TopicContract
 
-from streamiter.testing.simulation.faults import CALM, UNDISTURBED, Levels, SimulatedUnavailable
-from streamiter.testing.simulation.network import Connection, Crashed, Network
-from streamiter.testing.simulation.seeds import generator
-from streamiter.testing.simulation.simulated_time import SimulatedTime
+from streamiter.testing.simulation.network import (
+    CALM,
+    UNDISTURBED,
+    Connection,
+    Crashed,
+    Levels,
+    Network,
+    SimulatedUnavailable,
+)
+from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, generator
 from streamiter.testing.simulation.topic import Cluster, SimulatedTopic
-from streamiter.testing.simulation.trace import Trace
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest
 
 

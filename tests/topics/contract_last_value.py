@@ -16,8 +16,7 @@ from topics.topic_case import (
 from streamiter.clock import SystemClock
 from streamiter.errors import TopicNotFound
 from streamiter.topics import OutgoingBatch, Topic, TopicRecord
-from streamiter.topics.commit_topic import COMMIT_TOPIC, ensure_commit_topic
-from streamiter.topics.last_value import last_value
+from streamiter.topics.compacted import COMMIT_TOPIC, ensure_commit_topic, last_value
 
 FLOW = b"flow"
 

@@ -20,8 +20,7 @@ from topics.topic_case import (
 
 from streamiter.clock import SystemClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic, TopicRecord, topic
-from streamiter.topics.commit_topic import ensure_commit_topic
-from streamiter.topics.last_value import last_value
+from streamiter.topics.compacted import ensure_commit_topic, last_value
 
 COMPACTED = {"compact": "1"}
 

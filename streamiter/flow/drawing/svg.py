@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
+from streamiter.errors import ConfigurationError
 from streamiter.flow.drawing.arrange import Place, Point, Run
-from streamiter.flow.drawing.captions import Caption, Line
-from streamiter.flow.drawing.font_file import FONT_FAMILY
 from streamiter.flow.drawing.layout import MARGIN, PlacedBox, PlacedLink, PlacedNode, lay_out
-from streamiter.flow.drawing.picture import Picture
-from streamiter.flow.drawing.text import printable
+from streamiter.flow.drawing.picture import (
+    FONT_FAMILY,
+    FONT_FILE,
+    Caption,
+    Line,
+    Picture,
+    advances,
+    printable,
+)
 
-__all__ = ["svg"]
+__all__ = [
+    "png",
+    "png_of_svg",
+    "svg",
+]
+
 
 # Verdana is as wide as the font that the text was measured with; what comes behind it is narrower.
 _FONTS = f"'{FONT_FAMILY}', Verdana, 'Segoe UI', Helvetica, Arial, sans-serif"
@@ -275,3 +286,40 @@ def _point(point: Point) -> str:
 
 def _number(number: float) -> str:
     return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
+# Pixels for each unit of the drawing: text is sharp on screens with small pixels too.
+_SCALE = 2
+
+
+def png(picture: Picture) -> bytes:
+    """The light drawing, with the same font on every machine.
+
+    The picture as PNG.
+    """
+    return png_of_svg(svg(picture, for_screens=False))
+
+
+def png_of_svg(text: str) -> bytes:
+    """Any drawing in SVG. Raises ConfigurationError where the package that renders it is missing."""
+    render = _renderer()
+    return render(
+        svg_string=text,
+        zoom=_SCALE,
+        font_files=[str(FONT_FILE)],
+        font_family=FONT_FAMILY,
+        sans_serif_family=FONT_FAMILY,
+        # To look through a machine's fonts takes a while; only names in other scripts need them.
+        skip_system_fonts=all(character in advances() for character in text if character != "\n"),
+    )
+
+
+def _renderer() -> Callable[..., bytes]:
+    try:
+        from resvg_py import svg_to_bytes
+    except ImportError as error:
+        raise ConfigurationError(
+            "drawing PNG: expected the package resvg_py, which is not installed; "
+            "install it with: pip install 'streamiter[draw]', or draw SVG"
+        ) from error
+    return svg_to_bytes

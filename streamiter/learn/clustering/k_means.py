@@ -1,47 +1,107 @@
-"""k-means on bounded data, as a flow: Lloyd's rounds in a bounded iteration.
-
-The variable stream carries the centroids. Points are cut into blocks at the entrance and replayed in every
-round; each subtask adds up those that are nearest to each centroid, and of the sums of all subtasks one step
-makes the centroids of the next round.
-"""
+"""What k-means can be told."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import GraphError, ModelError
-from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
+from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
+from streamiter.flow.graph_checks import check_parallelism
 from streamiter.flow.stream import Stream
-from streamiter.iteration.all_reduce import all_reduce
-from streamiter.iteration.bounded import iterate_bounded_streams_until_termination
-from streamiter.iteration.config import IterationBodyResult, IterationConfig
-from streamiter.iteration.last_round import last_round
-from streamiter.iteration.map_with import map_with
-from streamiter.iteration.replayed import replayed
-from streamiter.iteration.terminate_after import terminate_after
+from streamiter.iteration.api import iterate_bounded_streams_until_termination
+from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
+from streamiter.iteration.helpers import all_reduce, last_round, map_with, terminate_after
+from streamiter.iteration.replay import replayed
 from streamiter.learn.clustering.clusters import (
+    Spread,
     as_columns,
+    choose_centroids,
+    inertia_of,
+    joined,
     largest_move,
     moved,
+    nearest,
+    sample_of,
+    sample_size,
     scoring_of,
+    spread_of,
     sums_by_cluster,
 )
-from streamiter.learn.clustering.first_centroids import choose_centroids, sample_of, sample_size
-from streamiter.learn.clustering.options import KMeansOptions
-from streamiter.learn.clustering.spread import Spread, inertia_of, joined, spread_of
-from streamiter.learn.rows.checks import Floats
+from streamiter.learn.estimators import no_path, read_topic, refuse_options_of_topics, run_offline
+from streamiter.learn.rows.examples import Floats, as_points
 from streamiter.models.update import ModelSnapshot
-from streamiter.operators.context import Context
-from streamiter.operators.operator import IterationListener, Operator
+from streamiter.numbers import plain_float, whole_number
+from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch
+from streamiter.topics.topic import Decoder, Topic
 
-__all__ = ["Clustering", "cluster", "k_means"]
+__all__ = [
+    "KMeans",
+    "KMeansOptions",
+    "cluster",
+    "k_means",
+]
+
+
+class KMeansOptions:
+    """The options of :func:`~streamiter.learn.clustering.k_means.k_means`, checked.
+
+    Raises GraphError for those that cannot be.
+    """
+
+    def __init__(
+        self,
+        *,
+        clusters: int,
+        rounds: int,
+        initial: npt.ArrayLike | None = None,
+        seed: int = 0,
+        tolerance: float | None = None,
+        config: IterationConfig | None = None,
+    ) -> None:
+        self.clusters = whole_number("k_means(clusters=)", clusters, 1, error=GraphError)
+        self.rounds = whole_number("k_means(rounds=)", rounds, 1, error=GraphError)
+        self.seed = whole_number("k_means(seed=)", seed, 0, error=GraphError)
+        if tolerance is not None and not plain_float(tolerance) >= 0:
+            raise GraphError(
+                f"k_means(tolerance=): expected a distance of 0 or more, given {tolerance!r}; "
+                "leave it out for all rounds"
+            )
+        self.tolerance = tolerance
+        if config is not None and config.operator_life_cycle is not OperatorLifeCycle.ALL_ROUND:
+            raise GraphError(
+                "k_means(config=): expected operators that live for all rounds, given OperatorLifeCycle.PER_ROUND; "
+                "leave operator_life_cycle out"
+            )
+        self.config = config
+        self.centroids = None if initial is None else _initial_centroids(initial, self.clusters)
+        """Those to begin with; None where they are to be chosen."""
+
+    @property
+    def passes(self) -> int:
+        """How often the points are gone through at most: once more where the first centroids are to be chosen."""
+        return self.rounds if self.centroids is not None else self.rounds + 1
+
+
+def _initial_centroids(initial: npt.ArrayLike, clusters: int) -> Floats:
+    try:
+        centroids = as_points("k_means(initial=)", initial)
+    except ModelError as error:
+        raise GraphError(str(error)) from None
+    if len(centroids) != clusters:
+        raise GraphError(
+            f"k_means(initial=): expected {clusters} centroids for {clusters} clusters, given {len(centroids)}; "
+            "give a row for each"
+        )
+    return centroids.copy()
+
 
 # A block costs some 20 µs a round beside its arithmetic of some 250 µs (10 clusters, 10 coordinates); larger ones
 # were measured to be no quicker, and of points with a thousand coordinates this is 64 MiB.
@@ -98,6 +158,12 @@ def k_means(
     >>> state, [model] = flow.run().state, models.items
     >>> sorted(model.parameters["centroids"].round(3).tolist()), model.parameters["counts"].tolist()
     ([[0.1, 0.1], [9.2, 0.2]], [3, 3])
+
+    k-means on bounded data, as a flow: Lloyd's rounds in a bounded iteration.
+
+    The variable stream carries the centroids. Points are cut into blocks at the entrance and replayed in every
+    round; each subtask adds up those that are nearest to each centroid, and of the sums of all subtasks one step
+    makes the centroids of the next round.
     """
     options = KMeansOptions(
         clusters=clusters, rounds=rounds, initial=initial, seed=seed, tolerance=tolerance, config=config
@@ -260,3 +326,136 @@ def _check_points(points: Any) -> None:
             f"k_means: expected a bounded stream, given {points.name!r}, which never ends; read the topic with "
             'stop="latest", or use online_k_means'
         )
+
+
+class KMeans:
+    """Clusters around centroids, learned offline.
+
+    It runs a flow of its own around :func:`~streamiter.learn.clustering.k_means.k_means`, whose options it takes.
+
+    >>> points = [[0, 0], [0, 0.3], [0.3, 0], [9, 0], [9, 0.6], [9.6, 0]]
+    >>> model = KMeans(clusters=2, rounds=2, initial=[[0, 0], [9, 0]]).fit(points)
+    >>> model.centroids.round(3).tolist(), model.counts.tolist(), model.predict([[1, 1], [8, 1]]).tolist()
+    ([[0.1, 0.1], [9.2, 0.2]], [3, 3], [0, 1])
+    >>> round(model.inertia, 6)
+    0.6
+
+    k-means as an object: fit, predict.
+    """
+
+    def __init__(
+        self,
+        *,
+        clusters: int,
+        rounds: int = 100,
+        initial: npt.ArrayLike | None = None,
+        seed: int = 0,
+        tolerance: float | None = 0.0,
+        config: IterationConfig | None = None,
+    ) -> None:
+        """Rounds end when no centroid moves further than ``tolerance`` any more; None makes all of them."""
+        self._options = KMeansOptions(
+            clusters=clusters, rounds=rounds, initial=initial, seed=seed, tolerance=tolerance, config=config
+        )
+        self._model: ModelSnapshot | None = None
+        self._rounds_made = 0
+
+    def fit(
+        self,
+        points: npt.ArrayLike | Topic,
+        *,
+        decode: Decoder | None = None,
+        extract: Callable[[Any], Batch] | None = None,
+        parallelism: int = 1,
+        progress: bool | None = None,
+    ) -> Self:
+        """Learn the centroids of an array, a row for each point, or of what is in a topic now.
+
+        Of a topic, ``decode`` says how its values are read, and ``extract(batch)`` gives the points of a batch, where
+        they are not its records. The work is done by ``parallelism`` subtasks. A second fit begins anew.
+
+        On a terminal a bar shows the rounds (``progress`` True or False: in any case, never). Ctrl-C ends it with the
+        round under way, and the model is what was learned so far.
+
+        Raises GraphError for options that cannot be and JobFailed for data without clusters; then the model is the
+        one of the fit before.
+        """
+        title = "KMeans.fit"
+        check_parallelism(parallelism, step=title)
+        flow = Flow(title, parallelism)
+        if isinstance(points, Topic):
+            records = read_topic(flow, points, decode, parallelism=parallelism)
+            stream = records if extract is None else records.map_batch(extract)
+        else:
+            refuse_options_of_topics(title, decode=decode, extract=extract)
+            stream = flow.from_items(self._checked(title, points))
+        clustering = cluster(stream, self._options)
+        fitted = clustering.model.collect()
+        rounds = clustering.models.map(lambda model: model.metrics["inertia"]).collect()
+        run_offline(
+            flow,
+            title=title,
+            rounds=self._options.rounds,
+            first_round=self._options.passes - self._options.rounds,
+            progress=progress,
+            describe=lambda: f"inertia {rounds.items[-1]:.6g}" if rounds.items else "",
+        )
+        [self._model] = fitted.items
+        self._rounds_made = len(rounds.items)
+        return self
+
+    def _checked(self, title: str, points: Any) -> Floats:
+        if isinstance(points, str):
+            raise no_path(title, points)
+        checked = as_points(title, points)
+        initial = self._options.centroids
+        if not len(checked):
+            raise ModelError(f"{title}: expected points to find clusters of, given none")
+        if initial is not None and checked.shape[1] != initial.shape[1]:
+            raise ModelError(
+                f"{title}: expected points of {initial.shape[1]} numbers, as those in initial=, given points of "
+                f"{checked.shape[1]}; give both the same columns"
+            )
+        return checked
+
+    def predict(self, points: npt.ArrayLike) -> npt.NDArray[np.intp]:
+        """The number of the nearest centroid of each point (row); of several the first."""
+        centroids = self.centroids
+        columns = as_columns(points, centroids.shape[1], owner="KMeans.predict")
+        return nearest(scoring_of(centroids), columns)
+
+    @property
+    def centroids(self) -> Floats:
+        """A row for each cluster."""
+        centroids: Floats = self._fitted().parameters["centroids"]
+        return centroids
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """How many points were nearest to each centroid in the last round, before it moved."""
+        counts: npt.NDArray[np.int64] = self._fitted().parameters["counts"]
+        return counts
+
+    @property
+    def inertia(self) -> float:
+        """The sum of the squared distances between the points and their centroids: the lower the better, of as many.
+
+        Each point is counted for the centroid nearest to it in the last round, where that moved to; where it stayed,
+        as it does when rounds end by a ``tolerance`` of 0, that is the nearest one. As exact as the sum of the squared
+        distances to the mean of all points, which is larger.
+        """
+        return self._fitted().metrics.get("inertia", math.nan)
+
+    def parameters(self) -> dict[str, Any]:
+        """``centroids`` and ``counts``, as plain data of its own. Raises ModelError before there are any."""
+        return {"centroids": self.centroids.copy(), "counts": self.counts.copy()}
+
+    @property
+    def rounds_made(self) -> int:
+        """How often the centroids moved; 0 before the first fit."""
+        return self._rounds_made
+
+    def _fitted(self) -> ModelSnapshot:
+        if self._model is None:
+            raise ModelError("KMeans: expected to be fitted first, given no points so far; call fit(points)")
+        return self._model

@@ -1,24 +1,171 @@
-"""k-means on a stream: centroids that follow the points and forget old ones, a version for each mini-batch."""
+"""Centroids that learn from mini-batches and forget old ones."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError
-from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
+from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream, connect
-from streamiter.learn.clustering.online_centroids import OnlineKMeans
-from streamiter.learn.rows.good_rows import blaming_rows, of_good_rows
+from streamiter.learn.clustering.clusters import (
+    as_columns,
+    choose_centroids,
+    nearest,
+    sample_of,
+    sample_size,
+    scoring_of,
+)
+from streamiter.learn.rows.examples import Floats, as_points, blaming_rows, of_good_rows, row_weights
 from streamiter.models.update import ModelSnapshot
+from streamiter.numbers import plain_float, whole_number
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import RejectionPolicy
 from streamiter.records import Batch
 from streamiter.topics.topic import Topic
 
-__all__ = ["online_k_means"]
+__all__ = [
+    "OnlineKMeans",
+    "online_k_means",
+]
+
+
+class OnlineKMeans:
+    """Centroids with weights, which learn from mini-batches of points.
+
+    With each mini-batch the weight w of a centroid becomes w·decay + n, where n of the points are nearest to it, and
+    it moves towards their mean by n/w of the way. With ``decay=1`` all points ever seen count alike, with 0 only the
+    latest mini-batch.
+
+    ``initial`` centroids have the weights ``weights`` (0 unless given). Without them they are chosen by k-means++
+    among the points of the first mini-batch.
+
+    Belongs to one task. A :class:`~streamiter.errors.ModelError` leaves it as it was; where single points are at fault
+    it is a ``BadRows`` that names them.
+
+    >>> model = OnlineKMeans(2, decay=0.5, initial=[[0.0, 0.0], [10.0, 0.0]], weights=[2, 2])
+    >>> model.learn([[1.0, 1.0], [9.0, 1.0]])
+    >>> model.parameters()["centroids"].tolist(), model.parameters()["weights"].tolist()
+    ([[0.5, 0.5], [9.5, 0.5]], [2.0, 2.0])
+    """
+
+    def __init__(
+        self,
+        clusters: int,
+        *,
+        decay: float = 1.0,
+        initial: npt.ArrayLike | None = None,
+        weights: npt.ArrayLike | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not 0.0 <= plain_float(decay) <= 1.0:
+            raise ConfigurationError(
+                f"OnlineKMeans(decay=): expected a number from 0 (only the latest mini-batch counts) to 1 (all count "
+                f"alike), given {decay!r}"
+            )
+        if initial is None and weights is not None:
+            raise ConfigurationError(
+                "OnlineKMeans(weights=): expected them with initial centroids, given without; give initial= too"
+            )
+        self._clusters = whole_number("OnlineKMeans(clusters=)", clusters, 1)
+        self._decay = float(decay)
+        self._seed = whole_number("OnlineKMeans(seed=)", seed, 0)
+        self._centroids: Floats | None = None
+        self._weights = np.zeros(clusters)
+        self._records = self._version = 0
+        self._distance: float | None = None
+        if initial is not None:
+            self.start_from(
+                {"centroids": initial, "weights": np.zeros(clusters) if weights is None else weights}
+            )
+
+    @property
+    def version(self) -> int:
+        """Grows by 1 with each mini-batch; 0 before the first."""
+        return self._version
+
+    def parameters(self) -> dict[str, Any]:
+        """``centroids`` and ``weights``, as plain data of its own. Raises ModelError before there are any."""
+        if self._centroids is None:
+            raise ModelError(
+                "OnlineKMeans: expected centroids, given no points to choose them among so far; learn first"
+            )
+        return {"centroids": self._centroids.copy(), "weights": self._weights.copy()}
+
+    def to_update(self) -> ModelSnapshot:
+        """What is published: the parameters, all points so far, and the mean squared ``distance`` of the latest.
+
+        The distance is that to the nearest centroid before it learned from these points.
+        """
+        metrics = {} if self._distance is None else {"distance": self._distance}
+        return ModelSnapshot(self.parameters(), records=self._records, metrics=metrics)
+
+    def start_from(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
+        """Go on from the :meth:`parameters` of another, or from bare centroids, which then weigh nothing."""
+        if not isinstance(parameters, Mapping):
+            parameters = {"centroids": parameters}
+        if "centroids" not in parameters:
+            raise ModelError(
+                f"OnlineKMeans: expected parameters with centroids, given {', '.join(parameters) or 'none'}; "
+                "they are those of another model"
+            )
+        centroids = as_points("OnlineKMeans (initial centroids)", parameters["centroids"])
+        if len(centroids) != self._clusters:
+            raise ModelError(
+                f"OnlineKMeans: expected {self._clusters} initial centroids, given {len(centroids)}; give a row "
+                "for each"
+            )
+        weights = parameters.get("weights", np.zeros(self._clusters))
+        self._weights = row_weights("OnlineKMeans (initial centroids)", weights, self._clusters).copy()
+        self._centroids = centroids.copy()
+
+    def check(self, points: npt.ArrayLike) -> Floats:
+        """The points as a matrix; raises ModelError for what could not be learned from."""
+        width = None if self._centroids is None else self._centroids.shape[1]
+        return as_points("OnlineKMeans", points, width)
+
+    def learn(self, points: npt.ArrayLike) -> None:
+        """One mini-batch: a row for each point."""
+        rows = self.check(points)
+        if not len(rows):
+            return
+        centroids = self._centroids
+        if centroids is None:
+            sample = sample_of(rows, sample_size(self._clusters), self._seed)
+            centroids = choose_centroids(sample, self._clusters, self._seed, owner="OnlineKMeans")
+        labels = nearest(scoring_of(centroids), as_columns(rows))
+        offsets = rows - centroids[labels]
+        counts = np.bincount(labels, minlength=self._clusters).astype(np.float64)
+        weights = self._weights * self._decay + counts
+        # The sum of the offsets is n times that of the mean, so this is n/w of the way to it.
+        sums = np.zeros_like(centroids)
+        np.add.at(sums, labels, offsets)
+        self._centroids = centroids + sums / np.where(counts > 0, weights, 1.0)[:, np.newaxis]
+        self._weights = weights
+        self._distance = float(np.square(offsets).sum(axis=1).mean())
+        self._records += len(rows)
+        self._version += 1
+
+    def state(self) -> dict[str, Any]:
+        """All that it has learned, as plain data of its own."""
+        return {
+            "centroids": None if self._centroids is None else self._centroids.copy(),
+            "weights": self._weights.copy(),
+            "records": self._records,
+            "version": self._version,
+            "distance": self._distance,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state`."""
+        self._centroids = None if state["centroids"] is None else state["centroids"].copy()
+        self._weights = state["weights"].copy()
+        self._records, self._version = state["records"], state["version"]
+        self._distance = state["distance"]
 
 
 @all_or_nothing
@@ -53,6 +200,8 @@ def online_k_means(
     >>> versions = models.collect()
     >>> flow.run().state, [model.parameters["centroids"].ravel().tolist() for model in versions.items]
     ('finished', [[0.5, 9.5], [0.75, 9.25]])
+
+    k-means on a stream: centroids that follow the points and forget old ones, a version for each mini-batch.
     """
     check_stream("online_k_means", points, "points")
     flow = points.flow

@@ -1,42 +1,160 @@
-"""The online linear model: weights, an intercept, a loss and an optimizer.
+"""Losses of linear models, each with its canonical link.
 
-Features are a matrix (rows, features) or :class:`~streamiter.sparse_rows.SparseRows`. The gradient of a
-step is the mean over its rows, each counted with its sample weight: a row of weight 2 is two rows, a row
-of weight 0 is not there.
+With the canonical link the derivative of the loss by the margin (the linear part, w·x + b) is simply
+``prediction − target``; both losses here have it.
 
-*Which weights a step touches.* A dense step touches all of them, a sparse one only those whose features
-the mini-batch names. That is the same wherever a gradient of 0 changes nothing: always with FTRL, with
-SGD unless it regularizes.
+>>> LogLoss().predict(np.array([0.0, 2.0, 800.0])).round(4).tolist()
+[0.5, 0.8808, 1.0]
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.learn.linear.gradients import Gradient
-from streamiter.learn.linear.losses import Loss
-from streamiter.learn.linear.weights import GRADIENT_LIMIT, LinearWeights, is_tame
-from streamiter.learn.rows.checks import Floats, holds, refuse_rows, row_vector, row_weights
-from streamiter.learn.rows.examples import CheckedExamples, Examples
-from streamiter.learn.rows.feature_rows import (
+from streamiter.errors import GraphError
+from streamiter.flow.graph_checks import check_function
+from streamiter.learn.linear.weights import GRADIENT_LIMIT, Gradient, LinearWeights, is_tame
+from streamiter.learn.rows.examples import (
+    CheckedExamples,
+    Examples,
     Features,
+    Floats,
     Rows,
     all_are_few,
     checked_rows,
     dense_weighted_sum,
     dots,
+    holds,
     independent_dots,
     refuse_not_finite,
+    refuse_rows,
+    row_vector,
+    row_weights,
     rows_as_lists,
     weighted_sum,
 )
+from streamiter.models.update import ModelSnapshot
+from streamiter.operators.operator import Context, Operator
+from streamiter.operators.output import Output
+from streamiter.operators.rejection import shortened
 from streamiter.optimizers import Optimizer
+from streamiter.records import OutputTag
 
-__all__ = ["LinearModel"]
+__all__ = [
+    "MODELS",
+    "PROBABILITY_FLOOR",
+    "EpochGradients",
+    "LinearModel",
+    "LogLoss",
+    "Loss",
+    "ParameterOwner",
+    "SquaredLoss",
+    "check_makes_model",
+]
+
+
+# A wrong prediction of certainty would cost infinity; 1e-15 is what scikit-learn long clipped at, and
+# the smallest round number that 1 − p still tells from 1.
+PROBABILITY_FLOOR: Final = 1e-15
+
+# exp(709.8) overflows; from 700 on the probability is 1e-304 either way.
+_LOG_ODDS_LIMIT: Final = 700.0
+
+
+class Loss(abc.ABC):
+    """How a margin becomes a prediction, and what a wrong one costs."""
+
+    link: ClassVar[str]
+    """What leads from the prediction back to the margin: "identity" or "logit"."""
+
+    @abc.abstractmethod
+    def predict(self, margins: Floats) -> Floats:
+        """The prediction for each margin, in a new array."""
+
+    @abc.abstractmethod
+    def predict_one(self, margin: float) -> float:
+        """The same for one margin, to the same last bit."""
+
+    @abc.abstractmethod
+    def values(self, predictions: Floats, targets: Floats) -> Floats:
+        """The loss of each prediction."""
+
+    def total(self, predictions: Floats, targets: Floats, weights: Floats | None = None) -> float:
+        """The sum of the losses, each counted with its weight."""
+        values = self.values(predictions, targets)
+        return float(values.sum() if weights is None else values @ weights)
+
+    @abc.abstractmethod
+    def check_targets(self, owner: str, targets: Floats) -> None:
+        """Raises :class:`~streamiter.learn.rows.examples.BadRows` for targets that cannot be."""
+
+
+class SquaredLoss(Loss):
+    """½ (prediction − target)² of a value; the link is the identity."""
+
+    link = "identity"
+
+    def predict(self, margins: Floats) -> Floats:
+        return margins.copy()
+
+    def predict_one(self, margin: float) -> float:
+        return margin
+
+    def values(self, predictions: Floats, targets: Floats) -> Floats:
+        return 0.5 * np.square(predictions - targets)
+
+    def check_targets(self, owner: str, targets: Floats) -> None:
+        good = np.isfinite(targets)
+        if not holds(good):
+            raise refuse_rows(good, f"{owner}: expected finite targets", targets)
+
+
+class LogLoss(Loss):
+    """−log of the probability given to what happened, target 0 or 1; the link is the logit.
+
+    Probabilities are clipped to 1e-15 … 1 − 1e-15.
+    """
+
+    link = "logit"
+
+    def predict(self, margins: Floats) -> Floats:
+        odds_against = np.negative(margins)
+        np.minimum(odds_against, _LOG_ODDS_LIMIT, out=odds_against)
+        np.exp(odds_against, out=odds_against)
+        odds_against += 1.0
+        return np.divide(1.0, odds_against, out=odds_against)
+
+    def predict_one(self, margin: float) -> float:
+        # numpy's exp, not math's: the two differ in the last bit for one number in twenty.
+        return 1.0 / (1.0 + float(np.exp(min(-margin, _LOG_ODDS_LIMIT))))
+
+    def values(self, predictions: Floats, targets: Floats) -> Floats:
+        clipped = np.clip(predictions, PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
+        return -(targets * np.log(clipped) + (1.0 - targets) * np.log1p(-clipped))
+
+    def total(self, predictions: Floats, targets: Floats, weights: Floats | None = None) -> float:
+        # The probability given to what happened, so that one logarithm does instead of two.
+        chances = np.subtract(1.0, targets)
+        chances -= predictions
+        np.abs(chances, out=chances)
+        np.maximum(chances, PROBABILITY_FLOOR, out=chances)
+        np.log(chances, out=chances)
+        return -float(chances.sum() if weights is None else chances @ weights)
+
+    def check_targets(self, owner: str, targets: Floats) -> None:
+        good = (targets == 0.0) | (targets == 1.0)
+        if not holds(good):
+            advice = "say which of them are 1, for instance y > 0"
+            if holds(targets[~good] == -1.0):
+                advice = 'for -1 and 1 take LogisticRegression(…, labels="-1/1"), or give y > 0'
+            raise refuse_rows(good, f"{owner}: expected targets 0 or 1", targets, advice)
+
 
 # A weight that large in steps of its own is a mistake, and would seem to hang.
 _STEPS_LIMIT: Final = 10_000
@@ -50,7 +168,17 @@ class LinearModel(LinearWeights):
     ``intercept=False`` does without.
 
     Belongs to one task. A :class:`~streamiter.errors.ModelError` leaves the model as it was; where
-    single rows are at fault it is a :class:`~streamiter.learn.rows.checks.BadRows` that names them.
+    single rows are at fault it is a :class:`~streamiter.learn.rows.examples.BadRows` that names them.
+
+    The online linear model: weights, an intercept, a loss and an optimizer.
+
+    Features are a matrix (rows, features) or :class:`~streamiter.sparse_rows.SparseRows`. The gradient of a
+    step is the mean over its rows, each counted with its sample weight: a row of weight 2 is two rows, a row
+    of weight 0 is not there.
+
+    *Which weights a step touches.* A dense step touches all of them, a sparse one only those whose features
+    the mini-batch names. That is the same wherever a gradient of 0 changes nothing: always with FTRL, with
+    SGD unless it regularizes.
     """
 
     def __init__(
@@ -269,3 +397,91 @@ def _steps(weight: float) -> Iterator[tuple[float, int]]:
         yield min(weight, 1.0), records
         weight -= 1.0
         records = 0
+
+
+MODELS: Final = OutputTag("models")
+"""The side output of an owner: a ``ModelSnapshot`` for each version (or each n-th)."""
+
+
+class ParameterOwner(Operator):
+    """Keeps the model with its optimizer's slots, and publishes it; parallelism 1.
+
+    It emits the parameters that the workers go on with.
+
+    The owner of a model's parameters: gradients come in, parameters and published models go out.
+    """
+
+    def __init__(self, make_model: Callable[[], LinearModel], publish_every: int) -> None:
+        self._model = make_model()
+        self._publish_every = publish_every
+        self._published = 0
+        self._loss: float | None = None
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def step(self, gradient: Gradient, loss: float, out: Output) -> None:
+        """One step; publishes the model when it is due."""
+        self._model.apply(gradient)
+        self._loss = loss / gradient.weight if gradient.weight else self._loss
+        if self._model.version - self._published >= self._publish_every:
+            self._publish(out)
+
+    def finish(self, out: Output) -> None:
+        """The last version is published in any case."""
+        if self._model.version > self._published:
+            self._publish(out)
+
+    def _publish(self, out: Output) -> None:
+        self._published = self._model.version
+        metrics = {} if self._loss is None else {"loss": self._loss}
+        parameters, records = self._model.parameters(), self._model.records
+        out.emit(ModelSnapshot(parameters, records, metrics, self._context.epoch), tag=MODELS)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"model": self._model.state(), "published": self._published, "loss": self._loss}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._model.restore(state["model"])
+        self._published = state["published"]
+        self._loss = state["loss"]
+
+
+@dataclass
+class EpochGradients:
+    """What the workers have reported for one epoch."""
+
+    gradients: dict[int, Gradient] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+
+    def add(self, worker: int, gradient: Gradient, loss: float) -> None:
+        before = self.gradients.get(worker)
+        self.gradients[worker] = gradient if before is None else before + gradient
+        self.losses[worker] = self.losses.get(worker, 0.0) + loss
+
+    def total(self) -> tuple[Gradient, float]:
+        workers = sorted(self.gradients)
+        gradient = self.gradients[workers[0]]
+        for worker in workers[1:]:
+            gradient = gradient + self.gradients[worker]
+        return gradient, sum(self.losses[worker] for worker in workers)
+
+    def to_record(self) -> list[tuple[int, dict[str, Any], float]]:
+        return [
+            (worker, gradient.to_record(), self.losses[worker]) for worker, gradient in self.gradients.items()
+        ]
+
+    @classmethod
+    def from_record(cls, record: list[tuple[int, dict[str, Any], float]]) -> EpochGradients:
+        gradients = {worker: Gradient.from_record(gradient) for worker, gradient, _ in record}
+        return cls(gradients, {worker: loss for worker, _, loss in record})
+
+
+def check_makes_model(owner: str, make_model: Any) -> None:
+    """Raise GraphError for what is no function, such as a model itself."""
+    if isinstance(make_model, LinearModel) or not callable(make_model):
+        raise GraphError(
+            f"{owner}: expected a function that makes the model, given {shortened(make_model)}; each worker needs one "
+            "of its own: write lambda: LogisticRegression(…)"
+        )
+    check_function(make_model, f"{owner}(model)", [])

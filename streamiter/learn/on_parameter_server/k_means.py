@@ -1,42 +1,196 @@
-"""k-means by workers that share the centroids through a parameter server."""
+"""The update function of k-means: sums and counts become centroids."""
 
 from __future__ import annotations
 
 import math
 import sys
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import GraphError, ModelError
-from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
+from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
-from streamiter.learn.clustering.clusters import as_columns
-from streamiter.learn.on_parameter_server.centroid_learner import CentroidLearner
-from streamiter.learn.on_parameter_server.flow import REPEAT_MEMORY_BYTES, ParameterServerTraining, trained
-from streamiter.learn.on_parameter_server.options import (
+from streamiter.learn.clustering.clusters import as_columns, nearest, scoring_of
+from streamiter.learn.on_parameter_server.training import (
+    REPEAT_MEMORY_BYTES,
+    ParameterServerTraining,
     check_bounded,
     check_consistency,
     check_dtype,
     check_server,
     check_worker,
     count_of,
+    trained,
 )
-from streamiter.learn.on_parameter_server.worker import ParameterServerWorker
-from streamiter.learn.rows.checks import Floats
-from streamiter.learn.rows.good_rows import blaming_rows, of_good_rows
-from streamiter.learn.rows.points import as_points
+from streamiter.learn.on_parameter_server.worker import Computed, Learner, ParameterServerWorker
+from streamiter.learn.rows.examples import Floats, as_points, blaming_rows, of_good_rows
 from streamiter.numbers import plain_float
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import RejectionPolicy
-from streamiter.parameter_server.consistency.settings import Consistency
-from streamiter.parameter_server.matrix import DType
+from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.matrix import DType, Matrix
+from streamiter.parameter_server.psf.function import UpdateFunction
 from streamiter.parameter_server.server import ParameterServer
+from streamiter.parameter_server.storage.block import Block
 from streamiter.records import Batch
 from streamiter.topics.topic import Topic
 
-__all__ = ["k_means_on_parameter_server"]
+if TYPE_CHECKING:
+    from streamiter.parameter_server.client import Client
+
+__all__ = [
+    "CentroidRows",
+    "MoveCentroids",
+    "k_means_on_parameter_server",
+]
+
+
+@dataclass(frozen=True)
+class CentroidRows:
+    """Which rows of the matrix are what. A column is a cluster, so that a block of columns has all of its clusters.
+
+    >>> rows = CentroidRows(coordinates=2)
+    >>> rows.centroids, rows.weights, rows.sums, rows.counts
+    (range(0, 2), 2, range(3, 5), 5)
+    """
+
+    coordinates: int
+
+    @property
+    def centroids(self) -> range:
+        """A row for each coordinate."""
+        return range(self.coordinates)
+
+    @property
+    def weights(self) -> int:
+        """How many points each centroid stands for, older ones counted less."""
+        return self.coordinates
+
+    @property
+    def sums(self) -> range:
+        """Of the points that came since the last move, a row for each coordinate."""
+        return range(self.coordinates + 1, 2 * self.coordinates + 1)
+
+    @property
+    def counts(self) -> int:
+        """How many these were."""
+        return 2 * self.coordinates + 1
+
+    @property
+    def gathered(self) -> range:
+        """Sums and counts: what workers add to."""
+        return range(self.sums.start, self.counts + 1)
+
+    def __len__(self) -> int:
+        return self.counts + 1
+
+
+@dataclass(frozen=True)
+class MoveCentroids(UpdateFunction):
+    """Move each centroid to the mean of its points, and begin to gather anew.
+
+    The weight w of a centroid becomes ``w·decay + n``, where n new points are nearest to it, and it moves to
+    ``(w·decay·centroid + sum)/(w·decay + n)``: with a decay of 0 to the mean of the new points (Lloyd), with 1 to that
+    of all points ever seen. One without new points stays where it is.
+
+    >>> MoveCentroids("centroids", coordinates=2, decay=0.0)
+    MoveCentroids(matrix='centroids', coordinates=2, decay=0.0)
+    """
+
+    matrix: str
+    coordinates: int
+    decay: float = 0.0
+
+    def rows(self, matrix: Matrix) -> Sequence[int]:
+        return range(len(CentroidRows(self.coordinates)))
+
+    def check(self, matrix: Matrix) -> None:
+        if matrix.sparse or matrix.dtype == "int64":
+            kind = "a sparse one" if matrix.sparse else f"one of {matrix.dtype}"
+            raise ConfigurationError(
+                f"MoveCentroids on matrix {matrix.name!r}: expected a dense matrix of float64 or float32, given {kind}"
+            )
+
+    def partition_update(self, block: Block, part: Any) -> None:
+        rows = CentroidRows(self.coordinates)
+        weights, counts = block.dense_row(rows.weights), block.dense_row(rows.counts)
+        weights *= self.decay
+        has_points = counts > 0
+        total = weights + counts
+        for centroid_row, sum_row in zip(rows.centroids, rows.sums, strict=True):
+            centroids, sums = block.dense_row(centroid_row), block.dense_row(sum_row)
+            np.divide(weights * centroids + sums, total, out=centroids, where=has_points)
+            sums[:] = 0
+        weights[:] = total
+        counts[:] = 0
+
+
+@dataclass(frozen=True, eq=False)
+class CentroidLearner(Learner):
+    """Rows of centroids, sums and counts, a column for each cluster.
+
+    In step (BSP) the sums of all workers move the centroids with the clock; otherwise each worker's as they are pushed.
+
+    k-means whose centroids lie on a parameter server.
+    """
+
+    matrix: str
+    initial: Floats
+    """(clusters, coordinates)"""
+    decay: float
+    consistency: Consistency
+    dtype: DType
+
+    metric = "distance"
+
+    @property
+    def _rows(self) -> CentroidRows:
+        return CentroidRows(self.initial.shape[1])
+
+    def _move(self) -> MoveCentroids:
+        return MoveCentroids(self.matrix, self.initial.shape[1], self.decay)
+
+    async def create(self, client: Client) -> None:
+        start = np.zeros((len(self._rows), len(self.initial)))
+        start[: self.initial.shape[1]] = self.initial.T
+        await client.create_matrix(
+            self.matrix,
+            rows=len(self._rows),
+            columns=len(self.initial),
+            dtype=self.dtype,
+            consistency=self.consistency,
+            init=start,
+            on_clock=self._move() if self.is_in_step else None,
+        )
+
+    async def pull(self, client: Client, mini_batch: Floats) -> Floats:
+        pulled = await client.get(self.matrix, rows=self._rows.centroids)
+        return np.asarray(pulled, dtype=np.float64).T
+
+    def compute(self, mini_batch: Floats, pulled: Floats) -> Computed:
+        """``mini_batch``: a column for each point, and ones as the last row."""
+        labels = nearest(scoring_of(pulled), mini_batch)
+        is_nearest = (labels == np.arange(len(pulled))[:, np.newaxis]).astype(np.float64)
+        distances = np.square(mini_batch[:-1] - pulled[labels].T)
+        return Computed(mini_batch @ is_nearest.T, float(distances.sum()), mini_batch.shape[1])
+
+    async def push(self, client: Client, mini_batch: Floats, contribution: Floats) -> None:
+        update = None if self.is_in_step else self._move()
+        await client.add(self.matrix, rows=self._rows.gathered, values=contribution, update=update)
+
+    async def settle(self, client: Client) -> None:
+        await client.get(self.matrix, row=self._rows.weights, columns=[0])
+
+    async def parameters(self, client: Client) -> dict[str, Any]:
+        rows = self._rows
+        pulled = np.asarray(await client.get(self.matrix, rows=range(rows.weights + 1)), dtype=np.float64)
+        return {"centroids": pulled[: rows.weights].T.copy(), "weights": pulled[rows.weights].copy()}
+
 
 _OWNER: Final = "k_means_on_parameter_server"
 
@@ -89,6 +243,8 @@ def k_means_on_parameter_server(
     >>> models = clustering.models.collect()
     >>> flow.run().state, [model.parameters["centroids"].round(3).tolist() for model in models.items]
     ('finished', [[[0.1, 0.1], [9.2, 0.2]]])
+
+    k-means by workers that share the centroids through a parameter server.
     """
     check_stream(_OWNER, points, "points", bounded=True)
     check_server(_OWNER, server, points.flow)

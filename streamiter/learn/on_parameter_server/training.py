@@ -1,37 +1,353 @@
-"""Linear models trained by workers that share their weights through a parameter server."""
+"""What can be said of training on a parameter server, checked."""
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from streamiter.errors import ConfigurationError, GraphError
-from streamiter.flow.algorithms import all_or_nothing, check_stream, step_names
+from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
 from streamiter.flow.graph_checks import check_function
+from streamiter.flow.next_step import StepOptions, add_next_step
 from streamiter.flow.stream import Stream
-from streamiter.learn.estimators.sources import labelled
-from streamiter.learn.linear.losses import LogLoss, SquaredLoss
-from streamiter.learn.on_parameter_server.flow import REPEAT_MEMORY_BYTES, ParameterServerTraining, trained
-from streamiter.learn.on_parameter_server.linear_learner import Labels, LinearLearner
-from streamiter.learn.on_parameter_server.mini_batches import Prepare
-from streamiter.learn.on_parameter_server.options import (
-    check_bounded,
-    check_consistency,
-    check_dtype,
-    check_server,
-    check_worker,
-    count_of,
+from streamiter.learn.estimators import labelled
+from streamiter.learn.linear.model import LogLoss, SquaredLoss
+from streamiter.learn.on_parameter_server.worker import (
+    Labels,
+    Learner,
+    LinearLearner,
+    ParameterServerWorker,
+    Prepare,
+    WorkerOptions,
 )
-from streamiter.learn.on_parameter_server.worker import ParameterServerWorker
 from streamiter.learn.rows.examples import CheckedExamples, Extract, as_examples
-from streamiter.operators.rejection import RejectionPolicy
+from streamiter.models.update import ModelSnapshot
+from streamiter.numbers import whole_number
+from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Operator
+from streamiter.operators.output import Output
+from streamiter.operators.rejection import RejectionPolicy, shortened
 from streamiter.optimizers import FTRL, Optimizer, checked_optimizer
-from streamiter.parameter_server.consistency.settings import Consistency
-from streamiter.parameter_server.matrix import DType
+from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.matrix import DTYPES, DType
 from streamiter.parameter_server.server import ParameterServer
-from streamiter.records import Batch
+from streamiter.records import Batch, Control, EndOfInput, OutputTag, slice_batch
+from streamiter.runtime.graph import SINGLE_INPUT
+from streamiter.runtime.port import InputEnded
+from streamiter.runtime.task import DrainInput
 from streamiter.topics.topic import Topic
 
-__all__ = ["train_on_parameter_server"]
+if TYPE_CHECKING:
+    from streamiter.checkpoints.replay_cache import ReplayCache
+    from streamiter.runtime.plan import Surroundings
+
+__all__ = [
+    "REPEAT_MEMORY_BYTES",
+    "ParameterServerTraining",
+    "Repeater",
+    "Versions",
+    "check_bounded",
+    "check_consistency",
+    "check_dtype",
+    "check_server",
+    "check_worker",
+    "count_of",
+    "repeated",
+    "train_on_parameter_server",
+    "trained",
+]
+
+
+def count_of(owner: str, option: str, given: Any) -> int:
+    """A whole number from 1 on."""
+    return whole_number(f"{owner}({option}=)", given, 1, error=GraphError)
+
+
+def check_server(owner: str, server: Any, flow: Flow) -> None:
+    """Raise GraphError for what is no server, and for one that another step works with.
+
+    Every worker of a server takes part in every matrix: those of the other step would be waited for, and never clock.
+    """
+    if not isinstance(server, ParameterServer):
+        raise GraphError(
+            f"{owner}: expected a ParameterServer, given {shortened(server)}; make one: ParameterServer(shards=2)"
+        )
+    others = [step.name for step in flow.steps if step.service is server]
+    if others:
+        raise GraphError(
+            f"{owner}: expected a server of its own, given {server.name!r}, which step {others[0]!r} works with; make "
+            "another one: ParameterServer(name=…)"
+        )
+
+
+def check_consistency(owner: str, consistency: Any) -> None:
+    """Raise GraphError for what is none."""
+    if not isinstance(consistency, Consistency) or type(consistency) is Consistency:
+        raise GraphError(
+            f"{owner}(consistency=): expected BSP(), ASP() or SSP(staleness=…), given {shortened(consistency)}; "
+            "take one of streamiter.parameter_server"
+        )
+
+
+def check_dtype(owner: str, dtype: Any) -> None:
+    """Raise GraphError for a dtype that cannot hold fractions."""
+    floats = [name for name in DTYPES if name.startswith("float")]
+    if dtype not in floats:
+        raise GraphError(f"{owner}(dtype=): expected {' or '.join(map(repr, floats))}, given {dtype!r}")
+
+
+def check_worker(owner: str, worker: Any) -> None:
+    """Raise GraphError for what is no class of workers."""
+    if not (isinstance(worker, type) and issubclass(worker, ParameterServerWorker)):
+        raise GraphError(
+            f"{owner}(worker=): expected a class derived from ParameterServerWorker, given {shortened(worker)}; "
+            "write class MyWorker(ParameterServerWorker)"
+        )
+
+
+def check_bounded(owner: str, stream: Stream, epochs: int) -> None:
+    """Raise GraphError for a stream that never ends and is to be gone through more than once."""
+    if epochs > 1 and not stream.is_bounded:
+        raise GraphError(
+            f"{owner}(epochs=): expected 1 for {stream.name!r}, which never ends, given {epochs}; read the topic with "
+            'stop="latest", or go through it once'
+        )
+
+
+def repeated(stream: Stream, passes: int, *, memory_bytes: int, name: str) -> Stream:
+    """The records of each subtask ``passes`` times, in the same order; ``memory_bytes`` of them are kept in memory.
+
+    Other than with :func:`~streamiter.replayed` no pass waits for another subtask's: they share no epoch.
+
+    Bounded data that each subtask goes through again and again, at its own pace.
+    """
+    step = add_next_step(
+        {SINGLE_INPUT: stream},
+        name,
+        lambda: Repeater(passes, memory_bytes),
+        StepOptions(name=name, parallelism=stream.parallelism),
+        shape="iteration",
+    )
+    step.steps[0].epochs_seen = f"{passes} passes"
+    return step
+
+
+@final
+class _GoOn(Control):
+    """Posted to itself: the next record, after others have had their turn and what was emitted has found room."""
+
+    __slots__ = ()
+
+
+@final
+class Repeater(Boundary):
+    """Keeps what passes it, and sends it again when its input has ended.
+
+    It stands at the border of a task, so that checkpoint barriers pass between any two records.
+    """
+
+    outlives_inputs = True
+    brings_input = True
+
+    def __init__(self, passes: int, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._is_repeating = False
+        self._passes_left = passes - 1
+        self._batch = self._record = 0
+        """What is sent next: a record of a batch that is kept."""
+
+    def attach(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
+
+    def open(self, context: Context) -> None:
+        self._context = context
+        self._cache: ReplayCache = self._surroundings.make_replay_cache(self._memory_bytes)
+
+    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+        self._cache.append(records)
+        for record in range(len(records)):
+            out.emit_batch(slice_batch(records, record, record + 1), epoch)
+            await out.room()
+
+    async def on_control(self, control: Control, out: BoundaryOutput) -> None:
+        if isinstance(control, InputEnded):
+            self._is_repeating = True
+            self._context.post(_GoOn())
+        elif isinstance(control, DrainInput):
+            self._passes_left = 0
+        elif isinstance(control, _GoOn):
+            await self._go_on(out)
+
+    async def _go_on(self, out: BoundaryOutput) -> None:
+        if not self._passes_left or not len(self._cache):
+            await out.control(EndOfInput())
+            return
+        records = self._cache.batch(self._batch)
+        out.emit_batch(slice_batch(records, self._record, self._record + 1), 0)
+        self._record += 1
+        if self._record == len(records):
+            self._batch, self._record = self._batch + 1, 0
+        if self._batch == len(self._cache):
+            self._batch = 0
+            self._passes_left -= 1
+        self._context.post(_GoOn())
+
+    def close(self) -> None:
+        self._cache.close()
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "cache": self._cache.snapshot(),
+            "is repeating": self._is_repeating,
+            "passes left": self._passes_left,
+            "batch": self._batch,
+            "record": self._record,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._cache.restore(state["cache"])
+        self._is_repeating = state["is repeating"]
+        self._passes_left = state["passes left"]
+        self._batch, self._record = state["batch"], state["record"]
+        if self._is_repeating:
+            self._context.post(_GoOn())
+
+
+LOSSES: Final = OutputTag("losses")
+"""The side output: for each mini-batch its mean loss, and who has learned from it."""
+
+
+class Versions(Operator):
+    """Makes a ``ModelSnapshot`` of all parameters that come, and at the end one of what the server holds then.
+
+    By then every worker has left, so nothing is added any more; a worker whose own data has ended cannot know what
+    the others still add. Parallelism 1.
+
+    Where workers go in step, parameters are those after a clock of all of them, and wait here until each worker has
+    told what it learned from up to that clock, so that the counts do not depend on who is heard first. Otherwise they
+    count what has been heard so far.
+
+    From what the workers tell to versions of the model.
+    """
+
+    def __init__(self, learner: Learner, server: ParameterServer, workers: int, owner: str) -> None:
+        self._learner = learner
+        self._server = server
+        self._workers = workers
+        self._owner = owner
+        self._records = 0
+        self._told: dict[int, tuple[int, float]] = {}
+        """What was learned from since the last version: records and the sum of their losses, by clock."""
+        self._clocks: dict[int, int] = {}
+        """How far each worker has told."""
+        self._ended = 0
+        """Workers that have nothing more to tell."""
+        self._waiting: list[tuple[int, dict[str, Any]]] = []
+        """Clocks and parameters of versions to be made; workers that go in step are a clock apart at most."""
+
+    def process(self, told: dict[str, Any], out: Output) -> None:
+        """Count what a worker has learned from; make the versions that are due."""
+        if "parameters" in told:
+            self._waiting.append((told["clock"], told["parameters"]))
+        elif "ended" in told:
+            self._ended += 1
+            self._clocks.pop(told["worker"], None)
+        else:
+            self._count(told, out)
+        while self._waiting and self._is_due(self._waiting[0][0]):
+            clock, parameters = self._waiting.pop(0)
+            out.emit(self._version(parameters, clock if self._learner.is_in_step else None))
+
+    def _count(self, told: dict[str, Any], out: Output) -> None:
+        self._clocks[told["worker"]] = told["clock"]
+        records, loss = self._told.get(told["clock"], (0, 0.0))
+        self._told[told["clock"]] = records + told["records"], loss + told["loss"]
+        if told["records"]:
+            out.emit({**told, "loss": told["loss"] / told["records"]}, tag=LOSSES)
+
+    def _is_due(self, clock: int) -> bool:
+        if not self._learner.is_in_step:
+            return True
+        return self._ended + sum(reached >= clock for reached in self._clocks.values()) == self._workers
+
+    def _version(self, parameters: dict[str, Any], up_to: int | None) -> ModelSnapshot:
+        clocks = [clock for clock in self._told if up_to is None or clock <= up_to]
+        told = [self._told.pop(clock) for clock in clocks]
+        records = sum(records for records, _ in told)
+        self._records += records
+        metrics = {self._learner.metric: sum(loss for _, loss in told) / records} if records else {}
+        return ModelSnapshot(parameters, self._records, metrics)
+
+    async def finish(self, out: Output) -> None:
+        if not self._records and not any(records for records, _ in self._told.values()):
+            raise ModelError(
+                f"{self._owner}: expected examples to learn from, given none; look at what was read"
+            )
+        reader = self._server.client(worker=max(self._server.workers, default=-1) + 1)
+        parameters = await self._learner.parameters(reader)
+        await reader.leave()
+        out.emit(self._version(parameters, None))
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "records": self._records,
+            "told": [(clock, *told) for clock, told in self._told.items()],
+            "clocks": list(self._clocks.items()),
+            "ended": self._ended,
+            "waiting": self._waiting.copy(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._records, self._ended = state["records"], state["ended"]
+        self._told = {clock: (records, loss) for clock, records, loss in state["told"]}
+        self._clocks = dict(state["clocks"])
+        self._waiting = [(clock, parameters) for clock, parameters in state["waiting"]]
+
+
+# As for replayed streams: some ten million small rows, with a few workers a small part of a training machine.
+REPEAT_MEMORY_BYTES: Final = 512 << 20
+
+
+@dataclass(frozen=True)
+class ParameterServerTraining:
+    """What training on a parameter server gives.
+
+    The steps that training on a parameter server is made of, whatever the model.
+    """
+
+    models: Stream
+    """A ``ModelSnapshot``: the last one, and each n-th before it with ``publish_every=n``; for ``publish_model``."""
+    losses: Stream
+    """For each mini-batch a dict: the ``worker``, its ``clock``, the mean ``loss`` before it, the ``records`` it had,
+    and the seconds ``waited_s`` that the worker waited for the parameters."""
+
+
+def trained(
+    mini_batches: Stream,
+    learner: Learner,
+    server: ParameterServer,
+    *,
+    owner: str,
+    epochs: int,
+    publish_every: int | None,
+    worker: type[ParameterServerWorker],
+    memory_bytes: int,
+    label: Callable[[str], str],
+) -> ParameterServerTraining:
+    """Workers, one for each subtask of the mini-batches, and behind them the versions of the model."""
+    workers = mini_batches.parallelism
+    options = WorkerOptions(learner, sys.maxsize if publish_every is None else publish_every)
+    if epochs > 1:
+        mini_batches = repeated(mini_batches, epochs, memory_bytes=memory_bytes, name=label("epochs"))
+    told = mini_batches.process(
+        lambda: worker(options), name=label("train"), parallelism=workers, parameter_server=server
+    )
+    models = told.process(
+        lambda: Versions(learner, server, workers, owner), name=label("versions"), parallelism=1
+    )
+    return ParameterServerTraining(models, models.side_output(LOSSES))
+
 
 _OWNER: Final = "train_on_parameter_server"
 
@@ -103,6 +419,8 @@ def train_on_parameter_server(
     >>> models = training.models.collect()
     >>> flow.run().state, [model.parameters["weights"].round().tolist() for model in models.items]
     ('finished', [[2.0, -2.0]])
+
+    Linear models trained by workers that share their weights through a parameter server.
     """
     check_stream(_OWNER, examples, "examples")
     check_server(_OWNER, server, examples.flow)

@@ -1,21 +1,305 @@
-"""What a learner needs of a mini-batch."""
+"""What the learners refuse, and how they say so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError
-from streamiter.learn.rows.checks import Floats
-from streamiter.learn.rows.feature_rows import Features, Rows, concatenated_rows
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.operators.output import Output
 from streamiter.operators.rejection import shortened
-from streamiter.sparse_rows import SparseRows
+from streamiter.records import Batch, Columns, take
+from streamiter.sparse_rows import Indices, SparseRows
+from streamiter.tables import as_floats
 
-__all__ = ["CheckedExamples", "Examples", "Extract", "as_examples"]
+__all__ = [
+    "FEW",
+    "BadRows",
+    "CheckedExamples",
+    "Examples",
+    "Extract",
+    "Features",
+    "Floats",
+    "Rows",
+    "all_are_few",
+    "as_examples",
+    "as_points",
+    "blaming_rows",
+    "checked_rows",
+    "dense_features",
+    "dense_weighted_sum",
+    "dots",
+    "holds",
+    "independent_dots",
+    "of_good_rows",
+    "refuse_not_finite",
+    "refuse_rows",
+    "row_vector",
+    "row_weights",
+    "rows_as_lists",
+    "weighted_sum",
+    "without",
+]
+
+
+Floats = npt.NDArray[np.float64]
+
+# Rows named in a message; more would bury the reason. All of them are in ``BadRows.rows``.
+_ROWS_NAMED: Final = 5
+
+
+class BadRows(ModelError):
+    """These rows of a mini-batch, and not the model, are at fault; nothing was learned from any row.
+
+    ``rows`` are their positions in the batch and ``reason`` is the message without them, so that an
+    operator can refuse just these records and learn from the others.
+
+    >>> print(BadRows([3], "LogisticRegression: expected targets 0 or 1, given 7.0"))
+    LogisticRegression: expected targets 0 or 1, given 7.0 (row 3 of the batch)
+    """
+
+    def __init__(self, rows: Iterable[int], reason: str) -> None:
+        self.rows = tuple(int(row) for row in rows)
+        self.reason = reason
+        named = ", ".join(map(str, self.rows[:_ROWS_NAMED]))
+        more = f" and {len(self.rows) - _ROWS_NAMED} more" if len(self.rows) > _ROWS_NAMED else ""
+        noun = "row" if len(self.rows) == 1 else "rows"
+        super().__init__(f"{reason} ({noun} {named}{more} of the batch)")
+
+
+def holds(good: npt.NDArray[np.bool_]) -> bool:
+    """Whether all of it is true; several times quicker than ``good.all()`` for short arrays."""
+    return int(np.count_nonzero(good)) == good.size
+
+
+def refuse_rows(
+    good: npt.NDArray[np.bool_], expected: str, given: Floats, advice: str | None = None
+) -> BadRows:
+    """The error for the rows that are not ``good``; it shows the value of the first, and says what to do."""
+    bad = np.flatnonzero(~good)
+    return BadRows(bad, f"{expected}, given {given[bad[0]]}" + (f"; {advice}" if advice else ""))
+
+
+def row_vector(owner: str, what: str, given: npt.ArrayLike, length: int) -> Floats:
+    """``given`` as ``length`` numbers, one for each row; NaN and infinity are left to the caller."""
+    vector = as_floats(owner, what, given)
+    if vector.shape != (length,):
+        raise ModelError(
+            f"{owner}: expected {length} {what}, one for each row, given shape {vector.shape}; "
+            f"give one number for each row of the batch"
+        )
+    return vector
+
+
+def row_weights(owner: str, given: npt.ArrayLike, length: int) -> Floats:
+    """Sample weights: one for each row, finite, not negative."""
+    weights = row_vector(owner, "sample weights", given, length)
+    good = (weights >= 0) & (weights < np.inf)
+    if not holds(good):
+        raise refuse_rows(good, f"{owner}: expected finite sample weights of 0 or more", weights)
+    return weights
+
+
+# Squares of coordinates are added up: of 1e150 they are still finite.
+_COORDINATE_LIMIT: Final = 1e150
+
+
+def as_points(owner: str, given: Any, width: int | None = None, *, what: str = "points") -> Floats:
+    """The points as a matrix, a row for each; refuses what is no row of finite numbers.
+
+    Points: rows that are dense and finite, as k-means and scalers want them.
+    """
+    if isinstance(given, Columns):
+        raise ModelError(
+            f"{owner}: expected {what} as arrays of numbers, given {given}; choose and join its columns first: "
+            f"{what}.map_batch(lambda batch: np.column_stack([batch[…], batch[…]]))"
+        )
+    points = as_floats(owner, what, given)
+    if points.ndim != 2 or points.shape[1] == 0 or width not in (None, points.shape[1]):
+        wanted = "numbers" if width is None else f"{width} numbers"
+        if points.ndim == 2 and points.shape[1]:
+            raise ModelError(
+                f"{owner}: expected {what} as arrays of {wanted}, given some of {points.shape[1]}; give all of "
+                "them the same columns"
+            )
+        raise ModelError(
+            f"{owner}: expected {what} as arrays of {wanted}, given {shortened(given)} (shape {points.shape}); "
+            "give each of them as an array or list"
+        )
+    good = np.abs(points) <= _COORDINATE_LIMIT
+    if not good.all():
+        bad = np.flatnonzero(~good.all(axis=1))
+        given_value = points[bad[0]][~good[bad[0]]][0]
+        raise BadRows(
+            bad, f"{owner}: expected {what} of numbers of at most {_COORDINATE_LIMIT:g}, given {given_value}"
+        )
+    return points
+
+
+Result = TypeVar("Result")
+
+
+def of_good_rows(function: Callable[[Any], Result], mini_batch: Batch, out: Output) -> Result | None:
+    """``function(mini_batch)`` without the rows that it names in ``BadRows``; None where no row is left.
+
+    Those rows follow the policy of the step that ``out`` belongs to.
+
+    Going on without the rows of a mini-batch that cannot be learned from.
+    """
+    while len(mini_batch):
+        try:
+            return function(mini_batch)
+        except BadRows as bad:
+            mini_batch = without(mini_batch, bad, out)
+    return None
+
+
+def blaming_rows(
+    function: Callable[[Any], Result], mini_batch: Batch, check: Callable[[Any], object]
+) -> Result:
+    """``function(mini_batch)``; where it fails as a whole, ``BadRows`` names those for which ``check`` fails alone.
+
+    What is configured wrongly is nobody's fault among the rows.
+    """
+    try:
+        return function(mini_batch)
+    except (BadRows, ConfigurationError):
+        raise
+    except Exception as error:
+        if bad := [row for row in range(len(mini_batch)) if _fails(check, take(mini_batch, [row]))]:
+            raise BadRows(bad, f"{type(error).__name__}: {error}") from error
+        raise
+
+
+def _fails(check: Callable[[Any], object], row: Batch) -> bool:
+    try:
+        check(row)
+    except Exception:
+        return True
+    return False
+
+
+def without(mini_batch: Batch, bad: BadRows, out: Output) -> Batch:
+    """The other rows; the bad ones follow the policy of the step."""
+    rows = set(bad.rows)
+    for row in bad.rows:
+        out.reject(mini_batch[row], bad)
+    return take(mini_batch, [row for row in range(len(mini_batch)) if row not in rows])
+
+
+Features = SparseRows | npt.ArrayLike
+"""Sparse rows, or what numpy makes a matrix (rows, features) of."""
+
+Rows = SparseRows | Floats
+
+# Up to so many features a row is quicker in plain Python: an update is some twenty numpy calls, each of
+# which costs as much as plain arithmetic for two or three features.
+FEW: Final = 32
+
+
+def checked_rows(owner: str, features: Features, width: int) -> Rows:
+    """The features as rows of ``width``, or an error that says what was given.
+
+    What linear models ask of the features of a mini-batch, dense or sparse alike.
+    """
+    if isinstance(features, SparseRows):
+        if features.width == width:
+            return features
+        given = f"sparse rows of width {features.width}"
+    else:
+        matrix = as_floats(owner, "features", features)
+        if matrix.ndim == 2 and matrix.shape[1] == width:
+            return np.ascontiguousarray(matrix)
+        given = f"an array of shape {matrix.shape}"
+    raise ModelError(
+        f"{owner}: expected rows of {width} features (a matrix of shape (rows, {width}) or sparse rows of "
+        f"that width), given {given}; change the features or the model's width"
+    )
+
+
+def dense_features(features: Features) -> npt.ArrayLike:
+    """The same without sparse rows; what is none is not changed."""
+    return features.to_dense() if isinstance(features, SparseRows) else features
+
+
+def concatenated_rows(parts: Sequence[Rows]) -> Rows:
+    """All rows in this order, dense or sparse as the first part is."""
+    if isinstance(parts[0], SparseRows):
+        return SparseRows.concatenate(
+            [part if isinstance(part, SparseRows) else SparseRows.from_dense(part) for part in parts]
+        )
+    dense: Floats = np.concatenate(
+        [part.to_dense() if isinstance(part, SparseRows) else part for part in parts]
+    )
+    return dense
+
+
+def independent_dots(rows: Rows, weights: Floats) -> Floats:
+    """Σ features·weights of each row; for one row the same whatever rows are beside it, to the last bit."""
+    if isinstance(rows, SparseRows):
+        return rows.dot(weights)
+    sums: Floats = np.einsum("ij,j->i", rows, weights)
+    return sums
+
+
+def dots(rows: Rows, weights: Floats) -> Floats:
+    """The same, quicker, but the last bit of a row may depend on its place in the batch."""
+    return rows.dot(weights) if isinstance(rows, SparseRows) else rows @ weights
+
+
+def weighted_sum(rows: Rows, by_row: Floats) -> tuple[Indices | None, Floats]:
+    """Σ over rows of ``by_row``·features, and the features it is about (None: all)."""
+    if isinstance(rows, SparseRows):
+        return rows.transposed_dot(by_row)
+    return None, by_row @ rows
+
+
+def dense_weighted_sum(rows: Rows, by_row: Floats) -> Floats:
+    """Σ over rows of ``by_row``·features, for all features."""
+    return rows.transposed_dot_dense(by_row) if isinstance(rows, SparseRows) else by_row @ rows
+
+
+def all_are_few(rows: Rows) -> bool:
+    """Whether each row has few enough features for plain Python."""
+    if isinstance(rows, SparseRows):
+        return len(rows.values) <= FEW or int(np.diff(rows.indptr).max()) <= FEW
+    return bool(rows.shape[1] <= FEW)
+
+
+def rows_as_lists(rows: Rows) -> Iterable[tuple[Sequence[int], list[float]]]:
+    """Indices and values of each row."""
+    if isinstance(rows, SparseRows):
+        return rows.rows()
+    columns = range(rows.shape[1])
+    return [(columns, values) for values in rows.tolist()]
+
+
+def _all_finite(rows: Rows) -> bool:
+    if isinstance(rows, SparseRows):
+        return holds(np.isfinite(rows.values))
+    # The sum of a row tells at a third of the cost, unless it is too large itself.
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = rows @ np.ones(rows.shape[1])
+    return holds(np.isfinite(sums)) or holds(np.isfinite(rows))
+
+
+def refuse_not_finite(owner: str, rows: Rows) -> None:
+    """Raise :class:`BadRows` if a feature is NaN or infinite."""
+    if _all_finite(rows):
+        return
+    if isinstance(rows, SparseRows):
+        at = np.flatnonzero(~np.isfinite(rows.values))
+        bad_rows, columns, given = rows.row_of_value[at], rows.indices[at], rows.values[at]
+    else:
+        bad_rows, columns = np.nonzero(~np.isfinite(rows))
+        given = rows[bad_rows, columns]
+    raise BadRows(
+        np.unique(bad_rows), f"{owner}: expected finite features, given {given[0]} for feature {columns[0]}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +308,8 @@ class Examples:
 
     A row of weight 2 is two rows of its mini-batch. The step is the mean over the rows, so weights are
     shares: they change nothing in a mini-batch of one row.
+
+    What a learner needs of a mini-batch.
     """
 
     features: Features

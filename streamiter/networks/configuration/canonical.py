@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from streamiter.networks.configuration.functions import OPTIMIZERS
-from streamiter.networks.configuration.layer_kinds import LAYER_KINDS
-from streamiter.networks.configuration.settings import Configuration, FunctionSettings, LayerConfiguration
+from streamiter.networks.configuration.sections import OPTIMIZERS
+from streamiter.networks.configuration.settings import (
+    LAYER_KINDS,
+    Configuration,
+    FunctionSettings,
+    LayerConfiguration,
+)
 
 __all__ = ["as_text", "canonical"]
 

@@ -1,28 +1,417 @@
-"""A configuration file, read and checked whole."""
+"""What a file may say, and most likely does not mean."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
-from streamiter.networks.configuration.dimensions import check_dimensions
-from streamiter.networks.configuration.functions import (
+from streamiter.errors import ConfigurationError
+from streamiter.networks.configuration.sections import (
     LOSSES,
     OPTIMIZERS,
     TRANSFER_FUNCTIONS,
+    Defaults,
     FunctionKinds,
+    LayerReader,
+    read_data,
     read_function,
+    read_model,
+    read_train,
 )
-from streamiter.networks.configuration.keys import Keys
-from streamiter.networks.configuration.layers import Defaults, LayerReader
-from streamiter.networks.configuration.likely_mistakes import likely_mistakes
-from streamiter.networks.configuration.order import in_order
-from streamiter.networks.configuration.sections import read_data, read_model, read_train
-from streamiter.networks.configuration.settings import Configuration, FunctionSettings
-from streamiter.networks.configuration.source import read_source
+from streamiter.networks.configuration.settings import (
+    LAYER_KINDS,
+    Configuration,
+    DataSettings,
+    FunctionSettings,
+    Keys,
+    LayerConfiguration,
+    Where,
+    nearest,
+)
 
-__all__ = ["read_configuration"]
+__all__ = [
+    "read_configuration",
+]
+
+
+_PROBABILITIES: Final = ("sigmoid", "sigmoidwithdropout", "softmax")
+
+
+def likely_mistakes(layers: Sequence[LayerConfiguration], file: Where) -> list[str]:
+    """A warning for a cross entropy of what need not lie between 0 and 1: its loss falls below 0, without end."""
+    by_name = {layer.name: layer for layer in layers}
+    return [
+        f"{file.layer(layer.declared).key('inputlayer')}: expected probabilities for {layer.loss.type}, given "
+        f"{source.name!r}, which ends with {source.transfer_function.type}; end it with Sigmoid, or take LogLoss"
+        for layer in layers
+        if layer.loss is not None and layer.loss.key == "crossentropyloss"
+        for source in map(by_name.__getitem__, layer.inputs)
+        if source.transfer_function is not None and source.transfer_function.key not in _PROBABILITIES
+    ]
+
+
+_OF_A_MAPPING = "configuration"
+
+
+def read_source(source: str | PathLike[str] | Mapping[str, Any]) -> tuple[Mapping[str, Any], Where]:
+    """The object at the top, and the name of the file for messages.
+
+    Where a configuration comes from: a JSON file, or what such a file says.
+    """
+    if isinstance(source, Mapping):
+        return source, Where(_OF_A_MAPPING)
+    if not isinstance(source, (str, PathLike)):
+        raise ConfigurationError(
+            f"{_OF_A_MAPPING}: expected the path of a JSON file, or a dict with what it says, "
+            f"given {type(source).__name__}"
+        )
+    path = Path(source)
+    where = Where(path.name)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: expected a JSON file, given {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise where.error(f"expected JSON in UTF-8, given a wrong byte at {error.start}") from error
+    document = _parsed(text, where)
+    if not isinstance(document, dict):
+        raise where.wrong_kind("a JSON object", document)
+    return document, where
+
+
+def _parsed(text: str, where: Where) -> Any:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """The object; plain JSON would keep the last of two layers of one name, and say nothing."""
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise where.error(
+                f"expected each key of an object once, given {twice!r} twice; rename or remove one"
+            )
+        return found
+
+    def no_number(constant: str) -> NoReturn:
+        raise where.error(f"expected JSON, given {constant}, which is no number of JSON")
+
+    try:
+        return json.loads(text, object_pairs_hook=once, parse_constant=no_number)
+    except json.JSONDecodeError as error:
+        raise where.error(
+            f"expected JSON, given something else in line {error.lineno}, column {error.colno}: {error.msg}"
+        ) from error
+    except ValueError as error:  # a whole number of thousands of digits
+        raise where.error(f"expected numbers that can be read, given one that cannot: {error}") from error
+    except RecursionError as error:
+        raise where.error("expected JSON, given objects nested too deep to be read") from error
+
+
+def in_order(layers: Sequence[LayerConfiguration], file: Where) -> tuple[LayerConfiguration, ...]:
+    """As they are needed from the loss layer on, inputs first: the same whatever the order of the file.
+
+    The order of the layers: each behind its inputs, the loss layer last; and what is wrong with the graph.
+    """
+    by_name = {layer.name: layer for layer in layers}
+    loss = _loss_layer(layers, file)
+    _check_inputs(layers, by_name, file)
+    ordered: dict[str, None] = {}
+    _visit(loss, by_name, ordered, file)
+    needed = tuple(ordered)
+    for layer in layers:  # a cycle is told first, before that nothing leads from it to the loss layer
+        _visit(layer, by_name, ordered, file)
+    for layer in layers:
+        if layer.name not in needed:
+            raise file.layer(layer.name).error(
+                f"expected a layer that leads to the loss layer {loss.name!r}, given one that does not; "
+                "name it as an input of another layer, or remove it"
+            )
+    return tuple(by_name[name] for name in needed)
+
+
+def _loss_layer(layers: Sequence[LayerConfiguration], file: Where) -> LayerConfiguration:
+    found = [layer for layer in layers if LAYER_KINDS[layer.type].is_loss]
+    if not found:
+        given = ", ".join(f"{layer.name!r} ({layer.type})" for layer in layers) or "no layers"
+        raise file.key("layers").error(
+            f"expected a loss layer, of type 'simplelosslayer', given {given}; add one"
+        )
+    if len(found) > 1:
+        names = ", ".join(repr(layer.name) for layer in found)
+        raise file.layer(found[1].name).key("type").error(f"expected one loss layer, given {names}; keep one")
+    return found[0]
+
+
+def _check_inputs(
+    layers: Sequence[LayerConfiguration], by_name: Mapping[str, LayerConfiguration], file: Where
+) -> None:
+    for layer in layers:
+        for number, name in enumerate(layer.inputs):
+            where = _place_of_input(layer, number, file)
+            if name not in by_name:
+                others = [other for other in by_name if other != layer.name]
+                raise where.error(f"expected the name of a layer, given {name!r}{nearest(name, others)}")
+            if LAYER_KINDS[by_name[name].type].is_loss:
+                raise where.error(
+                    f"expected a layer with an output, given {name!r}, a loss layer, which has none"
+                )
+
+
+def _visit(
+    start: LayerConfiguration,
+    by_name: Mapping[str, LayerConfiguration],
+    ordered: dict[str, None],
+    file: Where,
+) -> None:
+    """Add the layer behind all that it needs; a loop of its own, for a chain may be deeper than Python's stack."""
+    way: dict[str, int] = {start.name: 0}  # from the start down, with the number of the input to go to next
+    while way:
+        name, next_input = next(reversed(way.items()))
+        inputs = () if name in ordered else by_name[name].inputs
+        if next_input == len(inputs):
+            ordered[name] = None
+            way.popitem()
+            continue
+        way[name] += 1
+        wanted = inputs[next_input]
+        if wanted in way:
+            raise _cycle(list(way), wanted, by_name, file)
+        if wanted not in ordered:
+            way[wanted] = 0
+
+
+def _cycle(
+    way: list[str], closes_at: str, by_name: Mapping[str, LayerConfiguration], file: Where
+) -> Exception:
+    """The way of the data, which is against that of the search."""
+    members = way[way.index(closes_at) :]
+    data_way = [closes_at, *reversed(members)]
+    first = by_name[members[-1]]
+    where = _place_of_input(first, first.inputs.index(closes_at), file)
+    return where.error(
+        f"expected layers without a cycle, given {' → '.join(map(repr, data_way))}; take one of its inputs away"
+    )
+
+
+def _place_of_input(layer: LayerConfiguration, number: int, file: Where) -> Where:
+    where = file.layer(layer.declared)
+    if LAYER_KINDS[layer.type].inputs == "one":
+        return where.key("inputlayer")
+    return where.key("inputlayers").item(number)
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """What a check looks at beside the layer itself."""
+
+    file: Where
+    data: DataSettings
+    layers: Mapping[str, LayerConfiguration]
+    vector_widths: dict[str, int]
+    """Of layers whose output is vectors one after the other, as of an embedding."""
+
+    def inputs(self, layer: LayerConfiguration) -> list[LayerConfiguration]:
+        return [self.layers[name] for name in layer.inputs]
+
+    def key(self, layer: LayerConfiguration, key: str = "outputdim") -> Where:
+        where = self.file.layer(layer.declared)
+        if key == "outputdim" and layer.part is not None:
+            return where.key("outputdims").item(layer.part)
+        return where.key(key)
+
+    def require(self, layer: LayerConfiguration, expected: int, because: str) -> None:
+        """One output dimension and no other."""
+        if layer.output_dim != expected:
+            raise self.key(layer).error(
+                f"expected {expected}, {because}, given {layer.output_dim}; change it, or its input"
+            )
+
+    def vectors(self, layer: LayerConfiguration) -> tuple[int, int]:
+        """How many vectors the input has, and how wide they are."""
+        (source,) = self.inputs(layer)
+        width = self.vector_widths.get(source.name)
+        if width is None:
+            raise self.key(layer, "inputlayer").error(
+                f"expected vectors, as an embedding gives them, given {source.name!r} ({source.type})"
+            )
+        count = source.output_dim // width
+        if count < 2:
+            raise self.key(layer, "inputlayer").error(
+                f"expected at least 2 vectors to cross, given {count} of {source.name!r}"
+            )
+        return count, width
+
+
+def check_dimensions(layers: Sequence[LayerConfiguration], data: DataSettings, file: Where) -> None:
+    """ConfigurationError for the first layer, in order, that does not fit; it names both numbers.
+
+    Whether what each layer gives fits what it takes.
+    """
+    graph = _Graph(file, data, {layer.name: layer for layer in layers}, {})
+    for layer in layers:
+        check = _CHECKS.get(layer.type)
+        if check is not None:
+            check(layer, graph)
+
+
+# ---- inputs
+
+
+def _embedding(layer: LayerConfiguration, graph: _Graph) -> None:
+    factors, fields = layer.num_factors or 1, graph.data.num_field
+    if fields > 0:
+        graph.require(layer, fields * factors, f"{fields} fields (numfield) × {factors} factors (numfactors)")
+    elif layer.output_dim % factors:
+        raise graph.key(layer).error(
+            f"expected fields × factors, a multiple of {factors} (numfactors), given {layer.output_dim}"
+        )
+    graph.vector_widths[layer.name] = factors
+
+
+# ---- layers of one input
+
+
+def _scalar_cross(layer: LayerConfiguration, graph: _Graph) -> None:
+    graph.vectors(layer)
+    graph.require(layer, 1, "the one number that it gives")
+
+
+def _inner_cross(layer: LayerConfiguration, graph: _Graph) -> None:
+    count, _ = graph.vectors(layer)
+    graph.require(layer, count * (count - 1) // 2, f"one number for each pair of {count} vectors")
+
+
+def _interaction_cross(layer: LayerConfiguration, graph: _Graph) -> None:
+    _, width = graph.vectors(layer)
+    graph.require(layer, width, "a vector as wide as those of its input")
+
+
+def _interaction_cross_tiled(layer: LayerConfiguration, graph: _Graph) -> None:
+    count, width = graph.vectors(layer)
+    pairs = count * (count - 1) // 2
+    graph.require(layer, pairs * width, f"{width} numbers for each of the {pairs} pairs of {count} vectors")
+    graph.vector_widths[layer.name] = width
+
+
+def _outer_cross(layer: LayerConfiguration, graph: _Graph) -> None:
+    count, width = graph.vectors(layer)
+    pairs = count * (count - 1) // 2
+    because = f"{width} × {width} numbers for each of the {pairs} pairs of {count} vectors"
+    graph.require(layer, pairs * width * width, because)
+
+
+def _shared(layer: LayerConfiguration, graph: _Graph) -> None:
+    """The same small layer for each vector: so many vectors come out as go in."""
+    (source,), width = graph.inputs(layer), layer.weight_dim or 1
+    count, rest = divmod(layer.output_dim, width)
+    if rest:
+        raise graph.key(layer).error(f"expected a multiple of {width} (weightdim), given {layer.output_dim}")
+    known = graph.vector_widths.get(source.name)
+    if known is not None:
+        vectors = source.output_dim // known
+        because = f"{width} (weightdim) for each of the {vectors} vectors of {source.name!r}"
+        graph.require(layer, vectors * width, because)
+    elif source.output_dim % count:
+        raise graph.key(layer).error(
+            f"expected as many times {width} (weightdim) as its input has vectors, given {layer.output_dim}, "
+            f"{count} times, which do not divide the {source.output_dim} of {source.name!r}"
+        )
+    graph.vector_widths[layer.name] = width
+
+
+# ---- layers of several inputs
+
+
+def _concatenated(layer: LayerConfiguration, graph: _Graph) -> None:
+    _inherit_width(layer, graph)
+    dims = [source.output_dim for source in graph.inputs(layer)]
+    graph.require(layer, sum(dims), f"the sum of its inputs ({' + '.join(map(str, dims))})")
+
+
+def _inherit_width(layer: LayerConfiguration, graph: _Graph) -> None:
+    """Vectors of one width, added up or side by side, are vectors of that width."""
+    widths = {graph.vector_widths.get(name) for name in layer.inputs}
+    width = widths.pop()
+    if width is not None and not widths:
+        graph.vector_widths[layer.name] = width
+
+
+def _pooled(layer: LayerConfiguration, graph: _Graph) -> None:
+    _inherit_width(layer, graph)
+    _crossed(layer, graph)
+
+
+def _crossed(layer: LayerConfiguration, graph: _Graph) -> None:
+    for source in graph.inputs(layer):
+        graph.require(layer, source.output_dim, f"the dimension of its input {source.name!r}")
+
+
+def _dot(layer: LayerConfiguration, graph: _Graph) -> None:
+    first, *others = graph.inputs(layer)
+    for number, source in enumerate(others, 1):
+        if source.output_dim != first.output_dim:
+            raise (
+                graph.file.layer(layer.name)
+                .key("inputlayers")
+                .item(number)
+                .error(
+                    f"expected the dimension of {first.name!r}, {first.output_dim}, "
+                    f"given {source.name!r} with {source.output_dim}"
+                )
+            )
+    graph.require(layer, 1, "the one number that it gives")
+
+
+def _weighted_sum(layer: LayerConfiguration, graph: _Graph) -> None:
+    weights, vectors = graph.inputs(layer)
+    if weights.output_dim * layer.output_dim != vectors.output_dim:
+        raise graph.key(layer).error(
+            f"expected the width of {weights.output_dim} vectors, one for each weight of {weights.name!r}, "
+            f"in the {vectors.output_dim} of {vectors.name!r}, given {layer.output_dim}"
+        )
+
+
+# ---- the loss
+
+
+def _loss(layer: LayerConfiguration, graph: _Graph) -> None:
+    (source,), loss = graph.inputs(layer), layer.loss
+    assert loss is not None
+    if loss.type == "SoftmaxLoss":
+        if source.output_dim < 2:
+            raise graph.key(layer, "inputlayer").error(
+                f"expected a layer with an output for each class, 2 or more, for {loss.type}, "
+                f"given {source.name!r} with {source.output_dim}"
+            )
+    elif loss.type not in _OF_ANY_WIDTH and source.output_dim != 1:
+        raise graph.key(layer, "inputlayer").error(
+            f"expected a layer with 1 output for {loss.type}, given {source.name!r} with {source.output_dim}"
+        )
+
+
+_OF_ANY_WIDTH: Final = frozenset({"KmeansLoss"})
+
+_CHECKS: Final[Mapping[str, Callable[[LayerConfiguration, _Graph], None]]] = {
+    "Embedding": _embedding,
+    "ParamSharedFC": _shared,
+    "BiInnerSumCross": _scalar_cross,
+    "BiInnerCross": _inner_cross,
+    "BiInteractionCross": _interaction_cross,
+    "BiInteractionCrossTiled": _interaction_cross_tiled,
+    "BiOuterCross": _outer_cross,
+    "ConcatLayer": _concatenated,
+    "SumPooling": _pooled,
+    "MulPooling": _pooled,
+    "DotPooling": _dot,
+    "CrossLayer": _crossed,
+    "WeightedSumLayer": _weighted_sum,
+    "SimpleLossLayer": _loss,
+    "LossLayer": _loss,
+}
+
 
 # Older files of Angel misspell this one.
 _DEFAULTS: Final[Mapping[str, tuple[FunctionKinds, str, tuple[str, ...]]]] = {
@@ -44,6 +433,8 @@ def read_configuration(source: str | PathLike[str] | Mapping[str, Any]) -> Confi
     ... ]})
     >>> [layer.name for layer in configuration.layers], configuration.train.epoch
     (['wide', 'loss'], 30)
+
+    A configuration file, read and checked whole.
     """
     document, file = read_source(source)
     keys = Keys(document, file)

@@ -1,23 +1,222 @@
-"""The sections ``data``, ``model`` and ``train`` of a configuration file."""
+"""The optimizers and learning rates that settings stand for."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
-from streamiter.networks.configuration.keys import Keys
-from streamiter.networks.configuration.optimizers import DECAY_ALIASES, DECAYS
 from streamiter.networks.configuration.settings import (
+    LAYER_KINDS,
     DataFormat,
     DataSettings,
+    FunctionSettings,
     InitialWay,
+    Keys,
     LabelTransformation,
+    LayerConfiguration,
+    LayerKind,
     ModelSettings,
     TrainSettings,
+    Where,
+    find_kind,
+    nearest,
 )
-from streamiter.networks.configuration.where import Where
+from streamiter.optimizers import (
+    FTRL,
+    SGD,
+    AdaDelta,
+    Adam,
+    Constant,
+    Correction,
+    InverseSquareRoot,
+    LearningRate,
+    Momentum,
+    Optimizer,
+    RMSProp,
+    WarmRestarts,
+)
 
-__all__ = ["read_data", "read_model", "read_train"]
+__all__ = [
+    "DECAYS",
+    "LOSSES",
+    "OPTIMIZERS",
+    "TRANSFER_FUNCTIONS",
+    "Defaults",
+    "FunctionKinds",
+    "LayerReader",
+    "read_data",
+    "read_function",
+    "read_model",
+    "read_train",
+]
+
+
+_LEARNING_RATES: Final[Mapping[str, Callable[[TrainSettings], LearningRate]]] = {
+    "ConstantLearningRate": lambda train: Constant(train.lr),
+    "StandardDecay": lambda train: InverseSquareRoot(train.lr, train.decay_alpha),
+    "CorrectionDecay": lambda train: Correction(train.lr, train.decay_alpha, train.decay_beta),
+    "WarmRestarts": lambda train: WarmRestarts(train.lr, train.decay_alpha),
+}
+
+DECAYS: Final = tuple(_LEARNING_RATES)
+"""What ``decayclass`` may be, as Angel spells it."""
+
+DECAY_ALIASES: Final = {"Constant": "ConstantLearningRate"}
+"""Other spellings."""
+
+# Angel's "AdaGrad" forgets old gradients, as RMSProp does.
+_OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
+    "SGD": SGD,
+    "Momentum": Momentum,
+    "AdaGrad": RMSProp,
+    "AdaDelta": AdaDelta,
+    "Adam": Adam,
+    "FTRL": FTRL,
+    # A step towards the mean of the rows that are nearest to a centre: the gradient of the k-means loss says so.
+    "KmeansOptimizer": SGD,
+}
+_WITH_A_RATE_OF_ITS_OWN: Final = frozenset({"FTRL"})
+_NAMES: Final = {"reg1": "l1", "reg2": "l2"}
+
+
+def learning_rate(train: TrainSettings) -> LearningRate:
+    """``lr`` and how it decays, by the number of the update."""
+    return _LEARNING_RATES[train.decay_class](train)
+
+
+def optimizer(settings: FunctionSettings, train: TrainSettings) -> Optimizer:
+    """The rule itself. FTRL has a rate of its own, ``alpha``; all others go by ``lr``."""
+    numbers = {_NAMES.get(name, name): number for name, number in settings.parameters.items()}
+    rule = _OPTIMIZERS[settings.type]
+    return (
+        rule(**numbers) if settings.type in _WITH_A_RATE_OF_ITS_OWN else rule(learning_rate(train), **numbers)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A parameter of a function: its default, and which numbers it may be."""
+
+    default: float
+    expected: str
+    is_allowed: Callable[[float], bool]
+
+
+def _fraction(default: float) -> _Number:
+    return _Number(default, "a number from 0 to below 1", lambda number: 0.0 <= number < 1.0)
+
+
+def _positive(default: float) -> _Number:
+    return _Number(default, "a number above 0", lambda number: 0.0 < number < math.inf)
+
+
+def _not_negative(default: float) -> _Number:
+    return _Number(default, "a number of 0 or more", lambda number: 0.0 <= number < math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionKinds:
+    """All functions for one purpose, as Angel spells them, with their parameters.
+
+    Optimizers, transfer functions and losses as a file names them: a name, or an object with ``type`` and parameters.
+    """
+
+    purpose: str
+    """With its article, for messages."""
+    kinds: Mapping[str, Mapping[str, _Number]]
+    unsaid_when_0: frozenset[str] = frozenset()
+    """Parameters of all kinds that the canonical form has only where they are not 0."""
+    overruled: frozenset[str] = frozenset()
+    """Keys of Angel's that say what the engine knows better."""
+
+    def find(self, name: str) -> str | None:
+        """How a type is spelled that is given in any case."""
+        return next((known for known in self.kinds if known.lower() == name.lower()), None)
+
+
+# Defaults are Angel's (docs/basic/optimizer_on_angel_en.md).
+_REGULARIZATION: Final = {"reg1": _not_negative(0.0), "reg2": _not_negative(0.0)}
+
+OPTIMIZERS: Final = FunctionKinds(
+    "an optimizer",
+    {
+        "SGD": _REGULARIZATION,
+        "Momentum": {"momentum": _fraction(0.9), **_REGULARIZATION},
+        "AdaGrad": {"beta": _fraction(0.9), **_REGULARIZATION},
+        "AdaDelta": {"alpha": _fraction(0.9), "beta": _fraction(0.9), **_REGULARIZATION},
+        "Adam": {"beta": _fraction(0.9), "gamma": _fraction(0.99), **_REGULARIZATION},
+        "FTRL": {"alpha": _positive(0.1), "beta": _not_negative(1.0), **_REGULARIZATION},
+        "KmeansOptimizer": {},
+    },
+    unsaid_when_0=frozenset(_REGULARIZATION),
+)
+
+TRANSFER_FUNCTIONS: Final = FunctionKinds(
+    "a transfer function",
+    {
+        "Identity": {},
+        "Sigmoid": {},
+        "Relu": {},
+        "Tanh": {},
+        "Softmax": {},
+        "Dropout": {"proba": _fraction(0.5)},
+        "SigmoidWithDropout": {"proba": _fraction(0.5)},
+        "TanhWithDropout": {"proba": _fraction(0.5)},
+    },
+    # Whether this is training or prediction; the network knows.
+    overruled=frozenset({"actiontype"}),
+)
+
+LOSSES: Final = FunctionKinds(
+    "a loss function",
+    {
+        "L2Loss": {},
+        "LogLoss": {},
+        "HingeLoss": {},
+        "CrossEntropyLoss": {},
+        "SoftmaxLoss": {},
+        "HuberLoss": {"delta": _positive(1.0)},
+        "KmeansLoss": {},
+    },
+)
+
+
+def read_function(given: Any, kinds: FunctionKinds, where: Where) -> tuple[FunctionSettings, list[str]]:
+    """The function, with the defaults of its parameters filled in, and warnings about keys it does not have."""
+    if isinstance(given, str):
+        return FunctionSettings(spelled := _known(given, kinds, where), _defaults(kinds.kinds[spelled])), []
+    if not isinstance(given, Mapping):
+        raise where.wrong_kind(f"{kinds.purpose}: its name, or an object with 'type'", given)
+    keys = Keys(given, where)
+    if "type" not in keys:
+        raise where.error(
+            f"expected the key 'type', which names {kinds.purpose}, given {keys.listed()}; add it"
+        )
+    given_type = keys.raw("type")
+    if not isinstance(given_type, str):
+        raise keys.place("type").wrong_kind(f"the name of {kinds.purpose}", given_type)
+    spelled = _known(given_type, kinds, keys.place("type"))
+    for key in kinds.overruled:
+        keys.raw(key)
+    numbers = {
+        name: keys.number(name, number.default, number.expected, number.is_allowed)
+        for name, number in kinds.kinds[spelled].items()
+    }
+    return FunctionSettings(spelled, numbers), keys.unknown()
+
+
+def _known(name: str, kinds: FunctionKinds, where: Where) -> str:
+    spelled = kinds.find(name)
+    if spelled is None:
+        raise where.error(f"expected {kinds.purpose}, given {name!r}{nearest(name, kinds.kinds)}")
+    return spelled
+
+
+def _defaults(parameters: Mapping[str, _Number]) -> dict[str, float]:
+    return {name: number.default for name, number in parameters.items()}
+
 
 _MODEL_TYPES: Final = [
     f"T_{number}_{storage}"
@@ -27,7 +226,10 @@ _MODEL_TYPES: Final = [
 
 
 def read_data(given: Any, where: Where) -> tuple[DataSettings, list[str]]:
-    """``data``, and a warning for each unknown key."""
+    """``data``, and a warning for each unknown key.
+
+    The sections ``data``, ``model`` and ``train`` of a configuration file.
+    """
     keys, default = Keys(given, where), DataSettings()
     settings = DataSettings(
         format=keys.choice("format", default.format, get_args(DataFormat)),  # type: ignore[arg-type]
@@ -92,3 +294,238 @@ def read_train(given: Any, where: Where) -> tuple[TrainSettings, list[str]]:
         ),
     )
     return settings, keys.unknown()
+
+
+_NO_DIM: Final = -1
+"""The output dimension of a loss layer, as Angel saves it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What layers have that do not say it themselves: Momentum, as in Angel, the identity, the logistic loss.
+
+    The layers as a file has them, an array or an object, each read by the keys of its type.
+    """
+
+    optimizer: FunctionSettings
+    transfer_function: FunctionSettings
+    loss: FunctionSettings
+
+
+@dataclass(slots=True)
+class LayerReader:
+    """Reads layers one by one; ``warnings`` grows."""
+
+    file: Where
+    defaults: Defaults
+    train: TrainSettings
+    warnings: list[str] = field(default_factory=list)
+
+    def read(self, given: Any) -> list[LayerConfiguration]:
+        """All layers, in the order of the file; of a folded one those that it stands for, one after the other."""
+        found: list[LayerConfiguration] = []
+        names: dict[str, str] = {}
+        for layers in self._declared(given):
+            for layer in layers:
+                if layer.name in names:
+                    raise self._named_twice(layer, names[layer.name])
+                names[layer.name] = layer.declared
+            found += layers
+        return found
+
+    def _declared(self, given: Any) -> Iterator[list[LayerConfiguration]]:
+        if isinstance(given, Mapping):
+            for name, layer in given.items():
+                if not isinstance(name, str) or not name:
+                    raise self.file.key("layers").error(
+                        f"expected the names of layers as keys, given {name!r}"
+                    )
+                where = self.file.layer(name)
+                keys = Keys(layer, where)
+                if keys.raw("name", name) != name:
+                    raise keys.place("name").error(
+                        f"expected the key of the layer, {name!r}, given {keys.raw('name')!r}; leave it out"
+                    )
+                yield self._layer(name, keys, where)
+        elif isinstance(given, (list, tuple)):
+            for number, layer in enumerate(given, 1):
+                where = self.file.nameless_layer(number)
+                keys = Keys(layer, where)
+                self._require(keys, "name", where)
+                name = keys.text("name", "")
+                assert name is not None
+                where = self.file.layer(name)
+                yield self._layer(name, Keys(layer, where), where)
+        else:
+            raise self.file.key("layers").wrong_kind("an array or an object of layers", given)
+
+    def _layer(self, name: str, keys: Keys, where: Where) -> list[LayerConfiguration]:
+        keys.raw("name")
+        self._require(keys, "type", where)
+        given_type = keys.raw("type")
+        if not isinstance(given_type, str):
+            raise keys.place("type").wrong_kind("the type of a layer", given_type)
+        spelled = find_kind(given_type)
+        if spelled is None:
+            raise keys.place("type").error(
+                f"expected a type of layer, given {given_type!r}{nearest(given_type, LAYER_KINDS)}"
+            )
+        kind = LAYER_KINDS[spelled]
+        layer = LayerConfiguration(name, spelled, _NO_DIM, self._inputs(keys, kind), declared=name)
+        if kind.is_trainable:
+            layer = self._trainable(layer, keys)
+        layers = self._unfolded(layer, keys) if kind.folded else [self._plain(layer, keys, kind)]
+        self.warnings += keys.unknown()
+        return layers
+
+    # ---- the keys of a layer
+
+    def _inputs(self, keys: Keys, kind: LayerKind) -> tuple[str, ...]:
+        if kind.inputs == "none":
+            return ()
+        if kind.inputs == "one":
+            self._require(keys, "inputlayer", keys.where)
+            return (self._name_of_layer(keys.raw("inputlayer"), keys.place("inputlayer")),)
+        self._require(keys, "inputlayers", keys.where)
+        where, given = keys.place("inputlayers"), keys.raw("inputlayers")
+        names = [self._name_of_layer(name, place) for name, place in _items(given, where, "names of layers")]
+        least, most = kind.least_inputs, kind.most_inputs
+        if len(names) < least or (most is not None and len(names) > most):
+            bounds = f"{least}" if least == most else f"at least {least}"
+            layers = "layer" if least == 1 else "layers"
+            raise where.error(f"expected {bounds} {layers}, given {len(names)}: {', '.join(names) or 'none'}")
+        return tuple(names)
+
+    @staticmethod
+    def _name_of_layer(given: Any, where: Where) -> str:
+        if not isinstance(given, str) or not given:
+            raise where.wrong_kind("the name of a layer", given)
+        return given
+
+    def _trainable(self, layer: LayerConfiguration, keys: Keys) -> LayerConfiguration:
+        settings = self._function(keys, "optimizer", OPTIMIZERS, self.defaults.optimizer)
+        return replace(layer, optimizer_settings=settings, optimizer=optimizer(settings, self.train))
+
+    def _plain(self, layer: LayerConfiguration, keys: Keys, kind: LayerKind) -> LayerConfiguration:
+        if kind.is_loss:
+            dim = keys.whole("outputdim", _NO_DIM, 1, off=_NO_DIM)
+            return replace(
+                layer, output_dim=dim, loss=self._function(keys, "lossfunc", LOSSES, self.defaults.loss)
+            )
+        if kind.default_dim is None or "outputdim" in keys:
+            layer = replace(layer, output_dim=self._required_whole(keys, "outputdim"))
+        else:
+            layer = replace(layer, output_dim=kind.default_dim)
+        if kind.has_factors:
+            layer = replace(layer, num_factors=self._required_whole(keys, "numfactors"))
+        return self._with_transfer_function(layer, keys) if kind.has_transfer_function else layer
+
+    def _with_transfer_function(self, layer: LayerConfiguration, keys: Keys) -> LayerConfiguration:
+        function = self._function(keys, "transfunc", TRANSFER_FUNCTIONS, self.defaults.transfer_function)
+        return replace(layer, transfer_function=function)
+
+    def _unfolded(self, layer: LayerConfiguration, keys: Keys) -> list[LayerConfiguration]:
+        """``name_0``, ``name_1``, …, the last called name: each takes what the one before gives."""
+        has_weight_dims = LAYER_KINDS[layer.type].has_weight_dims
+        if "outputdims" not in keys:
+            self._refuse_beside(keys, "outputdim", ("transfuncs", "weightdims"))
+            layer = replace(layer, output_dim=self._required_whole(keys, "outputdim", "outputdims"))
+            if has_weight_dims:
+                layer = replace(layer, weight_dim=self._required_whole(keys, "weightdim"))
+            return [self._with_transfer_function(layer, keys)]
+        self._refuse_beside(keys, "outputdims", ("outputdim", "transfunc", "weightdim"))
+        dims = self._whole_numbers(keys, "outputdims")
+        functions = self._transfer_functions(keys, len(dims))
+        weight_dims: Sequence[int | None] = [None] * len(dims)
+        if has_weight_dims:
+            self._require(keys, "weightdims", keys.where)
+            weight_dims = self._whole_numbers(keys, "weightdims")
+            _check_length(keys.place("weightdims"), "one for each of outputdims", len(dims), len(weight_dims))
+        names = [f"{layer.name}_{number}" for number in range(len(dims) - 1)] + [layer.name]
+        return [
+            replace(
+                layer,
+                name=name,
+                inputs=layer.inputs if number == 0 else (names[number - 1],),
+                output_dim=dims[number],
+                transfer_function=functions[number],
+                weight_dim=weight_dims[number],
+                part=number,
+            )
+            for number, name in enumerate(names)
+        ]
+
+    def _transfer_functions(self, keys: Keys, count: int) -> list[FunctionSettings]:
+        if "transfuncs" not in keys:
+            return [self.defaults.transfer_function] * count
+        where, functions = keys.place("transfuncs"), []
+        for given, place in _items(keys.raw("transfuncs"), where, "transfer functions"):
+            function, warnings = read_function(given, TRANSFER_FUNCTIONS, place)
+            self.warnings += warnings
+            functions.append(function)
+        _check_length(where, "one for each of outputdims", count, len(functions))
+        return functions
+
+    # ---- values
+
+    def _function(
+        self, keys: Keys, key: str, kinds: FunctionKinds, default: FunctionSettings
+    ) -> FunctionSettings:
+        if key not in keys:
+            return default
+        function, warnings = read_function(keys.raw(key), kinds, keys.place(key))
+        self.warnings += warnings
+        return function
+
+    def _required_whole(self, keys: Keys, key: str, also: str | None = None) -> int:
+        self._require(keys, key, keys.where, also)
+        return keys.whole_at(keys.place(key), keys.raw(key), 1)
+
+    @staticmethod
+    def _whole_numbers(keys: Keys, key: str) -> list[int]:
+        items = _items(keys.raw(key), keys.place(key), "whole numbers")
+        numbers = [keys.whole_at(place, value, 1) for value, place in items]
+        if not numbers:
+            raise keys.place(key).error("expected at least one number, given none")
+        return numbers
+
+    @staticmethod
+    def _require(keys: Keys, key: str, where: Where, also: str | None = None) -> None:
+        if key not in keys:
+            wanted = f"the key {key!r}" if also is None else f"the key {key!r} or {also!r}"
+            raise where.error(f"expected {wanted}, given {keys.listed()}; add it")
+
+    @staticmethod
+    def _refuse_beside(keys: Keys, key: str, others: Sequence[str]) -> None:
+        for other in others:
+            if other in keys:
+                fits = f"{other}s" if key == "outputdims" else other.removesuffix("s")
+                raise keys.place(other).error(
+                    f"expected {fits!r} beside {key!r}, given {other!r}"
+                    if fits != key
+                    else f"expected one of {key!r} and {other!r}, given both"
+                )
+
+    def _named_twice(self, layer: LayerConfiguration, first: str) -> Exception:
+        second = layer.declared
+        if first == second == layer.name:
+            given = "two of it"
+        else:
+            folded = second if second != layer.name else first
+            given = f"two of it, one of them a part of {folded!r}, which stands for several layers"
+        return (
+            self.file.layer(layer.name)
+            .key("name")
+            .error(f"expected a name that no other layer has, given {given}; rename one")
+        )
+
+
+def _items(given: Any, where: Where, what: str) -> Iterator[tuple[Any, Where]]:
+    if not isinstance(given, (list, tuple)):
+        raise where.wrong_kind(f"an array of {what}", given)
+    return ((item, where.item(index)) for index, item in enumerate(given))
+
+
+def _check_length(where: Where, what: str, expected: int, given: int) -> None:
+    if expected != given:
+        raise where.error(f"expected {expected}, {what}, given {given}; make both of one length")

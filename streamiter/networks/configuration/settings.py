@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
 
+from streamiter.errors import ConfigurationError
 from streamiter.optimizers import Optimizer
 
 __all__ = [
+    "ALIASES",
+    "LAYER_KINDS",
     "Configuration",
     "DataFormat",
     "DataSettings",
     "FunctionSettings",
     "InitialWay",
+    "Keys",
     "LabelTransformation",
     "LayerConfiguration",
+    "LayerKind",
     "ModelSettings",
     "TrainSettings",
+    "Where",
+    "find_kind",
+    "nearest",
 ]
+
 
 DataFormat = Literal["libsvm", "dummy", "dense"]
 LabelTransformation = Literal["NoTrans", "PosNegTrans", "ZeroOneTrans", "AddOneTrans", "SubOneTrans"]
@@ -153,3 +164,279 @@ class Configuration:
     def loss_layer(self) -> LayerConfiguration:
         """The one that all others lead to."""
         return self.layers[-1]
+
+
+_JSON_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (bool, "true or false"),
+    (int, "a whole number"),
+    (float, "a number"),
+    (str, "a text"),
+    (dict, "an object"),
+    ((list, tuple), "an array"),
+    (type(None), "null"),
+)
+_LONGEST_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A file, and a part of it: a section, a layer, an object within a key.
+
+    >>> str(Where("deepfm.json").layer("fclayer").key("outputdims"))
+    "deepfm.json: layer 'fclayer', key 'outputdims'"
+
+    The place in a configuration file that an error or a warning is about.
+    """
+
+    file: str
+    part: str = ""
+    path: str = ""
+    """The key, below which others may lie: ``optimizer.momentum``."""
+
+    def section(self, name: str) -> Where:
+        """One of the objects at the top of the file."""
+        return Where(self.file, repr(name))
+
+    def layer(self, name: str) -> Where:
+        """A layer by its name."""
+        return Where(self.file, f"layer {name!r}")
+
+    def nameless_layer(self, number: int) -> Where:
+        """A layer of which only the position in the array is known, counted from 1."""
+        return Where(self.file, f"layer number {number}")
+
+    def key(self, name: str) -> Where:
+        """A key here, or within the object at the key that this is."""
+        return replace(self, path=f"{self.path}.{name}" if self.path else name)
+
+    def item(self, index: int) -> Where:
+        """An item of the array at this key, counted from 0 as in JSON paths."""
+        return replace(self, path=f"{self.path}[{index}]")
+
+    def error(self, text: str) -> ConfigurationError:
+        """What is wrong here, to be raised."""
+        return ConfigurationError(f"{self}: {text}")
+
+    def wrong_kind(self, expected: str, given: Any) -> ConfigurationError:
+        """The error for a value of another JSON type than the key has."""
+        return self.error(f"expected {expected}, given {json_kind(given)}")
+
+    def __str__(self) -> str:
+        place = ", ".join(filter(None, (self.part, f"key {self.path!r}" if self.path else "")))
+        return f"{self.file}: {place}" if place else self.file
+
+
+def json_kind(given: Any) -> str:
+    """What it is in the words of JSON, with the value where that is short.
+
+    >>> json_kind("8"), json_kind([1, 2]), json_kind(None), json_kind({"type": "relu"})
+    ("the text '8'", 'the array [1, 2]', 'null', "the object {'type': 'relu'}")
+    """
+    kind = next((text for types, text in _JSON_KINDS if isinstance(given, types)), type(given).__name__)
+    if given is None:
+        return kind
+    shown = str(given).lower() if isinstance(given, bool) else repr(given)
+    if len(shown) > _LONGEST_SHOWN:
+        return kind
+    return shown if isinstance(given, (bool, int, float)) else f"the {kind.split()[-1]} {shown}"
+
+
+def did_you_mean(given: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
+    """``; did you mean 'embedding'?``; nothing where no name is as like as that (from 0 to 1, the same).
+
+    >>> did_you_mean("embeding", ["wide", "embedding"]), did_you_mean("x", ["wide", "deep"])
+    ("; did you mean 'embedding'?", '')
+    """
+    lower = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=likeness)
+    return f"; did you mean {lower[found[0]]!r}?" if found else ""
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """The same, or all that there is where nothing is near.
+
+    >>> nearest("x", ["wide", "deep"])
+    "; there are 'wide', 'deep'"
+    """
+    names = list(known)
+    there_are = f"; there are {', '.join(map(repr, names))}" if names else ""
+    return did_you_mean(given, names) or there_are
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """The keys of a type beside ``name`` and ``type``.
+
+    The types of layers that a file may name, and the keys that each has.
+    """
+
+    inputs: Literal["none", "one", "many"] = "one"
+    """none: reads the mini-batch; one: ``inputlayer``; many: ``inputlayers``."""
+    least_inputs: int = 1
+    most_inputs: int | None = None
+    folded: bool = False
+    """Has ``outputdims`` and ``transfuncs``, and stands for as many layers."""
+    has_transfer_function: bool = False
+    is_trainable: bool = False
+    has_factors: bool = False
+    has_weight_dims: bool = False
+    default_dim: int | None = None
+    """Its output dimension where the file gives none; None: it must."""
+    is_loss: bool = False
+
+
+_JOIN: Final = LayerKind(inputs="many", least_inputs=2)
+_LOSS: Final = LayerKind(is_loss=True)
+
+LAYER_KINDS: Final[Mapping[str, LayerKind]] = {
+    "SimpleInputLayer": LayerKind(inputs="none", has_transfer_function=True, is_trainable=True),
+    "Embedding": LayerKind(inputs="none", has_factors=True, is_trainable=True),
+    "KmeansInputLayer": LayerKind(inputs="none", has_transfer_function=True, is_trainable=True),
+    "FCLayer": LayerKind(folded=True, has_transfer_function=True, is_trainable=True),
+    "ParamSharedFC": LayerKind(
+        folded=True, has_transfer_function=True, is_trainable=True, has_weight_dims=True
+    ),
+    "BiInnerSumCross": LayerKind(default_dim=1),
+    "BiInnerCross": LayerKind(),
+    "BiInteractionCross": LayerKind(),
+    "BiInteractionCrossTiled": LayerKind(),
+    "BiOuterCross": LayerKind(),
+    "ConcatLayer": LayerKind(inputs="many"),
+    "SumPooling": _JOIN,
+    "MulPooling": _JOIN,
+    "DotPooling": _JOIN,
+    "CrossLayer": LayerKind(inputs="many", least_inputs=2, most_inputs=2, is_trainable=True),
+    "WeightedSumLayer": LayerKind(inputs="many", least_inputs=2, most_inputs=2),
+    "SimpleLossLayer": _LOSS,
+    "LossLayer": _LOSS,
+}
+"""By type, as Angel spells it."""
+
+ALIASES: Final = {"biouttercross": "BiOuterCross"}
+"""Other spellings, in lower case."""
+
+
+def find_kind(name: str) -> str | None:
+    """How a type is spelled that is given in any case, or in another spelling."""
+    lower = name.lower()
+    return ALIASES.get(lower) or next((known for known in LAYER_KINDS if known.lower() == lower), None)
+
+
+_MISSING: Final = object()
+
+# Keys begin alike (decayalpha, decaybeta): what is no more like one than that is no typing error.
+_LIKE_A_TYPING_ERROR: Final = 0.75
+
+
+class Keys:
+    """What an object holds; what nobody asked for is unknown, and told as a warning.
+
+    Keys are lower case, but for a few of older files (``blockSize``, ``loadPath``): case does not count. Two spellings
+    of one key are an error, for which of them counts would be a guess.
+
+    The keys of one object of a configuration file, each taken with its type and its bounds.
+    """
+
+    def __init__(self, given: Any, where: Where) -> None:
+        if not isinstance(given, Mapping):
+            raise where.wrong_kind("an object", given)
+        self.where = where
+        self._values: dict[str, tuple[str, Any]] = {}
+        self._asked: dict[str, None] = {}
+        for spelled, value in given.items():
+            if not isinstance(spelled, str):
+                raise where.error(f"expected keys that are texts, given {spelled!r}")
+            known = self._values.setdefault(spelled.lower(), (spelled, value))
+            if known[0] != spelled:
+                raise where.key(spelled).error(
+                    f"expected each key once, given {known[0]!r} and {spelled!r}; keep one"
+                )
+
+    def __contains__(self, key: str) -> bool:
+        return self._value(key) is not _MISSING
+
+    def raw(self, key: str, default: Any = None) -> Any:
+        """Whatever stands there."""
+        value = self._value(key)
+        return default if value is _MISSING else value
+
+    def place(self, key: str) -> Where:
+        """Where it stands, as the file spells it."""
+        spelled, _ = self._values.get(key.lower(), (key, None))
+        return self.where.key(spelled)
+
+    def text(self, key: str, default: str | None) -> str | None:
+        """A text that is not empty."""
+        if key not in self:
+            return default
+        value = self.raw(key)
+        if not isinstance(value, str) or not value:
+            raise self.place(key).wrong_kind("a text that is not empty", value)
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.raw(key, default)
+        if not isinstance(value, bool):
+            raise self.place(key).wrong_kind("true or false", value)
+        return value
+
+    def whole(self, key: str, default: int, least: int, *, off: int | None = None) -> int:
+        """A whole number of at least ``least``, or the one that means that there is none."""
+        if key not in self:
+            return default
+        return self.whole_at(self.place(key), self.raw(key), least, off=off)
+
+    @staticmethod
+    def whole_at(where: Where, value: Any, least: int, *, off: int | None = None) -> int:
+        """The same for a value that stands elsewhere, in an array."""
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if is_whole and (value >= least or value == off):
+            return int(value)
+        expected = f"a whole number of at least {least}"
+        raise where.wrong_kind(expected if off is None else f"{expected}, or {off}", value)
+
+    def number(self, key: str, default: float, expected: str, is_allowed: Callable[[float], bool]) -> float:
+        """A finite number that is allowed; ``expected`` says which are."""
+        value = self.raw(key, default)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        number = _as_float(value) if is_number else math.nan
+        if math.isfinite(number) and is_allowed(number):
+            return number
+        raise self.place(key).wrong_kind(expected, value)
+
+    def choice(self, key: str, default: str, choices: Iterable[str]) -> str:
+        """One of some names, whatever its case, as it is spelled among the choices."""
+        value, names = self.raw(key, default), list(choices)
+        if not isinstance(value, str):
+            raise self.place(key).wrong_kind(f"one of {', '.join(map(repr, names))}", value)
+        for name in names:
+            if name.lower() == value.lower():
+                return name
+        expected = f"expected one of {', '.join(map(repr, names))}, given {value!r}"
+        raise self.place(key).error(expected + did_you_mean(value, names))
+
+    def listed(self) -> str:
+        """All keys, as the file spells them, for messages."""
+        return ", ".join(repr(spelled) for spelled, _ in self._values.values()) or "no keys"
+
+    def unknown(self) -> list[str]:
+        """A warning for each key that was not asked for."""
+        return [
+            self._unknown(spelled) for key, (spelled, _) in self._values.items() if key not in self._asked
+        ]
+
+    def _unknown(self, spelled: str) -> str:
+        meant = did_you_mean(spelled, self._asked, likeness=_LIKE_A_TYPING_ERROR)
+        return f"{self.where.key(spelled)}: unknown, and left out{meant}"
+
+    def _value(self, key: str) -> Any:
+        self._asked[key.lower()] = None
+        return self._values.get(key.lower(), (key, _MISSING))[1]
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer may be too large for a float
+        return math.inf

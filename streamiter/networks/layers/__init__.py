@@ -18,24 +18,25 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from streamiter.networks.layers.bi_inner_cross import BiInnerCross
-from streamiter.networks.layers.bi_inner_sum_cross import BiInnerSumCross
-from streamiter.networks.layers.bi_interaction_cross import BiInteractionCross
-from streamiter.networks.layers.bi_interaction_cross_tiled import BiInteractionCrossTiled
-from streamiter.networks.layers.bi_outer_cross import BiOuterCross
-from streamiter.networks.layers.concat_layer import ConcatLayer
-from streamiter.networks.layers.cross_layer import CrossLayer
-from streamiter.networks.layers.dot_pooling import DotPooling
-from streamiter.networks.layers.embedding import Embedding
-from streamiter.networks.layers.fc_layer import FCLayer
-from streamiter.networks.layers.k_means_input_layer import KMeansInputLayer
-from streamiter.networks.layers.layer import Layer, StatusError
-from streamiter.networks.layers.loss_layer import LossLayer, SimpleLossLayer
-from streamiter.networks.layers.mul_pooling import MulPooling
-from streamiter.networks.layers.param_shared_fc import ParamSharedFC
-from streamiter.networks.layers.simple_input_layer import SimpleInputLayer
-from streamiter.networks.layers.sum_pooling import SumPooling
-from streamiter.networks.layers.weighted_sum_layer import WeightedSumLayer
+from streamiter.networks.layers.crossing import (
+    BiInnerCross,
+    BiInnerSumCross,
+    BiInteractionCross,
+    BiInteractionCrossTiled,
+    BiOuterCross,
+)
+from streamiter.networks.layers.hidden import (
+    ConcatLayer,
+    CrossLayer,
+    DotPooling,
+    FCLayer,
+    MulPooling,
+    ParamSharedFC,
+    SumPooling,
+    WeightedSumLayer,
+)
+from streamiter.networks.layers.inputs import Embedding, KMeansInputLayer, SimpleInputLayer
+from streamiter.networks.layers.layer import Layer, LossLayer, SimpleLossLayer, StatusError
 
 __all__ = ["LAYER_TYPES", "Layer", "LossLayer", "StatusError"]
 

@@ -1,26 +1,57 @@
-"""What layers have in common that cross the vectors of one input."""
+"""Layers that cross vectors."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
-from streamiter.networks.layers.checks import as_configured, only_input, vectors_of
-from streamiter.networks.layers.layer import Layer
+from streamiter.networks.layers.layer import Layer, LayerSettings, as_configured, only_input, vectors_of
 from streamiter.networks.parameters import Array
 
 if TYPE_CHECKING:
-    from streamiter.networks.layers.settings import LayerSettings
-    from streamiter.networks.place_holder import PlaceHolder
+    from streamiter.networks.mini_batches import PlaceHolder
 
-__all__ = ["Crossing", "sum_of_vectors"]
+__all__ = [
+    "BiInnerCross",
+    "BiInnerSumCross",
+    "BiInteractionCross",
+    "BiInteractionCrossTiled",
+    "BiOuterCross",
+]
+
+
+def pairs(count: int) -> int:
+    """How many pairs i < j there are of ``count`` vectors.
+
+    >>> pairs(13)
+    78
+
+    Pairs of vectors, row by row of the triangle.
+    """
+    return count * (count - 1) // 2
+
+
+def pairs_by_first(count: int) -> Iterator[tuple[int, slice, slice]]:
+    """For each i: which j it is paired with, and where these pairs stand among all.
+
+    >>> [(first, others.start, at.start, at.stop) for first, others, at in pairs_by_first(4)]
+    [(0, 1, 0, 3), (1, 2, 3, 5), (2, 3, 5, 6)]
+    """
+    start = 0
+    for first in range(count - 1):
+        stop = start + count - 1 - first
+        yield first, slice(first + 1, count), slice(start, stop)
+        start = stop
 
 
 class Crossing(Layer):
-    """Its input is made of vectors of one width, as an embedding is; a layer implements ``_cross`` and ``_uncross``."""
+    """Its input is made of vectors of one width, as an embedding is; a layer implements ``_cross`` and ``_uncross``.
+
+    What layers have in common that cross the vectors of one input.
+    """
 
     def __init__(self, name: str, output_dim: int, source: Layer) -> None:
         super().__init__(name, output_dim, [source])
@@ -64,3 +95,143 @@ def sum_of_vectors(vectors: Array) -> Array:
     """Σ over the vectors of a row, of (rows, vectors, width); several times quicker than ``sum(axis=1)``."""
     total: Array = np.einsum("nkw->nw", vectors)
     return total
+
+
+class BiInnerCross(Crossing):
+    """u_i·u_j for all i < j, row by row of the triangle: (0, 1), (0, 2), …, (1, 2), … (Qu et al., 2016).
+
+    The inner product of each pair of vectors.
+    """
+
+    type_name: ClassVar[str] = "biinnercross"
+
+    @staticmethod
+    def dim_of(count: int, width: int) -> tuple[int, str]:
+        return pairs(count), f"the pairs of {count} vectors"
+
+    def _cross(self, vectors: Array) -> Array:
+        products = np.empty((len(vectors), self.output_dim), dtype=vectors.dtype)
+        for first, others, at in pairs_by_first(vectors.shape[1]):
+            np.einsum("nw,nkw->nk", vectors[:, first], vectors[:, others], out=products[:, at])
+        return products
+
+    def _uncross(self, vectors: Array, gradient: Array) -> Array:
+        gradients = np.zeros_like(vectors)
+        for first, others, at in pairs_by_first(vectors.shape[1]):
+            by_pair = gradient[:, at]
+            gradients[:, first] += np.einsum("nk,nkw->nw", by_pair, vectors[:, others])
+            gradients[:, others] += by_pair[:, :, None] * vectors[:, first, None, :]
+        return gradients
+
+
+class BiInnerSumCross(Crossing):
+    """½(‖Σu‖² − Σ‖u‖²), u the vectors of the input: the sum of all their inner products (Rendle, 2010).
+
+    The second order of a factorization machine, as one number.
+    """
+
+    type_name: ClassVar[str] = "biinnersumcross"
+
+    @staticmethod
+    def dim_of(count: int, width: int) -> tuple[int, str]:
+        return 1, "the sum of all inner products"
+
+    def _cross(self, vectors: Array) -> Array:
+        self._sum = sum_of_vectors(vectors)
+        products: Array = np.einsum("nw,nw->n", self._sum, self._sum)
+        products -= np.einsum("nkw,nkw->n", vectors, vectors)
+        products *= 0.5
+        return products
+
+    def _uncross(self, vectors: Array, gradient: Array) -> Array:
+        others: Array = np.repeat(self._sum[:, None, :], vectors.shape[1], axis=1)
+        others -= vectors
+        others *= gradient[:, :, None]
+        return others
+
+
+class BiInteractionCross(Crossing):
+    """½((Σu)² − Σu²), number by number, u the vectors of the input (He and Chua, 2017).
+
+    The second order of a neural factorization machine, as a vector.
+    """
+
+    type_name: ClassVar[str] = "biinteractioncross"
+
+    @staticmethod
+    def dim_of(count: int, width: int) -> tuple[int, str]:
+        return width, "the width of one vector"
+
+    def _cross(self, vectors: Array) -> Array:
+        self._sum = sum_of_vectors(vectors)
+        products: Array = self._sum * self._sum
+        products -= np.einsum("nkw,nkw->nw", vectors, vectors)
+        products *= 0.5
+        return products
+
+    def _uncross(self, vectors: Array, gradient: Array) -> Array:
+        others: Array = self._sum[:, None, :] - vectors
+        others *= gradient[:, None, :]
+        return others
+
+
+class BiInteractionCrossTiled(Crossing):
+    """u_i ∘ u_j, number by number, for all i < j, one after the other: what attention weighs (Xiao et al., 2017).
+
+    The product, number by number, of each pair of vectors.
+    """
+
+    type_name: ClassVar[str] = "biinteractioncrosstiled"
+
+    def __init__(self, name: str, output_dim: int, source: Layer) -> None:
+        super().__init__(name, output_dim, source)
+        self.vector_width = self._width
+
+    @staticmethod
+    def dim_of(count: int, width: int) -> tuple[int, str]:
+        return pairs(count) * width, f"{width} for each of the pairs of {count} vectors"
+
+    def _cross(self, vectors: Array) -> Array:
+        count, width = vectors.shape[1:]
+        products = np.empty((len(vectors), pairs(count), width), dtype=vectors.dtype)
+        for first, others, at in pairs_by_first(count):
+            np.multiply(vectors[:, first, None, :], vectors[:, others], out=products[:, at])
+        return products
+
+    def _uncross(self, vectors: Array, gradient: Array) -> Array:
+        count, width = vectors.shape[1:]
+        by_pair = gradient.reshape(len(vectors), pairs(count), width)
+        gradients = np.zeros_like(vectors)
+        for first, others, at in pairs_by_first(count):
+            gradients[:, first] += np.einsum("nkw,nkw->nw", by_pair[:, at], vectors[:, others])
+            gradients[:, others] += by_pair[:, at] * vectors[:, first, None, :]
+        return gradients
+
+
+class BiOuterCross(Crossing):
+    """u_i ⊗ u_j for all i < j, the matrices row by row, one after the other (Qu et al., 2016).
+
+    The outer product of each pair of vectors.
+    """
+
+    type_name: ClassVar[str] = "bioutercross"
+
+    @staticmethod
+    def dim_of(count: int, width: int) -> tuple[int, str]:
+        return pairs(count) * width**2, f"{width} × {width} for each of the pairs of {count} vectors"
+
+    def _cross(self, vectors: Array) -> Array:
+        count, width = vectors.shape[1:]
+        products = np.empty((len(vectors), pairs(count), width, width), dtype=vectors.dtype)
+        for first, others, at in pairs_by_first(count):
+            np.multiply(vectors[:, first, None, :, None], vectors[:, others, None, :], out=products[:, at])
+        return products
+
+    def _uncross(self, vectors: Array, gradient: Array) -> Array:
+        count, width = vectors.shape[1:]
+        by_pair = gradient.reshape(len(vectors), pairs(count), width, width)
+        gradients = np.zeros_like(vectors)
+        for first, others, at in pairs_by_first(count):
+            gradients[:, first] += np.einsum("nkab,nkb->na", by_pair[:, at], vectors[:, others])
+            gradients[:, others] += np.einsum("nkab,na->nkb", by_pair[:, at], vectors[:, first])
+        return gradients

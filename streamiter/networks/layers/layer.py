@@ -1,27 +1,112 @@
-"""What all layers have in common: inputs, consumers, and the state machine.
-
-Null → Forward → Backward → Gradient → Update. Each step is done once, in the state before it; called again in the
-state it leads to it gives what it gave; otherwise it is an error. A step asks the layers it needs to make theirs first.
-"""
+"""What a layer is built from: the checked settings of one layer."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.networks.parameters import Array, Parameter
-from streamiter.networks.status import Status
+from streamiter.networks.losses import Diverged, LogLoss, Loss, Predictions
+from streamiter.networks.parameters import Array, Parameter, Status
+from streamiter.networks.transfer_functions import Identity, TransferFunction
+from streamiter.optimizers import Optimizer
 
 if TYPE_CHECKING:
-    from streamiter.networks.layers.settings import LayerSettings
-    from streamiter.networks.place_holder import PlaceHolder
-    from streamiter.networks.transfer_functions.transfer_function import TransferFunction
+    from streamiter.networks.mini_batches import PlaceHolder
 
-__all__ = ["Layer", "StatusError"]
+__all__ = [
+    "Joining",
+    "Layer",
+    "LayerSettings",
+    "LossLayer",
+    "SimpleLossLayer",
+    "StatusError",
+    "as_configured",
+    "only_input",
+    "required_optimizer",
+    "same_dims",
+    "vectors_of",
+]
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """Those of one layer; a layer looks only at what its type needs.
+
+    Layers that a file writes as one (``outputdims``) are several here.
+    """
+
+    name: str
+    output_dim: int = -1
+    """−1: what follows from the inputs, where it does."""
+    transfer_function: TransferFunction = field(default_factory=Identity)
+    optimizer: Optimizer | None = None
+    """Of a layer that learns."""
+    factors: int | None = None
+    """``numfactors`` of an embedding."""
+    weight_dim: int | None = None
+    """``weightdim`` of a layer whose weights are shared by all vectors of its input."""
+    loss: Loss = field(default_factory=LogLoss)
+
+
+def required_optimizer(settings: LayerSettings) -> Optimizer:
+    """The optimizer of a layer that learns.
+
+    Checks of the settings of layers against their inputs.
+    """
+    if settings.optimizer is None:
+        raise ConfigurationError(
+            f"layer {settings.name!r}: expected an optimizer, given none; set 'optimizer'"
+        )
+    return settings.optimizer
+
+
+def as_configured(name: str, given: int, follows: int, formula: str) -> int:
+    """``follows``, which is what comes of the inputs; a file that says another number is wrong."""
+    if given not in (follows, -1):
+        raise ConfigurationError(
+            f"layer {name!r}: expected outputdim {follows} ({formula}), given {given}; change outputdim, or its inputs"
+        )
+    return follows
+
+
+def only_input(name: str, inputs: Sequence[Layer]) -> Layer:
+    """The one input of a layer that has one."""
+    if len(inputs) != 1:
+        raise ConfigurationError(f"layer {name!r}: expected 1 input, given {len(inputs)}; set 'inputlayer'")
+    return inputs[0]
+
+
+def same_dims(name: str, inputs: Sequence[Layer]) -> int:
+    """The output dimension that all inputs have."""
+    dims = {layer.name: layer.output_dim for layer in inputs}
+    if len(set(dims.values())) != 1:
+        given = ", ".join(f"{of} {dim}" for of, dim in dims.items())
+        raise ConfigurationError(
+            f"layer {name!r}: expected inputs of one outputdim, given {given}; make them equal"
+        )
+    return inputs[0].output_dim
+
+
+def vectors_of(name: str, source: Layer) -> tuple[int, int]:
+    """How many vectors the output of ``source`` is made of, and how wide they are."""
+    width = source.vector_width
+    if width is None:
+        raise ConfigurationError(
+            f"layer {name!r}: expected an input that is made of vectors, as an embedding is, "
+            f"given {source.name!r} ({source.type_name}); take an embedding as its input"
+        )
+    return source.output_dim // width, width
+
+
+def common_vector_width(inputs: Sequence[Layer]) -> int | None:
+    """The one that all inputs have; None where they have not."""
+    widths = {layer.vector_width for layer in inputs}
+    return widths.pop() if len(widths) == 1 else None
 
 
 class StatusError(ModelError):
@@ -33,6 +118,12 @@ class Layer(abc.ABC):
 
     A layer implements ``_forward`` and ``_backward``, with parameters ``_gradients``, too. None of them changes the
     arrays it is given: another layer may read them.
+
+    What all layers have in common: inputs, consumers, and the state machine.
+
+    Null → Forward → Backward → Gradient → Update. Each step is done once, in the state before it; called again in the
+    state it leads to it gives what it gave; otherwise it is an error. A step asks the layers it needs to make theirs
+    first.
     """
 
     type_name: ClassVar[str]
@@ -194,3 +285,96 @@ class Layer(abc.ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, output_dim={self.output_dim}, status={self.status})"
+
+
+class Joining(Layer):
+    """Vectors of one width, joined, are vectors of that width.
+
+    What layers have in common that join several inputs, and learn nothing themselves.
+    """
+
+    least_inputs: ClassVar[int] = 2
+    most_inputs: ClassVar[int | None] = None
+
+    def __init__(self, name: str, output_dim: int, inputs: Sequence[Layer]) -> None:
+        super().__init__(name, output_dim, inputs)
+        self.vector_width = common_vector_width(inputs)
+
+    @classmethod
+    def from_settings(
+        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
+    ) -> Self:
+        dim, formula = cls.dim_of(settings.name, inputs)
+        return cls(settings.name, as_configured(settings.name, settings.output_dim, dim, formula), inputs)
+
+    @staticmethod
+    def dim_of(name: str, inputs: Sequence[Layer]) -> tuple[int, str]:
+        """The output dimension of a layer of this name, and what it is."""
+        return same_dims(name, inputs), "that of its inputs"
+
+
+class LossLayer(Layer):
+    """Its output is that of its input, the scores; the mean of the loss over the batch is what all gradients are of.
+
+    Where the graph ends.
+    """
+
+    type_name: ClassVar[str] = "losslayer"
+
+    def __init__(self, name: str, source: Layer, loss: Loss, place_holder: PlaceHolder) -> None:
+        super().__init__(name, source.output_dim, [source])
+        loss.check_outputs(f"layer {name!r}", source.output_dim)
+        self.loss = loss
+        self._place_holder = place_holder
+
+    @classmethod
+    def from_settings(
+        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
+    ) -> LossLayer:
+        source = only_input(settings.name, inputs)
+        return cls(settings.name, source, settings.loss, place_holder)
+
+    def check_labels(self) -> None:
+        """``BadRows`` for labels that the loss does not know."""
+        if self._place_holder.labels is not None and self.loss.needs_labels:
+            self.loss.check_labels(f"layer {self.name!r}", self._place_holder.labels, self.output_dim)
+
+    def mean_loss(self) -> float:
+        """The mean over the batch. Raises ModelError without labels, ``Diverged`` where it is not finite."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = self.loss.mean(self.scores(), self._labels())
+        if not np.isfinite(mean):
+            raise Diverged(f"layer {self.name!r}: expected a finite loss, given {mean}")
+        return mean
+
+    def scores(self) -> Array:
+        """The scores, whatever steps came after them."""
+        return self.cal_output() if self._output is None else self._output
+
+    def predictions(self) -> Predictions:
+        """What the loss makes of the scores."""
+        return self.loss.predictions(self.scores())
+
+    def _forward(self, inputs: list[Array]) -> Array:
+        return inputs[0]
+
+    def _gathered_gradient(self) -> Array:
+        return self.loss.gradient(self.output, self._labels())
+
+    def _backward(self, gradient: Array) -> list[Array]:
+        return [gradient]
+
+    def _labels(self) -> Array:
+        if not self.loss.needs_labels:
+            return np.zeros(self._place_holder.batch_size, dtype=self._place_holder.dtype)
+        if self._place_holder.labels is None:
+            raise ModelError(
+                f"layer {self.name!r}: expected labels for the loss, given none; feed the mini-batch with labels"
+            )
+        return self._place_holder.labels
+
+
+class SimpleLossLayer(LossLayer):
+    """The same; files have both names."""
+
+    type_name: ClassVar[str] = "simplelosslayer"

@@ -6,12 +6,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from streamiter.errors import InternalError
-from streamiter.parameter_server.consistency.asp import AsynchronousModel
-from streamiter.parameter_server.consistency.bsp import BulkSynchronousModel
-from streamiter.parameter_server.consistency.model import ConsistencyModel, Released
+from streamiter.parameter_server.consistency.models import (
+    ASP,
+    BSP,
+    SSP,
+    AsynchronousModel,
+    BulkSynchronousModel,
+    Consistency,
+    ConsistencyModel,
+    Released,
+    StaleSynchronousModel,
+)
 from streamiter.parameter_server.consistency.progress_tracker import ProgressTracker
-from streamiter.parameter_server.consistency.settings import ASP, BSP, SSP, Consistency
-from streamiter.parameter_server.consistency.ssp import StaleSynchronousModel
 
 __all__ = ["ASP", "BSP", "SSP", "Consistency", "ConsistencyModel", "ProgressTracker", "Released", "model_of"]
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, final
+from operator import itemgetter
+from typing import Any, Generic, TypeVar, final
 
-from streamiter.errors import ParameterServerError, UnknownWorker
+from streamiter.errors import InternalError, ParameterServerError, UnknownWorker
 
-__all__ = ["ProgressTracker"]
+__all__ = [
+    "PendingAdds",
+    "ProgressTracker",
+    "WaitingGets",
+]
+
 
 _WORKERS_NAMED = 5
 """An error lists so many of the known workers; there may be thousands."""
@@ -177,3 +183,151 @@ class ProgressTracker:
         return UnknownWorker(
             f"{self.where}worker {worker!r} takes no part: expected {expected}; make a client for it first"
         )
+
+
+A = TypeVar("A")
+
+_arrival = itemgetter(0)
+
+
+@final
+class PendingAdds(Generic[A]):
+    """Kept by the clock at which they were made, and by worker; given back in order of arrival.
+
+    >>> adds = PendingAdds()
+    >>> adds.keep(0, 7, "a"); adds.keep(0, 2, "b"); adds.keep(0, 7, "c")
+    >>> adds.merge(0, 7, lambda mine: ["".join(mine)])
+    >>> adds.take(0)
+    ['ac', 'b']
+
+    Adds that wait for the end of their iteration.
+    """
+
+    __slots__ = ("_arrived", "_by_clock")
+
+    def __init__(self) -> None:
+        self._arrived = 0
+        self._by_clock: dict[
+            int, dict[int, list[tuple[int, A]]]
+        ] = {}  # clock, worker: (number of arrival, add)
+
+    def keep(self, clock: int, worker: int, request: A) -> None:
+        """Keep an add that was made at ``clock``."""
+        self._arrived += 1
+        self._by_clock.setdefault(clock, {}).setdefault(worker, []).append((self._arrived, request))
+
+    def take(self, clock: int) -> list[A]:
+        """What was made at this clock, or earlier and is still here; it is kept no more."""
+        entries = [
+            entry
+            for earlier in [c for c in self._by_clock if c <= clock]
+            for of_worker in self._by_clock.pop(earlier).values()
+            for entry in of_worker
+        ]
+        entries.sort(key=_arrival)
+        return [request for _, request in entries]
+
+    def end(self) -> int:
+        """The clock behind the last one at which something was made that is still here; 0 where there is nothing."""
+        return max(self._by_clock, default=-1) + 1
+
+    def of(self, worker: int) -> Iterator[A]:
+        """The adds of a worker, in order of arrival, for its clock only goes up."""
+        for clock in sorted(self._by_clock):
+            for _, request in self._by_clock[clock].get(worker, ()):
+                yield request
+
+    def all(self) -> list[A]:
+        """Those of all workers, in order of arrival."""
+        return [request for _, _, request in self.snapshot()]
+
+    def merge(self, clock: int, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
+        """Replace a worker's adds of one clock by what ``merge`` makes of them: no more than they were.
+
+        They take the places of the first of them in the order of arrival.
+        """
+        entries = self._by_clock.get(clock, {}).get(worker)
+        if not entries:
+            return
+        merged = merge([request for _, request in entries])
+        if not 1 <= len(merged) <= len(entries):
+            raise InternalError(
+                f"merged adds of worker {worker} at clock {clock}: expected 1 to {len(entries)}, given {len(merged)}"
+            )
+        entries[:] = [(arrival, request) for (arrival, _), request in zip(entries, merged, strict=False)]
+
+    def clear(self) -> list[A]:
+        """All of them; none is kept."""
+        return self.take(self.end())
+
+    def snapshot(self) -> list[tuple[int, int, A]]:
+        """(clock, worker, add) in order of arrival, for :meth:`restore`."""
+        entries = [
+            (arrival, clock, worker, request)
+            for clock, by_worker in self._by_clock.items()
+            for worker, of_worker in by_worker.items()
+            for arrival, request in of_worker
+        ]
+        entries.sort(key=_arrival)
+        return [(clock, worker, request) for _, clock, worker, request in entries]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Take over what :meth:`snapshot` gave."""
+        self._by_clock.clear()
+        for clock, worker, request in state:
+            self.keep(clock, worker, request)
+
+
+G = TypeVar("G")
+
+
+@final
+class WaitingGets(Generic[G]):
+    """Parked by clock, in order of arrival. A get is known by its identity, and may be taken out wherever it is.
+
+    >>> gets = WaitingGets()
+    >>> first, second = ["first"], ["second"]
+    >>> gets.park(1, first); gets.park(1, second); gets.forget(first)
+    >>> gets.take(1), len(gets)
+    ([['second']], 0)
+
+    Gets that wait for the minimum clock to become a certain one.
+    """
+
+    __slots__ = ("_all", "_by_clock")
+
+    def __init__(self) -> None:
+        self._all: dict[int, tuple[int, G]] = {}  # by identity, by arrival: clock, get
+        self._by_clock: dict[int, dict[int, G]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def park(self, clock: int, request: G) -> None:
+        """Keep it until the minimum clock is ``clock``."""
+        self._all[id(request)] = clock, request
+        self._by_clock.setdefault(clock, {})[id(request)] = request
+
+    def take(self, clock: int) -> list[G]:
+        """What waited for this clock, in order of arrival; it is kept no more."""
+        waited = self._by_clock.pop(clock, {})
+        for identity in waited:
+            del self._all[identity]
+        return list(waited.values())
+
+    def forget(self, request: G) -> None:
+        """Keep it no more; nothing happens if it is not kept."""
+        place = self._all.pop(id(request), None)
+        if place is not None:
+            clock, _ = place
+            gets = self._by_clock[clock]
+            del gets[id(request)]
+            if not gets:
+                del self._by_clock[clock]
+
+    def clear(self) -> list[G]:
+        """All of them, in order of arrival; none is kept."""
+        gets = [request for _, request in self._all.values()]
+        self._all.clear()
+        self._by_clock.clear()
+        return gets

@@ -26,44 +26,67 @@ from streamiter.parameter_server.psf.aggregates import (
     Size,
     Sum,
 )
-from streamiter.parameter_server.psf.arrays import (
-    CompressUpdate,
-    Increment,
-    MaxA,
-    MinA,
-    Push,
-    Put,
-    SparsePush,
-)
-from streamiter.parameter_server.psf.binary import Add, Div, MaxV, MinV, Mul, Sub
-from streamiter.parameter_server.psf.function import GetFunction, PartitionFunction, UpdateFunction
-from streamiter.parameter_server.psf.indexed_maps import MapWithIndex, Zip2MapWithIndex, Zip3MapWithIndex
-from streamiter.parameter_server.psf.maps import Map, Zip2Map, Zip3Map
-from streamiter.parameter_server.psf.optimize import InitialSlots, Optimize
-from streamiter.parameter_server.psf.pull import FullPull, Pull, PullSparse
-from streamiter.parameter_server.psf.random_rows import (
-    KaimingNormal,
-    RandomNormal,
-    RandomUniform,
-    XavierNormal,
-    XavierUniform,
-)
-from streamiter.parameter_server.psf.scalar import AddS, Axpy, DivS, MulS, Pow, Scale, SubS
-from streamiter.parameter_server.psf.unary import (
+from streamiter.parameter_server.psf.elementwise import (
     Abs,
+    Add,
+    AddS,
+    Axpy,
     Ceil,
     Copy,
+    Div,
+    DivS,
     Exp,
     Expm1,
     Floor,
     Log,
     Log1p,
     Log10,
+    MaxV,
+    MinV,
+    Mul,
+    MulS,
+    Pow,
     Round,
+    Scale,
     Signum,
     Sqrt,
+    Sub,
+    SubS,
 )
-from streamiter.parameter_server.psf.whole_matrix import Diag, Eye, Fill, FullFill, Reset
+from streamiter.parameter_server.psf.function import GetFunction, PartitionFunction, UpdateFunction
+from streamiter.parameter_server.psf.maps import (
+    Map,
+    MapWithIndex,
+    Zip2Map,
+    Zip2MapWithIndex,
+    Zip3Map,
+    Zip3MapWithIndex,
+)
+from streamiter.parameter_server.psf.optimize import InitialSlots, Optimize
+from streamiter.parameter_server.psf.random import (
+    KaimingNormal,
+    RandomNormal,
+    RandomUniform,
+    XavierNormal,
+    XavierUniform,
+)
+from streamiter.parameter_server.psf.rows import (
+    CompressUpdate,
+    Diag,
+    Eye,
+    Fill,
+    FullFill,
+    FullPull,
+    Increment,
+    MaxA,
+    MinA,
+    Pull,
+    PullSparse,
+    Push,
+    Put,
+    Reset,
+    SparsePush,
+)
 
 __all__ = [
     "Abs",

@@ -15,9 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.psf.function import GetFunction
-from streamiter.parameter_server.psf.settings import set_not_negative, set_rows
-from streamiter.parameter_server.psf.sparse_rows import aligned
+from streamiter.parameter_server.psf.function import GetFunction, aligned, set_not_negative, set_rows
 from streamiter.parameter_server.storage.block import Block, Numbers
 
 __all__ = [

@@ -1,76 +1,157 @@
-"""What all functions that run where the parameters are have in common, and how to write one.
-
-A function that changes parameters derives from :class:`UpdateFunction`. It is a frozen dataclass whose first setting is
-the name of the matrix; it says which rows it needs, and changes one block at a time. ``get`` and ``put`` work on blocks
-of dense and of sparse matrices alike:
-
->>> import asyncio
->>> from dataclasses import dataclass
->>> import numpy as np
->>> from streamiter.parameter_server import ParameterServer
->>> @dataclass(frozen=True)
-... class Clip(UpdateFunction):
-...     matrix: str
-...     row: int
-...     limit: float
-...
-...     def rows(self, matrix):
-...         return (self.row,)
-...
-...     def partition_update(self, block, part):
-...         block.put(self.row, None, block.get(self.row, None).clip(-self.limit, self.limit))
-
-One that computes something derives from :class:`GetFunction`: each block contributes plain data (numbers, strings,
-arrays, tuples and lists of them), and ``merge`` makes the result of it, on the caller's side:
-
->>> @dataclass(frozen=True)
-... class Mean(GetFunction):
-...     matrix: str
-...     row: int
-...
-...     def rows(self, matrix):
-...         return (self.row,)
-...
-...     def partition_get(self, block, part):
-...         values = block.get(self.row, None)
-...         return values.sum().item(), len(values)
-...
-...     def merge(self, parts):
-...         return sum(total for total, _ in parts) / sum(count for _, count in parts)
-
->>> async def use():
-...     async with ParameterServer(shards=2) as server:
-...         await server.create_matrix("w", rows=1, columns=4, init=[[-9.0, 1.0, 2.0, 9.0]])
-...         client = server.client(worker=0)
-...         await client.update(Clip("w", row=0, limit=3.0))
-...         print(await client.get("w", row=0), await client.aggregate(Mean("w", row=0)))
->>> asyncio.run(use())
-[-3.  1.  2.  3.] 0.75
-
-``split`` may be overridden to run on some blocks only, or to send each block its part of an array (``part`` above); its
-numbers should not depend on how the matrix is cut. Where shards are in other processes, the class must be at the top
-level of a module that they can import.
-"""
+"""Functions by their names, so that they can go to another process."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
-from typing import Any, ClassVar
+import importlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from functools import reduce
+from typing import Any, ClassVar, Self
 
-from streamiter.errors import ParameterServerError
-from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.partitioning import BlockRange, Partitioning
-from streamiter.parameter_server.psf.importing import importable_name
-from streamiter.parameter_server.storage.block import Block
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["GetFunction", "PartitionFunction", "UpdateFunction", "check_function"]
+from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
+from streamiter.numbers import is_number, not_negative, plain_float, positive, whole_number
+from streamiter.parameter_server.matrix import BlockRange, Matrix, Partitioning
+from streamiter.parameter_server.storage.block import Block, Columns, Numbers, SparseRow
+
+__all__ = [
+    "ComparedByContent",
+    "GetFunction",
+    "PartitionFunction",
+    "UpdateFunction",
+    "aligned",
+    "check_columns",
+    "check_fits_dtype",
+    "check_fractions_fit",
+    "check_function",
+    "check_width",
+    "importable_name",
+    "imported",
+    "same_numbers",
+    "set_columns",
+    "set_finite",
+    "set_not_negative",
+    "set_numbers",
+    "set_positive",
+    "set_rows",
+    "set_seed",
+    "set_values",
+    "where",
+    "without_default",
+]
+
+
+def imported(name: str, who: str) -> Any:
+    """What stands under ``module:name``. Raises ConfigurationError, which begins with ``who``.
+
+    >>> imported("math:sqrt", "psf.Map")(4.0)
+    2.0
+    """
+    module, colon, qualified_name = name.partition(":")
+    if not (module and colon and qualified_name):
+        raise ConfigurationError(
+            f"{who}: expected a function or its name as 'module:function', given {name!r}"
+        )
+    try:
+        return reduce(getattr, qualified_name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{who}: expected a function that can be imported, given {name!r}: {error}"
+        ) from error
+
+
+def importable_name(thing: Callable[..., Any], who: str, what: str) -> str:
+    """``module:name``, under which another process finds the same; raises ConfigurationError if none does.
+
+    >>> importable_name(np.exp, "psf.Map", "its function")
+    'numpy:exp'
+    """
+    module = "numpy" if isinstance(thing, np.ufunc) else getattr(thing, "__module__", None)
+    qualified_name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
+    reason = _why_not(thing, module, qualified_name)
+    if reason is not None:
+        raise ConfigurationError(
+            f"{who}: expected {what} at the top level of a module, so that another process can import it, given "
+            f"{thing!r}, which {reason}"
+        )
+    return f"{module}:{qualified_name}"
+
+
+def _why_not(thing: Any, module: str | None, qualified_name: str | None) -> str | None:
+    if not module or not qualified_name:
+        return "has no name of its own"
+    if module == "__main__":
+        return "is part of the program that was started; move it to a module"
+    if "<" in qualified_name:  # <lambda>, <locals>
+        return "is a lambda or is made inside a function; move it to the top level"
+    try:
+        found = imported(f"{module}:{qualified_name}", "")
+    except ConfigurationError:
+        found = None
+    return None if found is thing else f"is not what '{module}:{qualified_name}' names"
 
 
 class PartitionFunction(abc.ABC):
     """A function on a matrix that is split by block (``split``) and runs where each block lies.
 
     Derived classes are frozen dataclasses of plain settings, so that they are compared, printed and sent.
+
+    What all functions that run where the parameters are have in common, and how to write one.
+
+    A function that changes parameters derives from :class:`UpdateFunction`. It is a frozen dataclass whose first
+    setting is the name of the matrix; it says which rows it needs, and changes one block at a time. ``get`` and ``put``
+    work on blocks of dense and of sparse matrices alike:
+
+    >>> import asyncio
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> from streamiter.parameter_server import ParameterServer
+    >>> @dataclass(frozen=True)
+    ... class Clip(UpdateFunction):
+    ...     matrix: str
+    ...     row: int
+    ...     limit: float
+    ...
+    ...     def rows(self, matrix):
+    ...         return (self.row,)
+    ...
+    ...     def partition_update(self, block, part):
+    ...         block.put(self.row, None, block.get(self.row, None).clip(-self.limit, self.limit))
+
+    One that computes something derives from :class:`GetFunction`: each block contributes plain data (numbers, strings,
+    arrays, tuples and lists of them), and ``merge`` makes the result of it, on the caller's side:
+
+    >>> @dataclass(frozen=True)
+    ... class Mean(GetFunction):
+    ...     matrix: str
+    ...     row: int
+    ...
+    ...     def rows(self, matrix):
+    ...         return (self.row,)
+    ...
+    ...     def partition_get(self, block, part):
+    ...         values = block.get(self.row, None)
+    ...         return values.sum().item(), len(values)
+    ...
+    ...     def merge(self, parts):
+    ...         return sum(total for total, _ in parts) / sum(count for _, count in parts)
+
+    >>> async def use():
+    ...     async with ParameterServer(shards=2) as server:
+    ...         await server.create_matrix("w", rows=1, columns=4, init=[[-9.0, 1.0, 2.0, 9.0]])
+    ...         client = server.client(worker=0)
+    ...         await client.update(Clip("w", row=0, limit=3.0))
+    ...         print(await client.get("w", row=0), await client.aggregate(Mean("w", row=0)))
+    >>> asyncio.run(use())
+    [-3.  1.  2.  3.] 0.75
+
+    ``split`` may be overridden to run on some blocks only, or to send each block its part of an array (``part`` above);
+    its numbers should not depend on how the matrix is cut. Where shards are in other processes, the class must be at
+    the top level of a module that they can import.
     """
 
     matrix: str
@@ -157,3 +238,235 @@ def check_function(function: PartitionFunction, matrix: Matrix, partitioning: Pa
         partitioning.checked_row(row)
     partitioning.check_same_row_block(rows, function.name)
     function.check(matrix)
+
+
+_LARGEST_SEED = 2**64 - 1
+"""A seed is one word of the generator's key."""
+
+
+class ComparedByContent:
+    """What has arrays among its settings: they are compared number by number.
+
+    Settings of psfs: made plain and checked where the psf is written, so that the error points at that line.
+    """
+
+    matrix: str
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        mine, others = vars(self), vars(other)
+        return all(
+            value is others[field] or np.array_equal(value, others[field]) for field, value in mine.items()
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.matrix))
+
+    def without_arrays(self) -> Self:
+        """The same, but for arrays: of these each block has its part already."""
+        made = copy(self)
+        for field, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                object.__setattr__(made, field, value[:0])
+        return made
+
+
+def where(function: PartitionFunction, matrix: Matrix) -> str:
+    """How errors begin: which psf, on which matrix."""
+    return f"psf.{function.name} on matrix {matrix.name!r}"
+
+
+def _set(function: PartitionFunction, field: str, value: Any) -> None:
+    object.__setattr__(function, field, value)
+
+
+def _option(function: PartitionFunction, field: str) -> str:
+    return f"psf.{function.name}({field}=)"
+
+
+def set_rows(function: PartitionFunction, *fields: str) -> None:
+    """Rows become plain ints; whether the matrix has them is checked when the psf is used."""
+    for field in fields:
+        row = whole_number(_option(function, field), getattr(function, field), 0, error=OutOfRange)
+        _set(function, field, row)
+
+
+def set_numbers(function: PartitionFunction, *fields: str) -> None:
+    """Numbers become plain ints or floats. NaN and infinities are allowed."""
+    for field in fields:
+        value = getattr(function, field)
+        if not is_number(value) or isinstance(value, bool):
+            raise ConfigurationError(f"{_option(function, field)}: expected a number, given {value!r}")
+        is_whole = isinstance(value, (int, np.integer))
+        if is_whole and math.isinf(plain_float(value)):
+            raise ConfigurationError(
+                f"{_option(function, field)}: expected a number up to 1.8e308, as a float64 holds, given one of "
+                f"{int(value).bit_length():,} bits"
+            )
+        _set(function, field, int(value) if is_whole else float(value))
+
+
+def set_finite(function: PartitionFunction, *fields: str) -> None:
+    """Numbers become floats that are finite."""
+    for field in fields:
+        value = plain_float(getattr(function, field))
+        if not math.isfinite(value):
+            raise ConfigurationError(
+                f"{_option(function, field)}: expected a finite number, given {getattr(function, field)!r}"
+            )
+        _set(function, field, value)
+
+
+def set_not_negative(function: PartitionFunction, *fields: str) -> None:
+    """Numbers become floats, finite and 0 or more."""
+    for field in fields:
+        _set(function, field, not_negative(_option(function, field), getattr(function, field)))
+
+
+def set_positive(function: PartitionFunction, *fields: str) -> None:
+    """Numbers become floats, finite and above 0."""
+    for field in fields:
+        _set(function, field, positive(_option(function, field), getattr(function, field)))
+
+
+def set_seed(function: PartitionFunction, field: str) -> None:
+    """A seed becomes a plain int."""
+    seed = whole_number(_option(function, field), getattr(function, field), 0, _LARGEST_SEED)
+    _set(function, field, seed)
+
+
+def set_values(function: PartitionFunction, field: str) -> None:
+    """An array of numbers becomes a copy that nobody changes."""
+    given = getattr(function, field)
+    try:
+        values = np.array(given)
+    except ValueError:
+        values = np.array(given, dtype=object)
+    if values.ndim != 1 or values.dtype.kind not in "iuf":
+        raise ConfigurationError(
+            f"{_option(function, field)}: expected a one-dimensional array of numbers, given {_shape(values)}"
+        )
+    values.setflags(write=False)
+    _set(function, field, values)
+
+
+def set_columns(function: PartitionFunction, field: str, values_field: str | None = None) -> None:
+    """Column numbers become an int64 array that nobody changes, as long as the values that belong to them."""
+    given = getattr(function, field)
+    columns = np.array(given) if np.size(given) else np.empty(0, np.int64)
+    if columns.ndim != 1 or columns.dtype.kind not in "iu":
+        raise ConfigurationError(
+            f"{_option(function, field)}: expected a one-dimensional array of whole numbers, given {_shape(columns)}"
+        )
+    if values_field is not None and len(columns) != len(getattr(function, values_field)):
+        raise ConfigurationError(
+            f"psf.{function.name}: expected as many {values_field} as {field}, "
+            f"given {len(getattr(function, values_field))} {values_field} and {len(columns)} {field}"
+        )
+    columns = columns.astype(np.int64, copy=False)
+    columns.setflags(write=False)
+    _set(function, field, columns)
+
+
+def _shape(values: npt.NDArray[Any]) -> str:
+    return f"{values.dtype} of shape {values.shape}"
+
+
+def check_fractions_fit(function: PartitionFunction, matrix: Matrix) -> None:
+    """Raise if the matrix holds whole numbers only."""
+    if matrix.dtype == "int64":
+        raise ParameterServerError(
+            f"{where(function, matrix)}: expected a matrix of float32 or float64, for its results are fractions; "
+            f"given int64"
+        )
+
+
+def check_fits_dtype(function: PartitionFunction, matrix: Matrix, fields: Iterable[str]) -> None:
+    """Raise if a number, several, or an array among the settings cannot be held by a matrix of whole numbers."""
+    if matrix.dtype != "int64":
+        return
+    for field in fields:
+        value = getattr(function, field)
+        if isinstance(value, np.ndarray):
+            if np.can_cast(value.dtype, np.int64):
+                continue
+            given = str(value.dtype)
+        else:
+            # Compared as Python does, exactly: 2.0 ** 63 is one too many.
+            numbers = value if isinstance(value, tuple) else (value,)
+            others = [
+                number
+                for number in numbers
+                if not (math.isfinite(number) and number == int(number) and -(2**63) <= number < 2**63)
+            ]
+            if not others:
+                continue
+            given = repr(others[0])
+        raise ParameterServerError(
+            f"{where(function, matrix)}, {field}=: expected whole numbers of 64 bits, as in the matrix, given {given}"
+        )
+
+
+def check_width(function: PartitionFunction, matrix: Matrix, field: str) -> None:
+    """Raise unless an array is as long as a row."""
+    length = len(getattr(function, field))
+    if length != matrix.columns:
+        raise ParameterServerError(
+            f"{where(function, matrix)}, {field}=: expected {matrix.columns} numbers, one for each column, "
+            f"given {length}"
+        )
+
+
+def check_columns(function: PartitionFunction, matrix: Matrix, columns: npt.NDArray[np.int64]) -> None:
+    """Raise OutOfRange for the first column that the matrix does not have."""
+    outside = (columns < 0) | (columns >= matrix.columns)
+    if outside.any():
+        raise OutOfRange(
+            f"{where(function, matrix)}: expected columns from 0 to {matrix.columns - 1}, "
+            f"given column {columns[outside.argmax()]}"
+        )
+
+
+def same_numbers(values: Numbers, number: Any) -> npt.NDArray[np.bool_]:
+    """Where the values are that number; here NaN is the same as NaN.
+
+    Rows of sparse blocks, as psfs compute with them.
+    """
+    same: npt.NDArray[np.bool_] = np.isnan(values) if number != number else values == number
+    return same
+
+
+def without_default(columns: Columns, values: Numbers, default: float) -> SparseRow:
+    """A row that stores no column whose value is the default.
+
+    >>> without_default(np.array([3, 5]), np.array([1.0, 0.0]), 0.0).columns.tolist()
+    [3]
+    """
+    differs = ~same_numbers(values, default)
+    if differs.all():
+        return SparseRow(columns, values, default)
+    return SparseRow(columns[differs], values[differs], default)
+
+
+def aligned(rows: Sequence[SparseRow], dtype: np.dtype[Any]) -> tuple[Columns, list[Numbers]]:
+    """The union of their columns, and for each row its values there, with its default as one more at the end.
+
+    >>> one = SparseRow(np.array([2]), np.array([1.0]), 0.0)
+    >>> two = SparseRow(np.array([4]), np.array([3.0]), 9.0)
+    >>> columns, values = aligned([one, two], np.dtype("float64"))
+    >>> columns.tolist(), [row.tolist() for row in values]
+    ([2, 4], [[1.0, 0.0, 0.0], [9.0, 3.0, 9.0]])
+    """
+    every = [row.columns for row in rows] or [np.empty(0, np.int64)]
+    columns = every[0] if all(other is every[0] for other in every) else reduce(np.union1d, every)
+    return columns, [_at(columns, row, dtype) for row in rows]
+
+
+def _at(columns: Columns, row: SparseRow, dtype: np.dtype[Any]) -> Numbers:
+    values = np.full(len(columns) + 1, row.default, dtype)
+    if len(columns) == len(row.columns):
+        values[:-1] = row.values
+    else:
+        values[np.searchsorted(columns, row.columns)] = row.values
+    return values

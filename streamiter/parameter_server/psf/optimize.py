@@ -30,9 +30,12 @@ from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerErr
 from streamiter.numbers import positive, whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer
 from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.psf.function import UpdateFunction
-from streamiter.parameter_server.psf.importing import importable_name
-from streamiter.parameter_server.psf.settings import check_fractions_fit, where
+from streamiter.parameter_server.psf.function import (
+    UpdateFunction,
+    check_fractions_fit,
+    importable_name,
+    where,
+)
 from streamiter.parameter_server.storage.block import Block, SparseRow
 
 __all__ = ["InitialSlots", "Optimize", "OptimizerRows"]

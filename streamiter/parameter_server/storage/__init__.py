@@ -1,7 +1,6 @@
 """How the numbers of a matrix lie in memory."""
 
-from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.partitioning import BlockRange
+from streamiter.parameter_server.matrix import BlockRange, Matrix
 from streamiter.parameter_server.storage.block import Block
 from streamiter.parameter_server.storage.dense import DenseBlock
 from streamiter.parameter_server.storage.sparse import SparseBlock

@@ -9,14 +9,21 @@ from typing import Any, Final, Protocol, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import ParameterServerError, RolledBack, ServerReset, ShardLost
-from streamiter.parameter_server.changes import NextChanges
-from streamiter.parameter_server.requests import Aggregate, Get
-from streamiter.parameter_server.transport.client_session import ClientSession, LinkTiming
-from streamiter.parameter_server.transport.failures import Failure, error_of
-from streamiter.parameter_server.transport.messages import ClientMessage, ServerMessage, SessionId, Standing
-from streamiter.parameter_server.transport.outputs import fill, without_outputs
-from streamiter.parameter_server.transport.shard_sessions import WINDOW
-from streamiter.parameter_server.waiting import Waiting
+from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.requests import Aggregate, Get, NextChanges
+from streamiter.parameter_server.transport.sessions import (
+    WINDOW,
+    ClientMessage,
+    ClientSession,
+    Failure,
+    LinkTiming,
+    ServerMessage,
+    SessionId,
+    Standing,
+    error_of,
+    fill,
+    without_outputs,
+)
 
 __all__ = ["Carrier", "RemoteLink"]
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.settings import Checkpoints
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
-from streamiter.checkpoints.store import CheckpointStore
+from streamiter.checkpoints.store import Checkpoints, CheckpointStore
 from streamiter.clock import Clock
-from streamiter.errors import StorageFull, StreamiterError
-from streamiter.operators.context import JobScope
+from streamiter.errors import GraphError, StorageFull, StreamiterError
+from streamiter.operators.operator import JobScope, Operator
+from streamiter.operators.source import Positions
 from streamiter.runtime.checkpointing.barriers import (
     Barriers,
     CheckpointTimedOut,
@@ -27,19 +27,20 @@ from streamiter.runtime.checkpointing.barriers import (
     TakenParts,
     WorkersApart,
 )
-from streamiter.runtime.checkpointing.beginning import Beginning
-from streamiter.runtime.checkpointing.choice import Restore
-from streamiter.runtime.checkpointing.commit_domain import output_to_commit_with
-from streamiter.runtime.checkpointing.lag_reports import LagReports
-from streamiter.runtime.checkpointing.stateful_steps import stateful_steps
-from streamiter.runtime.checkpointing.statistics import CheckpointStatistics
+from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
+from streamiter.runtime.checkpointing.restore import Beginning, Restore
 from streamiter.runtime.checkpointing.task_parts import release_parts
-from streamiter.runtime.checkpointing.transaction import JobTransaction
+from streamiter.runtime.graph import Step
+from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.services import JobServices
+from streamiter.runtime.statistics import CheckpointStatistics
 from streamiter.runtime.task import Task
-from streamiter.topics.outputs import Outputs
+from streamiter.topics.topic_sink import Outputs, TopicSink
 
-__all__ = ["Checkpointer"]
+__all__ = [
+    "Checkpointer",
+]
+
 
 _log = logging.getLogger("streamiter.job")
 
@@ -319,3 +320,89 @@ class Checkpointer:
 def _store_of(settings: Checkpoints) -> CheckpointStore:
     given = settings.directory
     return given if isinstance(given, CheckpointStore) else DirectoryStore(given)
+
+
+@final
+class LagReports:
+    """Reports what was committed last, beside the job: neither records nor checkpoints wait for it.
+
+    Telling tools that show lag how far the committed checkpoints have come; nothing depends on it.
+    """
+
+    def __init__(self, flow: str, tasks: Sequence[Task]) -> None:
+        self._flow = flow
+        self._tasks = [task for task in tasks if task.feeder is not None]
+        self._due: list[Positions] = []
+        self._is_due = asyncio.Event()
+        self._has_failed = False
+
+    def positions(self) -> list[Positions]:
+        """Where the sources stood at the last barrier."""
+        return [dict(task.positions_at_barrier) for task in self._tasks]
+
+    def committed(self, positions: list[Positions]) -> None:
+        """These are committed now; what was not reported yet is out of date."""
+        self._due = positions
+        self._is_due.set()
+
+    async def run(self) -> None:
+        """Report, until cancelled."""
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            for task, positions in zip(self._tasks, self._due, strict=True):
+                await self._report(task, positions)
+
+    async def _report(self, task: Task, positions: Positions) -> None:
+        if task.feeder is None or task.ended or not positions:
+            return
+        try:
+            await task.feeder.report_positions(f"streamiter-{self._flow}", positions)
+        except Exception as error:  # Of anybody's own source: no reason to end a job that works.
+            if not self._has_failed:
+                what = error if isinstance(error, StreamiterError) else f"{type(error).__name__}: {error}"
+                step = task.head.step.name
+                _log.warning("flow %r, step %r: its lag cannot be reported: %s", self._flow, step, what)
+            self._has_failed = True
+
+
+def stateful_steps(tasks: Sequence[Task]) -> dict[str, StepState]:
+    """The steps that keep state. Raises GraphError where an edit of the flow could give the name of one to another.
+
+    Which steps keep state, and whether their names will find it again.
+    """
+    steps: dict[str, StepState] = {}
+    unnamed: dict[str, Step] = {}
+    for task in tasks:
+        for instance in task.instances:
+            step = instance.step
+            if not _keeps_state(instance):
+                continue
+            steps[step.name] = StepState(
+                step.parallelism, type(instance.operator).__name__, is_source=step.source is not None
+            )
+            if not step.has_lasting_name:
+                unnamed[step.name] = step
+    _check_names(list(unnamed.values()))
+    return steps
+
+
+def _check_names(unnamed: Sequence[Step]) -> None:
+    if not unnamed:
+        return
+    first, *others = unnamed
+    also = f" (nor have {', '.join(f'{step.name!r} at {step.where}' for step in others)})" if others else ""
+    raise GraphError(
+        f"step {first.name!r}: expected a name= for a step that keeps state, given none{also}; checkpoints find state "
+        "by the name of its step, and this one may go to another step when the flow is edited",
+        where=first.where,
+    )
+
+
+def _keeps_state(instance: OperatorInstance) -> bool:
+    step, operator = instance.step, instance.operator
+    if step.source is not None or step.keys is not None:
+        return True
+    if operator.is_stateless or type(operator) is TopicSink:
+        return False
+    return type(operator).snapshot is not Operator.snapshot

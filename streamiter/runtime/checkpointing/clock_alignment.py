@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-from streamiter.operators.service import ServiceWorker
+from streamiter.operators.operator import ServiceWorker
 
 __all__ = ["ClockAlignment"]
 

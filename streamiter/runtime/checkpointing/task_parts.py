@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from streamiter.checkpoints.deferred import release_all
+from streamiter.checkpoints.pieces import release_all
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import Part
 from streamiter.deferred import Deferred

@@ -15,7 +15,7 @@
 """
 
 from streamiter.testing.restore.check import check_flow_restore, check_restore
-from streamiter.testing.restore.diagnosis import RestoreMismatch
+from streamiter.testing.restore.differences import RestoreMismatch
 from streamiter.testing.restore.process import RestoreProcess
 
 __all__ = ["RestoreMismatch", "RestoreProcess", "check_flow_restore", "check_restore"]

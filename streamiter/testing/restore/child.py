@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.testing.restore.driver import RunOptions
-from streamiter.testing.restore.driving import Run, run_freely, run_in_steps
+from streamiter.testing.restore.differences import resolve
+from streamiter.testing.restore.driving import Run, RunOptions, run_freely, run_in_steps
 from streamiter.testing.restore.process import read_frame, write_frame
-from streamiter.testing.restore.references import resolve
 from streamiter.testing.restore.trial import Build, BuiltFlow
 
 __all__ = ["main", "restored_run"]

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+import importlib
+import importlib.util
+import os
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.errors import ConfigurationError, PlainDataError
+from streamiter.operators.operator import Context
+from streamiter.operators.output import Output
 from streamiter.operators.rejection import shortened
 from streamiter.records import Columns
 
-__all__ = ["Difference", "first_difference"]
+__all__ = [
+    "RestoreMismatch",
+    "attributes_of",
+    "describe",
+    "first_difference",
+    "lost_attributes",
+    "resolve",
+    "state_difference",
+    "stream_difference",
+]
 
 
 class Difference(NamedTuple):
@@ -107,3 +128,223 @@ def _typed(value: Any) -> str:
 
 def _fields(struct: msgspec.Struct) -> dict[str, Any]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+# Deep enough for the optimizer of a model of an operator, shallow enough to stay out of the engine.
+_DEPTH_MAX: Final = 5
+_NOT_STATE: Final = frozenset({"open", "snapshot", "restore"})
+"""What a watched operator has in its instance."""
+
+
+def attributes_of(value: Any, plain_data: PlainData) -> dict[str, str]:
+    """Path → what is there, for all that can be shown.
+
+    >>> class Model:
+    ...     def __init__(self):
+    ...         self.weights, self.steps = [0.5], 3
+    >>> attributes_of(Model(), PlainData())
+    {'weights': '[0.5]', 'steps': '3'}
+
+    What an object holds, attribute by attribute, as text that can be compared across processes.
+    """
+    found: dict[str, str] = {}
+    _collect(value, "", _DEPTH_MAX, plain_data, found)
+    return found
+
+
+def _collect(value: Any, path: str, depth: int, plain_data: PlainData, found: dict[str, str]) -> None:
+    if isinstance(value, (Context, Output, type)) or callable(value) or depth == 0:
+        return
+    if isinstance(value, random.Random):
+        found[path] = f"random state {hash(value.getstate()):x}"
+    elif isinstance(value, np.random.Generator):
+        found[path] = shortened(value.bit_generator.state)
+    elif isinstance(value, (set, frozenset)):
+        found[path] = shortened(sorted(map(repr, value)))
+    elif path and _is_plain(value, plain_data):
+        found[path] = shortened(value)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _collect(item, f"{path}[{key!r}]", depth - 1, plain_data, found)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _collect(item, f"{path}[{index}]", depth - 1, plain_data, found)
+    else:
+        for name, item in _held_by(value).items():
+            if path or name not in _NOT_STATE:
+                _collect(item, f"{path}.{name}" if path else name, depth - 1, plain_data, found)
+
+
+def _is_plain(value: Any, plain_data: PlainData) -> bool:
+    try:
+        plain_data.encode(value)
+    except PlainDataError:
+        return False
+    return True
+
+
+def _held_by(value: Any) -> dict[str, Any]:
+    held = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name):
+                held[name] = getattr(value, name)
+    return held
+
+
+# The program itself is loaded under another name there, so that its "if __name__ == '__main__'" stays off.
+_PROGRAM: Final = "__main__"
+_PROGRAM_THERE: Final = "streamiter_restored_main"
+
+
+def describe(value: Any, what: str) -> tuple[Any, ...]:
+    """``value`` as plain data, if it is: a function or class as a name, ``functools.partial`` piece by piece.
+
+    ``what`` names it in errors. Raises ConfigurationError for what cannot be imported elsewhere.
+
+    >>> import operator
+    >>> described = describe(functools.partial(operator.add, 3), "add")
+    >>> resolve(described)(4)
+    7
+
+    Functions and classes by name, as another process can import them; no pickle.
+    """
+    if isinstance(value, functools.partial):
+        arguments = [describe(argument, what) for argument in value.args]
+        named = {name: describe(argument, what) for name, argument in value.keywords.items()}
+        return ("partial", describe(value.func, what), arguments, named)
+    if not callable(value):
+        return ("value", value)
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise _not_importable(what, f"an instance of {type(value).__name__}")
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    if "<" in name:
+        raise _not_importable(what, f"{name.rpartition('.')[2]} of {module}, made inside a function")
+    if loaded is None or _attribute(loaded, name) is not value:
+        raise _not_importable(what, f"{name}, which {module} does not have under that name")
+    if module == _PROGRAM and (file is None or not os.path.exists(file)):
+        raise _not_importable(what, f"{name} of a program without a file")
+    return ("name", module, None if file is None else os.path.abspath(file), name)
+
+
+def resolve(described: tuple[Any, ...]) -> Any:
+    """The reverse of :func:`describe`: imports what it names."""
+    match described:
+        case ("value", value):
+            return value
+        case ("partial", function, arguments, named):
+            given = {name: resolve(argument) for name, argument in named.items()}
+            return functools.partial(resolve(function), *map(resolve, arguments), **given)
+        case ("name", module, file, name):
+            found = _attribute(_module(module, file), name)
+            if found is None:
+                raise ConfigurationError(
+                    f"expected {name!r} in module {module!r} of a fresh process, given a module without it; "
+                    "define it at the top level, whatever imports the module"
+                )
+            return found
+    raise ConfigurationError(f"expected the description of a function or value, given {described!r:.100}")
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        # Not through descriptors' errors: what is not there is None.
+        found = getattr(found, part, None)
+    return found
+
+
+def _module(name: str, file: str | None) -> ModuleType:
+    name = _PROGRAM_THERE if name == _PROGRAM else name
+    loaded = sys.modules.get(name)
+    if loaded is None:
+        try:
+            loaded = importlib.import_module(name)
+        except ImportError:
+            if file is None:
+                raise
+    if loaded is not None and (file is None or _is_of(loaded, file)):
+        return loaded
+    assert file is not None
+    # A test file is no part of a package, or another one of its name comes first on the path.
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"expected a Python file, given {file!r}")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_of(module: ModuleType, file: str) -> bool:
+    given = getattr(module, "__file__", None)
+    return given is not None and os.path.realpath(given) == os.path.realpath(file)
+
+
+def _not_importable(what: str, given: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{what}: expected what a fresh process can import (a class or function at the top level of a module, or "
+        f"functools.partial of one), given {given}; define it there, or pass fresh_process=False"
+    )
+
+
+class RestoreMismatch(AssertionError):
+    """A restored run is not the run that went on: the message says what differs, where it was cut, what to do.
+
+    What to tell about a run that differs.
+    """
+
+
+def stream_difference(
+    expected: Mapping[str, Sequence[bytes]],
+    given: Mapping[str, Sequence[bytes]],
+    plain_data: PlainData,
+    *,
+    ordered: bool = True,
+) -> str | None:
+    """The first record that differs, of all outputs."""
+    for name, wanted in expected.items():
+        came = given.get(name, ())
+        if not ordered:
+            wanted, came = sorted(wanted), sorted(came)
+        for number, (one, other) in enumerate(zip(wanted, came, strict=False), 1):
+            if one != other:
+                difference = first_difference(plain_data.decode(one), plain_data.decode(other), "record")
+                return f"output {name!r}, record {number} of {len(wanted)}: {difference}"
+        if len(wanted) != len(came):
+            more = wanted[len(came) :] or came[len(wanted) :]
+            kind = "missing" if len(came) < len(wanted) else "too many"
+            return (
+                f"output {name!r}: expected {len(wanted)} records, given {len(came)}; {kind}: "
+                f"{plain_data.decode(more[0])!r:.200}"
+            )
+    return None
+
+
+def state_difference(expected: bytes | None, given: bytes | None, plain_data: PlainData) -> str | None:
+    """The first place where two states differ."""
+    if expected == given:
+        return None
+    if expected is None or given is None:
+        return f"a state at the end: expected {expected is not None}, given {given is not None}"
+    difference = first_difference(plain_data.decode(expected), plain_data.decode(given), "snapshot")
+    return f"the state before the end: {difference}"
+
+
+def lost_attributes(
+    before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """Sentences about attributes that are not after a restore what they were at the cut."""
+    lost: list[str] = []
+    for who, attributes in before.items():
+        restored = after.get(who, {})
+        for path, value in attributes.items():
+            there = restored.get(path, "nothing")
+            if there != value:
+                lost.append(
+                    f"attribute {path!r} of {who} was {value} at the cut and is {there} after restore()"
+                )
+    return lost

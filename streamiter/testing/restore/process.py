@@ -18,7 +18,12 @@ import msgspec
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ConfigurationError
 
-__all__ = ["RestoreProcess", "read_frame", "write_frame"]
+__all__ = [
+    "RestoreProcess",
+    "read_frame",
+    "write_frame",
+]
+
 
 # Longer than any restored run may take (see driving), so that it is the run that says what is stuck.
 _ANSWER_S: Final = 120.0

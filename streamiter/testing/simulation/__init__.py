@@ -5,9 +5,9 @@ survives it (`world`), with the faults of `network` on the way; a `life` is one 
 `disturbed` decide what becomes of it, `outputs` says whether what is committed is right.
 """
 
-from streamiter.testing.simulation.failure import SimulationFailed
-from streamiter.testing.simulation.faults import Faults
+from streamiter.testing.simulation.life import Simulation
+from streamiter.testing.simulation.network import Faults
 from streamiter.testing.simulation.simulate import SimulationResult, Undisturbed, simulate
-from streamiter.testing.simulation.simulation import Simulation
+from streamiter.testing.simulation.simulated_time import SimulationFailed
 
 __all__ = ["Faults", "Simulation", "SimulationFailed", "SimulationResult", "Undisturbed", "simulate"]

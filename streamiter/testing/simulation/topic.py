@@ -1,34 +1,169 @@
-"""A memory topic behind a network with faults."""
+"""Reading a topic behind a network with faults, in batches that are cut at random."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from streamiter.testing.simulation.network import Connection
-from streamiter.testing.simulation.reader import SimulatedReader
-from streamiter.testing.simulation.transactions import SimulatedTransactions
-from streamiter.testing.simulation.writer import SimulatedWriter
+from streamiter.checkpoints.snapshot import CheckpointId, Part, SnapshotHeader
+from streamiter.checkpoints.store import CheckpointStore, CommitPointer, StoredSnapshot
+from streamiter.testing.simulation.network import Connection, SimulatedStorageFull
 from streamiter.topics.memory import MemoryBroker, MemoryTopic
 from streamiter.topics.topic import (
     Decoder,
+    OutgoingBatch,
     ReadRequest,
     SizeLimit,
     Topic,
+    TopicBatch,
     TopicDescription,
     TopicReader,
     TopicWriter,
     Transactions,
 )
 
-__all__ = ["Cluster", "SimulatedTopic"]
+__all__ = [
+    "Cluster",
+    "SimulatedStore",
+    "SimulatedTopic",
+]
+
+
+class SimulatedReader(TopicReader):
+    """Gives what another reader gives, in smaller pieces and later."""
+
+    def __init__(
+        self,
+        stored: TopicReader,
+        connection: Connection,
+        name: str,
+        on_close: Callable[[SimulatedReader], None],
+    ) -> None:
+        self._stored = stored
+        self._connection = connection
+        self._name = name
+        self._on_close: Callable[[SimulatedReader], None] | None = on_close
+        self._rest: TopicBatch | None = None
+
+    async def read(self) -> TopicBatch | None:
+        if self._rest is None:
+            await self._connection.on_the_way(f"read {self._name}")
+            # Kept before there is another wait: a read that is cancelled must lose nothing.
+            self._rest = await self._stored.read()
+        await self._connection.on_the_way_back(f"read {self._name}")
+        return self._piece()
+
+    def _piece(self) -> TopicBatch | None:
+        batch = self._rest
+        if batch is None:
+            return None
+        network = self._connection.network
+        size = network.random.randint(1, len(batch)) if network.levels.cuts_batches else len(batch)
+        self._rest = batch[size:] if size < len(batch) else None
+        return batch[:size]
+
+    def positions(self) -> Mapping[int, int]:
+        positions = dict(self._stored.positions())
+        if self._rest is not None:
+            positions[self._rest.partition] = self._rest.offsets[0]
+        return positions
+
+    def identities(self) -> Mapping[int, str]:
+        return self._stored.identities()
+
+    def lag(self) -> Mapping[int, int]:
+        lag = dict(self._stored.lag())
+        if self._rest is not None:
+            lag[self._rest.partition] += len(self._rest)
+        return lag
+
+    async def close(self) -> None:
+        self._connection.check()
+        if self._on_close is not None:
+            self._on_close(self)
+            self._on_close = None
+        await self._stored.close()
+
+
+class SimulatedWriter(TopicWriter):
+    """Hands on what another writer is to write: late, twice, or although it says that it failed.
+
+    Writing outside transactions, behind a network with faults.
+    """
+
+    def __init__(self, stored: TopicWriter, connection: Connection, name: str) -> None:
+        self._stored = stored
+        self._connection = connection
+        self._name = name
+
+    async def write(self, batch: OutgoingBatch) -> None:
+        await self._connection.call(f"write to {self._name}", lambda: self._write(batch))
+
+    async def _write(self, batch: OutgoingBatch) -> None:
+        await self._stored.write(batch)
+        network = self._connection.network
+        if network.draws(network.levels.duplicates):
+            network.event(f"written twice: {len(batch)} records to {self._name}")
+            await self._stored.write(batch)
+
+    async def flush(self) -> None:
+        await self._connection.call(f"flush {self._name}", self._stored.flush)
+
+    async def close(self) -> None:
+        await self._connection.slow_call(f"close the writer of {self._name}", self._stored.close)
+
+
+class SimulatedTransactions(Transactions):
+    """Those of the memory topics; each call may be late, fail, or fail although it took effect.
+
+    Transactions behind a network with faults.
+    """
+
+    def __init__(
+        self,
+        stored: Transactions,
+        connection: Connection,
+        broker: MemoryBroker,
+        on_commit: Callable[[], None],
+    ) -> None:
+        self._stored = stored
+        self._connection = connection
+        self._broker = broker
+        self._on_commit = on_commit
+
+    async def begin(self) -> None:
+        await self._connection.call("begin a transaction", self._stored.begin)
+
+    async def write(self, topic: Topic, batch: OutgoingBatch) -> None:
+        stored = self._broker.topic(topic.name)
+        await self._connection.call(
+            f"write to {topic.name} in the transaction", lambda: self._stored.write(stored, batch)
+        )
+
+    async def commit(self) -> None:
+        await self._connection.call("commit", self._commit)
+
+    async def _commit(self) -> None:
+        await self._stored.commit()
+        self._connection.network.event("committed")
+        self._on_commit()
+
+    async def abort(self) -> None:
+        await self._connection.call("abort the transaction", self._stored.abort)
+
+    async def close(self) -> None:
+        await self._connection.slow_call("close the transactions", self._stored.close)
+
 
 # What one read gives at most: small, so that few records already come in several batches.
 _READ_RECORDS_MAX = 16
 
 
 class Cluster:
-    """The topics of a simulation as one run of the job sees them."""
+    """The topics of a simulation as one run of the job sees them.
+
+    A memory topic behind a network with faults.
+    """
 
     def __init__(self, broker: MemoryBroker, connection: Connection, on_commit: Callable[[], None]) -> None:
         self.broker = broker
@@ -109,3 +244,52 @@ class SimulatedTopic(Topic):
 
     def __repr__(self) -> str:
         return f"SimulatedTopic({self.name!r})"
+
+
+class SimulatedStore(CheckpointStore):
+    """What one run of the job sees of a store that survives it: late, full, or failing although it has saved.
+
+    A checkpoint store with faults.
+    """
+
+    def __init__(self, stored: CheckpointStore, connection: Connection) -> None:
+        self._stored = stored
+        self._connection = connection
+
+    async def claim(self, flow: str, run: str, *, begin_anew: bool = False) -> CommitPointer | None:
+        return await self._connection.call(
+            "claim the store", lambda: self._stored.claim(flow, run, begin_anew=begin_anew)
+        )
+
+    async def pointer(self, flow: str) -> CommitPointer | None:
+        return await self._connection.call(
+            "ask the store for its pointer", lambda: self._stored.pointer(flow)
+        )
+
+    async def save(self, header: SnapshotHeader, parts: Iterable[Part]) -> int:
+        network = self._connection.network
+        await self._connection.on_the_way("save a snapshot")
+        if network.draws(network.levels.storage_full):
+            network.event(f"no room for snapshot {header.id.number}")
+            raise SimulatedStorageFull("the store is full (simulated)")
+        size_bytes = await self._stored.save(header, parts)
+        network.event(f"saved snapshot {header.id.number}")
+        await self._connection.on_the_way_back("save a snapshot")
+        return size_bytes
+
+    async def commit(self, flow: str, checkpoint: CheckpointId) -> None:
+        await self._connection.call(
+            "set the pointer of the store", lambda: self._stored.commit(flow, checkpoint)
+        )
+
+    async def prune(self, flow: str, *, keep: int) -> list[CheckpointId]:
+        return await self._connection.call("prune the store", lambda: self._stored.prune(flow, keep=keep))
+
+    async def list(self, flow: str | None = None) -> Sequence[SnapshotHeader]:
+        return await self._connection.call("list the store", lambda: self._stored.list(flow))
+
+    async def open(self, flow: str, checkpoint: CheckpointId) -> StoredSnapshot:
+        return await self._connection.call("open a snapshot", lambda: self._stored.open(flow, checkpoint))
+
+    async def close(self) -> None:
+        await self._connection.slow_call("close the store", self._stored.close)

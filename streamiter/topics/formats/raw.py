@@ -1,14 +1,90 @@
-"""Bytes as they are, and text."""
+"""Formats of values: raw bytes, text, and values with metadata."""
 
 from __future__ import annotations
 
-from typing import Any, final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar, final
 
-from streamiter.records import Batch
-from streamiter.topics.formats.failures import decode_each, encode_each
-from streamiter.topics.topic import OutgoingBatch, TopicBatch
+import msgspec
+import numpy as np
 
-__all__ = ["Raw", "Text"]
+from streamiter.errors import DecodeError, EncodeError, TopicError
+from streamiter.records import Batch, Columns
+from streamiter.tables import rows_of_table
+from streamiter.topics.topic import Decoder, OutgoingBatch, TopicBatch
+
+__all__ = [
+    "BAD_INPUT",
+    "NO_VALUE",
+    "Raw",
+    "Text",
+    "WithMetadata",
+    "decode_each",
+    "encode_each",
+    "rows_to_encode",
+]
+
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+NO_VALUE: Final = "no value (tombstone)"
+
+# What json, text and conversion functions raise for input they cannot take. Anything else is a bug and
+# must not be taken for bad input.
+BAD_INPUT: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+
+
+def decode_each(values: Iterable[Given], decode: Callable[[Given], Made]) -> list[Made]:
+    """``decode`` of every value.
+
+    Raises :class:`~streamiter.errors.DecodeError` with all values that it refused.
+
+    >>> decode_each([b"1", b"two", b"3"], int)
+    Traceback (most recent call last):
+    ...
+    streamiter.errors.DecodeError: value 1 of the batch: invalid literal for int() with base 10: b'two'
+
+    Going through a batch one by one, to name every value that is at fault.
+    """
+    made, failures = _each(values, decode)
+    if failures:
+        raise DecodeError(failures)
+    return made
+
+
+def rows_to_encode(batch: Any) -> Batch:
+    """The batch, or the rows of a table; raises TopicError for a table that cannot become rows."""
+    rows = (
+        None if isinstance(batch, (list, Columns, np.ndarray)) else rows_of_table("encode", batch, TopicError)
+    )
+    given: Batch = batch if rows is None else rows
+    return given
+
+
+def encode_each(records: Iterable[Given], encode: Callable[[Given], Made]) -> list[Made]:
+    """The same for encoding, with :class:`~streamiter.errors.EncodeError`."""
+    made, failures = _each(rows_to_encode(records), encode)
+    if failures:
+        raise EncodeError(failures)
+    return made
+
+
+def _each(inputs: Iterable[Given], convert: Callable[[Given], Made]) -> tuple[list[Made], dict[int, str]]:
+    made: list[Made] = []
+    failures: dict[int, str] = {}
+    for index, given in enumerate(inputs):
+        try:
+            made.append(convert(given))
+        except BAD_INPUT as error:
+            failures[index] = reason_of(error)
+    return made, failures
+
+
+def reason_of(error: Exception) -> str:
+    """A short reason: the first line of the message."""
+    text: Any = str(error) or type(error).__name__
+    return str(text).splitlines()[0][:200]
 
 
 @final
@@ -21,6 +97,8 @@ class Raw:
     Traceback (most recent call last):
     ...
     streamiter.errors.EncodeError: record 1 of the batch: expected bytes or None, given str
+
+    Bytes as they are, and text.
     """
 
     def decode(self, batch: TopicBatch) -> Batch:
@@ -77,3 +155,49 @@ class Text:
 
     def __repr__(self) -> str:
         return f"Text({self.encoding!r})"
+
+
+@final
+class WithMetadata:
+    """Records as dicts: what another decoder makes of the value, with key, time stamp and origin.
+
+    >>> from streamiter.topics import Json
+    >>> decoder = WithMetadata(Json())
+    >>> decoder.decode(TopicBatch(partition=3, offsets=[7], keys=[b"k"], values=[b"[1]"], timestamps_ms=[9]))
+    [{'key': b'k', 'value': [1], 'timestamp_ms': 9, 'partition': 3, 'offset': 7, 'headers': ()}]
+
+    Values together with where they come from.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    @property
+    def struct_types(self) -> tuple[type[Any], ...]:
+        """Those of the inner decoder."""
+        return getattr(self.decoder, "struct_types", ())
+
+    def decode(self, batch: TopicBatch) -> Batch:
+        """Raises the ``DecodeError`` of the inner decoder."""
+        columns = zip(
+            batch.keys,
+            self.decoder.decode(batch),
+            batch.timestamps_ms,
+            batch.offsets,
+            batch.headers,
+            strict=True,
+        )
+        return [
+            {
+                "key": key,
+                "value": value,
+                "timestamp_ms": timestamp_ms,
+                "partition": batch.partition,
+                "offset": offset,
+                "headers": headers,
+            }
+            for key, value, timestamp_ms, offset, headers in columns
+        ]
+
+    def __repr__(self) -> str:
+        return f"WithMetadata({self.decoder!r})"

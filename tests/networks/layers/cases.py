@@ -8,9 +8,9 @@ from typing import Any
 
 from streamiter.networks.graph import Graph
 from streamiter.networks.layers import LAYER_TYPES, Layer, LossLayer
-from streamiter.networks.layers.settings import LayerSettings
+from streamiter.networks.layers.layer import LayerSettings
 from streamiter.networks.losses import LOSSES, Loss
-from streamiter.networks.place_holder import PlaceHolder
+from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS
 from streamiter.optimizers import SGD
 

@@ -13,7 +13,7 @@ from networks.layers.cases import FACTORS, FIELDS, PAIRS, Nodes
 from networks.rows_at_hand import KINDS, rows_of
 
 from streamiter.networks.layers import Layer
-from streamiter.networks.place_holder import PlaceHolder
+from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.sparse_rows import SparseRows
 
 FEATURES = 9

@@ -10,7 +10,7 @@ from networks.rows_at_hand import KINDS, rows_of
 
 from streamiter.networks.graph import Graph
 from streamiter.networks.layers import LAYER_TYPES
-from streamiter.networks.place_holder import PlaceHolder
+from streamiter.networks.mini_batches import PlaceHolder
 
 
 def _features(kind: str) -> int:

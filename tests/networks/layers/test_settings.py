@@ -7,11 +7,11 @@ import pytest
 from networks.layers.cases import Nodes
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.rows.checks import BadRows
+from streamiter.learn.rows.examples import BadRows
 from streamiter.networks.layers import LAYER_TYPES
-from streamiter.networks.layers.settings import LayerSettings
+from streamiter.networks.layers.layer import LayerSettings
 from streamiter.networks.losses import LOSSES
-from streamiter.networks.place_holder import PlaceHolder
+from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.sparse_rows import SparseRows
 
 

@@ -13,8 +13,8 @@ from networks.rows_at_hand import rows_of
 from streamiter.errors import ModelError
 from streamiter.networks.graph import Graph
 from streamiter.networks.layers import StatusError
-from streamiter.networks.place_holder import PlaceHolder
-from streamiter.networks.status import Status
+from streamiter.networks.mini_batches import PlaceHolder
+from streamiter.networks.parameters import Status
 
 STEPS = ["cal_output", "cal_backward", "cal_gradients", "update"]
 

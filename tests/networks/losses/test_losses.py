@@ -9,9 +9,8 @@ import pytest
 from networks.finite_differences import assert_agree, differences
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.rows.checks import BadRows
-from streamiter.networks.losses import LOSSES
-from streamiter.networks.losses.huber_loss import HuberLoss
+from streamiter.learn.rows.examples import BadRows
+from streamiter.networks.losses import LOSSES, HuberLoss
 
 CLASSES = 4
 

@@ -9,8 +9,7 @@ import pytest
 from networks.finite_differences import assert_agree, differences
 
 from streamiter.errors import ConfigurationError
-from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS, TransferFunction
-from streamiter.networks.transfer_functions.dropout import Dropout
+from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS, Dropout, TransferFunction
 
 
 def _sigmoid(x: float) -> float:

@@ -10,10 +10,10 @@ from typing import Any
 
 from parameter_server.consistency.client_run import turns
 
+from streamiter.parameter_server.calls import Waiting
 from streamiter.parameter_server.client import Client
-from streamiter.parameter_server.directory import MatrixDirectory
+from streamiter.parameter_server.server import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.waiting import Waiting
 
 
 class LateLink:

@@ -10,12 +10,12 @@ import pytest
 
 from streamiter.errors import OutOfTurn
 from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency, Released
-from streamiter.parameter_server.consistency.bsp import BulkSynchronousModel
-from streamiter.parameter_server.consistency.model import ConsistencyModel
-from streamiter.parameter_server.consistency.pending_adds import PendingAdds
-from streamiter.parameter_server.consistency.progress_tracker import ProgressTracker
-from streamiter.parameter_server.consistency.ssp import StaleSynchronousModel
-from streamiter.parameter_server.consistency.waiting_gets import WaitingGets
+from streamiter.parameter_server.consistency.models import (
+    BulkSynchronousModel,
+    ConsistencyModel,
+    StaleSynchronousModel,
+)
+from streamiter.parameter_server.consistency.progress_tracker import PendingAdds, ProgressTracker, WaitingGets
 from streamiter.parameter_server.matrix_shard import MatrixShard
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -24,11 +24,11 @@ from streamiter import Flow, Operator
 from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.errors import CheckpointError, JobFailed
 from streamiter.operators import Output
-from streamiter.operators.context import Context
+from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, holding
-from streamiter.parameter_server.consistency.settings import Consistency
-from streamiter.parameter_server.storage.frozen_cells import FrozenCells
+from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.storage.sparse import FrozenCells
 from streamiter.testing import VirtualClock
 
 MANY = 100

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from streamiter.parameter_server.matrix import DType, Matrix
-from streamiter.parameter_server.partitioning import Partitioning
+from streamiter.parameter_server.matrix import DType, Matrix, Partitioning
 from streamiter.parameter_server.psf import GetFunction, UpdateFunction
 from streamiter.parameter_server.storage import make_block
 from streamiter.parameter_server.storage.block import SparseRow

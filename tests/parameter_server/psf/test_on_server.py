@@ -16,11 +16,10 @@ from parameter_server.psf.test_contract import ids
 from streamiter.errors import OutOfRange, ParameterServerError, RowsInDifferentBlocks
 from streamiter.optimizers import SGD
 from streamiter.parameter_server import ParameterServer, psf
-from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.partitioning import Partitioning
+from streamiter.parameter_server.matrix import Matrix, Partitioning
 from streamiter.parameter_server.requests import Aggregate, Update
 from streamiter.parameter_server.storage.block import Block, SparseRow
-from streamiter.parameter_server.transport.ray.importable import importable
+from streamiter.parameter_server.transport.ray.protocol import importable
 
 FIXTURES = (Fixture("dense", "float64"), Fixture("sparse", "float64", default=2.5, density=0.3))
 

@@ -17,8 +17,7 @@ from streamiter.optimizers import (
     RMSProp,
 )
 from streamiter.parameter_server import BSP, ParameterServer
-from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.partitioning import Partitioning
+from streamiter.parameter_server.matrix import Matrix, Partitioning
 from streamiter.parameter_server.psf.optimize import InitialSlots, Optimize
 from streamiter.parameter_server.storage import make_block
 from streamiter.parameter_server.storage.block import SparseRow

@@ -7,7 +7,7 @@ import pytest
 from parameter_server.psf.on_blocks import Fixture, OnBlocks
 
 from streamiter.parameter_server import psf
-from streamiter.parameter_server.psf.random_numbers import normals, uniforms
+from streamiter.parameter_server.psf.random import normals, uniforms
 
 COLUMNS = range(200_000)
 
@@ -61,8 +61,7 @@ def test_rows_drawn_one_by_one_are_those_of_the_whole_matrix() -> None:
 
 def test_a_row_longer_than_a_piece_goes_on_where_the_piece_ended() -> None:
     """Numbers are drawn in pieces, and each piece began anew."""
-    from streamiter.parameter_server.matrix import Matrix
-    from streamiter.parameter_server.partitioning import Partitioning
+    from streamiter.parameter_server.matrix import Matrix, Partitioning
     from streamiter.parameter_server.storage import make_block
 
     matrix = Matrix("w", rows=1, columns=150_001, block=(1, 150_001))

@@ -11,13 +11,18 @@ from support.examples import random_examples
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.parameter_server import ASP, psf
+from streamiter.parameter_server.calls import Waiting
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import Add, AddPart, Aggregate, Create, Join, Leave, PassBarrier
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import thawed
-from streamiter.parameter_server.transport.ray.barriers import NumberedBarriers
-from streamiter.parameter_server.transport.ray.fences import Fence, Fences, PassFences, TakeBetween
-from streamiter.parameter_server.waiting import Waiting
+from streamiter.parameter_server.transport.ray.barriers import (
+    Fence,
+    Fences,
+    NumberedBarriers,
+    PassFences,
+    TakeBetween,
+)
 
 WORKERS = (0, 1, 2)
 SERVER = -1

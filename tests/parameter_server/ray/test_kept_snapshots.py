@@ -8,8 +8,8 @@ import pytest
 
 from streamiter.errors import ConfigurationError
 from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.recovery import KeptSnapshots, ShardSnapshot, SnapshotEvery
 from streamiter.parameter_server.requests import Create
+from streamiter.parameter_server.snapshots import KeptSnapshots, ShardSnapshot, SnapshotEvery
 
 
 def part(number: int, state: str, workers: tuple[int, ...] = (0, 1)) -> ShardSnapshot[str]:

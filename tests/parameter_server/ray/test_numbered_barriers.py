@@ -12,7 +12,8 @@ from support.examples import random_examples
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.parameter_server import ASP, SSP, psf
-from streamiter.parameter_server.consistency.settings import Consistency
+from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
     Add,
@@ -31,7 +32,6 @@ from streamiter.parameter_server.requests import (
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import thawed
 from streamiter.parameter_server.transport.ray.barriers import NumberedBarriers
-from streamiter.parameter_server.waiting import Waiting
 
 EVERY = 2
 

@@ -17,8 +17,8 @@ from support.waiting import PATIENCE_S
 
 from streamiter.errors import RolledBack, ShardLost
 from streamiter.parameter_server import ASP, BSP, SSP, psf
-from streamiter.parameter_server.recovery import SnapshotEvery
 from streamiter.parameter_server.server import ParameterServer
+from streamiter.parameter_server.snapshots import SnapshotEvery
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

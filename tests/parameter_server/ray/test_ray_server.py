@@ -13,8 +13,8 @@ from support.waiting import PATIENCE_S
 from streamiter.errors import ConfigurationError, ParameterServerError, RolledBack, ShardLost
 from streamiter.parameter_server import ASP, SSP, psf
 from streamiter.parameter_server.client import Client
-from streamiter.parameter_server.recovery import SnapshotEvery
 from streamiter.parameter_server.server import ParameterServer
+from streamiter.parameter_server.snapshots import SnapshotEvery
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -9,16 +9,12 @@ import pytest
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred
-from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.partitioning import BlockRange, Partitioning
-from streamiter.parameter_server.storage import (
-    Block,
-    filled_cells,
-    frozen_arrays,
-    frozen_cells,
-    hashed_cells,
-    make_block,
-)
+from streamiter.parameter_server.matrix import BlockRange, Matrix, Partitioning
+from streamiter.parameter_server.storage import Block, make_block
+from streamiter.parameter_server.storage import dense as frozen_arrays
+from streamiter.parameter_server.storage import sparse as filled_cells
+from streamiter.parameter_server.storage import sparse as frozen_cells
+from streamiter.parameter_server.storage import sparse as hashed_cells
 
 __all__ = ["KINDS", "PLAIN", "block_of", "columns_of", "decoded", "deferred_of", "restored", "small_frames"]
 

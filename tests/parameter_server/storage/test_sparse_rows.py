@@ -9,7 +9,7 @@ import pytest
 from parameter_server.storage.blocks import block_of, columns_of
 
 from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.storage import hashed_cells
+from streamiter.parameter_server.storage import sparse as hashed_cells
 from streamiter.parameter_server.storage.block import SparseRow
 
 _HUGE = 1 << 40

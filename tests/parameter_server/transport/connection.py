@@ -10,14 +10,17 @@ from parameter_server.transport.lossy_network import CALM, LossyNetwork, Network
 from parameter_server.transport.recording_shard import RecordingShard
 from parameter_server.transport.schedule import PATIENT
 
-from streamiter.parameter_server.consistency.settings import Consistency
+from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import Add, AddPart, Create, Get, GetPart, Join
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.transport.client_session import LinkTiming
-from streamiter.parameter_server.transport.messages import SessionId
 from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.shard_sessions import RequestHandler, ShardSessions
+from streamiter.parameter_server.transport.sessions import (
+    LinkTiming,
+    RequestHandler,
+    SessionId,
+    ShardSessions,
+)
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["Connection", "add_ones", "recording", "whole_row", "with_matrix"]

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from streamiter.parameter_server.transport.messages import ClientMessage, Control
+from streamiter.parameter_server.calls import Waiting
 from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.shard_sessions import Answer, ShardSessions
-from streamiter.parameter_server.waiting import Waiting
+from streamiter.parameter_server.transport.sessions import Answer, ClientMessage, Control, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["CALM", "EVERYTHING", "LossyNetwork", "NetworkCarrier", "NetworkFaults"]

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from streamiter.parameter_server.transport.client_session import ClientSession
-from streamiter.parameter_server.transport.failures import outcome_of
-from streamiter.parameter_server.transport.messages import (
+from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.transport.remote_link import RemoteLink
+from streamiter.parameter_server.transport.sessions import (
     ClientMessage,
+    ClientSession,
     Control,
     Received,
     ServerMessage,
+    ServerSession,
     Standing,
+    _OpenSession,
+    outcome_of,
 )
-from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.server_session import ServerSession
-from streamiter.parameter_server.transport.shard_sessions import _OpenSession
-from streamiter.parameter_server.waiting import Waiting
 
 
 def handle_every_message(patch: pytest.MonkeyPatch) -> None:

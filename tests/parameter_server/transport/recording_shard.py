@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from streamiter.errors import OutOfTurn
-from streamiter.parameter_server.waiting import Waiting
+from streamiter.parameter_server.calls import Waiting
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["Ask", "RecordingShard"]

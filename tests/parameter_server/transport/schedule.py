@@ -17,11 +17,9 @@ from parameter_server.transport.lossy_network import (
 from parameter_server.transport.recording_shard import Ask, RecordingShard
 
 from streamiter.errors import OutOfTurn
-from streamiter.parameter_server.transport.client_session import LinkTiming
-from streamiter.parameter_server.transport.messages import SessionId
+from streamiter.parameter_server.calls import Waiting
 from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.shard_sessions import ShardSessions
-from streamiter.parameter_server.waiting import Waiting
+from streamiter.parameter_server.transport.sessions import LinkTiming, SessionId, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["PATIENT", "Broken", "Schedule", "check_schedule"]

@@ -7,12 +7,12 @@ import random
 
 from parameter_server.transport.recording_shard import Ask, RecordingShard
 
-from streamiter.parameter_server.transport.messages import (
+from streamiter.parameter_server.transport.sessions import (
     ClientMessage,
     Received,
     SessionId,
+    ShardSessions,
 )
-from streamiter.parameter_server.transport.shard_sessions import ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 

@@ -15,12 +15,11 @@ from parameter_server.transport.schedule import PATIENT
 from streamiter.errors import OutOfRange
 from streamiter.parameter_server import BSP, SSP, Matrix, psf
 from streamiter.parameter_server.client import Client
-from streamiter.parameter_server.consistency.settings import Consistency
-from streamiter.parameter_server.directory import MatrixDirectory
+from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.server import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.transport.messages import SessionId
 from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.shard_sessions import ShardSessions
+from streamiter.parameter_server.transport.sessions import SessionId, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 _WORKERS = 3

@@ -17,10 +17,10 @@ from streamiter.parameter_server import BSP
 from streamiter.parameter_server.requests import (
     Clock,
 )
-from streamiter.parameter_server.transport.client_session import LinkTiming
-from streamiter.parameter_server.transport.messages import (
+from streamiter.parameter_server.transport.sessions import (
     ClientMessage,
     Control,
+    LinkTiming,
     Received,
     SessionId,
 )

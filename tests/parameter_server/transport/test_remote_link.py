@@ -16,12 +16,13 @@ from streamiter.errors import (
     UnknownMatrix,
 )
 from streamiter.parameter_server import ASP
-from streamiter.parameter_server.changes import Changes, NextChanges
 from streamiter.parameter_server.requests import (
     Add,
+    Changes,
     Get,
+    NextChanges,
 )
-from streamiter.parameter_server.transport.messages import (
+from streamiter.parameter_server.transport.sessions import (
     ServerMessage,
     SessionId,
     Standing,

@@ -12,10 +12,9 @@ from parameter_server.transport.recording_shard import Ask, RecordingShard
 from support.soak import ForEachSeed
 
 from streamiter.errors import RolledBack, WorkerHasLeft
-from streamiter.parameter_server.transport.messages import ClientMessage
+from streamiter.parameter_server.calls import Waiting
 from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.shard_sessions import ShardSessions
-from streamiter.parameter_server.waiting import Waiting
+from streamiter.parameter_server.transport.sessions import ClientMessage, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 SEEDS = range(50)

@@ -6,8 +6,7 @@ from random import Random
 
 from support.examples import random_examples
 
-from streamiter.parameter_server.transport.messages import Received, Standing
-from streamiter.parameter_server.transport.server_session import ServerSession
+from streamiter.parameter_server.transport.sessions import Received, ServerSession, Standing
 
 Arrivals = tuple[list[int], int, int, set[int]]
 

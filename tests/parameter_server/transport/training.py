@@ -10,14 +10,13 @@ import numpy as np
 from parameter_server.transport.lossy_network import LossyNetwork, NetworkCarrier, NetworkFaults
 from parameter_server.transport.schedule import PATIENT, Broken
 
-from streamiter.parameter_server.consistency.settings import ASP, BSP, SSP, Consistency
+from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.consistency.models import ASP, BSP, SSP, Consistency
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import Add, AddPart, Clock, Create, Get, GetPart, GetReply, Join
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.transport.messages import SessionId
 from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.shard_sessions import ShardSessions
-from streamiter.parameter_server.waiting import Waiting
+from streamiter.parameter_server.transport.sessions import SessionId, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["Training"]

@@ -12,8 +12,8 @@ from typing import Any, Final, final
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
 from streamiter.errors import ParameterServerError, ShardLost
+from streamiter.parameter_server.calls import Waiting
 from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.recovery import ShardSnapshot
 from streamiter.parameter_server.requests import (
     Create,
     FailWaiting,
@@ -26,14 +26,9 @@ from streamiter.parameter_server.requests import (
     TakeState,
 )
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.snapshots import thawed
+from streamiter.parameter_server.snapshots import ShardSnapshot, thawed
 from streamiter.parameter_server.statistics import ShardStatistics
-from streamiter.parameter_server.transport.failures import Failure, error_of, outcome_of
-from streamiter.parameter_server.transport.messages import ClientMessage, ServerMessage
-from streamiter.parameter_server.transport.ray.barriers import NumberedBarriers
-from streamiter.parameter_server.transport.ray.cluster import imported_ray
-from streamiter.parameter_server.transport.ray.fences import Fences, TakeBetween
-from streamiter.parameter_server.transport.ray.fetched import fetched
+from streamiter.parameter_server.transport.ray.barriers import Fences, NumberedBarriers, TakeBetween
 from streamiter.parameter_server.transport.ray.protocol import (
     Beginning,
     Describe,
@@ -41,9 +36,18 @@ from streamiter.parameter_server.transport.ray.protocol import (
     HostProcess,
     Restore,
     client_name,
+    fetched,
+    imported_ray,
 )
-from streamiter.parameter_server.transport.shard_sessions import RequestHandler, ShardSessions
-from streamiter.parameter_server.waiting import Waiting
+from streamiter.parameter_server.transport.sessions import (
+    ClientMessage,
+    Failure,
+    RequestHandler,
+    ServerMessage,
+    ShardSessions,
+    error_of,
+    outcome_of,
+)
 
 __all__ = ["ShardHost"]
 

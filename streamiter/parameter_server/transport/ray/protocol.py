@@ -1,13 +1,151 @@
-"""What goes to and fro between a server's process, its clients' processes, and the hosts of its shards."""
+"""The Ray that shards run in: the user's, or one of our own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, final
 
-from streamiter.parameter_server.recovery import SnapshotEvery
+import numpy as np
 
-__all__ = ["Beginning", "Describe", "GoBack", "HostProcess", "RayAddress", "Restore", "client_name"]
+from streamiter.deferred import Deferred
+from streamiter.errors import ConfigurationError, InternalError, ParameterServerError
+from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.matrix_shard import init_functions
+from streamiter.parameter_server.requests import Add, Aggregate, Create, Update
+from streamiter.parameter_server.snapshots import SnapshotEvery
+from streamiter.parameter_server.transport.sessions import ClientMessage, ServerMessage
+
+__all__ = [
+    "Beginning",
+    "Describe",
+    "GoBack",
+    "HostProcess",
+    "RayAddress",
+    "RayCarrier",
+    "RayCluster",
+    "Restore",
+    "client_name",
+    "fetched",
+    "importable",
+    "imported_ray",
+    "sendable",
+]
+
+
+def imported_ray() -> Any:
+    """The package; raises ConfigurationError where it is not installed."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigurationError(
+            'ParameterServer(on="ray"): expected the package ray, which is not installed; '
+            "install it with: pip install 'streamiter[ray]', or keep the shards in this process"
+        ) from error
+    return ray
+
+
+# Nobody on other machines has to do with it.
+_LOOPBACK: Final = "127.0.0.1"
+
+
+@final
+class RayCluster:
+    """Ray as it is, if this process has called ``ray.init``; otherwise one on this machine that ``close`` ends.
+
+    Starting one takes some seconds, without a dashboard and without usage statistics.
+    """
+
+    def __init__(self) -> None:
+        self.ray = imported_ray()
+        self._ours = None if self.ray.is_initialized() else _Started(self.ray)
+
+    def close(self) -> None:
+        """End the one that was started here. May be called more than once, and in any thread."""
+        if self._ours is not None:
+            ours, self._ours = self._ours, None
+            ours.end()
+
+
+@final
+class _Started:
+    """Keeps the thread that has started Ray until its end.
+
+    The kernel ends Ray's processes together with that thread. In the main thread Ray would take over SIGTERM.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._has_started = threading.Event()
+        self._is_to_end = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="ray", daemon=True)
+        self._thread.start()
+        self._has_started.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            with _usage_statistics_off(), _no_cluster(self._ray):
+                self._ray.init(
+                    address="local",  # Without it, Ray would look for a cluster that somebody else has started.
+                    include_dashboard=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address=_LOOPBACK,
+                )
+        except BaseException as error:
+            self._failure = error
+            return
+        finally:
+            self._has_started.set()
+        self._is_to_end.wait()
+        self._ray.shutdown()
+
+    def end(self) -> None:
+        self._is_to_end.set()
+        self._thread.join()
+
+
+@contextmanager
+def _usage_statistics_off() -> Iterator[None]:
+    """Unless the user has asked for them."""
+    name = "RAY_USAGE_STATS_ENABLED"
+    is_ours = name not in os.environ
+    if is_ours:
+        os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if is_ours:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def _no_cluster(ray: Any) -> Iterator[None]:
+    """On Linux, Ray makes the machine's address of 127.0.0.1 and listens everywhere, unless it is told as elsewhere.
+
+    What tells it is a variable of the environment that it reads when it is imported, and that its processes inherit.
+    A version without this constant only listens more widely.
+    """
+    constants = ray._private.ray_constants
+    name, constant = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "ENABLE_RAY_CLUSTER"
+    before, was = os.environ.get(name), getattr(constants, constant, None)
+    os.environ[name] = "0"
+    setattr(constants, constant, False)
+    try:
+        yield
+    finally:
+        setattr(constants, constant, was)
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 def client_name(worker: int) -> str:
@@ -15,6 +153,8 @@ def client_name(worker: int) -> str:
 
     >>> client_name(3)
     'worker 3'
+
+    What goes to and fro between a server's process, its clients' processes, and the hosts of its shards.
     """
     return f"worker {worker}"
 
@@ -81,3 +221,141 @@ class Restore:
     identity: str
     state: Any
     workers: tuple[int, ...] | None
+
+
+@final
+class RayCarrier:
+    """A call of the host for each message. Arrays go through Ray's object store, or in the message if it is small.
+
+    Ray itself waits where the host's process has died, and sends the message to its successor.
+
+    Carries the messages of one client to one host, and its answers back.
+    """
+
+    def __init__(
+        self,
+        host: Any,
+        *,
+        receive: Callable[[ServerMessage], None],
+        go_back: Callable[[GoBack], None],
+        gone: Callable[[BaseException], None],
+    ) -> None:
+        self._host = host
+        self._receive = receive
+        self._go_back = go_back
+        self._gone = gone
+        self._ray = imported_ray()
+        self._calls: set[asyncio.Task[None]] = set()
+        """No more than a link sends: its window, and now and then a question."""
+
+    def send(self, message: ClientMessage) -> None:
+        """Send it. Ray has taken its arrays when this returns."""
+        if not self._ray.is_initialized():  # Or the call would start another Ray.
+            raise ParameterServerError("Ray has been ended in this process")
+        reply = self._host.deliver.remote(message)
+        call = asyncio.get_running_loop().create_task(self._await(reply))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _await(self, reply: Any) -> None:
+        try:
+            answer = await reply
+        except self._ray.exceptions.RayError as error:
+            gone = ParameterServerError("the server was closed, or its process is gone")
+            gone.__cause__ = error
+            self._gone(gone)
+            return
+        if isinstance(answer, GoBack):
+            self._go_back(answer)
+        elif answer is not None:
+            self._receive(answer)
+
+    @property
+    def under_way(self) -> set[asyncio.Task[None]]:
+        """Calls of the host that it has yet to answer."""
+        return set(self._calls)
+
+
+@final
+class FetchedFrames(Deferred):
+    """What was ``Deferred`` on a shard, encoded there."""
+
+    def __init__(self, name: str, frames: list[bytes]) -> None:
+        self.name = name
+        self._frames = frames[::-1]
+        """The next one last."""
+        self._is_released = False
+
+    def frames(self) -> Iterator[bytes]:
+        left = len(self._frames)
+        while left:
+            if self._is_released:
+                raise InternalError(f"the state of {self.name} was released before all of it was read")
+            yield self._frames.pop()
+            left -= 1
+        self.release()
+
+    def release(self) -> None:
+        self._is_released = True
+        self._frames = []
+
+
+def fetched(state: Any) -> Any:
+    """The same with what is ``Deferred`` encoded, so that it can be sent.
+
+    >>> fetched({"clock": 3})
+    {'clock': 3}
+
+    State that crosses processes.
+    """
+    if isinstance(state, Deferred):
+        frames = FetchedFrames(state.name, list(state.frames()))
+        state.release()
+        return frames
+    if isinstance(state, Mapping):
+        return {key: fetched(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(fetched(value) for value in state)
+    return state
+
+
+def sendable(state: Any) -> Any:
+    """The same with what can be gone through once only as a list: several shards are to read it.
+
+    >>> sendable({"content": iter([1, 2])})
+    {'content': [1, 2]}
+    """
+    if isinstance(state, Mapping):
+        return {key: sendable(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(sendable(value) for value in state)
+    if state is None or isinstance(state, (str, bytes, int, float, np.ndarray, np.generic)):
+        return state
+    return list(state)
+
+
+def importable(request: Any) -> Any:
+    """The same request, its functions by name; raises ConfigurationError for one that has none, such as a lambda.
+
+    Requests whose functions another process can import.
+    """
+    if isinstance(request, (Update, Aggregate)):
+        function = request.function
+        return request if function is None else replace(request, function=_named(function).without_arrays())
+    if isinstance(request, Add) and request.update is not None:
+        return replace(request, update=importable(request.update))
+    if isinstance(request, Create):
+        return replace(request, matrix=_matrix(request.matrix))
+    return request
+
+
+def _named(function: Any) -> Any:
+    return function.require_importable()
+
+
+def _matrix(matrix: Matrix) -> Matrix:
+    init = matrix.init
+    if functions := init_functions(matrix):
+        init = [_named(function) for function in functions]
+    on_clock = None if matrix.on_clock is None else _named(matrix.on_clock)
+    return replace(matrix, init=init, on_clock=on_clock)

@@ -10,7 +10,6 @@ In this order: :mod:`old_job` is what the snapshot says, :mod:`standing` how far
 """
 
 from streamiter.runtime.checkpointing.redistribution.old_job import OldJob
-from streamiter.runtime.checkpointing.redistribution.tasks import fits, redistributed
-from streamiter.runtime.checkpointing.redistribution.topic_logs import with_batches
+from streamiter.runtime.checkpointing.redistribution.tasks import fits, redistributed, with_batches
 
 __all__ = ["OldJob", "fits", "redistributed", "with_batches"]

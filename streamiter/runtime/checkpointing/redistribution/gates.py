@@ -1,34 +1,125 @@
-"""What a task goes on from at its gate, where its channels, or those who share them, are others than before.
-
-All ports begin at the watermark the step had heard of. What came by them and was not handled is given again: the
-batches in the order of the watermarks between them, these watermarks, and at last how far the step upstream has
-come, as it will go on from there.
-"""
+"""What an operator had kept of its inputs, dealt out by the edges that these come by."""
 
 from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
-from streamiter.checkpoints.control_data import control_to_plain
-from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.plain_data import PlainData, control_to_plain
+from streamiter.errors import CheckpointError
 from streamiter.operators.operator import Boundary, Operator
-from streamiter.records import EndOfData, EpochWatermark
-from streamiter.runtime.checkpointing.redistribution.dealing import dealt_to
-from streamiter.runtime.checkpointing.redistribution.edge_sharing import all_alike, queue_of
-from streamiter.runtime.checkpointing.redistribution.old_job import OldJob
-from streamiter.runtime.checkpointing.redistribution.old_ports import OldPort, gate_watermark, old_ports
-from streamiter.runtime.checkpointing.redistribution.standing import Standing
-from streamiter.runtime.checkpointing.redistribution.waiting import Frames, Waiting, entry_of
-from streamiter.runtime.graph import Edge, Step, edge_number
-from streamiter.runtime.partitioning import Broadcast, Forward
-from streamiter.runtime.port import Port, PortOrigin
-from streamiter.runtime.watermarks import BEFORE_ALL_EPOCHS
+from streamiter.records import Batch, EndOfData, EpochWatermark
+from streamiter.runtime.checkpointing.redistribution.old_job import (
+    Frames,
+    OldJob,
+    OldPort,
+    Standing,
+    Waiting,
+    batches_queued,
+    deal,
+    dealt_to,
+    entry_of,
+    gate_watermark,
+    old_ports,
+)
+from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_number
+from streamiter.runtime.partitioning import Broadcast, Forward, Partitioning
+from streamiter.runtime.port import BEFORE_ALL_EPOCHS, Port, PortOrigin
 
-__all__ = ["GateShares"]
+__all__ = [
+    "EdgeSharing",
+    "GateShares",
+]
+
+
+Queue = tuple[int, Frames, list[tuple[int, int]]]
+"""What is set aside at a port: its number, the batches, and how many there are of which epochs."""
+
+
+@final
+class EdgeSharing:
+    """For one step; see :class:`~streamiter.operators.operator.Sharing`."""
+
+    def __init__(self, step: Step, plain_data: PlainData) -> None:
+        self._step = step
+        self._plain_data = plain_data
+
+    @property
+    def parallelism(self) -> int:
+        """The new number of subtasks."""
+        return self._step.parallelism
+
+    def records(self, input_name: str, batches: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
+        """See :class:`~streamiter.operators.operator.Sharing`."""
+        dealt: list[list[Batch]] = [[] for _ in range(self.parallelism)]
+        kept = [(subtask, batch) for subtask, of_subtask in enumerate(batches) for batch in of_subtask]
+        partitioning = self._partitioning(input_name)
+        if isinstance(partitioning, Broadcast):
+            counts = [sum(map(len, of_subtask)) for of_subtask in batches]
+            if len(set(counts)) > 1:
+                raise _differing(input_name)
+        for subtask, batch in deal(kept, partitioning, self.parallelism):
+            if len(batch):
+                dealt[subtask].append(batch)
+        return dealt
+
+    def queues(self, input_name: str, waiting: Sequence[Any]) -> list[Any]:
+        """See :class:`~streamiter.operators.operator.Sharing`."""
+        partitioning = self._partitioning(input_name)
+
+        def batches() -> Iterator[Waiting]:
+            for reader, queues in enumerate(waiting):
+                for _, frames, _ in queues:
+                    yield from batches_queued(frames, BEFORE_ALL_EPOCHS, reader)
+
+        if isinstance(partitioning, Broadcast) and not all_alike(batches(), range(len(waiting))):
+            raise _differing(input_name)
+
+        def dealt(subtask: int) -> Iterator[Waiting]:
+            return dealt_to(subtask, batches(), partitioning, self.parallelism, self._plain_data)
+
+        queues = [
+            queue_of(0, functools.partial(dealt, subtask), self._plain_data)
+            for subtask in range(self.parallelism)
+        ]
+        return [[] if queue is None else [queue] for queue in queues]
+
+    def _partitioning(self, input_name: str) -> Partitioning:
+        edges = [edge for edge in self._step.inputs if edge.input_name in (input_name, SINGLE_INPUT)]
+        first = edges[0].partitioning
+        if any(edge.partitioning != first for edge in edges):
+            raise CheckpointError(
+                f"its input {input_name!r} comes by several edges that share out records in different ways"
+            )
+        return first
+
+
+def all_alike(waiting: Iterable[Waiting], readers: Iterable[int]) -> bool:
+    """Whether as many records of each epoch wait before all readers: of what all get, then it is the same ones."""
+    counts: dict[int, Counter[int]] = {reader: Counter() for reader in readers}
+    for each in waiting:
+        counts[each.reader][each.epoch] += each.size
+    first, *others = counts.values()
+    return all(other == first for other in others)
+
+
+def queue_of(port: int, make: Callable[[], Iterable[Waiting]], plain_data: PlainData) -> Queue | None:
+    """What is set aside at a port; None where that is nothing. ``make()`` gives the batches."""
+    counts: Counter[int] = Counter()
+    for each in make():
+        counts[each.epoch] += 1
+    if not counts:
+        return None
+    return port, Frames(lambda: (entry_of(each, plain_data) for each in make())), sorted(counts.items())
+
+
+def _differing(input_name: str) -> CheckpointError:
+    return CheckpointError(f"each of them had kept another part of what all get of its input {input_name!r}")
+
 
 Logged = list[tuple[int, Iterable[Any]]]
 
@@ -45,7 +136,14 @@ class _Tail:
 
 
 class GateShares:
-    """The gates of the new tasks that one step stands at the head of."""
+    """The gates of the new tasks that one step stands at the head of.
+
+    What a task goes on from at its gate, where its channels, or those who share them, are others than before.
+
+    All ports begin at the watermark the step had heard of. What came by them and was not handled is given again: the
+    batches in the order of the watermarks between them, these watermarks, and at last how far the step upstream has
+    come, as it will go on from there.
+    """
 
     def __init__(
         self,

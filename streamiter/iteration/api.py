@@ -1,0 +1,313 @@
+"""The entry points of iterations, and their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+from streamiter.flow.flow import Flow
+from streamiter.flow.next_step import rebalance_unequal
+from streamiter.flow.stream import Stream
+from streamiter.iteration.border import FEEDBACK, INITIAL, CriteriaHead, Entrance, Exit, Head
+from streamiter.iteration.checks import (
+    check_arguments,
+    check_body,
+    check_bounded,
+    check_bounded_data,
+    check_config,
+    check_config_of_unbounded,
+    check_result,
+    check_stamps,
+    is_stamped,
+)
+from streamiter.iteration.config import (
+    AS_THE_ENTRY_POINT_SAYS,
+    IterationBodyResult,
+    IterationConfig,
+    OperatorLifeCycle,
+    Outputs,
+)
+from streamiter.iteration.feedback_through import FeedbackThrough, check_topic_is_free, feedback_stream
+from streamiter.iteration.loop import Loop
+from streamiter.iteration.replay import DataStream, Replayed, Replayer
+from streamiter.iteration.rounds import RoundScope
+from streamiter.runtime.graph import Edge, Step
+from streamiter.user_code import user_line
+
+__all__ = [
+    "iterate_bounded_streams_until_termination",
+    "iterate_unbounded_streams",
+]
+
+
+Body = Callable[[list[Stream], list[Stream]], IterationBodyResult[Outputs]]
+
+# Feedback of a bounded iteration is synchronous unless said otherwise, of an unbounded one asynchronous: there
+# plain data never completes an epoch.
+_AHEAD_IN_BOUNDED = 0
+
+
+class IterationBuilder:
+    """Checks one iteration and puts its border into the graph.
+
+    Puts an iteration into the graph: calls the body, and sets the border of the loop around it.
+    """
+
+    def __init__(
+        self, initial: list[Stream], data: list[DataStream], config: IterationConfig, *, bounded: bool
+    ) -> None:
+        self._initial = initial
+        self._data = data
+        self._config = config
+        self._bounded = bounded
+        self._flow: Flow = initial[0].flow
+        self._where = user_line()
+        ahead = config.max_epochs_ahead
+        if ahead is AS_THE_ENTRY_POINT_SAYS:
+            ahead = _AHEAD_IN_BOUNDED if bounded else None
+        self._ahead: int | None = ahead
+        check_bounded(initial)
+        if bounded:
+            check_bounded_data(data)
+        else:
+            check_config_of_unbounded(config, data)
+            check_stamps(self._ahead, [given.stream for given in data])
+
+    def build(self, body: Body[Any]) -> list[Stream] | dict[str, Stream]:
+        """The output streams, as a list or a dict as the body gave them; where that fails, the flow is as before."""
+        with self._flow.all_or_nothing():
+            return self._build(body)
+
+    def _build(self, body: Body[Any]) -> list[Stream] | dict[str, Stream]:
+        streams = [given.stream for given in self._data]
+        endless = any(not stream.is_bounded and not is_stamped(stream) for stream in streams)
+        loop = self._loop = Loop(
+            bounded=self._bounded,
+            has_plain_endless_data=endless,
+            limits=self._config.feedback_limits,
+            max_epochs_ahead=self._ahead,
+            has_stamped_data=any(is_stamped(stream) for stream in streams),
+        )
+        self._flow.loop = loop
+        variables = [self._add_head(number, stream) for number, stream in enumerate(self._initial)]
+        data = [self._add_entrance(number, given) for number, given in enumerate(self._data)]
+        if self._config.operator_life_cycle is OperatorLifeCycle.PER_ROUND:
+            loop.round_scope = RoundScope(whole_body=True)
+        result = body(variables, data)
+        self._flow.loop = loop.round_scope = None
+        result = check_result(result, loop, self._initial, bounded=self._bounded)
+        for head, initial, feedback in zip(
+            loop.heads, self._initial, result.feedback_variable_streams, strict=True
+        ):
+            self._close_loop(head, feedback, initial.parallelism)
+        if result.termination_criteria is not None:
+            self._add_criteria_head(result.termination_criteria)
+        for stream, then in loop.leaving:
+            then(self._add_exit(f"exit {stream.name}", stream))
+        outputs = result.output_streams
+        if isinstance(outputs, Mapping):
+            return {key: self._add_exit(f"output {key}", stream) for key, stream in outputs.items()}
+        return [self._add_exit(f"output {number}", stream) for number, stream in enumerate(outputs)]
+
+    # -- the border ----------------------------------------------------------------------------------------
+
+    def _add_head(self, number: int, stream: Stream) -> Stream:
+        loop, ahead = self._loop, self._ahead
+        variable = self._add(
+            f"variable {number}",
+            stream.edges(INITIAL),
+            stream.parallelism,
+            lambda: Head(loop.coordinator, ahead),
+            loop=loop,
+            epochs_seen="initial values: epoch 0",
+        )
+        loop.heads += variable.steps
+        return variable
+
+    def _add_entrance(self, number: int, given: DataStream) -> Stream:
+        loop, stream = self._loop, given.stream
+        stamped = is_stamped(stream)
+        epochs_seen = "epoch 0"
+        if given.replayed:
+            epochs_seen = "every epoch (replayed)"
+        elif stamped:
+            epochs_seen = "stamped epochs"
+        data = self._add(
+            f"data {number}",
+            stream.edges(),
+            stream.parallelism,
+            self._replayer if given.replayed else lambda: self._entrance(stamped=stamped),
+            loop=loop,
+            epochs_seen=epochs_seen,
+        )
+        loop.entrances += data.steps
+        if not given.replayed and not stamped:
+            loop.plain_entrances += data.steps
+        return data
+
+    def _entrance(self, *, stamped: bool) -> Entrance:
+        return Entrance(self._loop.coordinator, stamped=stamped, max_epochs_ahead=self._ahead)
+
+    def _replayer(self) -> Replayer:
+        return Replayer(self._loop.coordinator, self._config.replay_memory_bytes)
+
+    def _add_criteria_head(self, criteria: Stream) -> None:
+        loop = self._loop
+        head = self._add(
+            "termination criteria",
+            [],
+            criteria.parallelism,
+            lambda: CriteriaHead(loop.coordinator),
+            loop=loop,
+            epochs_seen="an epoch without records ends the iteration",
+        )
+        loop.criteria_heads += head.steps
+        self._close_loop(head.steps[0], criteria, criteria.parallelism)
+
+    def _add_exit(self, label: str, stream: Stream) -> Stream:
+        return self._add(label, stream.edges(), stream.parallelism, Exit, loop=None)
+
+    def _add(
+        self,
+        label: str,
+        edges: list[Edge],
+        parallelism: int,
+        factory: Callable[[], Any],
+        *,
+        loop: Loop | None,
+        epochs_seen: str = "",
+    ) -> Stream:
+        rebalance_unequal(edges, parallelism)
+        prefix = "" if self._config.name is None else f"{self._config.name}: "
+        name = self._flow.graph.unique_name(prefix + label, named=False)
+        return self._flow.add_step(
+            Step(
+                name=name,
+                has_lasting_name=not self._flow.graph.is_numbered(name),
+                parallelism=parallelism,
+                where=self._where,
+                factory=factory,
+                inputs=edges,
+                loop=loop,
+                bounded=all(given.stream.is_bounded for given in self._data),
+                shape="iteration",
+                epochs_seen=epochs_seen,
+            )
+        )
+
+    def _close_loop(self, head: Step, feedback: Stream | FeedbackThrough, parallelism: int) -> None:
+        edges = feedback_stream(feedback).edges(FEEDBACK)
+        rebalance_unequal(edges, parallelism)
+        through = feedback.topic if isinstance(feedback, FeedbackThrough) else None
+        if through is not None:
+            check_topic_is_free(head, edges, through, self._flow.steps)
+        for edge in edges:
+            edge.feedback = self._loop.limits
+            edge.feedback_topic = through
+        head.inputs.extend(edges)
+
+
+@overload
+def iterate_unbounded_streams(
+    init_variable_streams: Sequence[Stream],
+    data_streams: Sequence[Stream],
+    body: Body[Sequence[Stream]],
+    config: IterationConfig | None = None,
+) -> list[Stream]: ...
+@overload
+def iterate_unbounded_streams(
+    init_variable_streams: Sequence[Stream],
+    data_streams: Sequence[Stream],
+    body: Body[Mapping[str, Stream]],
+    config: IterationConfig | None = None,
+) -> dict[str, Stream]: ...
+def iterate_unbounded_streams(
+    init_variable_streams: Sequence[Stream],
+    data_streams: Sequence[Stream],
+    body: Body[Any],
+    config: IterationConfig | None = None,
+) -> list[Stream] | dict[str, Stream]:
+    """Iterate for as long as data comes in; source: FLIP-176.
+
+    ``body(variables, data)`` is called once, to build the graph of the loop: ``variables`` are the initial
+    values followed by what is fed back, ``data`` the data streams. It gives an
+    :class:`IterationBodyResult`; the iteration gives its output streams (a list, or a dict as it was given).
+
+    Records of the initial variables and of the data have epoch 0, what is emitted has the epoch of what
+    it was emitted for, and each way round the loop adds one. When all inputs have ended, the iteration
+    ends at the first complete epoch from 1 on that brought no feedback; where the data is stamped and its last
+    epoch is k, from k + 2 on: steps hear of the end of the data in epoch k + 1, and what they emit then in
+    ``input_ended`` is fed back and handled.
+
+    Raises GraphError for a graph that cannot run, naming the stream.
+
+    >>> from streamiter import Flow, IterationBodyResult
+    >>> flow = Flow("count to five")
+    >>> def body(variables, data):
+    ...     raised = variables[0].map(lambda x: x + 1)
+    ...     return IterationBodyResult([raised.filter(lambda x: x < 5)], [raised])
+    >>> [numbers] = iterate_unbounded_streams([flow.from_items([0])], [], body)
+    >>> seen = numbers.collect()
+    >>> flow.run().state, seen.items
+    ('finished', [1, 2, 3, 4, 5])
+
+    Unbounded iteration.
+    """
+    initial, data = check_arguments(init_variable_streams, data_streams)
+    check_body(body)
+    return IterationBuilder(initial, data, check_config(config), bounded=False).build(body)
+
+
+@overload
+def iterate_bounded_streams_until_termination(
+    init_variable_streams: Sequence[Stream],
+    data_streams: Sequence[Stream | Replayed],
+    body: Body[Sequence[Stream]],
+    config: IterationConfig | None = None,
+) -> list[Stream]: ...
+@overload
+def iterate_bounded_streams_until_termination(
+    init_variable_streams: Sequence[Stream],
+    data_streams: Sequence[Stream | Replayed],
+    body: Body[Mapping[str, Stream]],
+    config: IterationConfig | None = None,
+) -> dict[str, Stream]: ...
+def iterate_bounded_streams_until_termination(
+    init_variable_streams: Sequence[Stream],
+    data_streams: Sequence[Stream | Replayed],
+    body: Body[Any],
+    config: IterationConfig | None = None,
+) -> list[Stream] | dict[str, Stream]:
+    """Iterate over bounded data until nothing is fed back, or the criteria say so; source: FLIP-176.
+
+    ``body(variables, data)`` is called once, to build the graph of the loop: ``variables`` are the initial
+    values followed by what is fed back, ``data`` the data streams: each as it is, seen in epoch 0 only, or
+    ``replayed(stream)``, seen in every epoch. It gives an :class:`IterationBodyResult`; the iteration gives
+    its output streams (a list, or a dict as it was given).
+
+    Records of the initial variables and of the data have epoch 0, what is emitted has the epoch of what it was
+    emitted for, and each way round the loop adds one. Epoch e is complete when all feedback of it has come
+    back and the data has ended. The iteration ends at the first complete epoch from 1 on that brought no
+    feedback, or, where the body gives ``termination_criteria``, no record of that stream. The feedback of that last
+    epoch is still handled, and what it leads to is output.
+
+    Feedback waits until its epoch is complete (``IterationConfig(max_epochs_ahead=0)``), so that the result does not
+    depend on who is faster; a larger number, or None, lets it run ahead.
+
+    Raises GraphError for a graph that cannot run, naming the stream.
+
+    >>> from streamiter import Flow, IterationBodyResult
+    >>> flow = Flow("count to five")
+    >>> def body(variables, data):
+    ...     raised = variables[0].map(lambda x: x + 1)
+    ...     return IterationBodyResult([raised.filter(lambda x: x < 5)], [raised])
+    >>> [numbers] = iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+    >>> seen = numbers.collect()
+    >>> flow.run().state, seen.items
+    ('finished', [1, 2, 3, 4, 5])
+
+    Bounded iteration.
+    """
+    initial, data = check_arguments(init_variable_streams, data_streams)
+    check_body(body)
+    return IterationBuilder(initial, data, check_config(config), bounded=True).build(body)

@@ -1,0 +1,573 @@
+"""The border of a loop: heads, entrances and the exit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from streamiter.errors import CheckpointError
+from streamiter.iteration.loop import Admit, Advance, LoopCoordinator, Release, Restored, Terminate
+from streamiter.iteration.progress import EpochCounts
+from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Sharing
+from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
+from streamiter.runtime.gate_epochs import EpochsAside
+from streamiter.runtime.port import InputEnded
+
+if TYPE_CHECKING:
+    from streamiter.runtime.plan import Surroundings
+
+__all__ = [
+    "FEEDBACK",
+    "INITIAL",
+    "CriteriaHead",
+    "Entrance",
+    "Exit",
+    "Head",
+    "ReceivedEpochs",
+    "end_of_all",
+]
+
+
+_NOTHING = -1
+
+
+class ReceivedEpochs:
+    """Counts the records that come back to one head, and reports an epoch when all of it is in.
+
+    What a head has received of each epoch, and what of it the loop has been told.
+    """
+
+    def __init__(self, coordinator: LoopCoordinator, head: int) -> None:
+        self._coordinator = coordinator
+        self._head = head
+        self._counts = EpochCounts()
+        """Of epochs that are not received to their end."""
+        self._unacknowledged: dict[int, int] = {}
+        """Counts of epochs that were reported and are not known to be complete."""
+        self._reported = _NOTHING
+        self._has_ended = False
+
+    def add(self, epoch: int, records: int) -> None:
+        """Records of ``epoch`` have come back."""
+        self._counts.add(epoch, records)
+        self._coordinator.feedback_handled()
+
+    def report_up_to(self, epoch: int) -> None:
+        """All that comes back of epochs up to ``epoch`` is in. That may be more than one epoch, or none that is new."""
+        if self._has_ended:
+            return
+        for received in range(self._reported + 1, epoch + 1):
+            self._unacknowledged[received] = count = self._counts.take(received)
+            self._reported = received
+            self._coordinator.head_received(self._head, received, count)
+
+    def end(self) -> None:
+        """Nothing will ever come back any more."""
+        self.report_up_to(self._counts.last_epoch or 0)
+        self._has_ended = True
+        self._coordinator.head_finished(self._head)
+
+    def acknowledge(self, complete: int) -> None:
+        """The loop knows that ``complete`` and all epochs before it are."""
+        for epoch in [reported for reported in self._unacknowledged if reported <= complete]:
+            del self._unacknowledged[epoch]
+
+    def report_again(self) -> None:
+        """Report what the loop may not know, after a restore."""
+        complete = self._coordinator.progress.last_complete
+        for epoch, count in self._unacknowledged.items():
+            if epoch > complete:
+                self._coordinator.head_received(self._head, epoch, count)
+        if self._has_ended:
+            self._coordinator.head_finished(self._head)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "counts": self._counts.snapshot(),
+            "unacknowledged": list(self._unacknowledged.items()),
+            "reported": self._reported,
+            "has ended": self._has_ended,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``snapshot`` gave."""
+        self._counts.restore(state["counts"])
+        self._unacknowledged = dict(state["unacknowledged"])
+        self._reported = state["reported"]
+        self._has_ended = state["has ended"]
+
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """The first head has received what all had; the others have reported the same epochs, without records."""
+        reported = min(state["reported"] for state in states)
+        epochs = dict.fromkeys(epoch for state in states for epoch, _ in state["unacknowledged"])
+        known = [dict(state["unacknowledged"]) for state in states]
+        sums = {epoch: sum(of_head.get(epoch, 0) for of_head in known) for epoch in sorted(epochs)}
+        again = [(epoch, epoch, count) for epoch, count in sums.items() if epoch > reported and count]
+        runs = EpochCounts.added([again, *(state["counts"] for state in states)])
+        has_ended = all(state["has ended"] for state in states)
+        return [
+            {
+                "counts": [] if head else runs,
+                "unacknowledged": [
+                    (epoch, 0 if head else count) for epoch, count in sums.items() if epoch <= reported
+                ],
+                "reported": reported,
+                "has ended": has_ended,
+            }
+            for head in range(parallelism)
+        ]
+
+
+def end_of_all(states: Sequence[dict[str, Any]]) -> int | None:
+    """The epoch in which all of them have been told that the iteration ends; None if it goes on."""
+    ended_in = {state["ended in"] for state in states}
+    if len(ended_in) > 1:
+        raise CheckpointError("the iteration was about to end, and only some of them knew")
+    return next(iter(ended_in), None)
+
+
+class ReceivingHead(Boundary):
+    """Base of the heads. ``open`` of a derived class makes ``received``.
+
+    What all heads have in common: they report what comes back, and end with the loop.
+    """
+
+    outlives_inputs = True
+    received: ReceivedEpochs
+    surroundings: Surroundings
+
+    def __init__(self, coordinator_of: Callable[[JobScope], LoopCoordinator]) -> None:
+        self._coordinator_of = coordinator_of
+        self.ended_in: int | None = None
+        self._in_checkpoint = False
+        self._put_off: Terminate | None = None
+        """The end of the iteration, put off until the feedback of a checkpoint is complete."""
+
+    def attach(self, surroundings: Surroundings) -> None:
+        self.surroundings = surroundings
+
+    def open(self, context: Context) -> None:
+        self.context = context
+        self.coordinator = self._coordinator_of(context.scope)
+
+    async def end(self, terminate: Terminate, out: BoundaryOutput) -> None:
+        """The iteration ends: pass on what is still held, then the end."""
+        if self._in_checkpoint:
+            self._put_off = terminate
+            return
+        await self.emit_last(terminate.epoch, out)
+        self.ended_in = terminate.epoch
+        await out.control(EndOfInput(terminate.epoch))
+
+    async def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
+        """Emit what is held of the epoch in which the iteration ends."""
+
+    def checkpoint_begins(self, checkpoint: int) -> None:
+        self._in_checkpoint = True
+        self.coordinator.checkpoint_begins(checkpoint)
+
+    def checkpoint_ends(self, checkpoint: int) -> None:
+        self._in_checkpoint = False
+        self.coordinator.checkpoint_ends(checkpoint)
+        if self._put_off is not None:
+            self.context.post(self._put_off)
+
+
+INITIAL = "initial"
+FEEDBACK = "feedback"
+
+
+class Head(ReceivingHead):
+    """Passes on initial variables and feedback, holding feedback that has run too far ahead.
+
+    ``max_epochs_ahead`` None: nothing is held.
+
+    The head: where a variable stream enters the loop, and where its feedback comes back.
+    """
+
+    def __init__(
+        self, coordinator_of: Callable[[JobScope], LoopCoordinator], max_epochs_ahead: int | None
+    ) -> None:
+        super().__init__(coordinator_of)
+        self._max_epochs_ahead = max_epochs_ahead
+        self._held: EpochsAside | None = None
+        self._released = -1
+        self._advanced = -1
+        self._initial_ended = False
+        self._feedback_ended = False
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        if self._max_epochs_ahead is not None:
+            self._held = EpochsAside(self.surroundings.make_spill_queue)
+        index = self.coordinator.register_head(
+            context.post,
+            self.surroundings.feedback_channels,
+            self._held,
+            name=f"{context.name}[{context.subtask_index}]",
+        )
+        self.received = ReceivedEpochs(self.coordinator, index)
+
+    # -- records -----------------------------------------------------------------------------------------
+
+    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+        if input_name == INITIAL:
+            out.emit_batch(records, 0)
+            return
+        self.received.add(epoch, len(records))
+        if self._held is not None and epoch > self._released + (self._max_epochs_ahead or 0):
+            self._held.put(0, DataBatch(records, epoch))
+        else:
+            out.emit_batch(records, epoch)
+
+    async def _release(self, epoch: int, out: BoundaryOutput) -> None:
+        if epoch > self._released:
+            self._released = epoch
+            await self._emit_held(epoch + (self._max_epochs_ahead or 0), out)
+
+    async def _emit_held(self, up_to_epoch: int, out: BoundaryOutput) -> None:
+        """Batch by batch as there is room for them: what is held may be far more than memory is given to."""
+        held = self._held
+        if held is None:
+            return
+        while (epoch := held.lowest_epoch(0)) is not None and epoch <= up_to_epoch:
+            for batch in held.take_next(0, epoch):
+                out.emit_batch(batch.records, batch.epoch)
+                await out.room()
+
+    # -- control records ---------------------------------------------------------------------------------
+
+    async def on_control(self, control: Control, out: BoundaryOutput) -> None:
+        if isinstance(control, InputEnded):
+            self._input_ended(control.input_name)
+        elif isinstance(control, EpochWatermark):
+            self.received.report_up_to(control.epoch)
+        elif isinstance(control, Release):
+            await self._release(control.epoch, out)
+        elif isinstance(control, Advance):
+            await self._advance(control.epoch, out)
+        elif isinstance(control, Terminate):
+            await self.end(control, out)
+
+    def _input_ended(self, input_name: str) -> None:
+        if input_name == INITIAL:
+            self._initial_ended = True
+            self.received.report_up_to(0)
+        else:
+            self._feedback_ended = True
+        if self._initial_ended and self._feedback_ended:
+            self.received.end()
+
+    async def _advance(self, epoch: int, out: BoundaryOutput) -> None:
+        await self._release(epoch, out)
+        self._advanced = epoch
+        self.received.acknowledge(epoch)
+        await out.control(EpochWatermark(epoch))
+
+    async def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
+        await self._emit_held(epoch, out)
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._held.close()
+
+    # -- state -------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "received": self.received.snapshot(),
+            "released": self._released,
+            "advanced": self._advanced,
+            "initial ended": self._initial_ended,
+            "feedback ended": self._feedback_ended,
+            "ended in": self.ended_in,
+            "held": [] if self._held is None else self._held.snapshot(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.received.restore(state["received"])
+        self._released = state["released"]
+        self._advanced = state["advanced"]
+        self._initial_ended = state["initial ended"]
+        self._feedback_ended = state["feedback ended"]
+        self.ended_in = state["ended in"]
+        if self._held is not None:
+            self._held.restore(state["held"])
+        self.coordinator.restore(
+            Restored(
+                post=self.context.post,
+                released=self._released,
+                advanced=self._advanced,
+                ended_in=self.ended_in,
+                report=self.received.report_again,
+            )
+        )
+
+    def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
+        """What is held goes where it would be fed back to now; of epochs, all heads know what each of them knew."""
+        received = ReceivedEpochs.redistribute([state["received"] for state in states], sharing.parallelism)
+        held = sharing.queues(FEEDBACK, [state["held"] for state in states])
+        ended_in = end_of_all(states)
+        return [
+            {
+                "received": received[head],
+                "released": min(state["released"] for state in states),
+                "advanced": min(state["advanced"] for state in states),
+                "initial ended": all(state["initial ended"] for state in states),
+                "feedback ended": all(state["feedback ended"] for state in states),
+                "ended in": ended_in,
+                "held": held[head],
+            }
+            for head in range(sharing.parallelism)
+        ]
+
+
+class CriteriaHead(ReceivingHead):
+    """Counts what comes back of each epoch and drops it: whether there is anything is all that matters.
+
+    The criteria head: where the termination criteria of a bounded iteration come back.
+    """
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        index = self.coordinator.register_criteria_head(context.post, self.surroundings.feedback_channels)
+        self.received = ReceivedEpochs(self.coordinator, index)
+        self.received.report_up_to(0)
+
+    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+        self.received.add(epoch, len(records))
+
+    async def on_control(self, control: Control, out: BoundaryOutput) -> None:
+        if isinstance(control, EpochWatermark):
+            self.received.acknowledge(self.coordinator.told_complete)
+            self.received.report_up_to(control.epoch)
+        elif isinstance(control, InputEnded):
+            self.received.end()
+        elif isinstance(control, Terminate):
+            await self.end(control, out)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "received": self.received.snapshot(),
+            "told complete": self.coordinator.told_complete,
+            "ended in": self.ended_in,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.received.restore(state["received"])
+        self.ended_in = state["ended in"]
+        self.coordinator.restore(
+            Restored(
+                post=self.context.post,
+                advanced=state["told complete"],
+                ended_in=self.ended_in,
+                report=self.received.report_again,
+            )
+        )
+
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """All know of epochs what each of them knew."""
+        received = ReceivedEpochs.redistribute([state["received"] for state in states], parallelism)
+        told = min(state["told complete"] for state in states)
+        ended_in = end_of_all(states)
+        return [{"received": each, "told complete": told, "ended in": ended_in} for each in received]
+
+
+# A head that is blocked, because the body wants data before feedback, handles no feedback that could
+# admit data; after this long a batch is let in all the same, or the two would wait for each other.
+_ADMIT_AFTER_S: Final = 0.05
+
+
+class Entrance(Boundary):
+    """Passes data on and reports its progress.
+
+    While too much feedback waits it lets in one batch now and then; stamped data of epochs too far ahead
+    waits for the loop. When its data has ended it stays until the iteration ends.
+
+    The entrance: where a data stream enters the body of an iteration.
+    """
+
+    outlives_inputs = True
+
+    def __init__(
+        self,
+        coordinator_of: Callable[[JobScope], LoopCoordinator],
+        *,
+        stamped: bool,
+        max_epochs_ahead: int | None,
+    ) -> None:
+        self._coordinator_of = coordinator_of
+        self._stamped = stamped
+        self._max_epochs_ahead = max_epochs_ahead
+        self.last_complete = -1
+        self._brought = -1
+        """The last watermark that has come; it is passed on as far as no data of its epochs waits."""
+        self._passed = -1
+        self._end_brought = False
+        self._data_ended = False
+        self._ended_in: int | None = None
+        self._throttled = False
+        self._waiting: list[DataBatch] = []
+        """Stamped data too far ahead: at most one batch, unless it was that of several entrances."""
+        self._is_ahead = False
+        """Whether what came last is among it, so that what comes next will be too far ahead as well."""
+
+    def open(self, context: Context) -> None:
+        self.context = context
+        self.coordinator = self._coordinator_of(context.scope)
+        self._index = self.coordinator.register_entrance(
+            self.tell, name=f"{context.name}[{context.subtask_index}]"
+        )
+
+    def tell(self, control: Control) -> None:
+        """Have a control record of the loop handled next."""
+        self.context.post(control)
+
+    def wanted_inputs(self) -> Iterable[str] | None:
+        return () if self._throttled or self._is_ahead else None
+
+    def held_for(self) -> str | None:
+        if not self._is_ahead:
+            return None
+        return f"its data is ahead of epoch {self.last_complete + 1}, which waits for {self.coordinator.awaited()}"
+
+    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+        if not self._stamped:
+            epoch = 0
+        if self._is_too_far_ahead(epoch):
+            self._waiting.append(DataBatch(records, epoch))
+            self._is_ahead = True
+            return
+        out.emit_batch(records, epoch)
+        if self.coordinator.is_overloaded:
+            self._throttled = True
+            self.coordinator.throttle(self.context.post)
+            self.context.clock.call_later(_ADMIT_AFTER_S, lambda: self.context.post(Admit()))
+
+    async def on_control(self, control: Control, out: BoundaryOutput) -> None:
+        if isinstance(control, Admit):
+            self._throttled = False
+            await self._pass(out)
+        elif isinstance(control, Advance):
+            self.last_complete = control.epoch
+            await self._let_in(out)
+        elif isinstance(control, Terminate):
+            self._ended_in = control.epoch
+            await out.control(EndOfInput(control.epoch))
+        elif isinstance(control, (EpochWatermark, InputEnded)):
+            if isinstance(control, EpochWatermark):
+                self._brought = control.epoch
+            else:
+                self._end_brought = True
+            await self._pass(out)
+
+    async def _let_in(self, out: BoundaryOutput) -> None:
+        waiting, self._waiting = self._waiting, []
+        for batch in waiting:
+            if self._is_too_far_ahead(batch.epoch):
+                self._waiting.append(batch)
+            else:
+                out.emit_batch(batch.records, batch.epoch)
+        last_still_waits = bool(self._waiting) and self._waiting[-1] is waiting[-1]
+        self._is_ahead = self._is_ahead and last_still_waits
+        await self._pass(out)
+
+    async def _pass(self, out: BoundaryOutput) -> None:
+        """Pass on what has come of watermarks, and the end, as far as no data waits before it."""
+        covered = min([self._brought, *(batch.epoch - 1 for batch in self._waiting)])
+        if self._stamped and covered > self._passed:
+            self._passed = covered
+            await out.control(EpochWatermark(covered))
+            self.coordinator.entrance_passed(self._index, covered)
+        if self._end_brought and not self._waiting and not self._data_ended:
+            self._data_ended = True
+            await self.data_has_ended(out)
+            self.coordinator.entrance_ended(self._index)
+
+    async def data_has_ended(self, out: BoundaryOutput) -> None:
+        """Tell the body."""
+        await out.control(EndOfData(max(0, self._passed)))
+
+    def _is_too_far_ahead(self, epoch: int) -> bool:
+        ahead = self._max_epochs_ahead
+        return ahead is not None and self._stamped and epoch > self.last_complete + 1 + ahead
+
+    def checkpoint_begins(self, checkpoint: int) -> None:
+        self.coordinator.checkpoint_begins(checkpoint)
+
+    def checkpoint_ends(self, checkpoint: int) -> None:
+        self.coordinator.checkpoint_ends(checkpoint)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "last complete": self.last_complete,
+            "brought": self._brought,
+            "passed": self._passed,
+            "end brought": self._end_brought,
+            "data ended": self._data_ended,
+            "ended in": self._ended_in,
+            "waiting": [(batch.records, batch.epoch) for batch in self._waiting],
+            "is ahead": self._is_ahead,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.last_complete = state["last complete"]
+        self._brought = state["brought"]
+        self._passed = state["passed"]
+        self._end_brought = state["end brought"]
+        self._data_ended = state["data ended"]
+        self._ended_in = state["ended in"]
+        self._waiting = [DataBatch(records, epoch) for records, epoch in state["waiting"]]
+        self._is_ahead = state["is ahead"]
+        # It may have nothing more to wait for, where another subtask has what it waited for.
+        self.context.post(Admit())
+        self.coordinator.restore(
+            Restored(
+                post=self.context.post,
+                advanced=self.last_complete,
+                ended_in=self._ended_in,
+                report=self._report_again,
+            )
+        )
+
+    def _report_again(self) -> None:
+        if self._passed >= 0:
+            self.coordinator.entrance_passed(self._index, self._passed)
+        if self._data_ended:
+            self.coordinator.entrance_ended(self._index)
+
+    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Data that waits for the loop is dealt out; all have passed the epochs that each of them had."""
+        reading = [state for state in states if not state["end brought"]]
+        going_on = [state for state in states if not state["data ended"]]
+        furthest = max(state["brought"] for state in states)
+        waiting = [item for state in states for item in state["waiting"]]
+        shared = {
+            "last complete": min(state["last complete"] for state in states),
+            "brought": min((state["brought"] for state in reading), default=furthest),
+            "passed": min((state["passed"] for state in going_on), default=furthest),
+            "end brought": not reading,
+            "data ended": all(state["data ended"] for state in states),
+            "ended in": end_of_all(states),
+            "is ahead": False,
+        }
+        return [{**shared, "waiting": waiting[subtask::parallelism]} for subtask in range(parallelism)]
+
+
+class Exit(Boundary):
+    """Passes records on without their epochs; of the control records only the end goes on.
+
+    The exit: where an output stream leaves the body of an iteration.
+    """
+
+    hears_of_epochs = False
+
+    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+        out.emit_batch(records, 0)
+
+    async def on_control(self, control: Control, out: BoundaryOutput) -> None:
+        if isinstance(control, EndOfInput):
+            await out.control(EndOfInput())

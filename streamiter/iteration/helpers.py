@@ -1,0 +1,368 @@
+"""Helpers for algorithms on iterations."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from streamiter.errors import ConfigurationError, GraphError
+from streamiter.flow.flow import all_or_nothing
+from streamiter.flow.graph_checks import check_function
+from streamiter.flow.stream import Stream, connect
+from streamiter.iteration.checks import check_body_stream
+from streamiter.iteration.rounds import for_each_epoch
+from streamiter.numbers import whole_number
+from streamiter.operators.operator import Context, IterationListener, Operator
+from streamiter.operators.output import Output, checked_batch
+from streamiter.operators.rejection import shortened
+from streamiter.records import Batch
+
+__all__ = [
+    "LastRound",
+    "MapWith",
+    "ReduceEpoch",
+    "TerminateAfter",
+    "all_reduce",
+    "last_round",
+    "map_with",
+    "terminate_after",
+]
+
+
+@all_or_nothing
+def all_reduce(
+    stream: Stream, f: Callable[[Any, Any], Any] = operator.add, *, name: str | None = None
+) -> Stream:
+    """At the end of each epoch that brought records, ``f`` over all of them: one record, to all subtasks.
+
+    ``f(result, record)`` gives a new result (numbers and arrays are added unless said otherwise). First the records of
+    each subtask are reduced in their order, then the subtasks' results in theirs, so that sums of floating-point
+    numbers do not depend on who is faster. In the body of an iteration whose data has epochs.
+
+    Raises GraphError for what is no stream of a body or no function.
+
+    >>> import numpy as np
+    >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
+    >>> flow = Flow("sum")
+    >>> def body(variables, data):
+    ...     sums = all_reduce(data[0])
+    ...     return IterationBodyResult([variables[0]], [sums.filter(lambda _: True)])
+    >>> numbers = flow.from_items(np.arange(10), parallelism=2)
+    >>> [sums] = iterate_bounded_streams_until_termination([flow.from_items([])], [numbers], body)
+    >>> collected = sums.collect()
+    >>> flow.run().state, collected.items
+    ('finished', [np.int64(45)])
+
+    One result of all subtasks for each epoch.
+    """
+    check_body_stream(stream, "all_reduce(stream)")
+    check_function(f, "all_reduce", ["result", "record"], step=name)
+
+    def make_parts() -> ReduceEpoch:
+        return ReduceEpoch(f)
+
+    def make_whole() -> ReduceEpoch:
+        return ReduceEpoch(f, of_subtasks=True)
+
+    make_parts.__name__ = "all_reduce parts"
+    make_whole.__name__ = "all_reduce"
+    parts = stream.process(make_parts, name=f"{name} parts" if name else None)
+    return parts.process(make_whole, name=name, parallelism=1).broadcast()
+
+
+class ReduceEpoch(Operator, IterationListener):
+    """Reduces the records of each epoch; emits in its callback (subtask, result), or of such pairs the result."""
+
+    def __init__(self, f: Callable[[Any, Any], Any], *, of_subtasks: bool = False) -> None:
+        self._f = f
+        self._of_subtasks = of_subtasks
+        self._results: dict[int, dict[int, Any]] = {}
+        """By epoch and subtask."""
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def process(self, record: Any, out: Output) -> None:
+        results = self._results.setdefault(self._context.epoch or 0, {})
+        subtask, value = record if self._of_subtasks else (self._context.subtask_index, record)
+        results[subtask] = self._f(results[subtask], value) if subtask in results else value
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
+        self._emit(self._results.pop(epoch_watermark, {}), out)
+
+    def on_iteration_terminated(self, context: Context, out: Output) -> None:
+        for epoch in sorted(self._results):
+            self._emit(self._results[epoch], out)
+        self._results = {}
+
+    def _emit(self, results: dict[int, Any], out: Output) -> None:
+        if not results:
+            return
+        if not self._of_subtasks:
+            [(subtask, result)] = results.items()
+            out.emit((subtask, result))
+            return
+        subtasks = sorted(results)
+        total = results[subtasks[0]]
+        for subtask in subtasks[1:]:
+            total = self._f(total, results[subtask])
+        out.emit(total)
+
+    def snapshot(self) -> list[tuple[int, list[tuple[int, Any]]]]:
+        return [(epoch, list(results.items())) for epoch, results in self._results.items()]
+
+    def restore(self, state: list[tuple[int, list[tuple[int, Any]]]]) -> None:
+        self._results = {epoch: dict(results) for epoch, results in state}
+
+
+def last_round(stream: Stream, *, name: str | None = None) -> Stream:
+    """At the end of the iteration, the records of the last round that brought any, each at its own subtask.
+
+    So a variable comes out as it was at the end, whatever was fed back before. In memory, round by round.
+
+    Raises GraphError for what is no stream of a body.
+
+    >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
+    >>> flow = Flow("count to five")
+    >>> def body(variables, data):
+    ...     raised = variables[0].map(lambda x: x + 1)
+    ...     return IterationBodyResult([raised.filter(lambda x: x < 5)], [last_round(raised)])
+    >>> [last] = iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+    >>> collected = last.collect()
+    >>> flow.run().state, collected.items
+    ('finished', [5])
+    """
+    check_body_stream(stream, "last_round(stream)")
+
+    def make() -> LastRound:
+        return LastRound()
+
+    make.__name__ = "last_round"
+    return stream.process(make, name=name)
+
+
+class LastRound(Operator, IterationListener):
+    """Keeps the records of the latest epoch, and emits them at the end.
+
+    What a stream brought in its last round.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = -1
+        self._batches: list[Batch] = []
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        epoch = self._context.epoch or 0
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._batches = []
+        if epoch == self._epoch:
+            self._batches.append(batch)
+
+    def on_iteration_terminated(self, context: Context, out: Output) -> None:
+        for batch in self._batches:
+            out.emit_batch(batch)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "batches": list(self._batches)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._epoch = state["epoch"]
+        self._batches = list(state["batches"])
+
+
+def map_with(
+    data: Stream,
+    variable: Stream,
+    f: Callable[[Any, Any], Batch],
+    *,
+    name: str | None = None,
+    parallelism: int | None = None,
+) -> Stream:
+    """``f(value, batch)`` for each transport batch of ``data``, with the value of ``variable`` in its epoch.
+
+    ``variable`` brings at most one value in each epoch, which goes to all subtasks; in an epoch without one the
+    last before it holds. Epochs are handled in order, and data waits for the value. Where transport batches
+    are cut carries no meaning. In the body of a bounded iteration, mostly with replayed data.
+
+    Raises GraphError for what are no streams of a body or no function, and for a variable whose values come when the
+    iteration has ended (``reduce_all``); the job ends where there is data and no
+    value yet, or a second value in one epoch, and where ``f`` gives no batch.
+
+    >>> import numpy as np
+    >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination, replayed
+    >>> flow = Flow("multiples")
+    >>> def body(variables, data):
+    ...     multiples = map_with(data[0], variables[0], lambda factor, batch: factor * batch)
+    ...     return IterationBodyResult([variables[0].map(lambda x: x + 1).filter(lambda x: x < 3)], [multiples])
+    >>> [multiples] = iterate_bounded_streams_until_termination(
+    ...     [flow.from_items([1])], [replayed(flow.from_items(np.array([10, 20])))], body
+    ... )
+    >>> collected = multiples.collect()
+    >>> flow.run().state, [int(record) for record in collected.items]
+    ('finished', [10, 20, 20, 40])
+    """
+    for given in (data, variable):
+        check_body_stream(given, "map_with(data, variable, f)")
+    check_function(f, "map_with", ["value", "batch"], step=name)
+
+    if variable.emits_at_end:
+        raise GraphError(
+            f"{name or 'map_with'}: expected a variable whose values come while the iteration runs, given "
+            f"{variable.name!r}, whose records come when it has ended; {for_each_epoch(bounded=variable.loop.bounded)}"
+        )
+
+    def make() -> MapWith:
+        return MapWith(f)
+
+    make.__name__ = "map_with"
+    mapped = connect(variable=variable.broadcast(), data=data).process(
+        make, name=name, parallelism=data.parallelism if parallelism is None else parallelism
+    )
+    # It emits for data only.
+    mapped.steps[0].emits_at_end = data.emits_at_end
+    return mapped
+
+
+class MapWith(Operator, IterationListener):
+    """Reads the variable of an epoch before the data of that epoch.
+
+    Data handled with the value that a variable has in its epoch.
+    """
+
+    epochs_in_order = True
+
+    def __init__(self, f: Callable[[Any, Any], Batch]) -> None:
+        self._f = f
+        self._value: Any = None
+        self._value_epoch = -1
+        self._turn = 0
+        """The epoch whose records come now."""
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        return ("variable",) if self._value_epoch < self._turn else None
+
+    def process_variable(self, value: Any, out: Output) -> None:
+        epoch = self._context.epoch or 0
+        if self._value_epoch == epoch:
+            raise ConfigurationError(
+                f"map_with: expected one value of the variable in an epoch, given a second in epoch {epoch}; bring "
+                "them together first, for instance with all_reduce (one array is [array]: the rows of an array are "
+                "records)"
+            )
+        self._value, self._value_epoch = value, epoch
+
+    def process_data_batch(self, batch: Batch, out: Output) -> None:
+        if self._value_epoch < 0:
+            raise ConfigurationError(
+                "map_with: expected a value of the variable in epoch 0, given none; begin with one initial value"
+            )
+        out.emit_batch(checked_batch("map_with(data, variable, f)", self._f(self._value, batch)))
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
+        self._turn = epoch_watermark + 1
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"value": self._value, "value epoch": self._value_epoch, "turn": self._turn}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._value, self._value_epoch = state["value"], state["value epoch"]
+        self._turn = state["turn"]
+
+
+def terminate_after(
+    stream: Stream, *, rounds: int, tolerance: float | None = None, name: str | None = None
+) -> Stream:
+    """Termination criteria that end a bounded iteration after ``rounds`` rounds: callbacks 0 … ``rounds`` - 1.
+
+    ``stream`` is any stream of the body. With a ``tolerance`` its records are losses, and the iteration also
+    ends after the first round in which they sum to that or less.
+
+    Raises GraphError for what is no stream of a body, no rounds or no tolerance; the job ends where there is a
+    tolerance and a record is no number (arrays of one number are).
+
+    >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
+    >>> flow = Flow("halve")
+    >>> def body(variables, data):
+    ...     halved = variables[0].map(lambda x: x / 2)
+    ...     return IterationBodyResult([halved], [halved], terminate_after(halved, rounds=100, tolerance=0.5))
+    >>> [halved] = iterate_bounded_streams_until_termination([flow.from_items([4.0])], [], body)
+    >>> collected = halved.collect()
+    >>> flow.run().state, collected.items
+    ('finished', [2.0, 1.0, 0.5, 0.25])
+    """
+    check_body_stream(stream, "terminate_after(stream, …)")
+    label = name or "terminate_after"
+    remedy = "epoch 0 never ends an iteration: write rounds=1 for a single round"
+    rounds = whole_number(f"{label}(rounds=)", rounds, 1, error=GraphError, remedy=remedy)
+    if tolerance is not None and not _is_number(tolerance):
+        raise GraphError(
+            f"{label}: expected tolerance to be a number, given {tolerance!r}; leave it out for none"
+        )
+
+    def make() -> TerminateAfter:
+        return TerminateAfter(rounds, tolerance)
+
+    make.__name__ = "terminate_after"
+    return stream.process(make, name=name, parallelism=1)
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool) and not math.isnan(given)
+
+
+def _loss(record: Any) -> float:
+    if isinstance(record, (float, int)):  # Most are, and it is a quarter of the work.
+        return float(record)
+    value = record.item() if isinstance(record, (np.ndarray, np.generic)) and record.size == 1 else record
+    try:
+        if hasattr(type(value), "__float__"):  # A text has none, although float() would read it.
+            return float(value)
+    except (TypeError, ValueError):  # An array of several numbers.
+        pass
+    raise ConfigurationError(
+        f"terminate_after(stream, …): tolerance expected records that are numbers, given {shortened(record)}; write "
+        "terminate_after(stream.map(f), …) with an f that gives the loss of a record"
+    )
+
+
+class TerminateAfter(Operator, IterationListener):
+    """Emits a record in the callback of each round after which the iteration is to go on.
+
+    Termination criteria: after some rounds, or when a loss is small enough.
+    """
+
+    def __init__(self, rounds: int, tolerance: float | None) -> None:
+        self._rounds = rounds
+        self._tolerance = tolerance
+        self._losses: dict[int, float] = {}
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def process(self, record: Any, out: Output) -> None:
+        if self._tolerance is not None:
+            epoch = self._context.epoch or 0
+            self._losses[epoch] = self._losses.get(epoch, 0.0) + _loss(record)
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
+        loss = self._losses.pop(epoch_watermark, math.inf)
+        is_good_enough = self._tolerance is not None and loss <= self._tolerance
+        if epoch_watermark + 1 < self._rounds and not is_good_enough:
+            out.emit(epoch_watermark)
+
+    def snapshot(self) -> list[tuple[int, float]]:
+        return list(self._losses.items())
+
+    def restore(self, state: list[tuple[int, float]]) -> None:
+        self._losses = dict(state)

@@ -1,0 +1,383 @@
+"""What the ``fit`` methods share: their sources, their runs, their progress."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.flow.flow import Flow
+from streamiter.flow.stream import Stream
+from streamiter.iteration.progress import EndReason
+from streamiter.learn.rows.examples import BadRows, Examples, Extract, Features, as_examples
+from streamiter.operators.rejection import shortened
+from streamiter.records import Batch, Columns
+from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.running import run_in_own_loop, signal_handlers, stopping_on_signals
+from streamiter.runtime.statistics import JobStatistics
+from streamiter.sparse_rows import SparseRows
+from streamiter.topics.secrets import shown_url
+from streamiter.topics.topic import Decoder, StopPosition, Topic
+
+__all__ = [
+    "examples_in_topic",
+    "labelled",
+    "no_path",
+    "read_topic",
+    "refuse_arrays_with_topic",
+    "refuse_options_of_topics",
+    "rounds_done",
+    "run_offline",
+    "was_interrupted",
+]
+
+
+def no_path(owner: str, given: str) -> ModelError:
+    """The error for a text where data is expected: it is most likely the name of a file.
+
+    What models are fitted to: arrays, or what is in a topic now.
+    """
+    shown = shown_url(given) if ":" in given else given
+    url = shown if ":" in given else f"file:{given}"
+    return ModelError(
+        f'{owner}: expected arrays or a topic, given the text {shortened(shown)}; to read a file, pass topic("{url}")'
+    )
+
+
+def refuse_arrays_with_topic(owner: str, topic: Topic, **arrays: Any) -> None:
+    """Raise ModelError for those that were given (are not None): the topic brings them."""
+    for what, given in arrays.items():
+        if given is not None:
+            raise ModelError(
+                f"{owner}: expected the topic {topic.name!r} to bring {what.replace('_', ' ')}, given an array of "
+                "them; write extract= to take them from the records"
+            )
+
+
+def refuse_options_of_topics(owner: str, **options: Any) -> None:
+    """Raise GraphError for those that were given (are not None), with arrays."""
+    for option, given in options.items():
+        if given is not None:
+            raise GraphError(
+                f"{owner}({option}=): expected it with a topic only, given it with an array; give the rows as they are"
+            )
+
+
+def read_topic(flow: Flow, topic: Topic, decode: Decoder | None, *, parallelism: int = 1) -> Stream:
+    """The records that are in the topic as the flow starts."""
+    # Files end anyway, and to know where would be to read them twice.
+    stop: StopPosition = None if getattr(topic, "bounded", False) else "latest"
+    return flow.source(topic, decode=decode, stop=stop, parallelism=parallelism)
+
+
+def examples_in_topic(
+    topic: Topic, decode: Decoder | None, extract: Extract | None, *, owner: str
+) -> list[Examples]:
+    """All of them, batch by batch, in memory. Ctrl-C raises KeyboardInterrupt; JobFailed for what are none."""
+
+    def parts_of(batch: Batch) -> list[Examples]:
+        return [
+            labelled(owner, batch) if extract is None else as_examples(f"{owner}(extract=)", extract(batch))
+        ]
+
+    flow = Flow(owner)
+    examples = read_topic(flow, topic, decode).map_batch(parts_of, name="examples").collect()
+    run_offline(flow, title=owner, progress=False, first_stop="abort")
+    parts: list[Examples] = examples.items
+    return parts
+
+
+def labelled(owner: str, batch: Batch, width: int | None = None) -> Examples:
+    """Of records as libsvm and dummy files give them. Without a width, rows are as wide as the widest of them.
+
+    Raises ConfigurationError where none of several records is like that, BadRows for some that are not.
+    """
+    if isinstance(batch, Columns) and {"label", "features"} <= set(batch.names):
+        return Examples(batch["features"], batch["label"])
+    bad = [row for row, record in enumerate(batch) if not _has_keys(record)]
+    if bad:
+        what = (
+            f"{owner}: expected records with label, indices and values, given {str(batch[bad[0]])[:80]}; "
+            "write extract= to make Examples of them"
+        )
+        if len(bad) == len(batch) > 1:
+            raise ConfigurationError(what)
+        raise BadRows(bad, what)
+    starts = np.cumsum([0, *(len(record["indices"]) for record in batch)])
+    indices = _joined([record["indices"] for record in batch], np.int64)
+    values = _joined([record["values"] for record in batch], np.float64)
+    if width is None:
+        width = int(indices.max(initial=-1)) + 1
+    features: Features = SparseRows(starts, indices, values, width)
+    return Examples(features, np.array([record["label"] for record in batch]))
+
+
+def _has_keys(record: Any) -> bool:
+    return isinstance(record, dict) and {"label", "indices", "values"} <= record.keys()
+
+
+def _joined(parts: list[Any], dtype: type[np.generic]) -> Any:
+    """One after the other. An empty list is left out: it has a dtype of its own, which all would become."""
+    filled = [part for part in parts if len(part)]
+    return np.concatenate(filled) if filled else np.empty(0, dtype)
+
+
+# Often enough to look alive; reading a job's figures takes a tenth of a millisecond.
+_BAR_REFRESH_S: Final = 0.1
+
+# A log of an hour is then some 700 lines; short trainings are told of by their last line.
+_LINE_EVERY_S: Final = 5.0
+
+
+class RoundsDisplay(Protocol):
+    """Where rounds are shown.
+
+    How far learning has come, on stderr: a bar on a terminal, a line now and then elsewhere.
+    """
+
+    refresh_s: float
+    """How long to wait between two."""
+
+    def show(self, rounds_done: int, note: str) -> None:
+        """What there is to see now."""
+
+
+@contextlib.contextmanager
+def displayed_rounds(
+    title: str, rounds: int | None, *, wanted: bool | None = None, noun: str = "round"
+) -> Iterator[RoundsDisplay | None]:
+    """Where to show rounds: None where nothing is ``wanted``, which is the default without a terminal.
+
+    ``rounds`` is how many there are at most, None where nobody knows; ``noun`` is what they are called.
+    """
+    is_terminal = sys.stderr.isatty()
+    if not (is_terminal if wanted is None else wanted):
+        yield None
+    elif is_terminal:
+        with _bar(title, rounds, noun) as bar:
+            yield bar
+    else:
+        yield _Lines(title, rounds, noun)
+
+
+class _Lines:
+    """A line for each state that differs from the one before."""
+
+    refresh_s = _LINE_EVERY_S
+
+    def __init__(self, title: str, rounds: int | None, noun: str) -> None:
+        self._title = title
+        self._noun = noun
+        self._of_rounds = "" if rounds is None else f" of {rounds}"
+        self._last = ""
+
+    def show(self, rounds_done: int, note: str) -> None:
+        line = f"{self._title}: {self._noun} {rounds_done}{self._of_rounds}" + (f", {note}" if note else "")
+        if line != self._last:
+            self._last = line
+            print(line, file=sys.stderr, flush=True)  # noqa: T201 (what it is for)
+
+
+class _Bar:
+    """A bar that grows, or moves where nobody knows how many rounds there will be."""
+
+    refresh_s = _BAR_REFRESH_S
+
+    def __init__(self, progress: Any, bar: Any) -> None:
+        self._progress = progress
+        self._bar = bar
+
+    def show(self, rounds_done: int, note: str) -> None:
+        self._progress.update(self._bar, completed=rounds_done, note=note)
+        self._progress.refresh()
+
+
+@contextlib.contextmanager
+def _bar(title: str, rounds: int | None, noun: str) -> Iterator[_Bar]:
+    # rich takes longer to import than all learners together, and only those who look at a terminal need it.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    of_rounds = "" if rounds is None else f" of {rounds}"
+    columns = [
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn(f"{noun} {{task.completed}}{of_rounds}"),
+        TimeElapsedColumn() if rounds is None else TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[note]}", markup=False),
+    ]
+    progress = Progress(
+        *columns,
+        console=Console(stderr=True),
+        auto_refresh=False,
+        # What is printed meanwhile appears above the bar; where stdout is a file or a pipe, it goes there.
+        redirect_stdout=sys.stdout.isatty(),
+    )
+    with progress:
+        yield _Bar(progress, progress.add_task(title, total=rounds, note=""))
+
+
+_STOPPING: Final = "stopping after this round; Ctrl-C again aborts"
+
+
+def run_offline(
+    flow: Flow,
+    *,
+    title: str,
+    rounds: int | None = None,
+    first_round: int = 0,
+    progress: bool | None = None,
+    describe: Callable[[], str] | None = None,
+    first_stop: StopMode = "drain",
+    noun: str = "round",
+    done: Callable[[], int] | None = None,
+    channel_limits: ChannelLimits | None = None,
+) -> JobStatistics:
+    """Run a flow to its end, and show how many rounds its (first) iteration has made.
+
+    ``rounds`` is how many it makes at most, None where nobody knows; ``first_round`` is the epoch of the first, where
+    those before it only prepare. ``progress`` says whether to show them on stderr: None means on a terminal only.
+    ``describe()`` tells more about the last round, such as its loss; it is called in the job's event loop, between
+    two steps.
+
+    Ctrl-C (and SIGTERM) ends the iteration with the round under way, and the flow as if that had been the last:
+    what comes out is what was learned so far, and where rounds are shown a line says of which it is. A second one
+    aborts it with KeyboardInterrupt; with the ``first_stop`` ``"abort"`` the first one does, for flows of which a part
+    is worth nothing.
+
+    A flow without an iteration says itself how many ``done()`` there are, and what they are (``noun``).
+    ``channel_limits`` are those of its channels: with short ones Ctrl-C has soon passed what was read ahead.
+
+    Works from a running event loop too, such as a notebook's, which waits meanwhile.
+    Raises JobFailed if a step failed.
+
+    >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
+    >>> flow = Flow("halve")
+    >>> def body(variables, data):
+    ...     halved = variables[0].map(lambda x: x / 2)
+    ...     return IterationBodyResult([halved.filter(lambda x: x > 1)], [halved])
+    >>> [halved] = iterate_bounded_streams_until_termination([flow.from_items([4.0])], [], body)
+    >>> collected = halved.collect()
+    >>> run_offline(flow, title="halving").loops[0].ended_in, collected.items
+    (2, [2.0, 1.0])
+
+    Running a flow that learns offline: progress on stderr, and a Ctrl-C that keeps what was learned.
+    """
+    with displayed_rounds(title, rounds, wanted=progress, noun=noun) as display:
+        of_loop = functools.partial(rounds_done, first=first_round, most=rounds)
+
+        def count(statistics: JobStatistics) -> int:
+            return of_loop(statistics) if done is None else done()
+
+        run = _OfflineRun(flow, count, display, describe or (lambda: ""), first_stop, channel_limits)
+        statistics = run.in_thread() if _is_in_event_loop() else run_in_own_loop(run.until_end())
+    if statistics.state == "aborted":
+        raise KeyboardInterrupt
+    if display is not None and was_interrupted(statistics) and (made := count(statistics)):
+        line = f"{title}: interrupted; the model of round {made} is kept"
+        print(line, file=sys.stderr, flush=True)  # noqa: T201 (what it is for)
+    return statistics
+
+
+def was_interrupted(statistics: JobStatistics) -> bool:
+    """Whether Ctrl-C ended the (first) iteration, before it would have ended by itself."""
+    return bool(statistics.loops) and statistics.loops[0].end_reason == EndReason.DRAINED.value
+
+
+def rounds_done(statistics: JobStatistics, *, first: int = 0, most: int | None = None) -> int:
+    """How many rounds the (first) iteration has made, of which the ``first`` began in that epoch."""
+    # An epoch is complete when what the one before it led to has come back, and its own callbacks begin.
+    done = max(0, statistics.loops[0].epoch_complete - first) if statistics.loops else 0
+    # What still goes round after the last of them is none.
+    return done if most is None else min(done, most)
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class _OfflineRun:
+    """One run of one flow."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        rounds_done: Callable[[JobStatistics], int],
+        display: RoundsDisplay | None,
+        describe: Callable[[], str],
+        first_stop: StopMode,
+        channel_limits: ChannelLimits | None,
+    ) -> None:
+        self._flow = flow
+        self._rounds_done = rounds_done
+        self._display = display
+        self._describe = describe
+        self._first_stop = first_stop
+        self._channel_limits = channel_limits
+        self._is_stopping_in_thread = False
+        self._started: tuple[Job, asyncio.AbstractEventLoop] | None = None
+
+    async def until_end(self) -> JobStatistics:
+        """Start the job and wait for its end, whichever it is."""
+        job = await self._flow.start(channel_limits=self._channel_limits)
+        self._started = job, asyncio.get_running_loop()
+        with stopping_on_signals(job, first=self._first_stop) as stops:
+            if self._display is None:
+                return await job.wait()
+            showing = asyncio.create_task(self._show_for_ever(self._display, job, stops), name="progress")
+            try:
+                return await job.wait()
+            finally:
+                showing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await showing
+                self._show(self._display, job, is_stopping=False)
+
+    async def _show_for_ever(self, display: RoundsDisplay, job: Job, stops: object) -> None:
+        while True:
+            self._show(display, job, is_stopping=bool(stops) or self._is_stopping_in_thread)
+            await asyncio.sleep(display.refresh_s)
+
+    def _show(self, display: RoundsDisplay, job: Job, *, is_stopping: bool) -> None:
+        described = self._describe()
+        notes = [described, _STOPPING] if is_stopping else [described]
+        display.show(self._rounds_done(job.statistics()), ", ".join(filter(None, notes)))
+
+    def in_thread(self) -> JobStatistics:
+        """The same in a thread of its own: an event loop cannot run inside another one."""
+        with ThreadPoolExecutor(1, thread_name_prefix=self._flow.name) as executor:
+            running = executor.submit(lambda: run_in_own_loop(self.until_end()))
+            with self._stopping_on_signals():
+                return running.result()
+
+    @contextlib.contextmanager
+    def _stopping_on_signals(self) -> Iterator[None]:
+        """Signals are heard by the main thread only, which waits here."""
+        modes: list[StopMode] = [self._first_stop, "abort"]
+
+        def stop(*_: object) -> None:
+            if self._started is not None:
+                self._is_stopping_in_thread = True
+                job, loop = self._started
+                asyncio.run_coroutine_threadsafe(job.stop(modes[0]), loop)
+                del modes[:-1]
+
+        heard = [signal.SIGINT]
+        # A service that runs this in its event loop has a handler of its own for SIGTERM, which comes later.
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            heard.append(signal.SIGTERM)
+        with signal_handlers(stop, *heard):
+            yield

@@ -1,0 +1,410 @@
+"""From records with named fields to rows: ``FeatureHasher``."""
+
+from __future__ import annotations
+
+import math
+import sys
+from array import array
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn.rows.examples import BadRows, Floats
+from streamiter.numbers import has_plain_digits, plain_float, whole_number
+from streamiter.records import Columns
+from streamiter.sparse_rows import Indices, SparseRows
+from streamiter.tables import columns_of_table
+
+__all__ = [
+    "FeatureHasher",
+]
+
+
+def records_with_fields(given: Any) -> Columns | Sequence[Mapping[str, Any]]:
+    """What is given as records: a table as ``Columns``. Raises ModelError for what has no records.
+
+    What hashing makes of the values of a field: texts to hash, numbers, or a refusal.
+    """
+    if isinstance(given, (Columns, list)):
+        return given
+    if isinstance(given, Mapping):
+        raise ModelError(
+            "FeatureHasher: expected records, given a mapping; write […] for one record, or Columns(…) for named "
+            "arrays"
+        )
+    if isinstance(given, (str, bytes)):
+        raise ModelError(f"FeatureHasher: expected records with fields, given the text {given!r:.100}")
+    table = columns_of_table("FeatureHasher", given, ModelError)
+    return given if table is None else table
+
+
+_TEXTS: Final = frozenset((str, bytes, np.str_, np.bytes_))
+
+
+def column_of(records: Columns | Sequence[Mapping[str, Any]], field: str) -> Sequence[Any]:
+    """The values of a field, as plain Python objects."""
+    if isinstance(records, Columns):
+        if field not in records:
+            raise ModelError(f"FeatureHasher: expected a field {field!r}, given {', '.join(records.names)}")
+        column: list[Any] = records[field].tolist()
+        return column
+    try:
+        return [record[field] for record in records]
+    except (TypeError, IndexError):
+        bad = [row for row, record in enumerate(records) if not _has_fields(record)]
+        if not bad:
+            raise
+        raise BadRows(
+            bad,
+            f"FeatureHasher: expected records with fields, given {type(records[bad[0]]).__name__} in row {bad[0]}",
+        ) from None
+    except KeyError:
+        bad = [row for row, record in enumerate(records) if field not in record]
+        given = ", ".join(records[bad[0]])
+        raise BadRows(
+            bad, f"FeatureHasher: expected a field {field!r} (None where it has no value), given {given}"
+        ) from None
+
+
+def _has_fields(record: Any) -> bool:
+    return isinstance(record, (Mapping, np.void))
+
+
+def as_numbers(values: Sequence[Any]) -> Floats:
+    """The values as floats, NaN for those that are missing, infinity for what is no number."""
+    try:
+        return np.frombuffer(
+            array("d", values)
+        )  # takes no texts, of which numpy takes more than as_number does
+    except (TypeError, OverflowError):
+        pass
+    try:
+        if _TEXTS.isdisjoint(map(type, values)):
+            numbers = np.array(values, dtype=np.float64)
+            if numbers.ndim == 1:  # lists in place of numbers make a matrix
+                return numbers
+    except (TypeError, ValueError, OverflowError):
+        pass
+    return np.array([as_number(value) for value in values])
+
+
+def as_number(value: Any) -> float:
+    """The value, infinity for what is no number.
+
+    A text is one where plain digits spell it: Python takes digits of other scripts and underscores, too.
+    """
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if isinstance(value, str) and not has_plain_digits(value):
+        return math.inf
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.inf
+
+
+def as_text(value: Any) -> str | None:
+    """What is hashed for a value, or None for no value. Values that are equal have the same text.
+
+    NULs at a text's end do not count: columns of numpy cannot hold them, and dicts must give the same.
+    """
+    if isinstance(value, str):
+        return value.rstrip("\0")
+    if isinstance(value, (int, np.integer, np.bool_)):
+        return str(int(value))
+    if isinstance(value, (float, np.floating)):
+        number = float(value)
+        if math.isnan(number):
+            return None
+        return str(int(number)) if number.is_integer() else repr(number)
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape").rstrip("\0")
+    raise TypeError
+
+
+def _is_categorical(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float, bytes, np.integer, np.floating, np.bool_))
+
+
+def all_categorical(values: Sequence[Any]) -> bool:
+    return all(map(_is_categorical, values))
+
+
+def bad_values(field: str, values: Sequence[Any]) -> BadRows:
+    bad = [row for row, value in enumerate(values) if not _is_categorical(value)]
+    return BadRows(
+        bad,
+        f"FeatureHasher: expected text, numbers or None in the categorical field {field!r}, "
+        f"given {type(values[bad[0]]).__name__}",
+    )
+
+
+# What stands for "no such feature here" until the rows are put together.
+_ABSENT: Final = -1
+
+# 2**32 weights of 8 bytes are 32 GiB a slot.
+_BITS_MAX: Final = 32
+
+
+class FeatureHasher:
+    """Fields of records to features, each at the place its hash says among 2**bits.
+
+    A *categorical* field gives one feature of value 1 for each text it may have; 5, 5.0 and "5" are the
+    same text, True and False are 1 and 0. A *numeric* field gives one feature whose value is the number.
+    A *cross* gives one feature for each combination of its fields. Each of the three may be a mapping to
+    scales, which multiply the values: with SGD the weights of a field then move scale² times as fast, so
+    that fields which change from day to day can be learned quickly and others slowly. None and NaN say
+    that a field has no value: its feature and its crosses are left out.
+
+    Two features may fall on one place and then share a weight: f features at 2**b places make about
+    f²/2**(b+1) such pairs, so 2,000 features at 18 bits 8 of them. Another ``seed`` makes other pairs. The
+    hash is the same on every machine and in every version of Python. There is no feature for a constant:
+    models have an intercept.
+
+    A categorical field in ``tables`` has so many places of its own, behind those that the others share: its
+    features fall together among themselves only, and the model may treat them in their own way
+    (``places_of(field)`` tells where they are; see ``SGD(l2=)``).
+
+    Up to ``cached`` values a field are remembered, for speed only.
+
+    Records with named fields become sparse rows, without a vocabulary: feature hashing.
+
+    >>> hasher = FeatureHasher(["color", "size"], numeric={"price": 0.01}, crosses=[("color", "size")], bits=10)
+    >>> red = {"color": "red", "size": 3, "price": 250.0}
+    >>> rows = hasher.rows([red, {"color": None, "size": 3, "price": 1.0}])
+    >>> rows
+    SparseRows(2 rows of width 1024, 6 values)
+    >>> rows.values[rows.indices == hasher.index("price")].tolist()
+    [2.5, 0.01]
+    >>> hasher.index("size", 3) in rows[1:].indices
+    True
+    """
+
+    def __init__(
+        self,
+        categorical: Sequence[str] | Mapping[str, float] = (),
+        *,
+        numeric: Sequence[str] | Mapping[str, float] = (),
+        crosses: Sequence[Sequence[str]] | Mapping[tuple[str, ...], float] = (),
+        tables: Mapping[str, int] | None = None,
+        bits: int = 18,
+        seed: int = 0,
+        cached: int = 65536,
+    ) -> None:
+        bits = whole_number("FeatureHasher(bits=)", bits, 1, _BITS_MAX)
+        cached = whole_number("FeatureHasher(cached=)", cached, 0)
+        if isinstance(categorical, str) or isinstance(numeric, str):
+            raise ConfigurationError(
+                f"FeatureHasher: expected lists of fields, given {categorical!r} and {numeric!r}"
+            )
+        self._shared = slice(0, 1 << bits)
+        self._tables = _tables(tables or {}, start=1 << bits)
+        self.width = max(places.stop for places in (self._shared, *self._tables.values()))
+        self.categorical = tuple(categorical)
+        self.crosses = tuple(tuple(cross) for cross in crosses)
+        self.numeric = _scales(numeric)
+        _check_fields(self.categorical, tuple(numeric), crosses)
+        if not self._tables.keys() <= set(self.categorical):
+            raise ConfigurationError(
+                f"FeatureHasher(tables=): expected categorical fields, given {sorted(self._tables)}"
+            )
+        seed = whole_number("FeatureHasher(seed=)", seed, -(2**63), 2**63 - 1)
+        self._key = seed.to_bytes(8, "little", signed=True)
+        self._places = {field: _Places(self._place_of(field), cached) for field in self.categorical}
+        self._cross_places = {cross: _Places(self._cross_place_of(cross), cached) for cross in self.crosses}
+        self._numeric_places = [self._hashed(field) for field in self.numeric]
+        crossed: Mapping[Any, float] = _scales(crosses)  # type: ignore[arg-type]
+        scales = [*_scales(categorical).values(), *crossed.values(), *self.numeric.values()]
+        if not all(math.isfinite(plain_float(scale)) for scale in scales):
+            raise ConfigurationError(f"FeatureHasher: expected finite scales, given {scales}")
+        self._scales = np.array(scales, dtype=np.float64)
+        self._numbers_max = np.array([_largest(scale, len(scales)) for scale in self.numeric.values()])
+
+    def index(self, field: str | tuple[str, ...], value: Any = None) -> int:
+        """The place of a feature: a numeric field, a field and its value, a cross and its values."""
+        self._check_known(field)
+        if isinstance(field, tuple):
+            return self._cross_place_of(field)(value)
+        return self._hashed(field) if field in self.numeric else self._place_of(field)(value)
+
+    def places_of(self, field: str | tuple[str, ...]) -> slice:
+        """The places on which features of a field or cross may fall: its table, or what the others share."""
+        self._check_known(field)
+        return self._among(field)
+
+    def rows(self, records: Columns | Sequence[Mapping[str, Any]]) -> SparseRows:
+        """The features of each record: dicts, ``Columns``, or the rows of a table of pandas, polars or Arrow.
+
+        Raises :class:`~streamiter.learn.rows.examples.BadRows` where a record lacks a field (give None where it
+        has no value), or a value is of another kind than its field.
+        """
+        records = records_with_fields(records)
+        if not len(records):
+            return SparseRows([0], np.zeros(0, dtype=np.intp), [], self.width)
+        columns = {field: column_of(records, field) for field in self._fields()}
+        places = [self._column_places(field, columns[field]) for field in self.categorical]
+        places += [self._cross_column_places(cross, columns) for cross in self.crosses]
+        return self._assembled(len(records), places, [columns[field] for field in self.numeric])
+
+    def _check_known(self, field: str | tuple[str, ...]) -> None:
+        known = [*self.categorical, *self.numeric, *self.crosses]
+        if field not in known:
+            listed = ", ".join(map(repr, known))
+            raise ConfigurationError(f"FeatureHasher: expected one of {listed}, given {field!r}")
+
+    def _among(self, field: str | tuple[str, ...]) -> slice:
+        return self._tables.get(field, self._shared) if isinstance(field, str) else self._shared
+
+    def _fields(self) -> dict[str, None]:
+        crossed = [field for cross in self.crosses for field in cross]
+        return dict.fromkeys([*self.categorical, *self.numeric, *crossed])
+
+    def _column_places(self, field: str, values: Sequence[Any]) -> list[int]:
+        try:
+            return list(map(self._places[field].__getitem__, values))
+        except TypeError:
+            raise bad_values(field, values) from None
+
+    def _cross_column_places(self, cross: tuple[str, ...], columns: Mapping[str, Sequence[Any]]) -> list[int]:
+        combinations = zip(*(columns[field] for field in cross), strict=True)
+        try:
+            return list(map(self._cross_places[cross].__getitem__, combinations))
+        except TypeError:
+            raise next(
+                bad_values(field, columns[field]) for field in cross if not all_categorical(columns[field])
+            ) from None
+
+    def _assembled(self, count: int, places: list[list[int]], numbers: list[Sequence[Any]]) -> SparseRows:
+        named = len(places)
+        indices = np.empty((count, named + len(numbers)), dtype=np.intp)
+        values = np.ones(indices.shape)
+        for position, column in enumerate(places):
+            indices[:, position] = column
+        for position, numeric in enumerate(numbers):
+            values[:, named + position] = as_numbers(numeric)
+        too_large = np.abs(values[:, named:]) > self._numbers_max
+        if np.count_nonzero(too_large):
+            raise self._too_large(too_large, numbers)
+        values *= self._scales
+        indices[:, named:] = self._numeric_places
+        indices[:, named:][np.isnan(values[:, named:])] = _ABSENT
+        return _sorted_rows(indices, values, self.width)
+
+    def _too_large(self, too_large: npt.NDArray[np.bool_], numbers: list[Sequence[Any]]) -> BadRows:
+        """The error for the first field that has such numbers, or what is no number."""
+        position = int(np.argmax(too_large.any(axis=0)))
+        bad = np.flatnonzero(too_large[:, position])
+        given = numbers[position][bad[0]]
+        limit = (
+            f" of at most {self._numbers_max[position]:.2g} in size" if as_number(given) < math.inf else ""
+        )
+        return BadRows(
+            bad,
+            f"FeatureHasher: expected finite numbers{limit} or None in the numeric field "
+            f"{list(self.numeric)[position]!r}, given {given!r}",
+        )
+
+    # ---- hashing
+
+    def _hashed(self, *parts: str, among: slice | None = None) -> int:
+        digest = blake2b(digest_size=8, key=self._key)
+        for part in parts:
+            text = part.encode("utf-8", "surrogatepass")
+            # With its length in front of it, no part can pass for another and a piece of the next.
+            digest.update(b"%d:%b" % (len(text), text))
+        places = among or self._shared
+        return places.start + int.from_bytes(digest.digest(), "little") % (places.stop - places.start)
+
+    def _place_of(self, field: str) -> Callable[[Any], int]:
+        among = self._among(field)
+
+        def place(value: Any) -> int:
+            text = as_text(value)
+            return _ABSENT if text is None else self._hashed(field, text, among=among)
+
+        return place
+
+    def _cross_place_of(self, cross: tuple[str, ...]) -> Callable[[Any], int]:
+        def place(values: Any) -> int:
+            texts = [as_text(value) for value in values]
+            if None in texts:
+                return _ABSENT
+            return self._hashed(*cross, *[text for text in texts if text is not None])
+
+        return place
+
+
+def _tables(sizes: Mapping[str, int], *, start: int) -> dict[str, slice]:
+    """Where the fields' own tables lie, one behind the other."""
+    tables = {}
+    for field, size in sizes.items():
+        size = whole_number(f"FeatureHasher(tables=): field {field!r}", size, 1, 1 << _BITS_MAX)
+        tables[field] = slice(start, start + size)
+        start += size
+    return tables
+
+
+def _largest(scale: float, features: int) -> float:
+    """The largest number of a field with which a row stays finite, all its features on one place included.
+
+    Never above half of the largest float: then rounding cannot lead past it.
+    """
+    return sys.float_info.max / 2 / features / max(abs(float(scale)), 1.0)
+
+
+class _Places(dict[Hashable, int]):
+    """The places of the values of one field that came lately."""
+
+    def __init__(self, place: Callable[[Any], int], limit: int) -> None:
+        super().__init__()
+        self._place = place
+        self._limit = limit
+
+    def __missing__(self, value: Hashable) -> int:
+        place = self._place(value)
+        if place != _ABSENT:  # a NaN is equal to no other: kept, they would pile up
+            if len(self) >= self._limit:
+                self.clear()
+            self[value] = place
+        return place
+
+
+def _sorted_rows(indices: Indices, values: Floats, width: int) -> SparseRows:
+    order = np.argsort(indices, axis=1, kind="stable")
+    indices = np.take_along_axis(indices, order, axis=1)
+    values = np.take_along_axis(values, order, axis=1)
+    there = indices >= 0
+    indptr = np.zeros(len(indices) + 1, dtype=np.intp)
+    np.cumsum(there.sum(axis=1), out=indptr[1:])
+    return SparseRows(indptr, indices[there], values[there], width)
+
+
+def _scales(fields: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
+    return dict(fields) if isinstance(fields, Mapping) else dict.fromkeys(map(_as_key, fields), 1.0)
+
+
+def _as_key(field: Any) -> Any:
+    return field if isinstance(field, str) else tuple(field)
+
+
+def _check_fields(
+    categorical: Sequence[str], numeric: Sequence[str], crosses: Collection[Sequence[str]]
+) -> None:
+    if not (categorical or numeric or crosses):
+        raise ConfigurationError("FeatureHasher: expected one field or more, given none")
+    if len({*categorical, *numeric}) != len(categorical) + len(numeric):
+        raise ConfigurationError(
+            f"FeatureHasher: expected each field once, given {list(categorical)} and {list(numeric)}"
+        )
+    if any(isinstance(cross, str) or len(cross) < 2 for cross in crosses):
+        raise ConfigurationError(
+            f"FeatureHasher(crosses=): expected two fields or more in each, given {list(crosses)}"
+        )
+    if len(set(map(tuple, crosses))) != len(crosses):
+        raise ConfigurationError(f"FeatureHasher(crosses=): expected each once, given {list(crosses)}")

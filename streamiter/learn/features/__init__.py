@@ -1,1 +1,0 @@
-"""From records with named fields to rows: ``FeatureHasher``; ``field_values`` is what it makes of single values."""

@@ -1,0 +1,361 @@
+"""Frequent item sets and association rules."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from streamiter.errors import GraphError, ModelError
+from streamiter.flow.flow import all_or_nothing, check_stream, step_names
+from streamiter.flow.stream import Stream, connect
+from streamiter.iteration.api import iterate_bounded_streams_until_termination
+from streamiter.iteration.config import IterationBodyResult, IterationConfig
+from streamiter.iteration.helpers import all_reduce
+from streamiter.numbers import whole_number
+from streamiter.operators.operator import Context, IterationListener, Operator
+from streamiter.operators.output import Output
+from streamiter.operators.rejection import RejectionPolicy, shortened
+from streamiter.records import Batch, OutputTag
+from streamiter.topics.topic import Topic
+
+__all__ = [
+    "AssociationRule",
+    "ChooseFrequent",
+    "CountItemSets",
+    "ItemSet",
+    "apriori",
+    "association_rules",
+]
+
+
+ItemSet = tuple[int | str, ...]
+"""Items in ascending order, ints before texts."""
+
+
+def as_transaction(given: Any) -> ItemSet:
+    """Its items, each once, in ascending order.
+
+    Transactions and sets of items.
+    """
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        raise ModelError(
+            f"apriori: expected a transaction to be a list of items, given {shortened(given)}; "
+            "write [item, …], also for one item"
+        )
+    return tuple(sorted({_item(item) for item in given}, key=_order))
+
+
+def _item(given: Any) -> int | str:
+    if isinstance(given, str):
+        return str(given)
+    if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
+        return int(given)
+    raise ModelError(
+        f"apriori: expected items to be whole numbers or texts, given {shortened(given)}; "
+        "give each item a number or a name"
+    )
+
+
+def _order(item: int | str) -> tuple[bool, Any]:
+    return isinstance(item, str), item
+
+
+def order_of_items(items: ItemSet) -> list[tuple[bool, Any]]:
+    return [_order(item) for item in items]
+
+
+CANDIDATES: Final = OutputTag("candidates")
+
+
+class ChooseFrequent(Operator):
+    """Emits the frequent ones of the candidates, and beside them the candidates of one item more.
+
+    The step that chooses the frequent item sets, and the candidates of one item more.
+    """
+
+    def __init__(self, minimum_support: float, maximum_size: int | None) -> None:
+        self._minimum_support = minimum_support
+        self._maximum_size = maximum_size
+        self._transactions = 0
+        self._candidates: list[ItemSet] | None = None
+
+    def process(self, counts: Counts, out: Output) -> None:
+        if self._candidates is None:
+            self._transactions = counts[()]
+            self._candidates = sorted((items for items in counts if items), key=order_of_items)
+        # A division, as the user's ``count / transactions`` is one: then equal shares are equal.
+        frequent = [
+            items
+            for items in self._candidates
+            if counts.get(items, 0) / self._transactions >= self._minimum_support
+        ]
+        for items in frequent:
+            out.emit((items, counts[items]))
+        self._candidates = self._joined(frequent)
+        if self._candidates:
+            out.emit(self._candidates, tag=CANDIDATES)
+
+    def _joined(self, frequent: Sequence[ItemSet]) -> list[ItemSet]:
+        if not frequent or len(frequent[0]) == self._maximum_size:
+            return []
+        return list(_one_item_more(frequent))
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"transactions": self._transactions, "candidates": self._candidates}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._transactions, self._candidates = state["transactions"], state["candidates"]
+
+
+def _one_item_more(frequent: Sequence[ItemSet]) -> Iterator[ItemSet]:
+    """The sets of one item more of which every part of the old size is frequent, in the order given."""
+    known = frozenset(frequent)
+    for shared, group in itertools.groupby(frequent, key=lambda items: items[:-1]):
+        for first, second in itertools.combinations((items[-1] for items in group), 2):
+            joined = (*shared, first, second)
+            # Without its last item or the one before it, it is one of the two that were joined.
+            if all(joined[:at] + joined[at + 1 :] in known for at in range(len(shared))):
+                yield joined
+
+
+Counts = dict[ItemSet, int]
+
+
+class CountItemSets(Operator, IterationListener):
+    """Keeps its transactions; at the end of each epoch counts the candidates of that epoch in them.
+
+    In epoch 0 the candidates are the items themselves. With them goes the empty set, which is in every
+    transaction.
+
+    The step that holds transactions and counts item sets in them.
+    """
+
+    def __init__(self) -> None:
+        self._transactions = 0
+        self._rows: dict[int | str, list[int]] = {}
+        """The transactions that hold an item; until the frequent items are known."""
+        self._bits: dict[int | str, int] = {}
+        """The same for the frequent ones: bit t for transaction t, since & and bit_count of such ints are quick."""
+        self._candidates: list[ItemSet] = []
+
+    def process_transactions_batch(self, transactions: Batch, out: Output) -> None:
+        for transaction in transactions:
+            for item in transaction:
+                self._rows.setdefault(item, []).append(self._transactions)
+            self._transactions += 1
+
+    def process_candidates(self, candidates: list[ItemSet], out: Output) -> None:
+        if self._rows:
+            frequent = dict.fromkeys(itertools.chain.from_iterable(candidates))
+            self._bits = {item: _as_bits(self._rows.get(item, []), self._transactions) for item in frequent}
+            self._rows = {}
+        self._candidates = candidates
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
+        if epoch_watermark == 0:
+            counts: Counts = {(item,): len(rows) for item, rows in self._rows.items()}
+            out.emit({(): self._transactions} | counts)
+        else:
+            out.emit(dict(self._counted()))
+
+    def _counted(self) -> Iterator[tuple[ItemSet, int]]:
+        """Candidates that are there at all. Neighbours have all but the last item in common."""
+        for shared, group in itertools.groupby(self._candidates, key=lambda candidate: candidate[:-1]):
+            bits = (1 << self._transactions) - 1
+            for item in shared:
+                bits &= self._bits.get(item, 0)
+            for candidate in group:
+                if count := (bits & self._bits.get(candidate[-1], 0)).bit_count():
+                    yield candidate, count
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "transactions": self._transactions,
+            "rows": {item: list(rows) for item, rows in self._rows.items()},
+            "bits": self._bits,
+            "candidates": self._candidates,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._transactions = state["transactions"]
+        self._rows = {item: list(rows) for item, rows in state["rows"].items()}
+        self._bits, self._candidates = state["bits"], state["candidates"]
+
+
+def added_counts(first: Counts, second: Counts) -> Counts:
+    total = dict(first)
+    for items, count in second.items():
+        total[items] = total.get(items, 0) + count
+    return total
+
+
+def _as_bits(rows: Sequence[int], length: int) -> int:
+    marks = np.zeros(length, dtype=np.bool_)
+    marks[rows] = True
+    return int.from_bytes(np.packbits(marks, bitorder="little").tobytes(), "little")
+
+
+@all_or_nothing
+def apriori(
+    transactions: Stream,
+    *,
+    minimum_support: float,
+    maximum_size: int | None = None,
+    workers: int | None = None,
+    on_error: RejectionPolicy = "fail",
+    dead_letter: Topic | None = None,
+    name: str | None = None,
+) -> Stream:
+    """The item sets that come in at least ``minimum_support`` of all transactions, each with its count.
+
+    A transaction is a list, tuple, set or array of items, which are whole numbers or texts; an item that comes
+    twice in it counts once. ``minimum_support`` is a share, above 0 and up to 1: for a count write
+    ``count / transactions``. Gives records ``(items, count)``, ``items`` a tuple in ascending order: the smaller
+    sets first, those of one size in ascending order; of no transactions, nothing. ``maximum_size`` bounds the
+    size of the sets.
+
+    A bounded iteration: the candidates of one more item in each round, counted by ``workers`` subtasks (as many
+    as ``transactions`` has unless said otherwise), which hold their transactions in memory: first as they are,
+    then a bit for each transaction and frequent item.
+
+    What is no transaction follows ``on_error`` or goes to ``dead_letter``. ``name`` stands before the names of
+    the steps. Raises GraphError for a stream that never ends and options out of range.
+
+    >>> from streamiter import Flow
+    >>> flow = Flow("baskets")
+    >>> baskets = flow.from_items([["bread", "milk"], ["beer", "bread"], ["beer", "bread", "milk"], ["milk"]])
+    >>> item_sets = apriori(baskets, minimum_support=0.5).collect()
+    >>> _ = flow.run()
+    >>> for items, count in item_sets.items:
+    ...     print(*items, count)
+    beer 2
+    bread 3
+    milk 3
+    beer bread 2
+    bread milk 2
+
+    Apriori: which items come together often; source: Agrawal and Srikant, 1994.
+    """
+    _check_options(transactions, minimum_support)
+    if maximum_size is not None:
+        maximum_size = whole_number("apriori(maximum_size=)", maximum_size, 1, error=GraphError)
+    flow = transactions.flow
+    label = step_names(flow, name)
+    clean = transactions.map(
+        as_transaction,
+        name=label("transactions"),
+        on_error=on_error,
+        dead_letter=dead_letter,
+    )
+    candidates = flow.from_items([], name=label("no candidates"), parallelism=1)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        inputs = connect(candidates=variables[0].broadcast(), transactions=data[0])
+        counts = inputs.process(
+            CountItemSets,
+            name=label("count item sets"),
+            parallelism=clean.parallelism if workers is None else workers,
+        )
+        frequent = all_reduce(counts, added_counts, name=label("add counts")).process(
+            lambda: ChooseFrequent(minimum_support, maximum_size),
+            name=label("choose item sets"),
+            parallelism=1,
+        )
+        return IterationBodyResult([frequent.side_output(CANDIDATES)], [frequent])
+
+    item_sets: Stream
+    [item_sets] = iterate_bounded_streams_until_termination(
+        [candidates], [clean], body, IterationConfig(name=name)
+    )
+    return item_sets
+
+
+def _check_options(transactions: Any, minimum_support: Any) -> None:
+    check_stream("apriori", transactions, "transactions", bounded=True)
+    if not _is_share(minimum_support):
+        raise GraphError(
+            "apriori(minimum_support=): expected a share of the transactions, above 0 and up to 1, given "
+            f"{minimum_support!r}; for a count write count / transactions"
+        )
+
+
+def _is_share(given: Any) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool) and 0 < given <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class AssociationRule:
+    """Transactions with the one often hold the other too.
+
+    Association rules: what frequent item sets say about what follows from what.
+    """
+
+    antecedent: ItemSet
+    consequent: ItemSet
+    count: int
+    """Transactions with both."""
+    confidence: float
+    """Their share of the transactions with the antecedent."""
+    lift: float
+    """The confidence over the consequent's share of all transactions: 1 where the two are independent."""
+
+    def __str__(self) -> str:
+        left, right = ", ".join(map(str, self.antecedent)), ", ".join(map(str, self.consequent))
+        return f"{left} → {right} (confidence {self.confidence:.2f}, lift {self.lift:.2f})"
+
+
+def association_rules(
+    item_sets: Iterable[tuple[ItemSet, int]], *, transactions: int, minimum_confidence: float = 0.5
+) -> list[AssociationRule]:
+    """The rules of at least ``minimum_confidence`` among what ``apriori`` found in so many ``transactions``.
+
+    The surest first, then those of more transactions.
+
+    Raises ModelError for item sets of which parts are missing, a number of transactions that does not fit them,
+    and a confidence that is not between 0 and 1.
+
+    >>> found = [(("beer",), 3), (("crisps",), 4), (("beer", "crisps"), 3)]
+    >>> for rule in association_rules(found, transactions=6, minimum_confidence=0.8):
+    ...     print(rule)
+    beer → crisps (confidence 1.00, lift 1.50)
+    """
+    if not 0 <= minimum_confidence <= 1:
+        raise ModelError(
+            f"association_rules: expected minimum_confidence between 0 and 1, given {minimum_confidence!r}; "
+            "it is the share of the antecedent's transactions that hold the consequent too"
+        )
+    counts = {tuple(items): count for items, count in item_sets}
+    if transactions < max(counts.values(), default=0):
+        raise ModelError(
+            f"association_rules: expected at least {max(counts.values())} transactions, as one item set has, given "
+            f"{transactions}; give the number of all of them"
+        )
+    rules = [
+        rule
+        for items in counts
+        for rule in _rules_of(items, counts, transactions)
+        if rule.confidence >= minimum_confidence
+    ]
+    return sorted(rules, key=lambda rule: (-rule.confidence, -rule.count))
+
+
+def _rules_of(items: ItemSet, counts: dict[ItemSet, int], transactions: int) -> Iterator[AssociationRule]:
+    for size in range(1, len(items)):
+        for antecedent in itertools.combinations(items, size):
+            consequent = tuple(item for item in items if item not in antecedent)
+            confidence = counts[items] / _count_of(antecedent, counts, items)
+            expected = _count_of(consequent, counts, items) / transactions
+            yield AssociationRule(antecedent, consequent, counts[items], confidence, confidence / expected)
+
+
+def _count_of(part: ItemSet, counts: dict[ItemSet, int], items: ItemSet) -> int:
+    if part not in counts:
+        raise ModelError(
+            f"association_rules: expected every part of a frequent item set, given {items!r} without {part!r}; give "
+            "all that apriori found"
+        )
+    return counts[part]

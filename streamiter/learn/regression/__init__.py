@@ -1,1 +1,0 @@
-"""``LinearRegression`` and ``LogisticRegression``, and how they are fitted."""

@@ -1,0 +1,356 @@
+"""Layers behind others: fully connected, pooling, joining."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from streamiter.errors import ConfigurationError
+from streamiter.networks.layers.inputs import column_sums
+from streamiter.networks.layers.layer import (
+    Joining,
+    Layer,
+    LayerSettings,
+    as_configured,
+    only_input,
+    required_optimizer,
+    same_dims,
+)
+from streamiter.networks.parameters import Array, Parameter
+
+if TYPE_CHECKING:
+    from streamiter.networks.mini_batches import PlaceHolder
+    from streamiter.networks.transfer_functions import TransferFunction
+    from streamiter.optimizers import Optimizer
+
+__all__ = [
+    "ConcatLayer",
+    "CrossLayer",
+    "DotPooling",
+    "FCLayer",
+    "MulPooling",
+    "ParamSharedFC",
+    "SumPooling",
+    "WeightedSumLayer",
+]
+
+
+def products_of_others(factors: Sequence[Array]) -> list[Array]:
+    """For each factor the product of all others; nothing is divided, so a factor may be 0. At least two.
+
+    >>> import numpy as np
+    >>> [product.tolist() for product in products_of_others([np.array([2.0]), np.array([0.0]), np.array([5.0])])]
+    [[0.0], [10.0], [0.0]]
+
+    Products of several arrays but one.
+    """
+    before = [factors[0]]
+    for factor in factors[1:-1]:
+        before.append(before[-1] * factor)
+    others = [before[-1]]
+    behind = factors[-1]
+    for at in range(len(factors) - 2, 0, -1):
+        others.append(before[at - 1] * behind)
+        behind = behind * factors[at]
+    others.append(behind)
+    return others[::-1]
+
+
+class FCLayer(Layer):
+    """σ(xW + b).
+
+    The fully connected layer.
+    """
+
+    type_name: ClassVar[str] = "fclayer"
+
+    def __init__(
+        self, name: str, output_dim: int, source: Layer, transfer: TransferFunction, optimizer: Optimizer
+    ) -> None:
+        super().__init__(name, output_dim, [source])
+        self.transfer = transfer
+        fan_in = source.output_dim
+        self._weight = Parameter(
+            f"{name}.weight", (fan_in, output_dim), False, optimizer, "weight", fan_in, output_dim
+        )
+        self._bias = Parameter(f"{name}.bias", (output_dim,), False, optimizer, "zero", fan_in, output_dim)
+        self.parameters = [self._weight, self._bias]
+
+    @classmethod
+    def from_settings(
+        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
+    ) -> FCLayer:
+        source = only_input(settings.name, inputs)
+        return cls(
+            settings.name,
+            settings.output_dim,
+            source,
+            settings.transfer_function,
+            required_optimizer(settings),
+        )
+
+    def _forward(self, inputs: list[Array]) -> Array:
+        values = inputs[0] @ self._value(self._weight)
+        values += self._value(self._bias)
+        return self._transferred(values)
+
+    def _backward(self, gradient: Array) -> list[Array]:
+        self._inner = self._transferred_back(gradient)
+        return [self._inner @ self._value(self._weight).T]
+
+    def _gradients(self) -> None:
+        self._weight.gradient = self.inputs[0].output.T @ self._inner
+        self._bias.gradient = column_sums(self._inner)
+
+
+class ParamSharedFC(Layer):
+    """σ of uW + b for each vector u of the input, all of them side by side: σ is taken over the whole row.
+
+    With ``weight_dim`` 1 and a softmax these are the attention weights of an attention factorization machine (Xiao et
+    al., 2017). The input has ``output_dim / weight_dim`` vectors.
+
+    A fully connected layer that has the same weights for each vector of its input.
+    """
+
+    type_name: ClassVar[str] = "paramsharedfc"
+
+    def __init__(
+        self,
+        name: str,
+        output_dim: int,
+        weight_dim: int,
+        source: Layer,
+        transfer: TransferFunction,
+        optimizer: Optimizer,
+    ) -> None:
+        super().__init__(name, output_dim, [source])
+        self._width = _width_of_input(name, output_dim, weight_dim, source)
+        self.transfer = transfer
+        self.vector_width = weight_dim
+        width = self._width
+        self._weight = Parameter(
+            f"{name}.weight", (width, weight_dim), False, optimizer, "weight", width, weight_dim
+        )
+        self._bias = Parameter(f"{name}.bias", (weight_dim,), False, optimizer, "zero", width, weight_dim)
+        self.parameters = [self._weight, self._bias]
+
+    @classmethod
+    def from_settings(
+        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
+    ) -> ParamSharedFC:
+        if settings.weight_dim is None:
+            raise ConfigurationError(
+                f"layer {settings.name!r}: expected the key 'weightdim', given none; "
+                "set it to the outputs for each vector"
+            )
+        source = only_input(settings.name, inputs)
+        return cls(
+            settings.name,
+            settings.output_dim,
+            settings.weight_dim,
+            source,
+            settings.transfer_function,
+            required_optimizer(settings),
+        )
+
+    def _forward(self, inputs: list[Array]) -> Array:
+        values = inputs[0].reshape(-1, self._width) @ self._value(self._weight)
+        values += self._value(self._bias)
+        return self._transferred(values.reshape(-1, self.output_dim))
+
+    def _backward(self, gradient: Array) -> list[Array]:
+        inner = self._transferred_back(gradient)
+        self._inner = inner.reshape(-1, self._weight.shape[1])
+        by_vector = self._inner @ self._value(self._weight).T
+        return [by_vector.reshape(len(gradient), -1)]
+
+    def _gradients(self) -> None:
+        self._weight.gradient = self.inputs[0].output.reshape(-1, self._width).T @ self._inner
+        self._bias.gradient = column_sums(self._inner)
+
+
+def _width_of_input(name: str, output_dim: int, weight_dim: int, source: Layer) -> int:
+    if weight_dim < 1 or output_dim < 1 or output_dim % weight_dim:
+        raise ConfigurationError(
+            f"layer {name!r}: expected outputdim as a multiple of weightdim ({weight_dim}), given {output_dim}; "
+            "outputdim is weightdim × the number of vectors of its input"
+        )
+    count = output_dim // weight_dim
+    width, rest = divmod(source.output_dim, count)
+    if rest or source.vector_width not in (None, width):
+        vectors = "" if source.vector_width is None else f" of vectors of {source.vector_width}"
+        raise ConfigurationError(
+            f"layer {name!r}: expected an input of {count} vectors (outputdim {output_dim} / weightdim {weight_dim}), "
+            f"given {source.name!r} of outputdim {source.output_dim}{vectors}; change outputdim or weightdim"
+        )
+    return width
+
+
+class SumPooling(Joining):
+    """x₁ + x₂ + …, all of one dimension.
+
+    The sum of several layers.
+    """
+
+    type_name: ClassVar[str] = "sumpooling"
+
+    def _forward(self, inputs: list[Array]) -> Array:
+        total: Array = inputs[0] + inputs[1]
+        for values in inputs[2:]:
+            total += values
+        return total
+
+    def _backward(self, gradient: Array) -> list[Array]:
+        return [gradient] * len(self.inputs)
+
+
+class MulPooling(Joining):
+    """x₁ ∘ x₂ ∘ …, number by number, all of one dimension.
+
+    The product of several layers.
+    """
+
+    type_name: ClassVar[str] = "mulpooling"
+
+    def _forward(self, inputs: list[Array]) -> Array:
+        product: Array = inputs[0] * inputs[1]
+        for values in inputs[2:]:
+            product *= values
+        return product
+
+    def _backward(self, gradient: Array) -> list[Array]:
+        others = products_of_others([layer.output for layer in self.inputs])
+        return [gradient * product for product in others]
+
+
+class DotPooling(MulPooling):
+    """Σ (x₁ ∘ x₂ ∘ …) over the row: of two inputs their inner product.
+
+    The sum over the row of the product of several layers.
+    """
+
+    type_name: ClassVar[str] = "dotpooling"
+
+    def __init__(self, name: str, output_dim: int, inputs: Sequence[Layer]) -> None:
+        super().__init__(name, output_dim, inputs)
+        self.vector_width = None
+
+    @staticmethod
+    def dim_of(name: str, inputs: Sequence[Layer]) -> tuple[int, str]:
+        same_dims(name, inputs)
+        return 1, "the sum over the row"
+
+    def _forward(self, inputs: list[Array]) -> Array:
+        dots: Array = super()._forward(inputs).sum(axis=1, keepdims=True)
+        return dots
+
+
+class WeightedSumLayer(Layer):
+    """Σ a_p·v_p; the first input gives a weight for each vector of the second: what attention makes of its vectors.
+
+    A weighted sum of vectors.
+    """
+
+    type_name: ClassVar[str] = "weightedsumlayer"
+    least_inputs: ClassVar[int] = 2
+    most_inputs: ClassVar[int | None] = 2
+
+    @classmethod
+    def from_settings(
+        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
+    ) -> WeightedSumLayer:
+        if len(inputs) != 2:
+            return cls(settings.name, settings.output_dim, inputs)  # which refuses them
+        weights, vectors = inputs
+        width, rest = divmod(vectors.output_dim, weights.output_dim)
+        if rest or vectors.vector_width not in (None, width):
+            raise ConfigurationError(
+                f"layer {settings.name!r}: expected a weight for each vector of {vectors.name!r} (outputdim "
+                f"{vectors.output_dim}), given {weights.output_dim} of {weights.name!r}; its inputs are the weights, "
+                "then the vectors"
+            )
+        dim = as_configured(settings.name, settings.output_dim, width, "the width of one vector")
+        return cls(settings.name, dim, inputs)
+
+    def _forward(self, inputs: list[Array]) -> Array:
+        weights, vectors = inputs
+        sums: Array = np.matmul(weights[:, None, :], self._vectors(vectors))
+        return sums[:, 0]
+
+    def _backward(self, gradient: Array) -> list[Array]:
+        weights, vectors = (layer.output for layer in self.inputs)
+        by_weights = np.matmul(self._vectors(vectors), gradient[:, :, None])[:, :, 0]
+        by_vectors: Array = weights[:, :, None] * gradient[:, None, :]
+        return [by_weights, by_vectors.reshape(vectors.shape)]
+
+    def _vectors(self, values: Array) -> Array:
+        """(rows, vectors, width)"""
+        return values.reshape(len(values), -1, self.output_dim)
+
+
+class ConcatLayer(Joining):
+    """[x₁ x₂ …], the outputs of the inputs one after the other.
+
+    Several layers side by side.
+    """
+
+    type_name: ClassVar[str] = "concatlayer"
+    least_inputs: ClassVar[int] = 1
+
+    @staticmethod
+    def dim_of(name: str, inputs: Sequence[Layer]) -> tuple[int, str]:
+        return sum(layer.output_dim for layer in inputs), "the sum of those of its inputs"
+
+    def _forward(self, inputs: list[Array]) -> Array:
+        return np.concatenate(inputs, axis=1)
+
+    def _backward(self, gradient: Array) -> list[Array]:
+        bounds = np.cumsum([layer.output_dim for layer in self.inputs])[:-1]
+        return np.split(gradient, bounds, axis=1)
+
+
+class CrossLayer(Layer):
+    """x₀·(xᵀw) + b + x, the inputs x₀ and x in this order; they may be the same layer (Wang et al., 2017).
+
+    The cross layer of a deep and cross network.
+    """
+
+    type_name: ClassVar[str] = "crosslayer"
+    least_inputs: ClassVar[int] = 2
+    most_inputs: ClassVar[int | None] = 2
+
+    def __init__(self, name: str, output_dim: int, inputs: Sequence[Layer], optimizer: Optimizer) -> None:
+        super().__init__(name, output_dim, inputs)
+        # One output has all numbers of x as inputs, by way of the one number xᵀw.
+        self._weight = Parameter(f"{name}.weight", (output_dim,), False, optimizer, "weight", output_dim, 1)
+        self._bias = Parameter(f"{name}.bias", (output_dim,), False, optimizer, "zero", output_dim, 1)
+        self.parameters = [self._weight, self._bias]
+
+    @classmethod
+    def from_settings(
+        cls, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder
+    ) -> CrossLayer:
+        dim = same_dims(settings.name, inputs)
+        dim = as_configured(settings.name, settings.output_dim, dim, "that of its inputs")
+        return cls(settings.name, dim, inputs, required_optimizer(settings))
+
+    def _forward(self, inputs: list[Array]) -> Array:
+        first, last = inputs
+        self._dots = (last @ self._value(self._weight))[:, None]
+        values: Array = first * self._dots
+        values += self._value(self._bias)
+        values += last
+        return values
+
+    def _backward(self, gradient: Array) -> list[Array]:
+        self._gradient = gradient
+        self._by_dots = np.einsum("nd,nd->n", gradient, self.inputs[0].output)
+        by_last: Array = self._by_dots[:, None] * self._value(self._weight)
+        by_last += gradient
+        return [gradient * self._dots, by_last]
+
+    def _gradients(self) -> None:
+        self._weight.gradient = self._by_dots @ self.inputs[1].output
+        self._bias.gradient = column_sums(self._gradient)

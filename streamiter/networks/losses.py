@@ -1,0 +1,426 @@
+"""Losses of networks; ``LOSSES`` has them by name."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn.rows.examples import holds, refuse_rows
+from streamiter.networks.parameters import Array, logistic
+from streamiter.numbers import positive
+
+if TYPE_CHECKING:
+    from streamiter.networks.training import TrainedNetwork
+
+__all__ = [
+    "LOSSES",
+    "Diverged",
+    "HuberLoss",
+    "LogLoss",
+    "Loss",
+    "Predictions",
+]
+
+
+class Diverged(ModelError):
+    """A loss, a gradient or a parameter is not finite any more.
+
+    >>> print(Diverged("expected a finite loss, given inf").within("epoch 2"))
+    epoch 2: expected a finite loss, given inf; lower lr, scale the features, or take another seed
+
+    Training that is over because its numbers are not finite any more.
+    """
+
+    trained: TrainedNetwork | None = None
+    """Of ``fit_network``: the network as it was after the last epoch that was finite; None where none was."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        super().__init__(f"{what}; lower lr, scale the features, or take another seed")
+
+    def within(self, place: str) -> Diverged:
+        """The same with the place in the training where it was."""
+        return Diverged(f"{place}: {self._what}")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a loss makes of scores, an array of the length of the batch each; None: it knows no such thing."""
+
+    value: Array
+    """The score; of a regression the value itself; of several classes the score of the one that is predicted."""
+    probability: Array | None = None
+    """Of two classes: of the positive one; of several: of the one that is predicted."""
+    label: Array | None = None
+    """−1 or 1; of several classes the class."""
+
+
+class Loss(abc.ABC):
+    """Settings only. ``scores`` are (rows, outputs), ``labels`` (rows,), both in the dtype of the network.
+
+    >>> from streamiter.networks.losses import LogLoss
+    >>> scores, labels = np.array([[0.0], [2.0]]), np.array([1.0, -1.0])
+    >>> [round(loss, 4) for loss in LogLoss().losses(scores, labels).tolist()]
+    [0.6931, 2.1269]
+
+    What all losses have in common.
+    """
+
+    type_name: ClassVar[str]
+    """As files have it, in lower case."""
+
+    expected_labels: ClassVar[str] = "finite labels"
+
+    labels_to_take: ClassVar[str] = "leave these rows out"
+    """What to do with others."""
+
+    needs_labels: ClassVar[bool] = True
+    """Otherwise ``labels`` are not looked at."""
+
+    @abc.abstractmethod
+    def losses(self, scores: Array, labels: Array) -> Array:
+        """That of each row."""
+
+    @abc.abstractmethod
+    def slopes(self, scores: Array, labels: Array) -> Array:
+        """The derivative of each row's loss by its scores: (rows, outputs)."""
+
+    @abc.abstractmethod
+    def predictions(self, scores: Array) -> Predictions:
+        """What the scores say."""
+
+    def mean(self, scores: Array, labels: Array) -> float:
+        """The mean over the batch."""
+        return float(self.losses(scores, labels).mean(dtype=np.float64))
+
+    def gradient(self, scores: Array, labels: Array) -> Array:
+        """The derivative of the mean by the scores: (rows, outputs)."""
+        slopes = self.slopes(scores, labels)
+        slopes /= len(scores)
+        return slopes
+
+    def correct(self, predictions: Predictions, labels: Array) -> npt.NDArray[np.bool_] | None:
+        """Which rows are predicted right; None for a regression."""
+        if predictions.label is None:
+            return None
+        same: npt.NDArray[np.bool_] = predictions.label == labels
+        return same
+
+    def check_outputs(self, owner: str, outputs: int) -> None:
+        """ConfigurationError where a layer of so many outputs cannot have this loss."""
+        if outputs != 1:
+            raise ConfigurationError(
+                f"{owner}: expected an input of 1 output for {self.type_name}, given {outputs}; "
+                "end with a layer of outputdim 1, or take softmaxloss"
+            )
+
+    def check_labels(self, owner: str, labels: Array, outputs: int) -> None:
+        """``BadRows`` for labels that it does not know."""
+        good = self._good_labels(labels, outputs)
+        if not holds(good):
+            raise refuse_rows(
+                good, f"{owner}: expected {self._expected(outputs)}", labels, self.labels_to_take
+            )
+
+    def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
+        finite: npt.NDArray[np.bool_] = np.isfinite(labels)
+        return finite
+
+    def _expected(self, outputs: int) -> str:
+        return f"{self.expected_labels} for {self.type_name}"
+
+
+SIGNS_OF_LABELS: Final = "set translabel to PosNegTrans (above 0: 1, otherwise −1)"
+
+
+def are_signs(labels: Array) -> npt.NDArray[np.bool_]:
+    """Which labels are −1 or 1.
+
+    Labels of two classes, −1 and 1.
+    """
+    good: npt.NDArray[np.bool_] = np.abs(labels) == 1
+    return good
+
+
+def sign_labels(values: Array, at: float) -> Array:
+    """1 where a value is above ``at``, otherwise −1."""
+    labels: Array = np.where(values > at, values.dtype.type(1), values.dtype.type(-1))
+    return labels
+
+
+@dataclass(frozen=True)
+class L2Loss(Loss):
+    """½(f − y)².
+
+    >>> import numpy as np
+    >>> L2Loss().losses(np.array([[3.0]]), np.array([1.0])).tolist()
+    [2.0]
+
+    The loss of least squares.
+    """
+
+    type_name: ClassVar[str] = "l2loss"
+
+    def losses(self, scores: Array, labels: Array) -> Array:
+        losses: Array = scores[:, 0] - labels
+        losses *= losses
+        losses *= 0.5
+        return losses
+
+    def slopes(self, scores: Array, labels: Array) -> Array:
+        slopes: Array = scores - labels[:, None]
+        return slopes
+
+    def predictions(self, scores: Array) -> Predictions:
+        return Predictions(scores[:, 0].copy())
+
+
+@dataclass(frozen=True)
+class LogLoss(Loss):
+    """log(1 + e^(−y·f)), y −1 or 1; it does not overflow.
+
+    >>> LogLoss().losses(np.array([[0.0], [-1000.0]]), np.ones(2)).round(3).tolist()
+    [0.693, 1000.0]
+
+    The loss of logistic regression.
+    """
+
+    type_name: ClassVar[str] = "logloss"
+    expected_labels: ClassVar[str] = "labels −1 or 1"
+    labels_to_take: ClassVar[str] = SIGNS_OF_LABELS
+
+    def losses(self, scores: Array, labels: Array) -> Array:
+        margins: Array = labels * scores[:, 0]
+        np.negative(margins, out=margins)
+        return np.logaddexp(0, margins, out=margins)
+
+    def slopes(self, scores: Array, labels: Array) -> Array:
+        shares = logistic(-labels * scores[:, 0])
+        shares *= -labels
+        return shares[:, None]
+
+    def predictions(self, scores: Array) -> Predictions:
+        values = scores[:, 0].copy()
+        return Predictions(values, logistic(values.copy()), sign_labels(values, at=0.0))
+
+    def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
+        return are_signs(labels)
+
+
+@dataclass(frozen=True)
+class HingeLoss(Loss):
+    """max(0, 1 − y·f), y −1 or 1.
+
+    >>> HingeLoss().losses(np.array([[0.5], [3.0]]), np.ones(2)).tolist()
+    [0.5, 0.0]
+
+    The loss of support vector machines.
+    """
+
+    type_name: ClassVar[str] = "hingeloss"
+    expected_labels: ClassVar[str] = "labels −1 or 1"
+    labels_to_take: ClassVar[str] = SIGNS_OF_LABELS
+
+    def losses(self, scores: Array, labels: Array) -> Array:
+        losses: Array = 1 - labels * scores[:, 0]
+        return np.maximum(losses, 0, out=losses)
+
+    def slopes(self, scores: Array, labels: Array) -> Array:
+        slopes: Array = -labels * (labels * scores[:, 0] < 1)
+        return slopes[:, None]
+
+    def predictions(self, scores: Array) -> Predictions:
+        values = scores[:, 0].copy()
+        return Predictions(values, label=sign_labels(values, at=0.0))
+
+    def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
+        return are_signs(labels)
+
+
+# Angel's; a probability that is surely wrong costs 20.7.
+_LEAST_PROBABILITY: Final = 1e-9
+
+
+@dataclass(frozen=True)
+class CrossEntropyLoss(Loss):
+    """−log p of the right class, p clipped at 1e-9; the input must end with a sigmoid, or another probability.
+
+    The positive class has label 1, the other 0 or −1. Below the clip the slope is that at the clip, so that a row that
+    is surely wrong is learned from.
+
+    >>> CrossEntropyLoss().losses(np.array([[0.5], [0.0]]), np.ones(2)).round(3).tolist()
+    [0.693, 20.723]
+
+    The log loss of probabilities.
+    """
+
+    type_name: ClassVar[str] = "crossentropyloss"
+    expected_labels: ClassVar[str] = "labels 0 or 1 (or −1 or 1)"
+    labels_to_take: ClassVar[str] = "set translabel to ZeroOneTrans (above 0: 1, otherwise 0)"
+
+    def losses(self, scores: Array, labels: Array) -> Array:
+        losses: Array = np.log(self._of_right_class(scores, labels))
+        return np.negative(losses, out=losses)
+
+    def slopes(self, scores: Array, labels: Array) -> Array:
+        slopes: Array = np.where(labels > 0, scores.dtype.type(-1), scores.dtype.type(1))
+        slopes /= self._of_right_class(scores, labels)
+        return slopes[:, None]
+
+    def predictions(self, scores: Array) -> Predictions:
+        probability = scores[:, 0].copy()
+        return Predictions(probability, probability, sign_labels(probability, at=0.5))
+
+    def correct(self, predictions: Predictions, labels: Array) -> npt.NDArray[np.bool_]:
+        same: npt.NDArray[np.bool_] = (predictions.value > 0.5) == (labels > 0)
+        return same
+
+    def _of_right_class(self, scores: Array, labels: Array) -> Array:
+        # 1 − p is made before it is clipped: 1 − 1e-9 is 1 in float32.
+        of_right: Array = np.where(labels > 0, scores[:, 0], 1 - scores[:, 0])
+        return np.maximum(of_right, _LEAST_PROBABILITY, out=of_right)
+
+    def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
+        good: npt.NDArray[np.bool_] = are_signs(labels) | (labels == 0)
+        return good
+
+
+@dataclass(frozen=True)
+class SoftmaxLoss(Loss):
+    """−log p_y, p the softmax of the scores, y from 0 to K − 1.
+
+    >>> SoftmaxLoss().losses(np.array([[1000.0, 1000.0]]), np.zeros(1)).round(3).tolist()
+    [0.693]
+
+    The loss of several classes.
+    """
+
+    type_name: ClassVar[str] = "softmaxloss"
+    labels_to_take: ClassVar[str] = (
+        "set translabel to SubOneTrans where they count from 1, to AddOneTrans where they count from −1, or give the "
+        "scores an output for each class"
+    )
+
+    def losses(self, scores: Array, labels: Array) -> Array:
+        shifted = scores - scores.max(axis=1, keepdims=True)
+        of_label = shifted[np.arange(len(labels)), labels.astype(np.intp)]
+        losses: Array = np.log(np.exp(shifted, out=shifted).sum(axis=1))
+        losses -= of_label
+        return losses
+
+    def slopes(self, scores: Array, labels: Array) -> Array:
+        slopes = _softmax(scores)
+        slopes[np.arange(len(labels)), labels.astype(np.intp)] -= 1
+        return slopes
+
+    def predictions(self, scores: Array) -> Predictions:
+        rows, best = np.arange(len(scores)), scores.argmax(axis=1)
+        return Predictions(scores[rows, best], _softmax(scores)[rows, best], best.astype(scores.dtype))
+
+    def check_outputs(self, owner: str, outputs: int) -> None:
+        if outputs < 2:
+            raise ConfigurationError(
+                f"{owner}: expected an input of one output for each class, 2 or more, for {self.type_name}, "
+                f"given {outputs}; change its outputdim, or take logloss"
+            )
+
+    def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
+        good: npt.NDArray[np.bool_] = (labels >= 0) & (labels < outputs) & (labels == np.floor(labels))
+        return good
+
+    def _expected(self, outputs: int) -> str:
+        return f"labels from 0 to {outputs - 1} for {self.type_name}"
+
+
+def _softmax(scores: Array) -> Array:
+    shares: Array = scores - scores.max(axis=1, keepdims=True)
+    np.exp(shares, out=shares)
+    shares /= shares.sum(axis=1, keepdims=True)
+    return shares
+
+
+@dataclass(frozen=True)
+class HuberLoss(Loss):
+    """½d² where |d| ≤ δ, otherwise δ|d| − ½δ², d = f − y (Huber, 1964).
+
+    >>> HuberLoss(delta=1.0).losses(np.array([[0.5], [3.0]]), np.zeros(2)).tolist()
+    [0.125, 2.5]
+
+    A loss of regression that outliers do not rule.
+    """
+
+    type_name: ClassVar[str] = "huberloss"
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("huberloss(delta=)", self.delta)
+
+    def losses(self, scores: Array, labels: Array) -> Array:
+        distances = np.abs(scores[:, 0] - labels)
+        # Within δ it is ½d², beyond it grows by δ for each unit.
+        within = np.minimum(distances, self.delta)
+        losses: Array = within * (distances - 0.5 * within)
+        return losses
+
+    def slopes(self, scores: Array, labels: Array) -> Array:
+        slopes: Array = np.clip(scores - labels[:, None], -self.delta, self.delta)
+        return slopes
+
+    def predictions(self, scores: Array) -> Predictions:
+        return Predictions(scores[:, 0].copy())
+
+
+@dataclass(frozen=True)
+class KMeansLoss(Loss):
+    """min over k of the scores, which are squared distances to the centres, as ``kmeansinputlayer`` gives them.
+
+    It needs no labels. Of two nearest centres the first one counts.
+
+    >>> KMeansLoss().losses(np.array([[4.0, 1.0]]), np.zeros(1)).tolist()
+    [1.0]
+
+    How far points are from the nearest centre.
+    """
+
+    type_name: ClassVar[str] = "kmeansloss"
+    needs_labels: ClassVar[bool] = False
+
+    def losses(self, scores: Array, labels: Array) -> Array:
+        nearest: Array = scores.min(axis=1)
+        return nearest
+
+    def slopes(self, scores: Array, labels: Array) -> Array:
+        slopes = np.zeros_like(scores)
+        slopes[np.arange(len(scores)), scores.argmin(axis=1)] = 1
+        return slopes
+
+    def predictions(self, scores: Array) -> Predictions:
+        nearest = scores.argmin(axis=1)
+        return Predictions(scores.min(axis=1), label=nearest.astype(scores.dtype))
+
+    def correct(self, predictions: Predictions, labels: Array) -> None:
+        """None: clusters are no classes."""
+
+    def check_outputs(self, owner: str, outputs: int) -> None:
+        """Any number of centres."""
+
+
+_ALL: Final[tuple[type[Loss], ...]] = (
+    L2Loss,
+    LogLoss,
+    HingeLoss,
+    CrossEntropyLoss,
+    SoftmaxLoss,
+    HuberLoss,
+    KMeansLoss,
+)
+
+LOSSES: Final[Mapping[str, type[Loss]]] = MappingProxyType({known.type_name: known for known in _ALL})
+"""By their names in files, in lower case."""

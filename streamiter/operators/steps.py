@@ -1,0 +1,369 @@
+"""The operators without state: map, filter, flat_map, for records and for batches."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, compress, islice
+from typing import Any, Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import RejectRecords
+from streamiter.operators.operator import Operator
+from streamiter.operators.output import (
+    FunctionResultError,
+    Output,
+    checked_batch,
+    plain_function,
+    rows_if_table,
+)
+from streamiter.operators.rejection import record_at_fault, shortened
+from streamiter.records import Batch, Columns, take
+
+__all__ = [
+    "Filter",
+    "FilterBatch",
+    "FlatMap",
+    "Identity",
+    "Map",
+    "MapBatch",
+    "apply_to_each",
+    "fail_at",
+    "records_of",
+    "refuse",
+]
+
+
+def records_of(batch: Batch) -> tuple[Iterator[Any], Iterator[Any]]:
+    """An iterator over the records, and the iterator whose length hint tells how far that one has come.
+
+    The second is for :func:`fail_at`; mostly it is the same object.
+
+    Calling a user's function for each record of a batch, and telling which record it failed on.
+    """
+    if isinstance(batch, Columns):
+        columns = [iter(array) for array in batch.arrays.values()]
+        names = batch.names
+        rows = (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+        return rows, columns[0]
+    # Iterators of sequences other than these need not know their length.
+    records = iter(batch if isinstance(batch, (list, np.ndarray)) else list(batch))
+    return records, records
+
+
+def fail_at(batch: Batch, progress: Iterator[Any], error: Exception, out: Output) -> NoReturn:
+    """End the job with ``error``, naming the record that was handled when it was raised."""
+    found, index = record_at_fault(range(len(batch)), progress)
+    if not found:
+        raise error
+    out.fail(error, batch[index])
+
+
+def refuse(out: Output, record: Any, error: Exception) -> None:
+    """Refuse a record of the batch at hand because of ``error``: by the step's policy this returns or ends the job."""
+    reason = error.reason if isinstance(error, RejectRecords) and out.tolerates_rejections else error
+    out.reject(record, reason, origin=out.batch_origin)
+
+
+def apply_to_each(f: Callable[[Any], Any], batch: Batch, out: Output) -> tuple[Batch, list[Any]]:
+    """``f`` of each record: the records that were not refused (mostly the batch itself), and the results.
+
+    ``f`` is called once for each record, in order. Where it raises, the record follows the step's policy.
+    """
+    if out.tolerates_rejections:
+        return _apply_tolerantly(f, batch, out)
+    records, progress = records_of(batch)
+    try:
+        return batch, [f(record) for record in records]
+    except Exception as error:
+        fail_at(batch, progress, error, out)
+
+
+def _apply_tolerantly(f: Callable[[Any], Any], batch: Batch, out: Output) -> tuple[Batch, list[Any]]:
+    accepted: list[int] = []
+    results: list[Any] = []
+    for index, record in enumerate(batch):
+        try:
+            result = f(record)
+        except Exception as error:
+            refuse(out, record, error)
+        else:
+            accepted.append(index)
+            results.append(result)
+    return (batch if len(accepted) == len(batch) else take(batch, accepted)), results
+
+
+class Map(Operator):
+    """Emits ``f(record)`` for each record, in order, as lists.
+
+    A record for which ``f`` raises follows the step's policy.
+
+    >>> from streamiter.operators import Map, Output
+    >>> out, results = Output(), []
+    >>> out.connect(results.extend, None)
+    >>> Map(lambda x: 10 * x).process_batch([1, 2, 3], out)
+    >>> results
+    [10, 20, 30]
+
+    One record out for each record in.
+    """
+
+    is_stateless = True
+
+    def __init__(self, f: Callable[[Any], Any]) -> None:
+        self._f = plain_function("Map(f)", f)
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        _, results = apply_to_each(self._f, batch, out)
+        out.emit_batch(results)
+
+
+class MapBatch(Operator):
+    """Emits the batch ``f(batch)``, of any length, for each transport batch.
+
+    Where transport batches are cut carries no meaning, so ``f`` must give the same records however its
+    input is cut: work on each record, or drop and add records, but do not sum over a batch. ``f`` must
+    not change its batch; it may raise ``RejectRecords`` to refuse single records. It is never given an empty batch.
+
+    Of a table of pandas, polars or Arrow that ``f`` returns the records are its rows. Raises ``FunctionResultError``
+    (a ``TypeError``) where it returns something else than a table, a list, a numpy array or ``Columns``.
+
+    >>> import numpy as np
+    >>> from streamiter.operators import MapBatch, Output
+    >>> out, results = Output(), []
+    >>> out.connect(results.append, None)
+    >>> MapBatch(np.square).process_batch(np.array([1, 2, 3]), out)
+    >>> results
+    [array([1, 4, 9])]
+
+    A function of whole transport batches.
+    """
+
+    is_stateless = True
+
+    def __init__(self, f: Callable[[Batch], Batch]) -> None:
+        self._f = plain_function("MapBatch(f)", f)
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        if len(batch):
+            out.emit_batch(checked_batch("MapBatch(f)", self._f(batch)))
+
+
+class Filter(Operator):
+    """Emits the records for which ``predicate(record)`` is true, in order, as the kind of batch they came in.
+
+    A record for which the predicate raises follows the step's policy.
+
+    >>> import numpy as np
+    >>> from streamiter.operators import Filter, Output
+    >>> out, results = Output(), []
+    >>> out.connect(results.append, None)
+    >>> Filter(lambda x: x > 1).process_batch(np.array([1, 2, 3]), out)
+    >>> results
+    [array([2, 3])]
+
+    Only the records that satisfy a predicate.
+    """
+
+    is_stateless = True
+
+    def __init__(self, predicate: Callable[[Any], Any]) -> None:
+        self._predicate = plain_function("Filter(predicate)", predicate)
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        if out.tolerates_rejections:
+            out.emit_batch(self._kept_tolerantly(batch, out))
+        else:
+            out.emit_batch(self._kept(batch, out))
+
+    def _kept(self, batch: Batch, out: Output) -> Batch:
+        predicate = self._predicate
+        records, progress = records_of(batch)
+        try:
+            if isinstance(batch, list):
+                return [record for record in records if predicate(record)]
+            indices = [index for index, record in enumerate(records) if predicate(record)]
+        except Exception as error:
+            fail_at(batch, progress, error, out)
+        return batch if len(indices) == len(batch) else take(batch, indices)
+
+    def _kept_tolerantly(self, batch: Batch, out: Output) -> Batch:
+        predicate = self._predicate
+        accepted, verdicts = apply_to_each(lambda record: operator.truth(predicate(record)), batch, out)
+        return take(accepted, [index for index, verdict in enumerate(verdicts) if verdict])
+
+
+Mask = npt.NDArray[np.bool_]
+
+
+class FilterBatch(Operator):
+    """Emits the records where the mask ``f(batch)`` is true, in order, as the kind of batch they came in.
+
+    ``f`` gives one boolean for each record, as an array or a list. It may raise ``RejectRecords`` to
+    refuse single records.
+
+    Raises ``FunctionResultError`` (a ``TypeError``) where the mask is anything else.
+
+    >>> import numpy as np
+    >>> from streamiter.operators import FilterBatch, Output
+    >>> from streamiter.records import Columns
+    >>> out, results = Output(), []
+    >>> out.connect(results.extend, None)
+    >>> clicks = Columns({"user": ["ann", "bob"], "price": [3, 0]})
+    >>> FilterBatch(lambda batch: batch["price"] > 0).process_batch(clicks, out)
+    >>> results
+    [{'user': np.str_('ann'), 'price': np.int64(3)}]
+
+    Only the records that a mask selects.
+    """
+
+    is_stateless = True
+
+    def __init__(self, f: Callable[[Batch], Mask | Sequence[bool]]) -> None:
+        self._f = plain_function("FilterBatch(f)", f)
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        if not len(batch):
+            return
+        mask = _checked_mask(self._f(batch), len(batch))
+        if mask.all():
+            out.emit_batch(batch)
+        elif isinstance(batch, (np.ndarray, Columns)):
+            out.emit_batch(take(batch, np.flatnonzero(mask)))
+        else:
+            out.emit_batch(list(compress(batch, mask)))
+
+
+def _checked_mask(result: Any, length: int) -> Mask:
+    mask = np.asarray(result) if isinstance(result, (list, np.ndarray)) else None
+    if mask is None or mask.dtype != np.bool_ or mask.shape != (length,):
+        given = type(result).__name__ if mask is None else f"{mask.dtype} of shape {mask.shape}"
+        raise FunctionResultError(
+            f"FilterBatch(f): expected one boolean for each of the {length} records, given {given}: "
+            f"{shortened(result)}; compare, as in batch['price'] > 0"
+        )
+    return mask
+
+
+# Results that are gathered before they flow on: as many as Output gathers of single records.
+_PIECE_RECORDS: Final = 1024
+
+
+class FlatMap(Operator):
+    """Emits each item of the iterable ``f(record)``, record after record, as lists.
+
+    The iterable is consumed piece by piece, so it may be of any length. Where ``f`` or its iterable
+    raises, the record follows the step's policy. A record that is skipped, or becomes a dead letter, has
+    none of its items emitted, unless it fails after more than 1024 of them. Of a table of pandas, polars or Arrow
+    the items are its rows.
+
+    >>> from streamiter.operators import FlatMap, Output
+    >>> out, results = Output(), []
+    >>> out.connect(results.extend, None)
+    >>> FlatMap(str.split).process_batch(["to be", "or not"], out)
+    >>> results
+    ['to', 'be', 'or', 'not']
+
+    Any number of records out for each record in.
+    """
+
+    is_stateless = True
+
+    def __init__(self, f: Callable[[Any], Iterable[Any]]) -> None:
+        self._f = plain_function("FlatMap(f)", f)
+        self._iterated: set[type[Any]] = {list, tuple}
+        """Types of results that are no tables: a look into a set costs less than one for a table."""
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        if out.tolerates_rejections:
+            self._emit_tolerantly(batch, out)
+        else:
+            self._emit(batch, out)
+
+    def _emit(self, batch: Batch, out: Output) -> None:
+        records, progress = records_of(batch)
+        end = _End()
+        items = chain.from_iterable(self._checked(map(self._f, chain(records, end))))
+        while True:
+            try:
+                piece = list(islice(items, _PIECE_RECORDS))
+            except Exception as error:
+                fail_at(batch, progress, error, out)
+            if not piece:
+                break
+            out.emit_batch(piece)
+        if not end.was_reached:
+            fail_at(batch, progress, RuntimeError("the function raised StopIteration"), out)
+
+    def _checked(self, results: Iterable[Any]) -> Iterator[Iterable[Any]]:
+        """The results, with the rows of those that are tables."""
+        iterated = self._iterated
+        for result in results:
+            if type(result) in iterated:
+                yield result
+            elif (rows := rows_if_table("FlatMap(f)", result)) is result:
+                iterated.add(type(result))
+                yield result
+            else:
+                yield rows
+
+    def _emit_tolerantly(self, batch: Batch, out: Output) -> None:
+        gathered: list[Any] = []
+        for record in batch:
+            kept = len(gathered)
+            try:
+                items = iter(rows_if_table("FlatMap(f)", self._f(record)))
+                gathered += islice(items, _PIECE_RECORDS)
+            except Exception as error:
+                del gathered[kept:]
+                refuse(out, record, error)
+                continue
+            if len(gathered) >= _PIECE_RECORDS:
+                out.emit_batch(gathered)
+                gathered = []
+                _emit_rest(record, items, out)
+        out.emit_batch(gathered)
+
+
+def _emit_rest(record: Any, items: Iterator[Any], out: Output) -> None:
+    while True:
+        try:
+            piece = list(islice(items, _PIECE_RECORDS))
+        except Exception as error:
+            refuse(out, record, error)
+            return
+        if not piece:
+            return
+        out.emit_batch(piece)
+
+
+class _End:
+    """An empty iterator that tells whether it was asked: a function that raises StopIteration under ``map``
+    looks like the end of the records otherwise, and those after it would be lost.
+    """
+
+    __slots__ = ("was_reached",)
+
+    def __init__(self) -> None:
+        self.was_reached = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.was_reached = True
+        raise StopIteration
+
+
+class Identity(Operator):
+    """Passes batches on as they are: for steps that only re-partition, union or name a stream.
+
+    Pass everything on.
+    """
+
+    is_stateless = True
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        out.emit_batch(batch)

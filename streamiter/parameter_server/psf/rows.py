@@ -1,0 +1,595 @@
+"""Update functions of whole rows and matrices, and pulls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
+from streamiter.numbers import is_number, whole_number
+from streamiter.parameter_server.matrix import BlockRange, Matrix, Partitioning
+from streamiter.parameter_server.psf.function import (
+    ComparedByContent,
+    GetFunction,
+    UpdateFunction,
+    check_columns,
+    check_fits_dtype,
+    check_fractions_fit,
+    check_width,
+    same_numbers,
+    set_columns,
+    set_numbers,
+    set_rows,
+    set_values,
+    where,
+    without_default,
+)
+from streamiter.parameter_server.storage.block import Block, Numbers, SparseRow
+
+__all__ = [
+    "CompressUpdate",
+    "Diag",
+    "Eye",
+    "Fill",
+    "FullFill",
+    "FullPull",
+    "Increment",
+    "MaxA",
+    "MinA",
+    "Pull",
+    "PullSparse",
+    "Push",
+    "Put",
+    "Reset",
+    "SparsePush",
+]
+
+
+# A number in few bits is a whole number of this type; one bit is the sign.
+_POINTS: Final = {8: np.int8, 16: np.int16, 32: np.int32}
+
+
+class _OfArrays(ComparedByContent, UpdateFunction):
+    row: int
+
+    def rows(self, matrix: Matrix) -> Sequence[int]:
+        return (self.row,)
+
+
+class _WholeRow(_OfArrays):
+    """Row = function of itself and of an array of the matrix's full width; another width is an error."""
+
+    array_field: ClassVar[str]
+    body: ClassVar[Callable[..., Any]]
+
+    def __post_init__(self) -> None:
+        set_rows(self, "row")
+        set_values(self, self.array_field)
+
+    def check(self, matrix: Matrix) -> None:
+        check_width(self, matrix, self.array_field)
+        check_fits_dtype(self, matrix, (self.array_field,))
+
+    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+        with np.errstate(over="ignore"):
+            array: Numbers = getattr(self, self.array_field).astype(matrix.numpy_dtype, copy=False)
+        return [
+            (block, array[block.columns.start : block.columns.stop])
+            for block in partitioning.blocks_of_row(self.row)
+        ]
+
+    def partition_update(self, block: Block, part: Numbers) -> None:
+        body = type(self).body
+        with np.errstate(all="ignore"):
+            if block.is_sparse:
+                values = body(block.get(self.row, None), part)
+                columns = np.arange(block.columns.start, block.columns.stop)
+                default = block.sparse_row(self.row).default
+                block.replace_row(self.row, without_default(columns, values, default))
+            else:
+                row = block.dense_row(self.row)
+                body(row, part, out=row)
+
+
+@dataclass(frozen=True, eq=False)
+class Increment(_WholeRow):
+    """Row += delta, or (``columns``) some of its columns; where a column is named twice, both count.
+
+    As :meth:`Client.add` does, but at once, whatever the consistency.
+
+    >>> Increment("w", row=0, delta=[1.0, 2.0])
+    Increment(matrix='w', row=0, delta=array([1., 2.]), columns=None)
+    >>> Increment("w", row=0, delta=[1.0, 2.0], columns=[3, 3])
+    Increment(matrix='w', row=0, delta=array([1., 2.]), columns=array([3, 3]))
+
+    Functions of a row and an array, in place.
+    """
+
+    matrix: str
+    row: int
+    delta: npt.ArrayLike
+    columns: npt.ArrayLike | None = None
+
+    array_field = "delta"
+    body = np.add
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.columns is not None:
+            set_columns(self, "columns", "delta")
+
+    def check(self, matrix: Matrix) -> None:
+        if self.columns is None:
+            super().check(matrix)
+        else:
+            check_columns(self, matrix, np.asarray(self.columns))
+            check_fits_dtype(self, matrix, ("delta",))
+
+    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+        if self.columns is None:
+            return super().split(matrix, partitioning)
+        return _split_columns(self.row, self.columns, self.delta, matrix, partitioning)
+
+    def partition_update(self, block: Block, part: Any) -> None:
+        if self.columns is None:
+            super().partition_update(block, part)
+        else:
+            with np.errstate(all="ignore"):
+                block.add(self.row, *part)
+
+
+def _split_columns(
+    row: int, columns: npt.ArrayLike, values: npt.ArrayLike, matrix: Matrix, partitioning: Partitioning
+) -> list[tuple[BlockRange, Any]]:
+    """The columns of each block and their values, for the blocks that have any."""
+    with np.errstate(over="ignore"):
+        numbers = np.asarray(values).astype(matrix.numpy_dtype, copy=False)
+    return [
+        (part.block, (part.columns, numbers[part.positions]))
+        for part in partitioning.split(row, np.asarray(columns))
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class CompressUpdate(_WholeRow):
+    """Row += delta, which is sent to the shards in 8, 16 or 32 ``bits`` a number. Not for int64.
+
+    Each number becomes a whole multiple, the nearest, of the largest absolute value of ``delta`` divided by
+    2^(bits − 1) − 1: the error of a number is at most half of that. ``delta`` has to be finite.
+
+    >>> CompressUpdate("w", row=0, delta=[1.0, 0.3], bits=8)
+    CompressUpdate(matrix='w', row=0, delta=array([1. , 0.3]), bits=8)
+    """
+
+    matrix: str
+    row: int
+    delta: npt.ArrayLike
+    bits: int = 8
+
+    array_field = "delta"
+    body = np.add
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.bits) is not int or self.bits not in _POINTS:
+            raise ConfigurationError(f"psf.CompressUpdate(bits=): expected 8, 16 or 32, given {self.bits!r}")
+        delta = np.asarray(self.delta)
+        if not np.isfinite(delta).all():
+            raise ConfigurationError(
+                "psf.CompressUpdate(delta=): expected finite numbers, given "
+                f"{delta[~np.isfinite(delta)][0]}; add it with psf.Increment"
+            )
+
+    def check(self, matrix: Matrix) -> None:
+        check_fractions_fit(self, matrix)
+        super().check(matrix)
+
+    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+        delta = np.asarray(self.delta, np.float64)
+        # Of the whole row, not of each block: the result does not depend on how the matrix is cut.
+        largest = float(np.abs(delta).max(initial=0.0))
+        points = np.rint(delta / (largest or 1.0) * (2 ** (self.bits - 1) - 1)).astype(_POINTS[self.bits])
+        return [
+            (block, (points[block.columns.start : block.columns.stop], largest))
+            for block in partitioning.blocks_of_row(self.row)
+        ]
+
+    def partition_update(self, block: Block, part: Any) -> None:
+        points, largest = part
+        with np.errstate(all="ignore"):
+            delta = points / (2 ** (self.bits - 1) - 1) * largest
+            super().partition_update(block, delta.astype(block.dtype))
+
+
+def _put(values: Numbers, given: Numbers, out: Numbers | None = None) -> Numbers:
+    out = np.empty_like(values) if out is None else out
+    np.copyto(out, given)
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Put(_WholeRow):
+    """Row = values."""
+
+    matrix: str
+    row: int
+    values: npt.ArrayLike
+
+    array_field = "values"
+    body = _put
+
+
+class Push(Put):
+    """Row = values: the same as :class:`Put`. It replaces; what adds is :class:`Increment`.
+
+    >>> Push("w", row=0, values=[1.0, 2.0])
+    Push(matrix='w', row=0, values=array([1., 2.]))
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class MaxA(_WholeRow):
+    """Row = the larger of each of its numbers and that of ``other``; NaN where one is NaN."""
+
+    matrix: str
+    row: int
+    other: npt.ArrayLike
+
+    array_field = "other"
+    body = np.maximum
+
+
+@dataclass(frozen=True, eq=False)
+class MinA(_WholeRow):
+    """Row = the smaller of each of its numbers and that of ``other``; NaN where one is NaN."""
+
+    matrix: str
+    row: int
+    other: npt.ArrayLike
+
+    array_field = "other"
+    body = np.minimum
+
+
+@dataclass(frozen=True, eq=False)
+class SparsePush(_OfArrays):
+    """Row = ``values`` in ``columns``, and 0 in all others; where a column is named twice, the last value counts.
+
+    >>> SparsePush("w", row=0, columns=[3, 7], values=[1.0, 2.0])
+    SparsePush(matrix='w', row=0, columns=array([3, 7]), values=array([1., 2.]))
+    """
+
+    matrix: str
+    row: int
+    columns: npt.ArrayLike
+    values: npt.ArrayLike
+
+    def __post_init__(self) -> None:
+        set_rows(self, "row")
+        set_values(self, "values")
+        set_columns(self, "columns", "values")
+
+    def check(self, matrix: Matrix) -> None:
+        check_columns(self, matrix, np.asarray(self.columns))
+        check_fits_dtype(self, matrix, ("values",))
+
+    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+        columns, last = np.unique(np.asarray(self.columns)[::-1], return_index=True)
+        values = np.asarray(self.values)[::-1][last]
+        named = {
+            block.number: part
+            for block, part in _split_columns(self.row, columns, values, matrix, partitioning)
+        }
+        none = (np.empty(0, np.int64), np.empty(0, matrix.numpy_dtype))
+        return [(block, named.get(block.number, none)) for block in partitioning.blocks_of_row(self.row)]
+
+    def partition_update(self, block: Block, part: Any) -> None:
+        columns, values = part
+        if block.is_sparse:
+            block.replace_row(self.row, without_default(columns, values, 0))
+        else:
+            row = block.dense_row(self.row)
+            row.fill(0)
+            row[columns - block.columns.start] = values
+
+
+@dataclass(frozen=True, eq=False)
+class Pull(ComparedByContent, GetFunction):
+    """A row, or (``columns``) some of its columns in the order given: an array of the matrix's dtype.
+
+    >>> Pull("w", row=0, columns=[5, 2])
+    Pull(matrix='w', row=0, columns=array([5, 2]))
+
+    Rows as they are.
+    """
+
+    matrix: str
+    row: int
+    columns: npt.ArrayLike | None = None
+
+    def __post_init__(self) -> None:
+        set_rows(self, "row")
+        if self.columns is not None:
+            set_columns(self, "columns")
+
+    def rows(self, matrix: Matrix) -> Sequence[int]:
+        return (self.row,)
+
+    def check(self, matrix: Matrix) -> None:
+        if self.columns is not None:
+            check_columns(self, matrix, np.asarray(self.columns))
+
+    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+        columns = None if self.columns is None else np.asarray(self.columns)
+        slices = partitioning.split(self.row, columns)
+        if not slices:  # the dtype of no columns at all is the matrix's, too
+            return [(partitioning.blocks_of_row(self.row)[0], (columns, 0))]
+        return [(part.block, (part.columns, _place(part.positions))) for part in slices]
+
+    def partition_get(self, block: Block, part: Any) -> Any:
+        columns, place = part
+        return place, block.get(self.row, columns)
+
+    def merge(self, parts: Sequence[Any]) -> npt.NDArray[Any]:
+        merged = np.empty(sum(len(values) for _, values in parts), parts[0][1].dtype)
+        for place, values in parts:
+            merged[slice(place, place + len(values)) if isinstance(place, int) else place] = values
+        return merged
+
+
+def _place(positions: slice | npt.NDArray[np.intp]) -> int | npt.NDArray[np.intp]:
+    """Plain data: a slice as its start."""
+    return positions.start if isinstance(positions, slice) else positions
+
+
+@dataclass(frozen=True)
+class FullPull(GetFunction):
+    """The whole matrix: an array of (rows, columns), of the matrix's dtype.
+
+    >>> FullPull("w")
+    FullPull(matrix='w')
+    """
+
+    matrix: str
+
+    def partition_get(self, block: Block, part: Any) -> Any:
+        del part
+        values = np.stack([block.get(row, None) for row in block.rows])
+        return block.rows.start, block.columns.start, values
+
+    def merge(self, parts: Sequence[Any]) -> npt.NDArray[Any]:
+        rows = max(row + len(values) for row, _, values in parts)
+        columns = max(column + values.shape[1] for _, column, values in parts)
+        merged = np.empty((rows, columns), parts[0][2].dtype)
+        for row, column, values in parts:
+            merged[row : row + len(values), column : column + values.shape[1]] = values
+        return merged
+
+
+@dataclass(frozen=True)
+class PullSparse(GetFunction):
+    """The columns of a row that differ from its default (of a dense row: from 0), and their values: a ``SparseRow``.
+
+    >>> PullSparse("w", row=0)
+    PullSparse(matrix='w', row=0)
+    """
+
+    matrix: str
+    row: int
+
+    def __post_init__(self) -> None:
+        set_rows(self, "row")
+
+    def rows(self, matrix: Matrix) -> Sequence[int]:
+        return (self.row,)
+
+    def partition_get(self, block: Block, part: Any) -> Any:
+        del part
+        start, stop = block.columns.start, block.columns.stop
+        if block.is_sparse:
+            content = block.sparse_row(self.row)
+            # Copies: the reply may be looked at after the row has changed.
+            content = SparseRow(content.columns.copy(), content.values.copy(), content.default)
+        else:
+            content = without_default(np.arange(start, stop), block.get(self.row, None), 0)
+        return start, stop, content.columns, content.values, content.default
+
+    def merge(self, parts: Sequence[Any]) -> SparseRow:
+        default = parts[0][-1]
+        blocks = [_with_default(part, default) for part in parts]
+        return SparseRow(
+            np.concatenate([content.columns for content in blocks]),
+            np.concatenate([content.values for content in blocks]),
+            default,
+        )
+
+
+def _with_default(part: Any, default: float) -> SparseRow:
+    """The block's columns beside another default: one with no absent column may have its own."""
+    start, stop, columns, values, own = part
+    if same_numbers(np.array([own]), default)[0]:
+        return SparseRow(columns, values, default)
+    every = np.full(stop - start, own, values.dtype)
+    every[columns - start] = values
+    return without_default(np.arange(start, stop), every, default)
+
+
+def _fill(block: Block, rows: Iterable[int], value: float) -> None:
+    """All numbers of these rows; of a sparse row this is its new default."""
+    with np.errstate(over="ignore"):
+        number = block.dtype.type(value)
+    for row in rows:
+        if block.is_sparse:
+            nothing = SparseRow(np.empty(0, np.int64), np.empty(0, block.dtype), number.item())
+            block.replace_row(row, nothing)
+        else:
+            block.dense_row(row).fill(number)
+
+
+def _diagonal(block: BlockRange | Block) -> range:
+    """The rows, and columns, of the matrix's diagonal that lie in a block."""
+    return range(
+        max(block.rows.start, block.columns.start),
+        min(block.rows.stop, block.columns.stop),
+    )
+
+
+def _fill_diagonal(block: Block, values: Numbers) -> None:
+    """``values`` on the diagonal, 0 elsewhere."""
+    _fill(block, block.rows, 0)
+    for row, value in zip(_diagonal(block), values, strict=True):
+        block.put(row, np.array([row]), value)
+
+
+class _FillsRows(UpdateFunction):
+    """One row, or several, which may lie in any blocks."""
+
+    row: int | Sequence[int]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.row, (Sequence, np.ndarray)) and not isinstance(self.row, (str, bytes)):
+            rows = tuple(whole_number(f"psf.{self.name}(row=)", row, 0, error=OutOfRange) for row in self.row)
+            object.__setattr__(self, "row", rows)
+        else:
+            set_rows(self, "row")
+
+    def _values(self) -> dict[int, float]:
+        raise NotImplementedError
+
+    def rows(self, matrix: Matrix) -> Sequence[int]:
+        return (self.row,) if isinstance(self.row, int) else ()
+
+    def changed_rows(self, matrix: Matrix, block: Block) -> Sequence[int]:
+        return [row for row in self._values() if row in block.rows]
+
+    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+        rows = partitioning.checked_rows(self._values())
+        places = {block.number: block for row in rows for block in partitioning.blocks_of_row(row)}
+        return [(block, None) for block in places.values()]
+
+    def partition_update(self, block: Block, part: Any) -> None:
+        del part
+        for row, value in self._values().items():
+            if row in block.rows:
+                _fill(block, (row,), value)
+
+
+@dataclass(frozen=True)
+class Fill(_FillsRows):
+    """Every number of the row = ``value``; a sparse row then holds no more than its new default.
+
+    Of several rows, all have this value, or (a sequence as long) each its own.
+
+    >>> Fill("w", row=0, value=1)
+    Fill(matrix='w', row=0, value=1)
+    >>> Fill("w", row=[0, 7], value=[1.0, 2.0])
+    Fill(matrix='w', row=(0, 7), value=(1.0, 2.0))
+
+    Functions that give some rows of a matrix, or all of them, new values.
+    """
+
+    matrix: str
+    row: int | Sequence[int]
+    value: float | Sequence[float]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.row, int) or is_number(self.value):
+            set_numbers(self, "value")
+            return
+        set_values(self, "value")
+        values = np.asarray(self.value)
+        if len(values) != len(self.row):
+            raise ConfigurationError(
+                f"psf.Fill(value=): expected one number, or as many as rows, given {len(values)} and "
+                f"{len(self.row)} rows"
+            )
+        object.__setattr__(self, "value", tuple(values.tolist()))
+
+    def check(self, matrix: Matrix) -> None:
+        check_fits_dtype(self, matrix, ("value",))
+
+    def _values(self) -> dict[int, float]:
+        if isinstance(self.row, int):
+            return {self.row: cast(float, self.value)}
+        values = self.value if isinstance(self.value, tuple) else (self.value,) * len(self.row)
+        return dict(zip(self.row, values, strict=True))
+
+
+@dataclass(frozen=True)
+class Reset(_FillsRows):
+    """Every number of a row, or of several, = 0; a sparse row then holds nothing, and its default is 0.
+
+    >>> Reset("w", row=[0, 7])
+    Reset(matrix='w', row=(0, 7))
+    """
+
+    matrix: str
+    row: int | Sequence[int]
+
+    def _values(self) -> dict[int, float]:
+        return dict.fromkeys((self.row,) if isinstance(self.row, int) else self.row, 0)
+
+
+@dataclass(frozen=True)
+class FullFill(UpdateFunction):
+    """Every number of the matrix = ``value``."""
+
+    matrix: str
+    value: float
+
+    def __post_init__(self) -> None:
+        set_numbers(self, "value")
+
+    def check(self, matrix: Matrix) -> None:
+        check_fits_dtype(self, matrix, ("value",))
+
+    def partition_update(self, block: Block, part: Any) -> None:
+        del part
+        _fill(block, block.rows, self.value)
+
+
+@dataclass(frozen=True)
+class Eye(UpdateFunction):
+    """1 on the diagonal, 0 elsewhere; the matrix need not be square."""
+
+    matrix: str
+
+    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+        return [(block, np.ones(len(_diagonal(block)), matrix.numpy_dtype)) for block in partitioning.blocks]
+
+    def partition_update(self, block: Block, part: Numbers) -> None:
+        _fill_diagonal(block, part)
+
+
+@dataclass(frozen=True, eq=False)
+class Diag(ComparedByContent, UpdateFunction):
+    """``values`` on the diagonal, 0 elsewhere: as many as there are rows, or columns where these are fewer."""
+
+    matrix: str
+    values: npt.ArrayLike
+
+    def __post_init__(self) -> None:
+        set_values(self, "values")
+
+    def check(self, matrix: Matrix) -> None:
+        given, expected = len(np.asarray(self.values)), min(matrix.rows, matrix.columns)
+        if given != expected:
+            raise ParameterServerError(
+                f"{where(self, matrix)}, values=: expected {expected} numbers, as the diagonal of {matrix.rows} × "
+                f"{matrix.columns} has, given {given}"
+            )
+        check_fits_dtype(self, matrix, ("values",))
+
+    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+        with np.errstate(over="ignore"):
+            values = np.asarray(self.values).astype(matrix.numpy_dtype, copy=False)
+        diagonals = ((block, _diagonal(block)) for block in partitioning.blocks)
+        return [(block, values[rows.start : max(rows.start, rows.stop)]) for block, rows in diagonals]
+
+    def partition_update(self, block: Block, part: Numbers) -> None:
+        _fill_diagonal(block, part)
