@@ -220,7 +220,7 @@ class Csv:
 
     def decode(self, batch: TopicBatch) -> Batch:
         """Raises ``DecodeError`` for records of another number of fields, or with fields of another type."""
-        lines = _Lines(self._names(batch), self._delimiter_of(batch), self._types)
+        lines = _CsvLines(self._names(batch), self._delimiter_of(batch), self._types)
         try:
             rows = lines.parse_all(batch.values)
             return self._made(lines, rows)
@@ -249,7 +249,7 @@ class Csv:
     def _delimiter_of(self, batch: TopicBatch) -> str:
         return self._delimiter or (batch.delimiter if isinstance(batch, CsvBatch) else ",")
 
-    def _made(self, lines: _Lines, rows: Sequence[Sequence[str]]) -> Batch:
+    def _made(self, lines: _CsvLines, rows: Sequence[Sequence[str]]) -> Batch:
         if self._as_columns:
             return lines.as_columns(rows)
         return lines.as_records(rows)
@@ -264,7 +264,7 @@ class Csv:
         return f"Csv(types={list(self._types)}, columns={self._columns}, as_columns={self._as_columns})"
 
 
-class _Lines:
+class _CsvLines:
     """How the lines of one file are read."""
 
     def __init__(self, names: tuple[str, ...], delimiter: str, types: Mapping[str, ColumnType]) -> None:

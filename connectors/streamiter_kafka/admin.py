@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from streamiter.errors import ConfigurationError, TopicDenied, TopicError
 from streamiter.topics.topic import PartitionEnds, TopicDescription
-from streamiter_kafka.cluster import NO_LEADER, Cluster
+from streamiter_kafka.cluster import NO_LEADER, BrokerConnections
 from streamiter_kafka.trouble import BrokerTrouble, Code, TopicMissing, check, code_name
 from streamiter_kafka.wire import (
     TOPIC_RESOURCE,
@@ -42,7 +42,7 @@ _NONE: Final = -1
 _BEGINNING_MS: Final = 0
 
 
-class Found(NamedTuple):
+class FoundOffset(NamedTuple):
     """An offset and, where a time was asked for, that of its record."""
 
     offset: int
@@ -65,7 +65,7 @@ def comparable(known: Mapping[int, str], found: Mapping[int, str]) -> dict[int, 
 class OffsetFinder:
     """Finds offsets of one topic. Raises ``BrokerTrouble`` for what may pass."""
 
-    def __init__(self, cluster: Cluster, topic: str, subject: str) -> None:
+    def __init__(self, cluster: BrokerConnections, topic: str, subject: str) -> None:
         self._cluster = cluster
         self._topic = topic
         self._subject = subject
@@ -110,7 +110,7 @@ class OffsetFinder:
         found = await self._find(dict.fromkeys(partitions, timestamp_ms), READ_COMMITTED)
         return {number: offset for number, offset in _offsets(found).items() if offset != _NONE}
 
-    async def _find(self, times: Mapping[int, int], isolation: int) -> dict[int, Found]:
+    async def _find(self, times: Mapping[int, int], isolation: int) -> dict[int, FoundOffset]:
         leaders = self._cluster.leaders(self._topic)
         by_leader: dict[int, list[tuple[int, int]]] = {}
         for number, time in times.items():
@@ -123,17 +123,17 @@ class OffsetFinder:
             raise
         return {number: found for part in parts for number, found in part.items()}
 
-    async def _ask(self, node: int, asked: list[tuple[int, int]], isolation: int) -> dict[int, Found]:
+    async def _ask(self, node: int, asked: list[tuple[int, int]], isolation: int) -> dict[int, FoundOffset]:
         response = await self._cluster.request(node, OffsetRequest(-1, isolation, [(self._topic, asked)]))
         found = {}
         for _topic, partitions in response.topics:
             for number, code, timestamp_ms, offset in partitions:
                 check(code, f"{self._subject}, partition {number}")
-                found[number] = Found(offset, timestamp_ms)
+                found[number] = FoundOffset(offset, timestamp_ms)
         return found
 
 
-def _offsets(found: Mapping[int, Found]) -> dict[int, int]:
+def _offsets(found: Mapping[int, FoundOffset]) -> dict[int, int]:
     return {number: each.offset for number, each in found.items()}
 
 
@@ -152,7 +152,9 @@ _WRONG: Final = frozenset(
 )
 
 
-async def create(cluster: Cluster, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
+async def create(
+    cluster: BrokerConnections, topic: str, partitions: int, settings: Mapping[str, str]
+) -> None:
     """Create or widen a topic; returns when each of its partitions can be read and written.
 
     ``settings`` are Kafka's own, and ``replication.factor``.
@@ -171,7 +173,7 @@ async def create(cluster: Cluster, topic: str, partitions: int, settings: Mappin
     await cluster.persist(lambda: _check_usable(cluster, topic, partitions))
 
 
-async def describe(cluster: Cluster, topic: str) -> TopicDescription:
+async def describe(cluster: BrokerConnections, topic: str) -> TopicDescription:
     """The offsets of each partition, and all settings the broker tells: none without the right to see them."""
     leaders = await cluster.require(topic)
     finder = OffsetFinder(cluster, topic, f"topic {topic!r}")
@@ -184,14 +186,14 @@ async def describe(cluster: Cluster, topic: str) -> TopicDescription:
     )
 
 
-async def delete(cluster: Cluster, topic: str) -> None:
+async def delete(cluster: BrokerConnections, topic: str) -> None:
     """Delete a topic; returns when the cluster does not know it any more."""
     await cluster.require(topic)
     await cluster.persist(lambda: _delete(cluster, topic))
     await cluster.persist(lambda: _check_gone(cluster, topic))
 
 
-async def shown_settings(cluster: Cluster, topic: str) -> dict[str, str]:
+async def shown_settings(cluster: BrokerConnections, topic: str) -> dict[str, str]:
     """As ``settings_of``; empty where this user may not see them, which reading and writing do not need."""
     try:
         return await cluster.persist(lambda: settings_of(cluster, topic))
@@ -199,7 +201,7 @@ async def shown_settings(cluster: Cluster, topic: str) -> dict[str, str]:
         return {}
 
 
-async def settings_of(cluster: Cluster, topic: str) -> dict[str, str]:
+async def settings_of(cluster: BrokerConnections, topic: str) -> dict[str, str]:
     """The settings of a topic, those by default included."""
     request = DescribeConfigsRequest([(TOPIC_RESOURCE, topic, None)])
     response = await cluster.request_any(request)
@@ -211,7 +213,7 @@ async def settings_of(cluster: Cluster, topic: str) -> dict[str, str]:
 
 
 async def _create(
-    cluster: Cluster, topic: str, partitions: int, replicas: int, settings: Mapping[str, str]
+    cluster: BrokerConnections, topic: str, partitions: int, replicas: int, settings: Mapping[str, str]
 ) -> None:
     kafka_settings = [(name, str(value)) for name, value in settings.items() if name != _REPLICATION]
     request = CreateTopicsRequest(
@@ -225,7 +227,7 @@ async def _create(
         _check_asked(code, f"topic {topic!r}", detail)
 
 
-async def _widen(cluster: Cluster, topic: str, partitions: int) -> None:
+async def _widen(cluster: BrokerConnections, topic: str, partitions: int) -> None:
     if len(await _leaders(cluster, topic)) >= partitions:
         return
     request = CreatePartitionsRequest(
@@ -238,7 +240,7 @@ async def _widen(cluster: Cluster, topic: str, partitions: int) -> None:
         _check_asked(code, f"topic {topic!r}", detail)
 
 
-async def _check_usable(cluster: Cluster, topic: str, partitions: int) -> None:
+async def _check_usable(cluster: BrokerConnections, topic: str, partitions: int) -> None:
     leaders = await _leaders(cluster, topic)
     if len(leaders) < partitions or NO_LEADER in leaders.values():
         raise BrokerTrouble(f"topic {topic!r}: not all of its {partitions} partitions have a leader yet")
@@ -246,7 +248,7 @@ async def _check_usable(cluster: Cluster, topic: str, partitions: int) -> None:
     await OffsetFinder(cluster, topic, f"topic {topic!r}").earliest(leaders)
 
 
-async def _leaders(cluster: Cluster, topic: str) -> Mapping[int, int]:
+async def _leaders(cluster: BrokerConnections, topic: str) -> Mapping[int, int]:
     """A topic that was just created and is not known yet will be: that is no reason to call it missing."""
     try:
         return await cluster.refresh(topic)
@@ -254,7 +256,7 @@ async def _leaders(cluster: Cluster, topic: str) -> Mapping[int, int]:
         raise BrokerTrouble(f"topic {topic!r}: created, but not known to the brokers yet") from missing
 
 
-async def _delete(cluster: Cluster, topic: str) -> None:
+async def _delete(cluster: BrokerConnections, topic: str) -> None:
     response = await cluster.request_controller(DeleteTopicsRequest([topic], _timeout_ms(cluster)))
     [(_name, code)] = response.topic_error_codes
     if code == Code.TOPIC_DELETION_DISABLED:
@@ -266,7 +268,7 @@ async def _delete(cluster: Cluster, topic: str) -> None:
         check(code, f"topic {topic!r}")
 
 
-async def _check_gone(cluster: Cluster, topic: str) -> None:
+async def _check_gone(cluster: BrokerConnections, topic: str) -> None:
     try:
         await cluster.refresh(topic)
     except TopicMissing:
@@ -282,7 +284,7 @@ def _check_asked(code: int, subject: str, detail: str | None) -> None:
     check(code, subject, detail)
 
 
-def _timeout_ms(cluster: Cluster) -> int:
+def _timeout_ms(cluster: BrokerConnections) -> int:
     return int(1000 * cluster.options.request_timeout_s)
 
 
@@ -295,7 +297,7 @@ _NO_METADATA: Final = ""
 
 
 async def commit_group_offsets(
-    cluster: Cluster, group: str, topic: str, positions: Mapping[int, int]
+    cluster: BrokerConnections, group: str, topic: str, positions: Mapping[int, int]
 ) -> None:
     """Store ``positions``, the next offset by partition, as those of ``group``.
 
@@ -307,7 +309,7 @@ async def commit_group_offsets(
         await cluster.persist(lambda: _commit(cluster, group, topic, positions))
 
 
-async def _commit(cluster: Cluster, group: str, topic: str, positions: Mapping[int, int]) -> None:
+async def _commit(cluster: BrokerConnections, group: str, topic: str, positions: Mapping[int, int]) -> None:
     subject = f"offsets of the consumer group {group!r} in topic {topic!r} at {cluster.address}"
     node = await _coordinator(cluster, group, subject)
     partitions = [(number, offset, _NO_METADATA) for number, offset in sorted(positions.items())]
@@ -318,7 +320,7 @@ async def _commit(cluster: Cluster, group: str, topic: str, positions: Mapping[i
             _check(code, group, subject)
 
 
-async def _coordinator(cluster: Cluster, group: str, subject: str) -> int:
+async def _coordinator(cluster: BrokerConnections, group: str, subject: str) -> int:
     await cluster.find_brokers()
     response = await cluster.request_any(FindCoordinatorRequest(group, _GROUPS))
     check(response.error_code, subject)

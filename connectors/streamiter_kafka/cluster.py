@@ -16,7 +16,7 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, StreamiterError, TopicDenied, TopicError
 from streamiter.topics.secrets import has_secret, shown_path
 from streamiter_kafka.options import KafkaOptions, Server, shown
-from streamiter_kafka.trouble import BrokerTrouble, Code, Patience, TopicMissing, check, persist_within
+from streamiter_kafka.trouble import BrokerTrouble, Code, RetryLimit, TopicMissing, check, persist_within
 from streamiter_kafka.wire import (
     AuthenticationFailedError,
     CloseReason,
@@ -36,8 +36,8 @@ from streamiter_kafka.wire import (
 __all__ = [
     "NO_LEADER",
     "OPEN_TIMEOUT_S",
-    "Cluster",
-    "Lane",
+    "BrokerConnections",
+    "ConnectionPurpose",
 ]
 
 
@@ -177,7 +177,7 @@ NO_LEADER: Final = -1
 _STALE_S: Final = 300.0
 
 
-class Lane(enum.Enum):
+class ConnectionPurpose(enum.Enum):
     """What a connection is for. A broker answers one request of a connection after the other, so a fetch
     that waits for data must not hold up anything else.
     """
@@ -187,7 +187,7 @@ class Lane(enum.Enum):
     PRODUCE = "produce"
 
 
-class Cluster:
+class BrokerConnections:
     """Connections to the brokers, and the metadata they gave.
 
     Every request has a deadline; what may pass is a ``BrokerTrouble`` for the caller to bear.
@@ -213,8 +213,8 @@ class Cluster:
         self._leaders: dict[str, dict[int, int]] = {}
         self._topic_ids: dict[str, UUID | None] = {}
         self._refreshed_s: dict[str, float] = {}
-        self._connections: dict[tuple[Server, Lane], Connection] = {}
-        self._locks: dict[tuple[Server, Lane], asyncio.Lock] = {}
+        self._connections: dict[tuple[Server, ConnectionPurpose], Connection] = {}
+        self._locks: dict[tuple[Server, ConnectionPurpose], asyncio.Lock] = {}
 
     @property
     def address(self) -> str:
@@ -229,9 +229,9 @@ class Cluster:
         """The id of the topic as of the last answer; None where the broker gives none (before Kafka 2.8)."""
         return self._topic_ids.get(topic)
 
-    def patience(self, subject: str | None = None) -> Patience:
+    def patience(self, subject: str | None = None) -> RetryLimit:
         """Patience for as long as the options say."""
-        return Patience(subject or self._subject, self.options.give_up_after_s, self.clock)
+        return RetryLimit(subject or self._subject, self.options.give_up_after_s, self.clock)
 
     async def persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """``attempt`` with the patience for what a user waits for: opening, creating, describing."""
@@ -239,7 +239,12 @@ class Cluster:
         return await persist_within(limit_s, self._subject, attempt)
 
     async def request(
-        self, node: int, request: object, *, lane: Lane = Lane.CONTROL, wait_s: float = 0.0
+        self,
+        node: int,
+        request: object,
+        *,
+        lane: ConnectionPurpose = ConnectionPurpose.CONTROL,
+        wait_s: float = 0.0,
     ) -> Response:
         """The answer of broker ``node``; ``wait_s`` is how long the broker itself may hold it back."""
         server = self._brokers.get(node)
@@ -253,7 +258,7 @@ class Cluster:
         troubles = []
         for server in self._candidates():
             try:
-                return await self._request_at(server, request, Lane.CONTROL, 0.0)
+                return await self._request_at(server, request, ConnectionPurpose.CONTROL, 0.0)
             except BrokerTrouble as trouble:
                 troubles.append(str(trouble))
         raise BrokerTrouble("; ".join(troubles))
@@ -317,11 +322,13 @@ class Cluster:
         known = [server for _node, server in sorted(self._brokers.items())]
         return dict.fromkeys([*connected, *known, *self._servers])
 
-    async def _request_at(self, server: Server, request: object, lane: Lane, wait_s: float) -> Response:
+    async def _request_at(
+        self, server: Server, request: object, lane: ConnectionPurpose, wait_s: float
+    ) -> Response:
         connection = await self._connection(server, lane)
         return await send(connection, request, server, self.options.request_timeout_s + wait_s)
 
-    async def _connection(self, server: Server, lane: Lane) -> Connection:
+    async def _connection(self, server: Server, lane: ConnectionPurpose) -> Connection:
         key = (server, lane)
         connection = self._connections.get(key)
         if connection is not None and connection.connected():

@@ -8,7 +8,13 @@ from typing import Any
 
 from streamiter.errors import ConfigurationError, TopicError
 from streamiter.topics.topic import Headers, TopicBatch
-from streamiter_kafka.wire import ABORT_MARKER, ControlRecord, MemoryRecords, Record, UnsupportedCodecError
+from streamiter_kafka.wire import (
+    ABORT_MARKER,
+    ControlRecord,
+    KafkaRecord,
+    MemoryRecords,
+    UnsupportedCodecError,
+)
 
 __all__ = [
     "KafkaBatch",
@@ -24,7 +30,7 @@ class KafkaBatch(TopicBatch):
 
     __slots__ = ("_records",)
 
-    def __init__(self, partition: int, records: list[Record]) -> None:
+    def __init__(self, partition: int, records: list[KafkaRecord]) -> None:
         super().__init__(partition=partition, values=[record.value for record in records])
         self._records = records
 
@@ -99,7 +105,7 @@ class ReadPartition:
         self._subject = subject
         self._stop = stop
         self._batches: deque[tuple[WireBatch, int]] = deque()
-        self._opened: list[Record] = []
+        self._opened: list[KafkaRecord] = []
 
     @property
     def has_records(self) -> bool:
@@ -163,7 +169,7 @@ class ReadPartition:
             self.fetched_bytes += size_bytes * len(wanted)
             self._batches.extend((batch, size_bytes) for batch in wanted)
 
-    def take(self, max_records: int) -> list[Record]:
+    def take(self, max_records: int) -> list[KafkaRecord]:
         """The next records, at most that many; empty when all that was fetched is compacted away."""
         records = self._opened
         while len(records) < max_records and self._batches:
@@ -180,7 +186,7 @@ class ReadPartition:
             return True
         return self._stop is not None and _base_offset(batch) >= self._stop
 
-    def _open_next(self) -> list[Record]:
+    def _open_next(self) -> list[KafkaRecord]:
         batch, size_bytes = self._batches.popleft()
         self.fetched_bytes -= size_bytes
         records = self._opened_records(batch)
@@ -191,7 +197,7 @@ class ReadPartition:
             records = [record for record in records if record.offset < self._stop]
         return records
 
-    def _opened_records(self, batch: WireBatch) -> list[Record]:
+    def _opened_records(self, batch: WireBatch) -> list[KafkaRecord]:
         if not batch.validate_crc():
             raise TopicError(
                 f"{self._subject}, partition {self.number}: the record batch that ends before offset "

@@ -24,7 +24,7 @@ from streamiter.topics.topic import (
     timestamp_of,
 )
 from streamiter_kafka.admin import READ_COMMITTED, OffsetFinder, comparable
-from streamiter_kafka.cluster import NO_LEADER, Cluster, Lane
+from streamiter_kafka.cluster import NO_LEADER, BrokerConnections, ConnectionPurpose
 from streamiter_kafka.partition import KafkaBatch, ReadPartition
 from streamiter_kafka.trouble import BrokerTrouble, Code, check, passing, persist
 from streamiter_kafka.wire import FetchTopicRequest, Response, fetched_partitions
@@ -39,7 +39,7 @@ _MIN_BYTES: Final = 1
 _PARTITION_BYTES: Final = 1_000_000
 
 
-async def open_reader(cluster: Cluster, topic: str, request: ReadRequest) -> KafkaReader:
+async def open_reader(cluster: BrokerConnections, topic: str, request: ReadRequest) -> KafkaReader:
     """A reader at its start position; it owns ``cluster`` and closes it."""
     subject = f"topic {topic!r} at {cluster.address}"
     check_request(request, topic)
@@ -94,7 +94,7 @@ class KafkaReader(TopicReader):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: BrokerConnections,
         topic: str,
         subject: str,
         request: ReadRequest,
@@ -217,7 +217,9 @@ class KafkaReader(TopicReader):
             max_bytes=self._cluster.options.fetch_max_bytes,
             isolation_level=READ_COMMITTED,
         )
-        return await self._cluster.request(node, request, lane=Lane.FETCH, wait_s=_MAX_WAIT_MS / 1000)
+        return await self._cluster.request(
+            node, request, lane=ConnectionPurpose.FETCH, wait_s=_MAX_WAIT_MS / 1000
+        )
 
     async def _take_in(self, response: Response, offsets: Mapping[int, int]) -> dict[int, BrokerTrouble]:
         """Add what was fetched from ``offsets`` to the partitions; the trouble with the others."""

@@ -20,7 +20,7 @@ from streamiter.topics.topic import (
 )
 from streamiter_kafka import admin
 from streamiter_kafka.admin import commit_group_offsets
-from streamiter_kafka.cluster import Cluster
+from streamiter_kafka.cluster import BrokerConnections
 from streamiter_kafka.options import KafkaAddress, KafkaOptions
 from streamiter_kafka.reader import open_reader
 from streamiter_kafka.transactions import open_transactions
@@ -107,10 +107,10 @@ class KafkaTopic(Topic):
         async with self._cluster() as cluster:
             await admin.delete(cluster, self.name)
 
-    def _cluster(self) -> Cluster:
-        return Cluster(self._address.servers, self.options, f"topic {self.name!r}")
+    def _cluster(self) -> BrokerConnections:
+        return BrokerConnections(self._address.servers, self.options, f"topic {self.name!r}")
 
-    async def _open(self, opening: Callable[[Cluster], Awaitable[Opened]]) -> Opened:
+    async def _open(self, opening: Callable[[BrokerConnections], Awaitable[Opened]]) -> Opened:
         """What is opened owns its cluster; where opening fails, nothing is left open."""
         cluster = self._cluster()
         try:
@@ -144,7 +144,9 @@ class KafkaConnector(Connector):
     async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
         address = KafkaAddress.parse(url)
         subject = f"topics of {address.cluster}"
-        async with Cluster(address.servers, _options(address, options, subject), subject) as cluster:
+        async with BrokerConnections(
+            address.servers, _options(address, options, subject), subject
+        ) as cluster:
             return await cluster.persist(cluster.topic_names)
 
 

@@ -15,7 +15,7 @@ from streamiter.errors import (
     TransactionExpired,
 )
 from streamiter.topics.topic import OutgoingBatch, Topic, Transactions
-from streamiter_kafka.cluster import OPEN_TIMEOUT_S, Cluster
+from streamiter_kafka.cluster import OPEN_TIMEOUT_S, BrokerConnections
 from streamiter_kafka.packing import Key, Packing, ProducerIdentity, fenced
 from streamiter_kafka.trouble import BrokerTrouble, Code, check, code_name, log, persist
 from streamiter_kafka.wire import (
@@ -56,7 +56,7 @@ class Coordinator:
     Raises ``BrokerTrouble`` for what may pass and ``ProducerFenced`` when the id belongs to another.
     """
 
-    def __init__(self, cluster: Cluster, transactional_id: str, timeout_s: float) -> None:
+    def __init__(self, cluster: BrokerConnections, transactional_id: str, timeout_s: float) -> None:
         self._cluster = cluster
         self._id = transactional_id
         self.timeout_s = timeout_s
@@ -203,7 +203,7 @@ class Coordinator:
 
 
 async def open_transactions(
-    cluster: Cluster, commit_domain: str, transactional_id: str, timeout_s: float
+    cluster: BrokerConnections, commit_domain: str, transactional_id: str, timeout_s: float
 ) -> KafkaTransactions:
     """Take over the id; what is returned owns ``cluster`` and closes it.
 
@@ -221,7 +221,7 @@ class KafkaTransactions(Transactions):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: BrokerConnections,
         commit_domain: str,
         coordinator: Coordinator,
         producer: ProducerIdentity,

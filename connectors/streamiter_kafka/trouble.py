@@ -14,7 +14,7 @@ from streamiter.errors import StreamiterError, TopicDenied, TopicError, TopicNot
 __all__ = [
     "BrokerTrouble",
     "Code",
-    "Patience",
+    "RetryLimit",
     "TopicMissing",
     "check",
     "code_name",
@@ -185,7 +185,7 @@ def check(code: int, subject: str, detail: str | None = None) -> None:
         raise failure_of(code, subject, detail)
 
 
-class Patience:
+class RetryLimit:
     """Bears trouble until it lasts too long: logs, waits, and raises ``TopicUnavailable`` in the end.
 
     Trouble may be with several things at once (partitions, say) and is over when the last of them works
@@ -271,7 +271,7 @@ class Patience:
             log.warning("%s; trying again for up to %.1f s", self._about(trouble), left_s)
 
 
-async def persist(patience: Patience, attempt: Callable[[], Awaitable[T]]) -> T:
+async def persist(patience: RetryLimit, attempt: Callable[[], Awaitable[T]]) -> T:
     """The result of ``attempt``, repeated while it meets what may pass and ``patience`` lasts."""
     while True:
         begun_s = patience.now_s()
@@ -286,7 +286,7 @@ async def persist(patience: Patience, attempt: Callable[[], Awaitable[T]]) -> T:
 
 async def persist_within(limit_s: float, subject: str, attempt: Callable[[], Awaitable[T]]) -> T:
     """As :func:`persist`; the limit holds also for an attempt that never ends."""
-    patience = Patience(subject, limit_s)
+    patience = RetryLimit(subject, limit_s)
     try:
         async with asyncio.timeout(limit_s):
             return await persist(patience, attempt)

@@ -85,12 +85,12 @@ __all__ = [
     "IncompatibleBrokerVersion",
     "InitProducerIdRequest",
     "KafkaError",
+    "KafkaRecord",
     "MemoryRecords",
     "MetadataRequest",
     "OffsetCommitRequest",
     "OffsetRequest",
     "ProduceRequest",
-    "Record",
     "RecordBatchBuilder",
     "RenewProducerRequest",
     "Response",
@@ -110,7 +110,7 @@ Response = Any
 """A decoded response; its fields are those of the protocol, by the names aiokafka gives them."""
 
 
-class Record(Protocol):
+class KafkaRecord(Protocol):
     """A record as aiokafka's parser gives it."""
 
     @property

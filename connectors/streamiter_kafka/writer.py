@@ -15,7 +15,7 @@ from streamiter.clock import TimerHandle
 from streamiter.errors import InternalError, StreamiterError, TopicError
 from streamiter.topics.topic import OutgoingBatch, TopicWriter
 from streamiter_kafka.admin import shown_settings
-from streamiter_kafka.cluster import NO_LEADER, Cluster, Lane
+from streamiter_kafka.cluster import NO_LEADER, BrokerConnections, ConnectionPurpose
 from streamiter_kafka.options import KafkaOptions
 from streamiter_kafka.packing import (
     DEFAULT_LIMIT_BYTES,
@@ -52,7 +52,7 @@ class Sender:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: BrokerConnections,
         subject: str,
         producer: ProducerIdentity,
         enlist: Enlist | None = None,
@@ -198,7 +198,9 @@ class Sender:
                 await self._enlist(queue.key for queue in queues)
             request = self._request(queues)
             wait_s = _ANSWER_MARGIN_S
-            response = await self._cluster.request(node, request, lane=Lane.PRODUCE, wait_s=wait_s)
+            response = await self._cluster.request(
+                node, request, lane=ConnectionPurpose.PRODUCE, wait_s=wait_s
+            )
         except BrokerTrouble as trouble:
             return {queue.key: trouble for queue in queues}
         return self._take_in(response, {queue.key: queue for queue in queues})
@@ -277,7 +279,7 @@ class Sender:
 _NO_TRANSACTION_TIMEOUT_MS: Final = 2**31 - 1
 
 
-async def open_writer(cluster: Cluster, topic: str) -> KafkaWriter:
+async def open_writer(cluster: BrokerConnections, topic: str) -> KafkaWriter:
     """A writer; it owns ``cluster`` and closes it.
 
     Writing to one topic, outside transactions.
@@ -289,7 +291,7 @@ async def open_writer(cluster: Cluster, topic: str) -> KafkaWriter:
 
 
 async def open_packing(
-    cluster: Cluster, topic: str, options: KafkaOptions, *, transactional: bool
+    cluster: BrokerConnections, topic: str, options: KafkaOptions, *, transactional: bool
 ) -> Packing:
     """How records for ``topic`` are packed; asks the broker how large they may be."""
     return Packing(
@@ -301,12 +303,12 @@ async def open_packing(
     )
 
 
-async def _limit_bytes(cluster: Cluster, topic: str) -> int:
+async def _limit_bytes(cluster: BrokerConnections, topic: str) -> int:
     settings = await shown_settings(cluster, topic)
     return int(settings.get("max.message.bytes", DEFAULT_LIMIT_BYTES))
 
 
-async def _new_producer(cluster: Cluster, topic: str) -> ProducerIdentity:
+async def _new_producer(cluster: BrokerConnections, topic: str) -> ProducerIdentity:
     """An identity by which brokers recognize a batch that is sent again; it costs one request."""
     if cluster.options.acks != "all":
         return ProducerIdentity()
@@ -318,7 +320,7 @@ async def _new_producer(cluster: Cluster, topic: str) -> ProducerIdentity:
 class KafkaWriter(TopicWriter):
     """Writes to one topic. An error that is raised once is raised by every later call too."""
 
-    def __init__(self, cluster: Cluster, packing: Packing, producer: ProducerIdentity) -> None:
+    def __init__(self, cluster: BrokerConnections, packing: Packing, producer: ProducerIdentity) -> None:
         self._cluster = cluster
         self._packing = packing
         self._sender = Sender(cluster, f"writer to topic {packing.topic!r} at {cluster.address}", producer)

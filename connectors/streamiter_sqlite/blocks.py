@@ -23,7 +23,7 @@ from streamiter.topics.topic import Headers, OutgoingBatch
 from streamiter.topics.topic_sink import batch_bytes
 from streamiter_sqlite.schema import DamagedFile
 
-__all__ = ["Block", "PackedBlock", "PendingRecords", "blocks_of", "unpacked"]
+__all__ = ["PackedBlock", "PendingRecords", "RecordBlock", "blocks_of", "unpacked"]
 
 # A block is read and unpacked as a whole: large enough that a row of SQLite costs nothing for each record,
 # small enough for a reader that wants a few records.
@@ -38,7 +38,7 @@ _RECORD_OVERHEAD_BYTES: Final = 100
 Entry = TypeVar("Entry")
 
 
-class Block(msgspec.Struct, array_like=True):
+class RecordBlock(msgspec.Struct, array_like=True):
     """Records as columns; keys and headers are None where no record has any, and equal time stamps are one."""
 
     values: list[bytes | None]
@@ -54,11 +54,11 @@ class Block(msgspec.Struct, array_like=True):
             else self.timestamps_ms
         )
 
-    def between(self, start: int, stop: int) -> Block:
+    def between(self, start: int, stop: int) -> RecordBlock:
         """The records ``start`` to ``stop`` (half-open)."""
         if start == 0 and stop == len(self.values):
             return self
-        return Block(
+        return RecordBlock(
             self.values[start:stop],
             None if self.keys is None else self.keys[start:stop],
             None if self.headers is None else self.headers[start:stop],
@@ -80,7 +80,7 @@ class PackedBlock:
         return zlib.crc32(self.payload)
 
 
-def unpacked(payload: bytes, crc32: int | None) -> Block:
+def unpacked(payload: bytes, crc32: int | None) -> RecordBlock:
     """The inverse of packing. Raises ``DamagedFile`` for a payload that is not the one that was stored.
 
     ``crc32`` is the checksum that was stored with it, None where none was.
@@ -88,7 +88,7 @@ def unpacked(payload: bytes, crc32: int | None) -> Block:
     if crc32 is not None and (not isinstance(payload, bytes) or zlib.crc32(payload) != crc32):
         raise DamagedFile("a block of records has a wrong checksum")
     try:
-        return msgspec.msgpack.decode(payload, type=Block)
+        return msgspec.msgpack.decode(payload, type=RecordBlock)
     except (msgspec.DecodeError, TypeError, UnicodeDecodeError) as error:
         raise DamagedFile(f"a block of records cannot be read: {error}") from error
 

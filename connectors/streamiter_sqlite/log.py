@@ -25,7 +25,7 @@ from streamiter_sqlite.schema import DamagedFile, checked_numbers, read_transact
 __all__ = [
     "COMPACTION_SETTING",
     "RETENTION_SETTINGS",
-    "Entry",
+    "StoredBlock",
     "TopicRow",
     "append",
     "append_entry",
@@ -177,12 +177,12 @@ def append(
     """Store blocks at the ends of their partitions, visible with the transaction's end."""
     for partition, block in blocks:
         block_id = insert_block(connection, block)
-        entry = Entry(block_id, topic.id, partition, block.records, len(block.payload), block.latest_ms)
+        entry = StoredBlock(block_id, topic.id, partition, block.records, len(block.payload), block.latest_ms)
         append_entry(connection, entry, topic_name=topic.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredBlock:
     """A stored block that is to get its offsets."""
 
     block_id: int
@@ -202,7 +202,7 @@ def insert_block(connection: sqlite3.Connection, block: PackedBlock) -> int:
     return row_id
 
 
-def append_entry(connection: sqlite3.Connection, entry: Entry, *, topic_name: str) -> None:
+def append_entry(connection: sqlite3.Connection, entry: StoredBlock, *, topic_name: str) -> None:
     """Give a stored block the next offsets of its partition."""
     row = connection.execute(
         "UPDATE partitions SET end_offset = end_offset + ?, size_bytes = size_bytes + ?"
@@ -234,7 +234,7 @@ COMPACTION_SETTING: Final = "compact"
 _BYTES: Final = 1 << 20
 
 
-class _Entry(NamedTuple):
+class _CompactedBlock(NamedTuple):
     partition: int
     first_offset: int
     block_id: int
@@ -268,23 +268,23 @@ def _compact_partition(connection: sqlite3.Connection, topic: TopicRow, number: 
             break
 
 
-def _last_entries(connection: sqlite3.Connection, topic: TopicRow, number: int) -> list[_Entry]:
+def _last_entries(connection: sqlite3.Connection, topic: TopicRow, number: int) -> list[_CompactedBlock]:
     rows = connection.execute(
         "SELECT partition, first_offset, block_id, size_bytes FROM entries"
         " WHERE topic_id = ? AND partition = ? ORDER BY first_offset DESC LIMIT ?",
         (topic.id, number, COMPACTED_BLOCKS),
     )
-    return [_Entry(*checked_numbers(row, "entries")) for row in rows]
+    return [_CompactedBlock(*checked_numbers(row, "entries")) for row in rows]
 
 
-def _keys(connection: sqlite3.Connection, entry: _Entry) -> list[bytes | None] | None:
+def _keys(connection: sqlite3.Connection, entry: _CompactedBlock) -> list[bytes | None] | None:
     row = connection.execute("SELECT payload, crc32 FROM blocks WHERE id = ?", (entry.block_id,)).fetchone()
     if row is None:
         raise DamagedFile(f"block {entry.block_id} is missing")
     return unpacked(*row).keys
 
 
-def _drop_offsets(connection: sqlite3.Connection, topic: TopicRow, entry: _Entry) -> None:
+def _drop_offsets(connection: sqlite3.Connection, topic: TopicRow, entry: _CompactedBlock) -> None:
     """The partition's ends stay: readers pass over the gap."""
     connection.execute("DELETE FROM blocks WHERE id = ?", (entry.block_id,))
     connection.execute(

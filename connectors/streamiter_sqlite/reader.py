@@ -22,7 +22,7 @@ from streamiter.topics.topic import (
     partitions_of,
     stop_offsets,
 )
-from streamiter_sqlite.blocks import Block, unpacked
+from streamiter_sqlite.blocks import RecordBlock, unpacked
 from streamiter_sqlite.database import Database, SqliteOptions
 from streamiter_sqlite.log import COMPACTION_SETTING, TopicRow, find_topic, partition_ends
 from streamiter_sqlite.schema import DamagedFile, checked_numbers, read_transaction
@@ -113,17 +113,17 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BlockSlice:
     """The records of one block that lie in a span."""
 
     offsets: range
-    block: Block
+    block: RecordBlock
 
 
 def _fetch_parts(
     connection: sqlite3.Connection, span: Span, max_records: int, max_bytes: int
-) -> tuple[list[Part], int]:
-    parts: list[Part] = []
+) -> tuple[list[BlockSlice], int]:
+    parts: list[BlockSlice] = []
     records = size_bytes = 0
     following = span.start
     for first_offset, end_offset, payload, crc32 in _payloads(connection, span):
@@ -144,7 +144,7 @@ def _fetch_parts(
 
 def _block(
     span: Span, following: int, offsets: tuple[int, int], payload: bytes | None, crc32: int | None
-) -> Block:
+) -> RecordBlock:
     """A stored block; raises ``DamagedFile`` if it is not all there, or records before it are missing."""
     first_offset, end_offset = checked_numbers(offsets, "entries")
     _check_gap(span, following, first_offset)
@@ -177,14 +177,14 @@ def _payloads(
     )
 
 
-def _part(first_offset: int, block: Block, span: Span) -> Part:
+def _part(first_offset: int, block: RecordBlock, span: Span) -> BlockSlice:
     start = max(0, span.start - first_offset)
     stop = min(len(block.values), span.stop - first_offset)
     offsets = range(first_offset + start, first_offset + stop)
-    return Part(offsets, block.between(start, stop))
+    return BlockSlice(offsets, block.between(start, stop))
 
 
-def _joined(partition: int, parts: Sequence[Part]) -> TopicBatch:
+def _joined(partition: int, parts: Sequence[BlockSlice]) -> TopicBatch:
     blocks = [part.block for part in parts]
     if len(blocks) == 1:
         [block] = blocks
@@ -214,7 +214,7 @@ def _joined_offsets(ranges: Sequence[range]) -> Sequence[int]:
 
 
 def _joined_column(
-    columns: Sequence[Sequence[Any] | None], blocks: Sequence[Block], missing: object
+    columns: Sequence[Sequence[Any] | None], blocks: Sequence[RecordBlock], missing: object
 ) -> list[Any] | None:
     if all(column is None for column in columns):
         return None
@@ -249,7 +249,7 @@ _PAUSE_GROWTH: Final = 1.2
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class ReaderStart:
     """What a reader begins with."""
 
     topic: TopicRow
@@ -258,7 +258,7 @@ class Beginning:
     ends: dict[int, PartitionEnds]
 
 
-def _begin(connection: sqlite3.Connection, name: str, request: ReadRequest) -> Beginning:
+def _begin(connection: sqlite3.Connection, name: str, request: ReadRequest) -> ReaderStart:
     with read_transaction(connection):
         topic = find_topic(connection, name)
         all_ends = partition_ends(connection, topic)
@@ -272,7 +272,7 @@ def _begin(connection: sqlite3.Connection, name: str, request: ReadRequest) -> B
             for number, its_ends in ends.items()
         }
     stops = stop_offsets(request, {number: its_ends.stable for number, its_ends in ends.items()})
-    return Beginning(topic, positions, stops, ends)
+    return ReaderStart(topic, positions, stops, ends)
 
 
 @dataclass(slots=True)
@@ -290,7 +290,7 @@ class SqliteReader(TopicReader):
     """
 
     def __init__(
-        self, database: Database, beginning: Beginning, request: ReadRequest, options: SqliteOptions
+        self, database: Database, beginning: ReaderStart, request: ReadRequest, options: SqliteOptions
     ) -> None:
         self._database = database
         self._topic = beginning.topic

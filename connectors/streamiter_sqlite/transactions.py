@@ -16,7 +16,7 @@ from streamiter.topics.topic_sink import check_outgoing, check_record_sizes, spr
 from streamiter_sqlite.blocks import PackedBlock, PendingRecords, blocks_of
 from streamiter_sqlite.database import Database, SqliteOptions, uninterrupted
 from streamiter_sqlite.log import (
-    Entry,
+    StoredBlock,
     TopicRow,
     append,
     append_entry,
@@ -153,13 +153,13 @@ def commit(
         _set_deadline(connection, owner.transactional_id, None)
 
 
-def _staged_entries(connection: sqlite3.Connection, owner: Owner) -> list[Entry]:
+def _staged_entries(connection: sqlite3.Connection, owner: Owner) -> list[StoredBlock]:
     rows = connection.execute(
         "SELECT block_id, topic_id, partition, records, size_bytes, latest_ms FROM staged"
         " WHERE transactional_id = ? ORDER BY block_id",
         (owner.transactional_id,),
     )
-    return [Entry(*checked_numbers(row, "staged")) for row in rows]
+    return [StoredBlock(*checked_numbers(row, "staged")) for row in rows]
 
 
 def discard(connection: sqlite3.Connection, owner: Owner) -> None:

@@ -36,7 +36,7 @@ def decode_frame(frame: bytes | memoryview, structs: StructRegistry, resolve: Re
     are for ``resolve``; without it they are an error.
     """
     start, end = _object_range(frame)
-    decoder = _Decoder(frame, end, structs, resolve)
+    decoder = _PlainDataDecoder(frame, end, structs, resolve)
     value = unpack(memoryview(frame)[start:end], decoder.extension, decoder.array)
     decoder.check_end()
     if _TIMESTAMP_CODE in bytes(frame[start:end]) and holds_foreign(value, structs.openings):
@@ -114,7 +114,7 @@ _TUPLE_OPENING: Final = _TupleOpening()
 _COLUMNS_OPENING: Final = _ColumnsOpening()
 
 
-class _Decoder:
+class _PlainDataDecoder:
     """Gives msgpack what its extension objects and arrays stand for.
 
     Each opening must begin an array and each byte of the buffers must be used, once: both are counted.

@@ -10,7 +10,7 @@ from typing import IO
 
 from streamiter.checkpoints.files import in_thread
 from streamiter.checkpoints.flow_folder import FlowFolder, flows_in
-from streamiter.checkpoints.snapshot import CheckpointId, Part, SnapshotHeader, frames_of
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart, frames_of
 from streamiter.checkpoints.snapshot_file import BATCH_BYTES, SnapshotWriter
 from streamiter.checkpoints.store import CheckpointStore, CommitPointer, StoredSnapshot
 from streamiter.errors import CheckpointError, InternalError
@@ -49,7 +49,7 @@ class DirectoryStore(CheckpointStore):
         record = await in_thread(FlowFolder(self._root, flow).record)
         return record.pointer if record else None
 
-    async def save(self, header: SnapshotHeader, parts: Iterable[Part]) -> int:
+    async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
         self._claimed_by(header.flow)
         folder = FlowFolder(self._root, header.flow)
         writer = folder.writer(header.id)
@@ -119,7 +119,7 @@ class _Claiming:
         self.before = record.pointer if record else None
 
 
-async def _write(folder: FlowFolder, writer: SnapshotWriter, parts: Iterable[Part]) -> None:
+async def _write(folder: FlowFolder, writer: SnapshotWriter, parts: Iterable[SnapshotPart]) -> None:
     """Takes the frames one at a time, with other work in between; a thread for each megabyte of them."""
     for part in parts:
         writer.add_part(part.name, part.content)

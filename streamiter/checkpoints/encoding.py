@@ -71,7 +71,7 @@ def encode_frame(value: Any, structs: StructRegistry, deferred: list[Deferred] |
 def _encode_frame(
     value: Any, structs: StructRegistry, unicode_errors: str, deferred: list[Deferred] | None
 ) -> bytes:
-    encoder = _Encoder(structs, deferred)
+    encoder = _PlainDataEncoder(structs, deferred)
     packed = pack(value, encoder.default, unicode_errors=unicode_errors)
     # After packing, which has made sure that the value ends somewhere.
     if holds_foreign(value, structs.openings):
@@ -98,7 +98,7 @@ def _with_gaps(buffers: list[bytes | memoryview], position: int) -> list[bytes |
     return parts
 
 
-class _Encoder:
+class _PlainDataEncoder:
     """Turns what msgpack asks about into what it knows, and collects the contents of arrays."""
 
     __slots__ = ("_deferred", "_headers", "_openings", "buffers")
@@ -268,16 +268,16 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _ValuePath:
     """A part of the value and how it was reached; a path is written only for the part at fault."""
 
     part: Any
     step: str
-    outer: _Place | None
+    outer: _ValuePath | None
     depth: int
 
-    def inside(self, part: Any, step: str) -> _Place:
-        return _Place(part, step, self, self.depth + 1)
+    def inside(self, part: Any, step: str) -> _ValuePath:
+        return _ValuePath(part, step, self, self.depth + 1)
 
     def path(self) -> str:
         steps = [self.step]
@@ -296,7 +296,7 @@ def find_refusal(
     >>> find_refusal([1, {"user": {2, 3}}], structs=()).path
     '[1]["user"]'
     """
-    waiting = [_Place(value, "", None, 0)]
+    waiting = [_ValuePath(value, "", None, 0)]
     deferred: set[int] | None = set() if may_be_deferred else None
     while waiting:
         place = waiting.pop()
@@ -312,7 +312,7 @@ def find_refusal(
     return None
 
 
-def _problem(place: _Place, structs: Container[type[Any]]) -> str | None:
+def _problem(place: _ValuePath, structs: Container[type[Any]]) -> str | None:
     if place.depth > DEPTH_MAX:
         return f"expected at most {DEPTH_MAX} levels of nesting, given more; does it contain itself?"
     return _part_problem(place.part, structs)
@@ -353,7 +353,7 @@ def _names_problem(columns: Columns) -> str | None:
     return f"expected columns named by str, given the name {shown(strange[0])}; convert it with str(...)"
 
 
-def _parts(place: _Place, structs: Container[type[Any]]) -> Iterator[_Place]:
+def _parts(place: _ValuePath, structs: Container[type[Any]]) -> Iterator[_ValuePath]:
     part = place.part
     kind = type(part)
     if kind is list or kind is tuple:

@@ -120,20 +120,20 @@ def checkpoint_of(file_name: str) -> CheckpointId | None:
 RECORD_FORMAT: Final = 1
 
 
-class _Committed(msgspec.Struct, frozen=True):
+class _CommittedFields(msgspec.Struct, frozen=True):
     number: int
     run: str
 
 
-class _Run(msgspec.Struct, frozen=True):
+class _RunFields(msgspec.Struct, frozen=True):
     run: str
     committed: int | None
 
 
-class _Record(msgspec.Struct, frozen=True):
+class _FlowFields(msgspec.Struct, frozen=True):
     flow: str
-    runs: list[_Run]
-    committed: _Committed | None
+    runs: list[_RunFields]
+    committed: _CommittedFields | None
     is_lost: bool
 
 
@@ -154,10 +154,10 @@ def pack_record(record: FlowRecord) -> bytes:
     """
     committed = record.committed
     packed = msgspec.json.encode(
-        _Record(
+        _FlowFields(
             record.flow,
-            [_Run(each.run, each.committed) for each in record.runs],
-            None if committed is None else _Committed(committed.number, committed.run),
+            [_RunFields(each.run, each.committed) for each in record.runs],
+            None if committed is None else _CommittedFields(committed.number, committed.run),
             record.is_lost,
         )
     )
@@ -175,7 +175,7 @@ def unpack_record(data: bytes, *, flow: str | None = None) -> FlowRecord:
     if zlib.crc32(file.record) != file.crc32:
         raise Damage("it does not match its checksum")
     try:
-        record = msgspec.json.decode(file.record, type=_Record)
+        record = msgspec.json.decode(file.record, type=_FlowFields)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         raise Damage(f"it holds what no version of this format has ({problem})") from None
     if flow not in (None, record.flow):

@@ -7,7 +7,7 @@ import builtins
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from streamiter.checkpoints.snapshot import CheckpointId, Part, SnapshotHeader, frames_of
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart, frames_of
 from streamiter.checkpoints.store import CheckpointStore, CommitPointer, FlowRecord, StoredSnapshot
 from streamiter.errors import CheckpointError, InternalError
 
@@ -21,7 +21,7 @@ class _StoredPart:
 
 
 @dataclass(slots=True)
-class _Flow:
+class _StoredFlow:
     record: FlowRecord
     snapshots: dict[CheckpointId, _MemorySnapshot] = field(default_factory=dict)
 
@@ -41,7 +41,7 @@ class MemoryStore(CheckpointStore):
     """
 
     def __init__(self) -> None:
-        self._flows: dict[str, _Flow] = {}
+        self._flows: dict[str, _StoredFlow] = {}
         self._runs: dict[str, str] = {}
 
     def another(self) -> MemoryStore:
@@ -57,7 +57,7 @@ class MemoryStore(CheckpointStore):
         before = known.record if known else FlowRecord(flow)
         after = before.claimed_by(run, begin_anew=begin_anew)
         if known is None:
-            self._flows[flow] = _Flow(after)
+            self._flows[flow] = _StoredFlow(after)
         else:
             known.record = after
         self._runs[flow] = run
@@ -67,7 +67,7 @@ class MemoryStore(CheckpointStore):
         known = self._flows.get(flow)
         return known.record.pointer if known else None
 
-    async def save(self, header: SnapshotHeader, parts: Iterable[Part]) -> int:
+    async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
         self._claimed_by(header.flow)
         known = self._flows[header.flow]
         self._check_may_save(known, header.id)
@@ -127,13 +127,13 @@ class MemoryStore(CheckpointStore):
             raise InternalError(f"flow {flow!r}: it was not claimed before something was stored") from None
 
     @staticmethod
-    def _check_may_save(known: _Flow, checkpoint: CheckpointId) -> None:
+    def _check_may_save(known: _StoredFlow, checkpoint: CheckpointId) -> None:
         known.record.check_owner(checkpoint.run, f"save checkpoint {checkpoint.number}")
         if checkpoint in known.snapshots:
             raise InternalError(f"flow {known.record.flow!r}: checkpoint {checkpoint} is saved a second time")
 
 
-async def _taken(part: Part) -> list[list[bytes]]:
+async def _taken(part: SnapshotPart) -> list[list[bytes]]:
     deferred: list[list[bytes]] = []
     for frames in frames_of(part):
         taken: list[bytes] = []

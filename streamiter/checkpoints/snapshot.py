@@ -27,10 +27,10 @@ __all__ = [
     "Damage",
     "Manifest",
     "OtherFormat",
-    "Part",
     "PartEntry",
     "Section",
     "SnapshotHeader",
+    "SnapshotPart",
     "StepState",
     "check_preamble",
     "errors_of_reading",
@@ -85,7 +85,7 @@ class SnapshotHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SnapshotPart:
     """One named piece of a snapshot: the state of one subtask of one step."""
 
     name: str
@@ -94,7 +94,7 @@ class Part:
     deferred: Sequence[Deferred] = ()
 
 
-def frames_of(part: Part) -> Iterator[Iterator[bytes]]:
+def frames_of(part: SnapshotPart) -> Iterator[Iterator[bytes]]:
     """The frames of each deferred piece of a part, in order."""
     return (deferred.frames() for deferred in part.deferred)
 
@@ -158,7 +158,7 @@ class _Checkpoint(msgspec.Struct, frozen=True):
     run: str
 
 
-class _Step(msgspec.Struct, frozen=True):
+class _StepFields(msgspec.Struct, frozen=True):
     parallelism: int
     operator: str
     is_source: bool = False
@@ -171,7 +171,7 @@ class Manifest(msgspec.Struct, frozen=True):
     checkpoint: _Checkpoint
     created_at_ms: int
     job_ended: bool
-    steps: dict[str, _Step]
+    steps: dict[str, _StepFields]
     notes: dict[str, str]
     parts: list[PartEntry]
 
@@ -195,7 +195,8 @@ class Manifest(msgspec.Struct, frozen=True):
 def manifest_of(header: SnapshotHeader, parts: Sequence[PartEntry]) -> Manifest:
     """The manifest of a snapshot with that header and these parts."""
     steps = {
-        name: _Step(step.parallelism, step.operator, step.is_source) for name, step in header.steps.items()
+        name: _StepFields(step.parallelism, step.operator, step.is_source)
+        for name, step in header.steps.items()
     }
     return Manifest(
         flow=header.flow,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from streamiter.checkpoints.snapshot import CheckpointId, Part, SnapshotHeader
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
 from streamiter.errors import ConfigurationError, ProducerFenced
 from streamiter.numbers import positive, whole_number
 
@@ -85,7 +85,7 @@ class CheckpointStore(abc.ABC):
         """What is committed, without claiming it."""
 
     @abc.abstractmethod
-    async def save(self, header: SnapshotHeader, parts: Iterable[Part]) -> int:
+    async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
         """Store a snapshot durably, as a whole or not at all; gives its size in bytes.
 
         Takes the frames of what is deferred in the event loop, one at a time, with other work in between.

@@ -201,7 +201,7 @@ class Served(msgspec.Struct, frozen=True):
     age_s: float
 
 
-class Summary(msgspec.Struct, frozen=True):
+class DemoSummary(msgspec.Struct, frozen=True):
     """What a run has reached. Without ``metrics``: before the first report of the validation.
 
     What the demo tells at its end.
@@ -246,10 +246,10 @@ async def summarize(
     reused_events: bool,
     flights: int,
     seconds: float,
-) -> Summary:
+) -> DemoSummary:
     """The figures of the run, and a prediction with what it has published."""
     training_s = max(statistics.elapsed_s, 1e-9)
-    return Summary(
+    return DemoSummary(
         state=statistics.state,
         labels=contents.labels,
         mini_batch=mini_batch,
@@ -302,7 +302,7 @@ def program() -> str:
     return shlex.quote(str(called))
 
 
-def print_summary(summary: Summary) -> None:
+def print_summary(summary: DemoSummary) -> None:
     """The summary in words."""
     say(_headline(summary))
     for name, value, remark in _figures(summary):
@@ -314,7 +314,7 @@ def print_summary(summary: Summary) -> None:
         typer.echo(f"  {summary.follow}")
 
 
-def _headline(summary: Summary) -> str:
+def _headline(summary: DemoSummary) -> str:
     speed = f"{summary.events:,} events in {summary.training_s:.1f} s, {summary.events_per_s:,.0f} events/s"
     if summary.state == "finished":
         return f"Trained on {speed}"
@@ -326,7 +326,7 @@ def _answer(served: Served) -> str:
     return f"{served.question}: {served.late:.0%} late (version {served.generation}.{served.version})"
 
 
-def _figures(summary: Summary) -> list[tuple[str, str, str]]:
+def _figures(summary: DemoSummary) -> list[tuple[str, str, str]]:
     """Name, value, remark."""
     when = "at once" if summary.labels == "immediate" else "when they had arrived"
     if summary.state == "finished" and summary.predicted > summary.learned_from:
@@ -353,7 +353,7 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.0f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:,.0f} kB"
 
 
-def _metrics(summary: Summary) -> list[tuple[str, str, str]]:
+def _metrics(summary: DemoSummary) -> list[tuple[str, str, str]]:
     remarks = {
         "auc": ("AUC", "of all predictions so far"),
         "loss": ("log loss", ""),

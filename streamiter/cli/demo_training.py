@@ -106,7 +106,7 @@ class DemoTopics:
         await self.validation.create()
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _EventsHeader(msgspec.Struct, frozen=True):
     """What the header says: what was asked for, and how many events and flights there are."""
 
     contents: Contents
@@ -142,7 +142,7 @@ async def write_flights(
     if await _found(topics) is not None:
         await _delete(topics.flights)
     await topics.create()
-    header = msgspec.json.encode(_Found(wanted, len(events), events.flights))
+    header = msgspec.json.encode(_EventsHeader(wanted, len(events), events.flights))
     transactions = await topics.flights.open_transactions(_TRANSACTIONAL_ID, timeout_s=_WRITING_TIMEOUT_S)
     try:
         await transactions.begin()
@@ -170,7 +170,7 @@ async def _delete(one: Topic) -> None:
         return
 
 
-async def _found(topics: DemoTopics) -> _Found | None:
+async def _found(topics: DemoTopics) -> _EventsHeader | None:
     """What the demo has written there; None for nothing at all."""
     if not topics.database.exists():
         return None
@@ -184,7 +184,7 @@ async def _found(topics: DemoTopics) -> _Found | None:
     header = dict(await _first_headers(topics.flights)).get(_HEADER)
     if header is None:
         raise _not_ours(topics.flights, "records without its mark")
-    found = msgspec.json.decode(header, type=_Found)
+    found = msgspec.json.decode(header, type=_EventsHeader)
     if found.events != records:
         raise _not_ours(topics.flights, f"{records:,} records instead of its {found.events:,}")
     return found

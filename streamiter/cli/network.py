@@ -14,7 +14,7 @@ from streamiter.cli.run import Format, FormatOption, OutputOption, examples, for
 from streamiter.cli.topics import AsJson
 
 if TYPE_CHECKING:
-    from streamiter.networks.network import Network, Summary
+    from streamiter.networks.network import Network, NetworkSummary
 
 __all__ = [
     "load_network",
@@ -117,7 +117,7 @@ def show(
         typer.echo(str(summary))
 
 
-def _rows(summary: Summary) -> list[dict[str, Any]]:
+def _rows(summary: NetworkSummary) -> list[dict[str, Any]]:
     return [
         {
             "layer": row.layer,

@@ -25,7 +25,7 @@ from streamiter.flow.graph_checks import (
     check_stop,
 )
 from streamiter.flow.keyed_stream import KeyedStream
-from streamiter.flow.next_step import Outlet
+from streamiter.flow.next_step import StepOutput
 from streamiter.flow.stream import Stream
 from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy, shortened
 from streamiter.operators.source import ItemsSource, Source, SourceFactory
@@ -264,7 +264,7 @@ class Flow:
             raise
 
     def keyed_stream(
-        self, key_of: Callable[[Any], Any], outlets: Iterable[Outlet], *, whole_batches: bool = False
+        self, key_of: Callable[[Any], Any], outlets: Iterable[StepOutput], *, whole_batches: bool = False
     ) -> KeyedStream:
         """For the engine: what ``key_by`` gives; Stream cannot import the class that derives from it."""
         return KeyedStream(self, key_of, outlets, whole_batches=whole_batches)

@@ -10,7 +10,7 @@ import numpy as np
 from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import GraphError
 from streamiter.flow.graph_checks import check_factory, check_function, check_seconds
-from streamiter.flow.next_step import Outlet, StepOptions, add_next_step, label_of, may_emit_unasked
+from streamiter.flow.next_step import StepOptions, StepOutput, add_next_step, label_of, may_emit_unasked
 from streamiter.flow.stream import Stream
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
 from streamiter.operators.operator import OperatorFactory, Service
@@ -32,7 +32,7 @@ class KeyedStream(Stream):
         self,
         flow: Flow,
         key_of: Callable[[Any], Any],
-        outlets: Iterable[Outlet],
+        outlets: Iterable[StepOutput],
         *,
         whole_batches: bool = False,
     ) -> None:

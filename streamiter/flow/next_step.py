@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConnectedStreams",
-    "Outlet",
     "StepOptions",
+    "StepOutput",
     "add_collect",
     "add_dead_letters",
     "add_next_step",
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 
-class Outlet(NamedTuple):
+class StepOutput(NamedTuple):
     """One output of one step, with the partitioning chosen for the next."""
 
     step: Step

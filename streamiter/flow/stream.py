@@ -20,8 +20,8 @@ from streamiter.flow.graph_checks import (
 )
 from streamiter.flow.next_step import (
     ConnectedStreams,
-    Outlet,
     StepOptions,
+    StepOutput,
     add_collect,
     add_dead_letters,
     add_next_step,
@@ -70,9 +70,11 @@ class Stream:
     (5, [0, 4, 16])
     """
 
-    def __init__(self, flow: Flow, *outlets: Step | Outlet) -> None:
+    def __init__(self, flow: Flow, *outlets: Step | StepOutput) -> None:
         self._flow = flow
-        self._outlets = tuple(outlet if isinstance(outlet, Outlet) else Outlet(outlet) for outlet in outlets)
+        self._outlets = tuple(
+            outlet if isinstance(outlet, StepOutput) else StepOutput(outlet) for outlet in outlets
+        )
 
     # -- properties --------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from streamiter.errors import CheckpointError
-from streamiter.iteration.loop import Admit, Advance, LoopCoordinator, Release, Restored, Terminate
+from streamiter.iteration.loop import Admit, Advance, LoopCoordinator, Release, RestoredEpochs, Terminate
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Sharing
 from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
@@ -296,7 +296,7 @@ class Head(ReceivingHead):
         if self._held is not None:
             self._held.restore(state["held"])
         self.coordinator.restore(
-            Restored(
+            RestoredEpochs(
                 post=self.context.post,
                 released=self._released,
                 advanced=self._advanced,
@@ -359,7 +359,7 @@ class CriteriaHead(ReceivingHead):
         self.received.restore(state["received"])
         self.ended_in = state["ended in"]
         self.coordinator.restore(
-            Restored(
+            RestoredEpochs(
                 post=self.context.post,
                 advanced=state["told complete"],
                 ended_in=self.ended_in,
@@ -525,7 +525,7 @@ class Entrance(Boundary):
         # It may have nothing more to wait for, where another subtask has what it waited for.
         self.context.post(Admit())
         self.coordinator.restore(
-            Restored(
+            RestoredEpochs(
                 post=self.context.post,
                 advanced=self.last_complete,
                 ended_in=self._ended_in,

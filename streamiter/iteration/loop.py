@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.feedback_through import check_can_be_shared
-from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, Released
+from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, ReleasedEpoch
 from streamiter.iteration.rounds import RoundScope, for_each_epoch
 from streamiter.operators.operator import IterationListener, JobScope, Operator
 from streamiter.records import Control
@@ -28,7 +28,7 @@ __all__ = [
     "Loop",
     "LoopCoordinator",
     "Release",
-    "Restored",
+    "RestoredEpochs",
     "Terminate",
 ]
 
@@ -264,7 +264,7 @@ class Admit(Control):
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredEpochs:
     """What a head or an entrance had been told before the snapshot it goes on from.
 
     ``report`` makes it report again what it had reported and what was not yet acknowledged.
@@ -313,7 +313,7 @@ class LoopCoordinator:
         self.told_complete = -1
         """The last complete epoch that heads and entrances have been told of."""
         self._replays: list[ReplayCache] = []
-        self._restored: list[Restored] = []
+        self._restored: list[RestoredEpochs] = []
         self._in_checkpoint = 0
         """Members that a checkpoint has begun at but not ended."""
         self._checkpointed = 0
@@ -380,7 +380,7 @@ class LoopCoordinator:
         # What is complete is released by that, too: one turn of each head instead of two.
         released: int | None = None
         for decision in decisions:
-            if isinstance(decision, Released):
+            if isinstance(decision, ReleasedEpoch):
                 released = decision.epoch
             elif isinstance(decision, Completed):
                 released = None
@@ -446,7 +446,7 @@ class LoopCoordinator:
         decisions, self._undecided = self._undecided, []
         self._tell(decisions)
 
-    def restore(self, member: Restored) -> None:
+    def restore(self, member: RestoredEpochs) -> None:
         """A head or entrance goes on from a snapshot. When all have said so, the loop goes on."""
         self._restored.append(member)
         if len(self._restored) < self._members:
@@ -463,7 +463,7 @@ class LoopCoordinator:
             member.report()
         self._tell(self.progress.all_reported())
 
-    def _repeat(self, member: Restored, released: int, complete: int, ended_in: int | None) -> None:
+    def _repeat(self, member: RestoredEpochs, released: int, complete: int, ended_in: int | None) -> None:
         """Tell a member what others had heard before the snapshot, and it had not."""
         if member.released is not None and member.released < released:
             member.post(Release(released))

@@ -43,16 +43,16 @@ __all__ = [
     "EndReason",
     "Ended",
     "EpochCounts",
-    "Groups",
+    "EpochGrouping",
     "GroupsOf",
     "GroupsUpToMarks",
     "LoopProgress",
-    "Released",
+    "ReleasedEpoch",
 ]
 
 
 @dataclass(slots=True)
-class Released:
+class ReleasedEpoch:
     """Every head has received ``epoch``: what was fed back of it may go on."""
 
     epoch: int
@@ -72,7 +72,7 @@ class Ended:
     epoch: int
 
 
-Decision = Released | Completed | Ended
+Decision = ReleasedEpoch | Completed | Ended
 
 
 class EndReason(enum.Enum):
@@ -185,7 +185,7 @@ class LoopProgress:
                 if received < epoch:
                     break
                 self.last_released = epoch
-                decisions.append(Released(epoch))
+                decisions.append(ReleasedEpoch(epoch))
             if passed < epoch:
                 break
             decisions.append(self._complete(epoch))
@@ -357,7 +357,7 @@ class EpochCounts:
         self._runs = [list(run) for run in runs]
 
 
-class Groups(Protocol):
+class EpochGrouping(Protocol):
     """A way to cut. It keeps nothing between two batches.
 
     Where the records of a subtask are cut into epochs, one class for each way.

@@ -97,7 +97,7 @@ def replayed(stream: Stream) -> Replayed:
 
 
 @final
-class _GoOn(Control):
+class _ReplayNext(Control):
     """Posted to itself: the next batch, after others have had their turn and what was emitted has found room."""
 
     __slots__ = ()
@@ -153,7 +153,7 @@ class Replayer(Entrance):
             self._asked_for = max(self._asked_for, control.epoch)
             if is_idle:
                 await self._go_on(out)
-        elif isinstance(control, _GoOn):
+        elif isinstance(control, _ReplayNext):
             await self._go_on(out)
         elif isinstance(control, Terminate) and self._asked_for > self._replayed:
             self._terminate = control
@@ -175,7 +175,7 @@ class Replayer(Entrance):
                 self._replayed = epoch
                 self._position = 0
         if self._asked_for > self._replayed:
-            self.context.post(_GoOn())
+            self.context.post(_ReplayNext())
         elif self._terminate is not None:
             await super().on_control(self._terminate, out)
 
@@ -200,7 +200,7 @@ class Replayer(Entrance):
         if state["terminate"] is not None:
             self._terminate = Terminate(state["terminate"])
         if self._asked_for > self._replayed:
-            self.context.post(_GoOn())
+            self.context.post(_ReplayNext())
         super().restore(state)
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import GraphError
 from streamiter.flow.graph_checks import check_function, check_name, check_seconds
 from streamiter.flow.stream import Stream
-from streamiter.iteration.progress import Groups, GroupsOf, GroupsUpToMarks
+from streamiter.iteration.progress import EpochGrouping, GroupsOf, GroupsUpToMarks
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, OperatorFactory
 from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle
 from streamiter.runtime.graph import Step
@@ -155,7 +155,7 @@ class Stamper(Boundary):
 
     gives_epochs = True
 
-    def __init__(self, groups: Groups, idle_timeout_s: float | None) -> None:
+    def __init__(self, groups: EpochGrouping, idle_timeout_s: float | None) -> None:
         self._groups = groups
         self._idle_timeout_s = idle_timeout_s
         self._epoch = 0

@@ -166,10 +166,10 @@ def displayed_rounds(
         with _bar(title, rounds, noun) as bar:
             yield bar
     else:
-        yield _Lines(title, rounds, noun)
+        yield _ProgressLines(title, rounds, noun)
 
 
-class _Lines:
+class _ProgressLines:
     """A line for each state that differs from the one before."""
 
     refresh_s = _LINE_EVERY_S

@@ -184,7 +184,7 @@ class _OfflineWorker(Operator):
         if parameters is not None:
             self._model.follow(parameters)
 
-    def report(self, gradients: _Sum, out: Output) -> None:
+    def report(self, gradients: _GradientSum, out: Output) -> None:
         """Tell the owner, also that there is nothing to tell."""
         gradient = None if gradients.gradient is None else gradients.gradient.to_record()
         out.emit({"worker": self._context.subtask_index, "gradient": gradient, "loss": gradients.loss})
@@ -205,7 +205,7 @@ class _KeepingWorker(_OfflineWorker):
 
     def report_next(self, out: Output) -> None:
         """The gradient of the next mini-batch."""
-        gradients = _Sum()
+        gradients = _GradientSum()
         for part in self._examples.between(*self._mini_batches.now()):
             gradients.add(*self._model.gradient_and_loss(part))
         self._mini_batches.next(len(self._examples))
@@ -278,7 +278,7 @@ class ReplayingWorker(_OfflineWorker, IterationListener):
         self._model_epoch = -1
         self._seen = 0
         """Rows of this epoch."""
-        self._gradients = _Sum()
+        self._gradients = _GradientSum()
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
         return ("model",) if self._model_epoch < self._turn else None
@@ -302,7 +302,7 @@ class ReplayingWorker(_OfflineWorker, IterationListener):
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         self.report(self._gradients, out)
         self._mini_batches.next(self._seen)
-        self._gradients, self._seen, self._turn = _Sum(), 0, epoch_watermark + 1
+        self._gradients, self._seen, self._turn = _GradientSum(), 0, epoch_watermark + 1
 
     def snapshot(self) -> dict[str, Any]:
         gradient = self._gradients.gradient
@@ -324,7 +324,7 @@ class ReplayingWorker(_OfflineWorker, IterationListener):
             self._gradients.add(Gradient.from_record(state["gradient"]), state["loss"])
 
 
-class _Sum:
+class _GradientSum:
     """Gradients and losses of several parts."""
 
     def __init__(self) -> None:

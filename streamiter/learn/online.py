@@ -51,8 +51,8 @@ __all__ = [
     "DelayedLabels",
     "GradientWorker",
     "OnlineTraining",
+    "OnlineWorkerOptions",
     "SynchronousOwner",
-    "WorkerOptions",
     "train_online",
 ]
 
@@ -65,7 +65,7 @@ PREDICTIONS: Final = OutputTag("predictions")
 """The side output of a worker: predictions made before learning, with targets and weights (dicts of arrays)."""
 
 
-class WorkerOptions(NamedTuple):
+class OnlineWorkerOptions(NamedTuple):
     """What every worker of one training is given."""
 
     make_model: Callable[[], LinearModel]
@@ -83,7 +83,7 @@ class GradientWorker(Operator, IterationListener):
     Workers: from parameters and mini-batches to gradients, predicting before they learn.
     """
 
-    def __init__(self, options: WorkerOptions) -> None:
+    def __init__(self, options: OnlineWorkerOptions) -> None:
         self._extract = options.extract
         self._synchronous = options.synchronous
         self.epochs_in_order = self.needs_epochs = options.synchronous
@@ -207,7 +207,7 @@ class DelayedGradientWorker(GradientWorker):
     What is validated is that first prediction.
     """
 
-    def __init__(self, options: WorkerOptions, labels: DelayedLabels) -> None:
+    def __init__(self, options: OnlineWorkerOptions, labels: DelayedLabels) -> None:
         super().__init__(options)
         self._labels = labels
         self._waiting: dict[Hashable, tuple[_Row, float]] = {}
@@ -455,7 +455,7 @@ def train_online(
     synchronous = mode == "synchronous"
     flow = examples.flow
     label = step_names(flow, name)
-    options = WorkerOptions(model, extract or _no_examples, synchronous)
+    options = OnlineWorkerOptions(model, extract or _no_examples, synchronous)
     owner = SynchronousOwner if synchronous else AsynchronousOwner
     data = epochs_every(examples, records=mini_batch, name=label("epochs")) if synchronous else examples
     if config is None:

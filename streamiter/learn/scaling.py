@@ -136,10 +136,10 @@ def online_standard_scaler(
     label = step_names(rows.flow, name)
 
     windows = rows.batch(window, timeout_s, parallelism=1, name=label("windows"))
-    return windows.process(_Scale, name=label("scale"), on_error=on_error, dead_letter=dead_letter)
+    return windows.process(_ScaleWindows, name=label("scale"), on_error=on_error, dead_letter=dead_letter)
 
 
-class _Scale(Operator):
+class _ScaleWindows(Operator):
     """Learns from each window and emits what came of it."""
 
     def __init__(self) -> None:

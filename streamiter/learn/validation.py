@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn.linear.model import PROBABILITY_FLOOR, LogLoss, Loss, SquaredLoss
+from streamiter.learn.linear.model import PROBABILITY_FLOOR, LinearLoss, LogLoss, SquaredLoss
 from streamiter.learn.rows.examples import Floats, holds, refuse_rows, row_vector, row_weights
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
@@ -145,7 +145,7 @@ class ProgressiveValidation:
                 f'{_NAME}(kind=): expected "classification" or "regression", given {kind!r}'
             )
         self.kind = kind
-        self._loss: Loss = LogLoss() if kind == "classification" else SquaredLoss()
+        self._loss: LinearLoss = LogLoss() if kind == "classification" else SquaredLoss()
         self._count = 0
         self._sums = np.zeros(len(_SUMS))
         self._scores = ScoreHistogram() if kind == "classification" else None

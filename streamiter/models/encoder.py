@@ -114,7 +114,7 @@ class ModelUpdateEncoder:
         records: list[_Record] = []
         for model in models:
             chunk_sets = leftovers
-            update = _Update(self._document(model, version, epoch), self._clock.now_ms())
+            update = _UpdateRecords(self._document(model, version, epoch), self._clock.now_ms())
             written, leftovers = self._records_of(update)
             records += written
             records += [record for chunk_set in chunk_sets for record in update.deletions(chunk_set)]
@@ -152,7 +152,7 @@ class ModelUpdateEncoder:
             parameters=checked_parameters(snapshot.parameters, subject),
         )
 
-    def _records_of(self, update: _Update) -> tuple[list[_Record], list[ChunkSet]]:
+    def _records_of(self, update: _UpdateRecords) -> tuple[list[_Record], list[ChunkSet]]:
         content_type, value = encode_document(update.document, self._format, self._json_bytes_max)
         room_bytes = self._record_bytes_max - update.overhead_bytes(content_type)
         if len(value) <= room_bytes:
@@ -163,7 +163,7 @@ class ModelUpdateEncoder:
         return records, [(document.generation, document.version, len(records))]
 
 
-class _Update:
+class _UpdateRecords:
     """The records of one update."""
 
     def __init__(self, document: Document, created_at_ms: int) -> None:
@@ -210,7 +210,7 @@ class _Update:
         )
 
 
-def _check_size(update: _Update, size_bytes: int, room_bytes: int, record_bytes_max: int) -> None:
+def _check_size(update: _UpdateRecords, size_bytes: int, room_bytes: int, record_bytes_max: int) -> None:
     subject = (
         f"model {update.document.model!r}, update {update.document.generation}.{update.document.version}"
     )

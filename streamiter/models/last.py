@@ -202,7 +202,7 @@ _Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class FoundUpdates:
     """What the search found.
 
     ``update``: the last one, or None. ``error``: why a record after it could not be read. ``rank``: the
@@ -268,7 +268,7 @@ class TailSearch:
         self._chunk_sets: dict[Rank, _SeenChunks] = {}
         self._deleted: dict[Rank, None] = {}
 
-    async def run(self) -> Tail:
+    async def run(self) -> FoundUpdates:
         """Search. Raises what the topic raises, :class:`~streamiter.errors.TopicNotFound` above all."""
         description = await self._topic.describe()
         partitions = [
@@ -278,7 +278,7 @@ class TailSearch:
         while unfinished := [partition for partition in partitions if not self._is_searched(partition)]:
             for partition in unfinished:
                 await partition.reading.read_window(functools.partial(self._take, partition))
-        return Tail(
+        return FoundUpdates(
             update=self._update[1] if self._update else None,
             error=self._error_after_update(),
             rank=self._rank,

@@ -386,7 +386,7 @@ def cut(value: bytes, chunk_bytes: int) -> list[tuple[Chunk, bytes]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Identity:
+class _UpdateIdentity:
     """Tells updates of a model apart, also two of one rank by two writers: their contents never mix."""
 
     rank: Rank
@@ -425,7 +425,7 @@ class ChunkAssembler:
 
     def __init__(self, pending_bytes_max: int = _PENDING_BYTES_MAX) -> None:
         self._pending_bytes_max = pending_bytes_max
-        self._pending: dict[_Identity, _Partial] = {}
+        self._pending: dict[_UpdateIdentity, _Partial] = {}
         self.dropped = 0
 
     def add(self, headers: UpdateHeaders, part: bytes) -> bytes | None:
@@ -435,7 +435,7 @@ class ChunkAssembler:
         """
         chunk = headers.chunk
         assert chunk is not None
-        identity = _Identity(headers.rank, chunk.sha256)
+        identity = _UpdateIdentity(headers.rank, chunk.sha256)
         partial = self._pending.setdefault(identity, _Partial(chunk.count))
         if partial.count != chunk.count:
             raise ValueError(
@@ -465,7 +465,7 @@ class ChunkAssembler:
         size_bytes = sum(partial.size_bytes for partial in self._pending.values())
         return size_bytes > self._pending_bytes_max or len(self._pending) > _PENDING_UPDATES_MAX
 
-    def _drop(self, identities: list[_Identity]) -> None:
+    def _drop(self, identities: list[_UpdateIdentity]) -> None:
         for identity in identities:
             del self._pending[identity]
         self.dropped += len(identities)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from streamiter.networks.losses import Predictions
     from streamiter.sparse_rows import SparseRows
 
-__all__ = ["Graph"]
+__all__ = ["LayerGraph"]
 
 
-class Graph:
+class LayerGraph:
     """Layers in topological order: each behind its inputs, the loss layer last.
 
     A training step is: ``feed_data(rows, labels, training=True)``, set ``values`` of all ``parameters``, ``loss()``,

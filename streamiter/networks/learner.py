@@ -20,9 +20,9 @@ from streamiter.learn.rows.examples import holds
 from streamiter.models.last import last_update
 from streamiter.models.update import Parameters
 from streamiter.networks.losses import Diverged
-from streamiter.networks.mini_batches import MiniBatch, TrainingSteps, from_record
+from streamiter.networks.mini_batches import FeatureMiniBatch, TrainingSteps, from_record
 from streamiter.networks.network import Network
-from streamiter.networks.parameters import Array, Layout, layouts
+from streamiter.networks.parameters import Array, ParameterLayout, layouts
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import shortened
 from streamiter.parameter_server.consistency.models import Consistency
@@ -30,7 +30,7 @@ from streamiter.parameter_server.psf.optimize import Optimize
 from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:
-    from streamiter.networks.graph import Graph
+    from streamiter.networks.graph import LayerGraph
     from streamiter.parameter_server.client import Client
 
 __all__ = [
@@ -193,12 +193,12 @@ class NetworkLearner(Learner):
     metric = "loss"
 
     @cached_property
-    def graph(self) -> Graph:
+    def graph(self) -> LayerGraph:
         """That all workers compute with: between two mini-batches it keeps nothing."""
         return self.network.graph(seed=self.seed)
 
     @cached_property
-    def layouts(self) -> Sequence[Layout]:
+    def layouts(self) -> Sequence[ParameterLayout]:
         """Where the parameters lie."""
         return layouts(self.graph.parameters, self.name)
 
@@ -213,7 +213,7 @@ class NetworkLearner(Learner):
             Optimize(layout.matrix, layout.optimizer, sparse=layout.by_feature) for layout in self.layouts
         ]
 
-    def mini_batch(self, record: Any, worker: int) -> MiniBatch | None:
+    def mini_batch(self, record: Any, worker: int) -> FeatureMiniBatch | None:
         """What a worker learns from when this record comes: the number of a step, or prepared rows."""
         return from_record(record) if self.steps is None else self.steps.mini_batch(record, worker)
 
@@ -230,7 +230,7 @@ class NetworkLearner(Learner):
                 on_clock=optimize if self.is_in_step else None,
             )
 
-    async def pull(self, client: Client, mini_batch: MiniBatch) -> PulledParameters:
+    async def pull(self, client: Client, mini_batch: FeatureMiniBatch) -> PulledParameters:
         features = self._features_of(mini_batch)
         begun = [
             await client.start_get(layout.matrix, row=_WEIGHTS, columns=layout.columns_of(mini_batch.indices))
@@ -241,12 +241,14 @@ class NetworkLearner(Learner):
             pulled |= layout.arrays(await row, features)
         return pulled
 
-    def _features_of(self, mini_batch: MiniBatch) -> int:
+    def _features_of(self, mini_batch: FeatureMiniBatch) -> int:
         if mini_batch.indices is None:
             return self.graph.place_holder.feature_dimension
         return len(mini_batch.indices)
 
-    def compute(self, mini_batch: MiniBatch, pulled: PulledParameters, number: int | None = None) -> Computed:
+    def compute(
+        self, mini_batch: FeatureMiniBatch, pulled: PulledParameters, number: int | None = None
+    ) -> Computed:
         """``number``: that of the mini-batch, which dropout goes by; None: the graph counts them."""
         graph, count = self.graph, len(mini_batch)
         graph.feed_data(
@@ -268,7 +270,7 @@ class NetworkLearner(Learner):
                 vector *= count / mini_batch.rows_in_step
         return Computed(contribution, loss * count, count)
 
-    async def push(self, client: Client, mini_batch: MiniBatch, contribution: Sequence[Array]) -> None:
+    async def push(self, client: Client, mini_batch: FeatureMiniBatch, contribution: Sequence[Array]) -> None:
         for layout, optimize, vector in zip(self.layouts, self._optimizes, contribution, strict=True):
             if not len(vector):
                 continue
@@ -311,7 +313,7 @@ def _gradient_of(parameter: Any) -> Array:
     return gradient
 
 
-def _first_rows(layout: Layout, start: Mapping[str, Array]) -> Array:
+def _first_rows(layout: ParameterLayout, start: Mapping[str, Array]) -> Array:
     """The matrix as it begins: the parameters, the optimizer's slots for them, no gradient.
 
     The slots are those to go on from given weights: FTRL's own beginning would set all of them to 0 at first.
@@ -329,7 +331,7 @@ class NetworkWorker(ParameterServerWorker):
 
     learner: NetworkLearner
 
-    async def compute(self, mini_batch: MiniBatch, pulled: PulledParameters) -> Computed:
+    async def compute(self, mini_batch: FeatureMiniBatch, pulled: PulledParameters) -> Computed:
         """With a number that no other mini-batch has, and the same one after a restart: dropout goes by it."""
         number = self._clocks * self.context.parallelism + self.context.subtask_index
         return self.learner.compute(mini_batch, pulled, number)

@@ -23,8 +23,8 @@ __all__ = [
     "LOSSES",
     "Diverged",
     "HuberLoss",
-    "LogLoss",
-    "Loss",
+    "NetworkLogLoss",
+    "NetworkLoss",
     "Predictions",
 ]
 
@@ -62,7 +62,7 @@ class Predictions:
     """−1 or 1; of several classes the class."""
 
 
-class Loss(abc.ABC):
+class NetworkLoss(abc.ABC):
     """Settings only. ``scores`` are (rows, outputs), ``labels`` (rows,), both in the dtype of the network.
 
     >>> from streamiter.networks.losses import LogLoss
@@ -156,7 +156,7 @@ def sign_labels(values: Array, at: float) -> Array:
 
 
 @dataclass(frozen=True)
-class L2Loss(Loss):
+class L2Loss(NetworkLoss):
     """½(f − y)².
 
     >>> import numpy as np
@@ -183,7 +183,7 @@ class L2Loss(Loss):
 
 
 @dataclass(frozen=True)
-class LogLoss(Loss):
+class NetworkLogLoss(NetworkLoss):
     """log(1 + e^(−y·f)), y −1 or 1; it does not overflow.
 
     >>> LogLoss().losses(np.array([[0.0], [-1000.0]]), np.ones(2)).round(3).tolist()
@@ -215,7 +215,7 @@ class LogLoss(Loss):
 
 
 @dataclass(frozen=True)
-class HingeLoss(Loss):
+class HingeLoss(NetworkLoss):
     """max(0, 1 − y·f), y −1 or 1.
 
     >>> HingeLoss().losses(np.array([[0.5], [3.0]]), np.ones(2)).tolist()
@@ -249,7 +249,7 @@ _LEAST_PROBABILITY: Final = 1e-9
 
 
 @dataclass(frozen=True)
-class CrossEntropyLoss(Loss):
+class CrossEntropyLoss(NetworkLoss):
     """−log p of the right class, p clipped at 1e-9; the input must end with a sigmoid, or another probability.
 
     The positive class has label 1, the other 0 or −1. Below the clip the slope is that at the clip, so that a row that
@@ -293,7 +293,7 @@ class CrossEntropyLoss(Loss):
 
 
 @dataclass(frozen=True)
-class SoftmaxLoss(Loss):
+class SoftmaxLoss(NetworkLoss):
     """−log p_y, p the softmax of the scores, y from 0 to K − 1.
 
     >>> SoftmaxLoss().losses(np.array([[1000.0, 1000.0]]), np.zeros(1)).round(3).tolist()
@@ -347,7 +347,7 @@ def _softmax(scores: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class HuberLoss(Loss):
+class HuberLoss(NetworkLoss):
     """½d² where |d| ≤ δ, otherwise δ|d| − ½δ², d = f − y (Huber, 1964).
 
     >>> HuberLoss(delta=1.0).losses(np.array([[0.5], [3.0]]), np.zeros(2)).tolist()
@@ -378,7 +378,7 @@ class HuberLoss(Loss):
 
 
 @dataclass(frozen=True)
-class KMeansLoss(Loss):
+class KMeansLoss(NetworkLoss):
     """min over k of the scores, which are squared distances to the centres, as ``kmeansinputlayer`` gives them.
 
     It needs no labels. Of two nearest centres the first one counts.
@@ -412,9 +412,9 @@ class KMeansLoss(Loss):
         """Any number of centres."""
 
 
-_ALL: Final[tuple[type[Loss], ...]] = (
+_ALL: Final[tuple[type[NetworkLoss], ...]] = (
     L2Loss,
-    LogLoss,
+    NetworkLogLoss,
     HingeLoss,
     CrossEntropyLoss,
     SoftmaxLoss,
@@ -422,5 +422,5 @@ _ALL: Final[tuple[type[Loss], ...]] = (
     KMeansLoss,
 )
 
-LOSSES: Final[Mapping[str, type[Loss]]] = MappingProxyType({known.type_name: known for known in _ALL})
+LOSSES: Final[Mapping[str, type[NetworkLoss]]] = MappingProxyType({known.type_name: known for known in _ALL})
 """By their names in files, in lower case."""

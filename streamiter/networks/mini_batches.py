@@ -23,7 +23,7 @@ from streamiter.networks.parameters import Array
 from streamiter.sparse_rows import Indices, SparseRows
 
 __all__ = [
-    "MiniBatch",
+    "FeatureMiniBatch",
     "PlaceHolder",
     "TrainingSteps",
     "from_record",
@@ -186,7 +186,7 @@ def _compact(rows: SparseRows) -> tuple[SparseRows, npt.NDArray[np.int64]]:
 Positions = npt.NDArray[np.intp]
 
 
-class MiniBatch(NamedTuple):
+class FeatureMiniBatch(NamedTuple):
     """Rows with labels, and the features whose parameters they need.
 
     Mini-batches: the steps that epochs over bounded data are made of, and rows of a stream that never ends.
@@ -214,16 +214,16 @@ class MiniBatch(NamedTuple):
         return len(self.labels)
 
 
-def prepared(data: LabelledRows, features: int, rows_in_step: int) -> MiniBatch:
+def prepared(data: LabelledRows, features: int, rows_in_step: int) -> FeatureMiniBatch:
     """Rows as a mini-batch."""
     holder = PlaceHolder(features, np.float64)
     if not isinstance(data.rows, SparseRows):
-        return MiniBatch(data.rows, None, data.labels, rows_in_step)
+        return FeatureMiniBatch(data.rows, None, data.labels, rows_in_step)
     holder.feed_data(data.rows)
-    return MiniBatch(holder.rows, holder.indices, data.labels, rows_in_step)
+    return FeatureMiniBatch(holder.rows, holder.indices, data.labels, rows_in_step)
 
 
-def to_record(mini_batch: MiniBatch) -> dict[str, Any]:
+def to_record(mini_batch: FeatureMiniBatch) -> dict[str, Any]:
     """The same as plain data."""
     rows: Any = mini_batch.rows
     if isinstance(rows, SparseRows):
@@ -231,10 +231,10 @@ def to_record(mini_batch: MiniBatch) -> dict[str, Any]:
     return {**mini_batch._asdict(), "rows": rows}
 
 
-def from_record(record: dict[str, Any]) -> MiniBatch:
+def from_record(record: dict[str, Any]) -> FeatureMiniBatch:
     """What :func:`to_record` gave."""
     rows = record["rows"]
-    return MiniBatch(**{**record, "rows": SparseRows(**rows) if isinstance(rows, dict) else rows})
+    return FeatureMiniBatch(**{**record, "rows": SparseRows(**rows) if isinstance(rows, dict) else rows})
 
 
 # What is prepared for one epoch serves all of them; it takes as much room again as the rows.
@@ -283,12 +283,12 @@ class TrainingSteps:
         self._order: tuple[int, Positions | None] = (-1, None)
         """Of the epoch asked for last."""
         self._keeps = self._all_epochs_are_alike() and _size_bytes(data) <= _KEPT_BYTES_MAX
-        self._kept: dict[tuple[int, int], MiniBatch] = {}
+        self._kept: dict[tuple[int, int], FeatureMiniBatch] = {}
         """By the number of the step in its epoch, and worker."""
         self._drawn: tuple[int, Positions | None] = (-1, None)
         """The sample of the step asked for last."""
 
-    def mini_batch(self, step: int, worker: int) -> MiniBatch | None:
+    def mini_batch(self, step: int, worker: int) -> FeatureMiniBatch | None:
         """What a worker learns from in a step, both from 0; None: nothing."""
         place = step % self.per_epoch, worker
         kept = self._kept.get(place)
@@ -299,7 +299,7 @@ class TrainingSteps:
             self._kept[place] = made
         return made
 
-    def _made(self, step: int, worker: int) -> MiniBatch | None:
+    def _made(self, step: int, worker: int) -> FeatureMiniBatch | None:
         rows = self._rows_of(step)
         count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         if worker >= count:

@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.flow.drawing.drawing import mermaid
-from streamiter.flow.drawing.picture import Link, Node, Picture
+from streamiter.flow.drawing.picture import Node, NodeEdge, Picture
 from streamiter.flow.drawing.svg import png, svg
 from streamiter.networks.configuration import Configuration, as_text, canonical, read_configuration
 from streamiter.networks.configuration.settings import FunctionSettings, LayerConfiguration
-from streamiter.networks.graph import Graph
+from streamiter.networks.graph import LayerGraph
 from streamiter.networks.layers import LAYER_TYPES, Layer, LossLayer
 from streamiter.networks.layers.layer import LayerSettings
-from streamiter.networks.losses import LOSSES, Loss
+from streamiter.networks.losses import LOSSES, NetworkLoss
 from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.networks.parameters import Array, Parameter, initial_values
 from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS, TransferFunction
@@ -30,7 +30,7 @@ from streamiter.numbers import whole_number
 __all__ = [
     "ConfigurationWarning",
     "Network",
-    "Summary",
+    "NetworkSummary",
 ]
 
 
@@ -98,7 +98,7 @@ class Network:
 
     # ---- what runs
 
-    def graph(self, dtype: npt.DTypeLike | None = None, *, seed: int = 0) -> Graph:
+    def graph(self, dtype: npt.DTypeLike | None = None, *, seed: int = 0) -> LayerGraph:
         """The layers, ready for mini-batches; ``dtype`` as ``modeltype`` says unless given.
 
         ``seed`` is where dropout draws from. ConfigurationError where the number of features is not known.
@@ -125,7 +125,7 @@ class Network:
 
     # ---- what is seen of it
 
-    def summary(self, graph: Graph | None = None) -> Summary:
+    def summary(self, graph: LayerGraph | None = None) -> NetworkSummary:
         """A table to print: layers, inputs, shapes of outputs, parameters, status; of ``graph`` where it is given.
 
         >>> print(Network.from_json({"data": {"indexrange": 9}, "layers": [
@@ -166,7 +166,7 @@ class Network:
         return f"Network({self.configuration.source!r}, {layers} layers, {self.dtype})"
 
 
-def build(configuration: Configuration, features: int, dtype: npt.DTypeLike, *, seed: int) -> Graph:
+def build(configuration: Configuration, features: int, dtype: npt.DTypeLike, *, seed: int) -> LayerGraph:
     """Layers for the mini-batches of one worker; their parameters have no values yet.
 
     The graph of a configuration.
@@ -181,7 +181,7 @@ def build(configuration: Configuration, features: int, dtype: npt.DTypeLike, *, 
             raise ConfigurationError(f"{configuration.source}: {error}") from error
     loss_layer = layers[configuration.loss_layer.name]
     assert isinstance(loss_layer, LossLayer)
-    return Graph(list(layers.values()), place_holder, loss_layer, seed=seed)
+    return LayerGraph(list(layers.values()), place_holder, loss_layer, seed=seed)
 
 
 def _settings(layer: LayerConfiguration) -> LayerSettings:
@@ -203,7 +203,7 @@ def _transfer_function(settings: FunctionSettings) -> TransferFunction:
     return TRANSFER_FUNCTIONS[settings.key](**settings.parameters)
 
 
-def _loss(settings: FunctionSettings) -> Loss:
+def _loss(settings: FunctionSettings) -> NetworkLoss:
     return LOSSES[settings.key](**settings.parameters)
 
 
@@ -240,7 +240,7 @@ class SummaryRow:
 
 
 @dataclass(frozen=True)
-class Summary:
+class NetworkSummary:
     """All layers, each behind its inputs; printed, it is a table.
 
     A network as a table.
@@ -268,7 +268,9 @@ class Summary:
     __repr__ = __str__
 
 
-def summary_of(configuration: Configuration, graph: Graph, *, features_are_known: bool) -> Summary:
+def summary_of(
+    configuration: Configuration, graph: LayerGraph, *, features_are_known: bool
+) -> NetworkSummary:
     """The table of a network whose layers are those of ``graph``."""
     by_name = {layer.name: layer for layer in graph.layers}
     rows = []
@@ -287,7 +289,7 @@ def summary_of(configuration: Configuration, graph: Graph, *, features_are_known
             )
         )
     features = graph.place_holder.feature_dimension if features_are_known else None
-    return Summary(_title(configuration, features), tuple(rows))
+    return NetworkSummary(_title(configuration, features), tuple(rows))
 
 
 def _title(configuration: Configuration, features: int | None) -> str:
@@ -335,7 +337,7 @@ DrawingFormat = Literal["mermaid", "svg", "png"]
 _DRAWERS: Final[Mapping[str, Callable[[Picture], str | bytes]]] = {"mermaid": mermaid, "svg": svg, "png": png}
 
 
-def draw(configuration: Configuration, summary: Summary, drawing_format: str) -> str | bytes:
+def draw(configuration: Configuration, summary: NetworkSummary, drawing_format: str) -> str | bytes:
     """Text, or bytes for PNG.
 
     A network as a picture, drawn with what draws flows.
@@ -348,16 +350,16 @@ def draw(configuration: Configuration, summary: Summary, drawing_format: str) ->
     return _DRAWERS[drawing_format](picture_of(configuration, summary))
 
 
-def picture_of(configuration: Configuration, summary: Summary) -> Picture:
+def picture_of(configuration: Configuration, summary: NetworkSummary) -> Picture:
     """The mini-batch, then the layers; links say how many numbers of each row go along them."""
     numbers = {row.layer: number for number, row in enumerate(summary.rows, 1)}
     links = []
     for row in summary.rows:
         for name in row.inputs:
             dim = summary.rows[numbers[name] - 1].output_dim
-            links.append(Link(numbers[name], numbers[row.layer], label=f"{dim:,}"))
+            links.append(NodeEdge(numbers[name], numbers[row.layer], label=f"{dim:,}"))
         if not row.inputs:
-            links.append(Link(0, numbers[row.layer]))
+            links.append(NodeEdge(0, numbers[row.layer]))
     return Picture(
         title=configuration.source,
         nodes=(

@@ -103,7 +103,7 @@ def train_network_online(
     learner = NetworkLearner(network=network, consistency=consistency, start=start, seed=seed)
     label = step_names(examples.flow, name)
     mini_batches = examples.batch(batch, parallelism=workers, name=label("mini-batches")).process(
-        lambda: _Prepare(network, extract, batch * workers),
+        lambda: _PrepareRows(network, extract, batch * workers),
         name=label("prepare"),
         on_error=on_error,
         dead_letter=dead_letter,
@@ -122,7 +122,7 @@ def train_network_online(
     return NetworkTraining(training.models, training.losses)
 
 
-class _Prepare(Operator):
+class _PrepareRows(Operator):
     """Makes mini-batches of lists of records; rows that are no examples follow the policy of the step."""
 
     def __init__(self, network: Network, extract: Extract | None, rows_in_step: int) -> None:

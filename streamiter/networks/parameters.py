@@ -19,8 +19,8 @@ from streamiter.optimizers import Optimizer
 
 __all__ = [
     "Array",
-    "Layout",
     "Parameter",
+    "ParameterLayout",
     "Status",
     "initial_values",
     "layouts",
@@ -153,7 +153,7 @@ _WAYS: Final[Mapping[str, Callable[[np.random.Generator, Parameter], npt.NDArray
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class ParameterLayout:
     """The parameters of one matrix: which columns are whose.
 
     Where the parameters of a network lie on the parameter server.
@@ -229,7 +229,7 @@ class Layout:
         return np.concatenate(tables, axis=1).reshape(-1)
 
 
-def layouts(parameters: Iterable[Parameter], name: str) -> list[Layout]:
+def layouts(parameters: Iterable[Parameter], name: str) -> list[ParameterLayout]:
     """One for each optimizer and kind, in the order of the parameters; matrices are called after ``name``."""
     groups: list[list[Parameter]] = []
     for parameter in parameters:
@@ -245,10 +245,10 @@ def _are_alike(one: Parameter, other: Parameter) -> bool:
     return one.by_feature == other.by_feature and one.optimizer == other.optimizer
 
 
-def _layout(group: Sequence[Parameter], number: int, name: str) -> Layout:
+def _layout(group: Sequence[Parameter], number: int, name: str) -> ParameterLayout:
     first = group[0]
     by_feature = first.by_feature
-    return Layout(
+    return ParameterLayout(
         matrix=f"{name}.{'features' if by_feature else 'layers'}.{number}",
         optimizer=first.optimizer,
         by_feature=by_feature,

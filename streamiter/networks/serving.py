@@ -30,7 +30,7 @@ from streamiter.sparse_rows import SparseRows
 from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:
-    from streamiter.networks.graph import Graph
+    from streamiter.networks.graph import LayerGraph
 
 __all__ = [
     "EpochResult",
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-def set_values(graph: Graph, arrays: Mapping[str, Array]) -> None:
+def set_values(graph: LayerGraph, arrays: Mapping[str, Array]) -> None:
     """Give the graph the parameters that its mini-batch needs."""
     holder = graph.place_holder
     needs_all = not holder.is_sparse or len(holder.indices) == holder.feature_dimension
@@ -96,7 +96,7 @@ class NetworkPredictor:
             yield self._graph.predictions()
 
 
-def _answer(predictions: Predictions, graph: Graph) -> Array:
+def _answer(predictions: Predictions, graph: LayerGraph) -> Array:
     has_several_classes = graph.loss_layer.output_dim > 1
     if has_several_classes and predictions.label is not None:
         return predictions.label
@@ -156,7 +156,7 @@ class EpochResult:
         return ", ".join(f"{name} {value:.4f}" for name, value in named.items() if value is not None)
 
 
-def evaluate(graph: Graph, arrays: Mapping[str, Array], data: LabelledRows) -> Evaluation:
+def evaluate(graph: LayerGraph, arrays: Mapping[str, Array], data: LabelledRows) -> Evaluation:
     """Of these parameters on these rows, in a graph that is used for nothing else meanwhile."""
     if not len(data):
         raise ModelError("evaluation: expected rows to judge by, given none")

@@ -16,7 +16,7 @@ from streamiter.numbers import fraction
 __all__ = [
     "TRANSFER_FUNCTIONS",
     "Dropout",
-    "Identity",
+    "IdentityFunction",
     "TransferFunction",
 ]
 
@@ -82,7 +82,7 @@ class WithDropout(TransferFunction):
 
 
 @dataclass(frozen=True)
-class Identity(TransferFunction):
+class IdentityFunction(TransferFunction):
     """x.
 
     The transfer function that changes nothing.
@@ -260,7 +260,7 @@ class TanhWithDropout(WithDropout):
 
 
 _ALL: Final[tuple[type[TransferFunction], ...]] = (
-    Identity,
+    IdentityFunction,
     Sigmoid,
     Relu,
     Tanh,

@@ -38,7 +38,7 @@ _RADIX_TYPES: Final = ((1 << 8, np.uint8), (1 << 16, np.uint16))
 _SHORT_SEGMENT: Final = 128
 
 
-class Groups:
+class RecordsByKey:
     """The records of a batch (at least one), grouped by key; within a group they keep their order.
 
     ``order`` takes records to their groups, group i being ``order[starts[i] : starts[i] + counts[i]]``, all
@@ -306,7 +306,7 @@ class KeyedReduceBatch(KeyedOperator):
     def process_batch(self, batch: Batch, out: Output) -> None:
         if not len(batch):
             return
-        groups = Groups(_checked_keys(self._key_of(batch), len(batch)))
+        groups = RecordsByKey(_checked_keys(self._key_of(batch), len(batch)))
         keys = self._checked_group_keys(groups)
         self.about_to_change(keys)
         carried = list(map(self._states.get, keys, repeat(NO_STATE)))
@@ -318,7 +318,7 @@ class KeyedReduceBatch(KeyedOperator):
         records = batch if isinstance(batch, list) else list(batch)
         out.emit_batch(running_reduce(self._ufunc, self._states, keys_of_records.tolist(), records, out))
 
-    def _checked_group_keys(self, groups: Groups) -> list[Any]:
+    def _checked_group_keys(self, groups: RecordsByKey) -> list[Any]:
         keys = groups.keys.tolist()
         try:
             return self._check_keys(keys)
@@ -327,13 +327,13 @@ class KeyedReduceBatch(KeyedOperator):
                 self._check_group_key(groups, group, key)
             raise
 
-    def _check_group_key(self, groups: Groups, group: int, key: Any) -> None:
+    def _check_group_key(self, groups: RecordsByKey, group: int, key: Any) -> None:
         try:
             self._check_keys([key])
         except Exception as error:
             raise RejectRecords(groups[group].tolist(), str(error)) from error
 
-    def _reduced(self, batch: Array, groups: Groups, keys: list[Any], carried: list[Any]) -> Array:
+    def _reduced(self, batch: Array, groups: RecordsByKey, keys: list[Any], carried: list[Any]) -> Array:
         values = batch[groups.order]
         known = [group for group, state in enumerate(carried) if state is not NO_STATE]
         if known:

@@ -11,7 +11,7 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.parameter_server.requests import Add, AddPart, GetPart
+from streamiter.parameter_server.requests import AddPart, AddRequest, GetPart
 
 __all__ = ["SeenAdds", "kept", "size_bytes", "summed", "with_pending"]
 
@@ -22,7 +22,7 @@ _PART_BYTES: Final = 480
 _FEW: Final = 64
 
 
-def kept(request: Add) -> Add:
+def kept(request: AddRequest) -> AddRequest:
     """The same with arrays of its own: the caller may change theirs once the call has returned."""
     parts = [
         AddPart(
@@ -30,7 +30,7 @@ def kept(request: Add) -> Add:
         )
         for part in request.parts
     ]
-    return Add(request.matrix, request.worker, request.observed, parts, request.update, request.get)
+    return AddRequest(request.matrix, request.worker, request.observed, parts, request.update, request.get)
 
 
 def size_bytes(parts: Iterable[AddPart]) -> int:

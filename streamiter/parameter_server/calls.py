@@ -18,7 +18,7 @@ __all__ = [
     "Outstanding",
     "OutstandingStatistics",
     "ShardLink",
-    "Waiting",
+    "WaitingReply",
     "until_settled",
 ]
 
@@ -26,7 +26,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-class Waiting(Generic[T]):
+class WaitingReply(Generic[T]):
     """The reply to a request that has to wait; settled once, by whoever brings about its condition.
 
     It belongs to no event loop until it is awaited. Whoever stops awaiting it ``gives_up``.
@@ -99,7 +99,7 @@ class Waiting(Generic[T]):
         return self.result()
 
 
-async def until_settled(waiting: Waiting[Any]) -> None:
+async def until_settled(waiting: WaitingReply[Any]) -> None:
     """Return once it is settled; whoever is cancelled meanwhile does not give it up, for others want it, too."""
     if waiting.is_settled:
         return
@@ -118,10 +118,10 @@ class Arrivals:
     def __init__(self) -> None:
         self._tracker = ProgressTracker()
         self._tracker.init(())
-        self._waiting: dict[int, tuple[int, Waiting[None]]] = {}
+        self._waiting: dict[int, tuple[int, WaitingReply[None]]] = {}
         """By worker: the barrier it waits at."""
 
-    def arrive(self, worker: int, number: int) -> Waiting[None] | None:
+    def arrive(self, worker: int, number: int) -> WaitingReply[None] | None:
         """A worker is at a barrier: 0, 1, 2, …; below 0: the next one. None if it is open."""
         self._tracker.check_worker_valid(worker)
         expected = self._tracker.get_progress(worker)
@@ -133,7 +133,7 @@ class Arrivals:
         self._open()
         if self._tracker.get_min_clock() > expected:
             return None
-        waiting: Waiting[None] = Waiting(lambda: self._give_up(worker))
+        waiting: WaitingReply[None] = WaitingReply(lambda: self._give_up(worker))
         self._waiting[worker] = (expected, waiting)
         return waiting
 
@@ -212,7 +212,7 @@ class OutstandingStatistics:
     """Calls so far that had to wait for room."""
 
 
-class _Room(Waiting[None]):
+class _Room(WaitingReply[None]):
     __slots__ = ("is_given",)
 
     def __init__(self, on_given_up: Callable[[], None]) -> None:
@@ -306,7 +306,9 @@ class Call(Generic[T]):
 
     __slots__ = ("_finish", "_replies", "_result")
 
-    def __init__(self, replies: Sequence[Any | Waiting[Any]], finish: Callable[[Sequence[Any]], T]) -> None:
+    def __init__(
+        self, replies: Sequence[Any | WaitingReply[Any]], finish: Callable[[Sequence[Any]], T]
+    ) -> None:
         self._replies = replies
         self._finish = finish
         self._result: list[T] = []
@@ -314,7 +316,7 @@ class Call(Generic[T]):
     @property
     def is_done(self) -> bool:
         """Whether awaiting it would not wait."""
-        return all(reply.is_settled for reply in self._replies if isinstance(reply, Waiting))
+        return all(reply.is_settled for reply in self._replies if isinstance(reply, WaitingReply))
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._result:
@@ -322,7 +324,7 @@ class Call(Generic[T]):
         replies = list(self._replies)
         try:
             for number, reply in enumerate(replies):
-                if isinstance(reply, Waiting):
+                if isinstance(reply, WaitingReply):
                     replies[number] = yield from reply.__await__()
         except BaseException:
             self.give_up()
@@ -333,7 +335,7 @@ class Call(Generic[T]):
     def give_up(self) -> None:
         """Nobody wants the result any more."""
         for reply in self._replies:
-            if isinstance(reply, Waiting):
+            if isinstance(reply, WaitingReply):
                 reply.give_up()
 
 
@@ -347,5 +349,5 @@ class ShardLink(Protocol):
     The way to a shard.
     """
 
-    def send(self, request: Any) -> Any | Waiting[Any]:
+    def send(self, request: Any) -> Any | WaitingReply[Any]:
         """The reply, or a Waiting for it. Raises what the shard refuses at once."""

@@ -12,22 +12,21 @@ from streamiter.errors import OutOfTurn, ParameterServerError
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.calls import Call, ShardLink
 from streamiter.parameter_server.consistency.models import ASP
-from streamiter.parameter_server.matrix import Matrix, Partitioning
-from streamiter.parameter_server.matrix_access import MatrixAccess, Reading
+from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
+from streamiter.parameter_server.matrix_access import MatrixAccess, MatrixRead
 from streamiter.parameter_server.participation import Heartbeats, Participation
 from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
 from streamiter.parameter_server.requests import (
-    Add,
     AddPart,
-    Arrive,
-    Clock,
-    Get,
+    AddRequest,
+    ArriveRequest,
+    ClockRequest,
     GetPart,
     GetReply,
+    GetRequest,
     PassBarrier,
 )
-from streamiter.parameter_server.rows import CachedRows
-from streamiter.parameter_server.rows import Reading as BegunRead
+from streamiter.parameter_server.rows import CachedRows, RowRead
 from streamiter.parameter_server.subscriptions import Subscription
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ class Client:
             return await (await self._read(access, access.reading_of_row(row, keys, slices), is_single=True))
         [(block, keys, _)] = slices
         parts = (GetPart(block.number, row, keys),)
-        request = Get(matrix, self.worker, access.observed, parts, self._read_my_writes)
+        request = GetRequest(matrix, self.worker, access.observed, parts, self._read_my_writes)
         reply = await self._part.ask(block.shard, request)
         if reply.clock > access.observed:
             access.observed = reply.clock
@@ -185,7 +184,7 @@ class Client:
         access = self._matrices.get(matrix) or await self._find(matrix)
         numbers, is_single = access.rows_of(row, rows, "get")
         keys = access.columns_of(columns)
-        began: Sequence[BegunRead] = ()
+        began: Sequence[RowRead] = ()
         if self._cache.is_on:
             cached = self._cache.find(matrix, numbers, keys, self.clock_of(matrix))
             if cached is not None:
@@ -195,7 +194,7 @@ class Client:
         return await self._read(access, access.reading(numbers, keys), began, is_single=is_single)
 
     async def _read(
-        self, access: MatrixAccess, reading: Reading, began: Sequence[BegunRead] = (), *, is_single: bool
+        self, access: MatrixAccess, reading: MatrixRead, began: Sequence[RowRead] = (), *, is_single: bool
     ) -> Call[Numbers]:
         """Have the shards read; ``began``: the rows that the cache is to be given, one for each row of the result."""
 
@@ -240,7 +239,7 @@ class Client:
             return await (await self._send(adds, _nothing))
         block = slices[0].block
         part = AddPart(block.number, row, slices[0].columns, given)
-        await self._part.ask(block.shard, Add(matrix, self.worker, access.observed, (part,)))
+        await self._part.ask(block.shard, AddRequest(matrix, self.worker, access.observed, (part,)))
         return None
 
     async def start_add(
@@ -283,7 +282,7 @@ class Client:
         requests = access.add_requests(row, rows, columns, values, update)
         for shard, request in requests:
             if shard in reading.parts:
-                request.get = Get(
+                request.get = GetRequest(
                     matrix, self.worker, access.observed, reading.parts[shard], self._read_my_writes
                 )
 
@@ -315,7 +314,7 @@ class Client:
         lowest = -1
         for name in names:
             access = self._matrices.get(name) or await self._find(name)
-            requests = [(shard, Clock(name, self.worker, access.observed)) for shard in access.shards]
+            requests = [(shard, ClockRequest(name, self.worker, access.observed)) for shard in access.shards]
             call = await self._send(requests, list)
             try:
                 moved = max(await call)
@@ -334,7 +333,7 @@ class Client:
     async def barrier(self, t: int | None = None) -> None:
         """Wait until every worker is at barrier ``t``: 0, 1, 2, …; None: the next one. Raises OutOfTurn for others."""
         number = -1 if t is None else whole_number("client.barrier(t)", t, 0, error=OutOfTurn)
-        arrival = await self._send([(0, Arrive(self.worker, number))], _nothing)
+        arrival = await self._send([(0, ArriveRequest(self.worker, number))], _nothing)
         self._arrived += 1
         self._further()
         await arrival
@@ -406,7 +405,7 @@ class Client:
         self._subscriptions[number] = subscription
         return subscription
 
-    async def _find_followed(self, name: str) -> tuple[Matrix, Partitioning]:
+    async def _find_followed(self, name: str) -> tuple[Matrix, MatrixPartitioning]:
         access = self._matrices.get(name) or await self._find(name)
         return access.matrix, access.partitioning
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from streamiter.errors import CheckpointError, StreamiterError
 from streamiter.parameter_server import add_parts
-from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency.models import ASP, BSP
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
-    Add,
     AddPart,
-    Clock,
-    Get,
-    Leave,
+    AddRequest,
+    ClockRequest,
+    GetRequest,
+    LeaveRequest,
     PassBarrier,
-    Update,
+    UpdateRequest,
 )
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class Holding:
         self._behind: dict[int, int] = {}
         """By worker: how many barriers it has passed that are not complete."""
         self._checkpoint: int | None = None
-        self._held: deque[tuple[Any, Waiting[Any] | None]] = deque()
-        self._releasing: deque[tuple[Any, Waiting[Any] | None]] = deque()
+        self._held: deque[tuple[Any, WaitingReply[Any] | None]] = deque()
+        self._releasing: deque[tuple[Any, WaitingReply[Any] | None]] = deque()
         """What was held for a barrier that is complete, as long as it is being applied."""
         self._is_releasing = False
         self._held_bytes = 0
@@ -65,7 +65,7 @@ class Holding:
         """How many clocks are held, by worker and matrix."""
         self._late_errors: dict[int, Exception] = {}
         """Of requests that were acknowledged before they were tried."""
-        self._taking: dict[int, Waiting[Any]] = {}
+        self._taking: dict[int, WaitingReply[Any]] = {}
         """Who wants the state at the barrier of a checkpoint."""
         self._abandoned = 0
         """The last checkpoint that was given up: its barrier may still come, from a worker that was busy."""
@@ -75,9 +75,9 @@ class Holding:
         """Requests that are held now."""
         return len(self._held)
 
-    def changes(self) -> Iterator[Add | Clock | Update | Leave]:
+    def changes(self) -> Iterator[AddRequest | ClockRequest | UpdateRequest | LeaveRequest]:
         """The held requests that change something when they are applied, in order."""
-        return (request for request, _ in self._held if not isinstance(request, (Get, PassBarrier)))
+        return (request for request, _ in self._held if not isinstance(request, (GetRequest, PassBarrier)))
 
     def is_behind(self, worker: int) -> bool:
         """Whether what this worker sends comes after its barrier."""
@@ -106,18 +106,18 @@ class Holding:
         self._behind[request.worker] = max(passed, 1)
         self._check()
 
-    def take_state(self, checkpoint: int) -> Waiting[Any]:
+    def take_state(self, checkpoint: int) -> WaitingReply[Any]:
         """The state of the shard once all workers have passed this barrier; None if the checkpoint is given up.
 
         The states of several may be asked for, in the order of their numbers.
         """
         if self._checkpoint is None or not self._behind:
             self._checkpoint = checkpoint
-        taking = self._taking[checkpoint] = Waiting()
+        taking = self._taking[checkpoint] = WaitingReply()
         self._check()
         return taking
 
-    def leave(self, request: Leave, error: StreamiterError) -> bool:
+    def leave(self, request: LeaveRequest, error: StreamiterError) -> bool:
         """A worker takes part no more; says whether it leaves now, or after what it has sent behind its barrier.
 
         Nobody waits for its replies any more, but what it has added counts.
@@ -162,7 +162,7 @@ class Holding:
         for request, waiting in held:
             if waiting is not None:
                 waiting.fail(error)
-            elif not isinstance(request, Clock):
+            elif not isinstance(request, ClockRequest):
                 self._hold(request, None)
 
     def fail(self, error: StreamiterError) -> None:
@@ -212,16 +212,16 @@ class Holding:
         if self._checkpoint is None and self._taking:
             self._checkpoint = min(self._taking)
 
-    def _behind_next_barrier(self, request: Get | Add | Clock | Update) -> Any:
+    def _behind_next_barrier(self, request: GetRequest | AddRequest | ClockRequest | UpdateRequest) -> Any:
         """Of a worker that had to wait behind two barriers, and is now behind one."""
-        if isinstance(request, Get):
+        if isinstance(request, GetRequest):
             return self.get(request)
-        if isinstance(request, Add):
+        if isinstance(request, AddRequest):
             return self.add(request)
-        return self.clock(request) if isinstance(request, Clock) else self.later(request)
+        return self.clock(request) if isinstance(request, ClockRequest) else self.later(request)
 
-    def _apply(self, handle: Callable[[Any], Any], request: Any, waiting: Waiting[Any] | None) -> None:
-        if waiting is not None and waiting.is_settled and isinstance(request, Get):
+    def _apply(self, handle: Callable[[Any], Any], request: Any, waiting: WaitingReply[Any] | None) -> None:
+        if waiting is not None and waiting.is_settled and isinstance(request, GetRequest):
             return  # Given up; what was to be added or clocked happens all the same, here as on other shards.
         try:
             reply = handle(request)
@@ -236,7 +236,7 @@ class Holding:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def get(self, request: Get) -> Any:
+    def get(self, request: GetRequest) -> Any:
         """Read what is there, with the worker's own adds under ASP and SSP, where adds count at once."""
         matrix = self._shard.matrix(request.matrix)
         clocks = self._clocks.get((request.worker, request.matrix), 0)
@@ -246,7 +246,7 @@ class Holding:
             return self.later(request)
         return matrix.get(request, self._own_adds, clocks)
 
-    def add(self, request: Add) -> Any:
+    def add(self, request: AddRequest) -> Any:
         """Keep a copy; under ASP and SSP that is enough for the worker to continue."""
         matrix = self._shard.matrix(request.matrix)
         copied = add_parts.kept(request)
@@ -264,7 +264,7 @@ class Holding:
         self._hold(replace(copied, get=None), None)
         return matrix.model.tracker.get_min_clock() if request.get is None else self.get(request.get)
 
-    def clock(self, request: Clock) -> Any:
+    def clock(self, request: ClockRequest) -> Any:
         """Keep it; under ASP and SSP that is enough for the worker to continue."""
         matrix = self._shard.matrix(request.matrix)
         if self._has_to_wait(matrix, request.worker) or self._held_bytes + _CLOCK_BYTES > _HELD_BYTES:
@@ -274,9 +274,9 @@ class Holding:
         self._hold(request, None)
         return matrix.model.tracker.get_min_clock()
 
-    def later(self, request: Get | Add | Clock | Update) -> Waiting[Any]:
+    def later(self, request: GetRequest | AddRequest | ClockRequest | UpdateRequest) -> WaitingReply[Any]:
         """Do it when all workers have passed the barrier."""
-        waiting: Waiting[Any] = Waiting()
+        waiting: WaitingReply[Any] = WaitingReply()
         self._hold(request, waiting)
         return waiting
 
@@ -285,21 +285,21 @@ class Holding:
         consistency = matrix.matrix.consistency
         return isinstance(consistency, BSP) or (isinstance(consistency, ASP) and self._behind[worker] > 1)
 
-    def _hold(self, request: Any, waiting: Waiting[Any] | None) -> None:
+    def _hold(self, request: Any, waiting: WaitingReply[Any] | None) -> None:
         self._held.append((request, waiting))
-        if isinstance(request, Add):
+        if isinstance(request, AddRequest):
             self._seen.setdefault((request.worker, request.matrix), add_parts.SeenAdds()).note(request.parts)
-        elif isinstance(request, Clock):
+        elif isinstance(request, ClockRequest):
             of_worker = (request.worker, request.matrix)
             self._clocks[of_worker] = self._clocks.get(of_worker, 0) + 1
 
-    def _take_held(self) -> deque[tuple[Any, Waiting[Any] | None]]:
+    def _take_held(self) -> deque[tuple[Any, WaitingReply[Any] | None]]:
         held, self._held = self._held, deque()
         self._seen.clear()
         self._clocks.clear()
         return held
 
-    def _own_adds(self, request: Get) -> list[AddPart]:
+    def _own_adds(self, request: GetRequest) -> list[AddPart]:
         """The worker's adds that are held, where its reads show them."""
         if isinstance(self._shard.matrix(request.matrix).matrix.consistency, BSP) and not request.with_own:
             return []
@@ -307,20 +307,20 @@ class Holding:
         seen = self._seen.get(of_worker)
         own = [] if seen is None else list(seen.parts)
         for held, _ in self._releasing:
-            if isinstance(held, Add) and (held.worker, held.matrix) == of_worker:
+            if isinstance(held, AddRequest) and (held.worker, held.matrix) == of_worker:
                 own.extend(held.parts)
         return own
 
 
 def _size_bytes(request: Any) -> int:
-    if isinstance(request, Add):
+    if isinstance(request, AddRequest):
         return add_parts.size_bytes(request.parts)
-    return _CLOCK_BYTES if isinstance(request, Clock) else 0
+    return _CLOCK_BYTES if isinstance(request, ClockRequest) else 0
 
 
-def _pass_on(reply: Any, waiting: Waiting[Any]) -> None:
+def _pass_on(reply: Any, waiting: WaitingReply[Any]) -> None:
     """Settle a wait with a reply, which may itself have to wait."""
-    if not isinstance(reply, Waiting):
+    if not isinstance(reply, WaitingReply):
         waiting.succeed(reply)
         return
 

@@ -22,7 +22,7 @@ __all__ = [
     "BlockRange",
     "DType",
     "Matrix",
-    "Partitioning",
+    "MatrixPartitioning",
     "Slice",
     "fits_int64",
 ]
@@ -250,7 +250,7 @@ class Slice(NamedTuple):
 
 
 @final
-class Partitioning:
+class MatrixPartitioning:
     """The blocks of a matrix, row by row of blocks; neighbours in that order lie on the same shard.
 
     All blocks are of the same size, but those at the right and lower border. Where the matrix names no block, each

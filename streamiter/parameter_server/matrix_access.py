@@ -9,16 +9,24 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ParameterServerError
-from streamiter.parameter_server.matrix import Matrix, Partitioning, Slice, fits_int64
+from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning, Slice, fits_int64
 from streamiter.parameter_server.psf.function import (
     GetFunction,
     PartitionFunction,
     UpdateFunction,
     check_function,
 )
-from streamiter.parameter_server.requests import Add, AddPart, Aggregate, Get, GetPart, GetReply, Update
+from streamiter.parameter_server.requests import (
+    AddPart,
+    AddRequest,
+    AggregateRequest,
+    GetPart,
+    GetReply,
+    GetRequest,
+    UpdateRequest,
+)
 
-__all__ = ["FunctionParts", "MatrixAccess", "Reading"]
+__all__ = ["FunctionParts", "MatrixAccess", "MatrixRead"]
 
 Columns = npt.NDArray[np.int64]
 
@@ -30,7 +38,7 @@ _KINDS_FOR_FLOATS: Final = "iubf"
 
 
 @final
-class Reading:
+class MatrixRead:
     """Columns of some rows being read: what to ask which shard, and how its replies come together."""
 
     __slots__ = ("_scattered", "parts", "result")
@@ -69,7 +77,9 @@ class MatrixAccess:
 
     __slots__ = ("_dtype", "_kinds", "_with_own", "_worker", "matrix", "observed", "partitioning", "shards")
 
-    def __init__(self, matrix: Matrix, partitioning: Partitioning, worker: int, *, with_own: bool) -> None:
+    def __init__(
+        self, matrix: Matrix, partitioning: MatrixPartitioning, worker: int, *, with_own: bool
+    ) -> None:
         self._worker = worker
         self._with_own = with_own
         self.matrix = matrix
@@ -133,16 +143,16 @@ class MatrixAccess:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def reading(self, rows: Sequence[int], columns: Columns | None) -> Reading:
+    def reading(self, rows: Sequence[int], columns: Columns | None) -> MatrixRead:
         """What to ask the shards for, to be read into an array of (rows, columns)."""
-        reading = Reading(np.empty((len(rows), self.width(columns)), self._dtype))
+        reading = MatrixRead(np.empty((len(rows), self.width(columns)), self._dtype))
         for into, (row, slices) in zip(reading.result, self._split(rows, columns), strict=True):
             reading.ask_all(row, slices, into)
         return reading
 
-    def reading_of_row(self, row: int, columns: Columns | None, slices: Sequence[Slice]) -> Reading:
+    def reading_of_row(self, row: int, columns: Columns | None, slices: Sequence[Slice]) -> MatrixRead:
         """The same for one row that has been split already."""
-        reading = Reading(np.empty((1, self.width(columns)), self._dtype))
+        reading = MatrixRead(np.empty((1, self.width(columns)), self._dtype))
         reading.ask_all(row, slices, reading.result[0])
         return reading
 
@@ -175,19 +185,21 @@ class MatrixAccess:
             parts.setdefault(block.shard, []).append(AddPart(block.number, row, keys, values[positions]))
         return parts
 
-    def get_requests(self, reading: Reading) -> list[tuple[int, Get]]:
+    def get_requests(self, reading: MatrixRead) -> list[tuple[int, GetRequest]]:
         """Of each shard."""
         name, worker, observed, own = self.matrix.name, self._worker, self.observed, self._with_own
-        return [(shard, Get(name, worker, observed, parts, own)) for shard, parts in reading.parts.items()]
+        return [
+            (shard, GetRequest(name, worker, observed, parts, own)) for shard, parts in reading.parts.items()
+        ]
 
-    def adds(self, parts: Mapping[int, Sequence[AddPart]]) -> list[tuple[int, Add]]:
+    def adds(self, parts: Mapping[int, Sequence[AddPart]]) -> list[tuple[int, AddRequest]]:
         """Of each shard."""
         name, worker, observed = self.matrix.name, self._worker, self.observed
-        return [(shard, Add(name, worker, observed, of_shard)) for shard, of_shard in parts.items()]
+        return [(shard, AddRequest(name, worker, observed, of_shard)) for shard, of_shard in parts.items()]
 
     def add_requests(
         self, row: Any, rows: Any, columns: Any, values: Any, update: UpdateFunction | None
-    ) -> list[tuple[int, Add]]:
+    ) -> list[tuple[int, AddRequest]]:
         """Of each shard that gets some of the values, or runs the function beside them."""
         name, worker, observed = self.matrix.name, self._worker, self.observed
         numbers, is_single = self.rows_of(row, rows, "add")
@@ -199,7 +211,7 @@ class MatrixAccess:
             return self.adds(parts)
         runs = dict(self.update_requests(update, self.function_parts(update)))
         return [
-            (shard, Add(name, worker, observed, parts.get(shard, ()), runs.get(shard)))
+            (shard, AddRequest(name, worker, observed, parts.get(shard, ()), runs.get(shard)))
             for shard in dict.fromkeys((*parts, *runs))
         ]
 
@@ -215,18 +227,20 @@ class MatrixAccess:
 
     def update_requests(
         self, function: UpdateFunction, parts: FunctionParts, *, only_check: bool = False
-    ) -> list[tuple[int, Update]]:
+    ) -> list[tuple[int, UpdateRequest]]:
         """Of each shard."""
         name, worker, observed = self.matrix.name, self._worker, self.observed
         return [
-            (shard, Update(name, worker, observed, function, of_shard, only_check))
+            (shard, UpdateRequest(name, worker, observed, function, of_shard, only_check))
             for shard, of_shard in parts.items()
         ]
 
-    def aggregate_requests(self, function: GetFunction, parts: FunctionParts) -> list[tuple[int, Aggregate]]:
+    def aggregate_requests(
+        self, function: GetFunction, parts: FunctionParts
+    ) -> list[tuple[int, AggregateRequest]]:
         """Of each shard."""
         name, worker, observed = self.matrix.name, self._worker, self.observed
         return [
-            (shard, Aggregate(name, worker, observed, function, of_shard))
+            (shard, AggregateRequest(name, worker, observed, function, of_shard))
             for shard, of_shard in parts.items()
         ]

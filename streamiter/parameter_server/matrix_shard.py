@@ -19,12 +19,20 @@ from streamiter.errors import (
 )
 from streamiter.numbers import is_number
 from streamiter.parameter_server import add_parts
-from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency import model_of
 from streamiter.parameter_server.consistency.models import BSP, ConsistencyModel, Released
-from streamiter.parameter_server.matrix import Matrix, Partitioning, fits_int64
+from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning, fits_int64
 from streamiter.parameter_server.psf.function import PartitionFunction, UpdateFunction, check_function
-from streamiter.parameter_server.requests import Add, AddPart, Aggregate, Clock, Get, GetReply, Update
+from streamiter.parameter_server.requests import (
+    AddPart,
+    AddRequest,
+    AggregateRequest,
+    ClockRequest,
+    GetReply,
+    GetRequest,
+    UpdateRequest,
+)
 from streamiter.parameter_server.statistics import MatrixCounts, MatrixStatistics
 from streamiter.parameter_server.storage import make_block
 from streamiter.parameter_server.storage.block import Block, GuardedBlock
@@ -36,7 +44,7 @@ __all__ = [
 ]
 
 
-def check_first_values(matrix: Matrix, partitioning: Partitioning) -> None:
+def check_first_values(matrix: Matrix, partitioning: MatrixPartitioning) -> None:
     """Raise what is wrong with ``init=`` and ``on_clock=``: a function that fits no block would be none, silently."""
     functions = list(init_functions(matrix))
     if not functions:
@@ -145,11 +153,11 @@ def _shown(ends: _Span) -> str:
 # Adds of one worker that wait for a clock are summed up past this: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20
 
-OwnAdds = Callable[[Get], Iterable[AddPart]]
+OwnAdds = Callable[[GetRequest], Iterable[AddPart]]
 """The adds of a worker that are held elsewhere, and that its get is to show."""
 
 
-def _nothing_held(request: Get) -> Iterable[AddPart]:
+def _nothing_held(request: GetRequest) -> Iterable[AddPart]:
     del request
     return ()
 
@@ -177,14 +185,14 @@ class MatrixShard:
     def __init__(self, matrix: Matrix, shard: int, shards: int, workers: Iterable[int]) -> None:
         self.matrix = matrix
         self.shards = shards
-        self.partitioning = Partitioning(matrix, shards)
+        self.partitioning = MatrixPartitioning(matrix, shards)
         mine = [block for block in self.partitioning.blocks if block.shard == shard]
         self.blocks: dict[int, Block] = {block.number: make_block(matrix, block) for block in mine}
-        self.model: ConsistencyModel[Add, Get] = model_of(
+        self.model: ConsistencyModel[AddRequest, GetRequest] = model_of(
             matrix.consistency, workers, name=f"matrix {matrix.name!r}"
         )
         self._buffers = isinstance(matrix.consistency, BSP)
-        self._waiting: dict[int, tuple[Get, Waiting[GetReply], OwnAdds]] = {}
+        self._waiting: dict[int, tuple[GetRequest, WaitingReply[GetReply], OwnAdds]] = {}
         """The gets that wait, by the identity of the request."""
         self._pending_bytes: dict[int, int] = {}
         self._sum_up_above: dict[int, int] = {}
@@ -220,19 +228,19 @@ class MatrixShard:
     # -- reading ---------------------------------------------------------------------------------------
 
     def get(
-        self, request: Get, own: OwnAdds = _nothing_held, held_clocks: int = 0
-    ) -> GetReply | Waiting[GetReply]:
+        self, request: GetRequest, own: OwnAdds = _nothing_held, held_clocks: int = 0
+    ) -> GetReply | WaitingReply[GetReply]:
         """The values, or a wait for them. ``own`` and ``held_clocks`` are of the worker, and held elsewhere."""
         self._counts.gets += 1
         if self.model.get(request.worker, request, request.observed, held_clocks):
             return self.read(request, own(request))
-        waiting: Waiting[GetReply] = Waiting(lambda: self._forget(request))
+        waiting: WaitingReply[GetReply] = WaitingReply(lambda: self._forget(request))
         self._waiting[id(request)] = (request, waiting, own)
         self._counts.waits += 1
         self._counts.waiting_peak = max(self._counts.waiting_peak, len(self._waiting))
         return waiting
 
-    def read(self, request: Get, own: Iterable[AddPart] = ()) -> GetReply:
+    def read(self, request: GetRequest, own: Iterable[AddPart] = ()) -> GetReply:
         """The values as they are now."""
         blocks, counts = self.blocks, self._counts
         values = []
@@ -244,7 +252,7 @@ class MatrixShard:
             self._overlay(request, values, own)
         return GetReply(values, self.model.tracker.get_min_clock())
 
-    def _overlay(self, request: Get, values: Sequence[Any], own: Iterable[AddPart]) -> None:
+    def _overlay(self, request: GetRequest, values: Sequence[Any], own: Iterable[AddPart]) -> None:
         pending = list(own)
         if request.with_own:
             for add in self.model.pending_adds(request.worker):
@@ -252,13 +260,13 @@ class MatrixShard:
         for part, found in zip(request.parts, values, strict=True):
             add_parts.with_pending(found, part, pending, self.blocks[part.block].columns.start)
 
-    def _forget(self, request: Get) -> None:
+    def _forget(self, request: GetRequest) -> None:
         self._waiting.pop(id(request), None)
         self.model.forget(request)
 
     # -- adding ----------------------------------------------------------------------------------------
 
-    def add(self, request: Add) -> int | GetReply | Waiting[GetReply]:
+    def add(self, request: AddRequest) -> int | GetReply | WaitingReply[GetReply]:
         """Add now or at the clock, then do what was fused with it."""
         if self._buffers:
             self._buffer(request)
@@ -270,7 +278,7 @@ class MatrixShard:
             return self.get(request.get)
         return self.model.tracker.get_min_clock()
 
-    def _buffer(self, request: Add) -> None:
+    def _buffer(self, request: AddRequest) -> None:
         if request.update is not None:
             raise OutOfTurn(
                 f"matrix {self.matrix.name!r}: expected an add without update= under BSP, where adds wait for the "
@@ -292,16 +300,16 @@ class MatrixShard:
         """One add in place of all that the worker has waiting; gives its size."""
         size_bytes = 0
 
-        def merge(adds: Sequence[Add]) -> list[Add]:
+        def merge(adds: Sequence[AddRequest]) -> list[AddRequest]:
             nonlocal size_bytes
             parts = add_parts.summed(part for add in adds for part in add.parts)
             size_bytes = add_parts.size_bytes(parts)
-            return [Add(self.matrix.name, worker, -1, parts)]
+            return [AddRequest(self.matrix.name, worker, -1, parts)]
 
         self.model.merge_pending(worker, merge)
         return size_bytes
 
-    def _apply(self, request: Add) -> None:
+    def _apply(self, request: AddRequest) -> None:
         self._apply_parts(request.parts)
         if request.update is not None:
             self._run_update(request.update)
@@ -316,7 +324,7 @@ class MatrixShard:
             if followed is not None:
                 followed.changed(block, (row,))
 
-    def _apply_kept(self, adds: Sequence[Add]) -> None:
+    def _apply_kept(self, adds: Sequence[AddRequest]) -> None:
         if adds:
             with np.errstate(
                 all="ignore"
@@ -326,7 +334,7 @@ class MatrixShard:
 
     # -- the clock -------------------------------------------------------------------------------------
 
-    def clock(self, request: Clock) -> int:
+    def clock(self, request: ClockRequest) -> int:
         """A worker has finished an iteration; gives the minimum clock."""
         released = self.model.clock(request.worker, request.observed)
         self._counts.clocks += 1
@@ -335,7 +343,7 @@ class MatrixShard:
             self._release(released)
         return self.model.tracker.get_min_clock()
 
-    def _release(self, released: Sequence[Released[Add, Get]]) -> None:
+    def _release(self, released: Sequence[Released[AddRequest, GetRequest]]) -> None:
         """The minimum has moved, perhaps by several clocks at once: ``on_clock`` runs for each of them.
 
         Another shard that heard of things in another order may have moved clock by clock, and has to come to the same.
@@ -367,7 +375,7 @@ class MatrixShard:
 
     # -- functions -------------------------------------------------------------------------------------
 
-    def update(self, request: Update) -> list[Any] | None:
+    def update(self, request: UpdateRequest) -> list[Any] | None:
         """Run an update function on these blocks, or ask them whether it can be run: what each of them says."""
         self._check_worker(request.worker)
         if request.only_check:
@@ -383,7 +391,7 @@ class MatrixShard:
             self.followed.applied()
         return None
 
-    def _run_update(self, request: Update) -> None:
+    def _run_update(self, request: UpdateRequest) -> None:
         assert request.function is not None
         self._run(request.function, request.parts)
 
@@ -395,7 +403,7 @@ class MatrixShard:
             if self.followed is not None:
                 self.followed.changed(block, function.changed_rows(self.matrix, self.blocks[block]))
 
-    def aggregate(self, request: Aggregate) -> list[Any]:
+    def aggregate(self, request: AggregateRequest) -> list[Any]:
         """What each of these blocks gives."""
         self._check_worker(request.worker)
         assert request.function is not None
@@ -493,7 +501,7 @@ class MatrixShard:
             ServerReset(f"matrix {self.matrix.name!r}: the server went back to a snapshot; ask again")
         )
         adds = [
-            (clock, worker, Add(self.matrix.name, worker, -1, mine))
+            (clock, worker, AddRequest(self.matrix.name, worker, -1, mine))
             for clock, worker, parts in state["pending"]
             if (mine := [AddPart(*part) for part in parts if part[0] in self.blocks])
         ]
@@ -540,7 +548,7 @@ class MatrixShard:
         )
 
 
-def _name_of(update: Update) -> str:
+def _name_of(update: UpdateRequest) -> str:
     return update.function.name if update.function is not None else "update="
 
 

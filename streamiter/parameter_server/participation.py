@@ -8,9 +8,8 @@ from typing import Any, Final, TypeVar, final
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import RolledBack, WorkerHasLeft
 from streamiter.numbers import positive
-from streamiter.parameter_server.calls import Call, Outstanding, ShardLink, Waiting, until_settled
-from streamiter.parameter_server.requests import Clock as ClockRequest
-from streamiter.parameter_server.requests import Join, Leave, Raise
+from streamiter.parameter_server.calls import Call, Outstanding, ShardLink, WaitingReply, until_settled
+from streamiter.parameter_server.requests import ClockRequest, JoinRequest, LeaveRequest, RaiseRequest
 
 __all__ = [
     "Heartbeats",
@@ -175,8 +174,8 @@ class Participation:
 
     def begin_to_join(self) -> None:
         """Tell the shards of this worker; in this process that is all there is to it."""
-        self._joining = [link.send(Join(self.worker)) for link in self.links]
-        if not any(isinstance(reply, Waiting) for reply in self._joining):
+        self._joining = [link.send(JoinRequest(self.worker)) for link in self.links]
+        if not any(isinstance(reply, WaitingReply) for reply in self._joining):
             self._stand_together(self._joining)
 
     def _stand_together(self, joined: Sequence[dict[str, int]]) -> None:
@@ -190,18 +189,18 @@ class Participation:
         self.observed_at_join = dict(clocks)
         if clocks:
             for link in self.links:
-                link.send(Raise(self.worker, clocks))
+                link.send(RaiseRequest(self.worker, clocks))
 
     async def join(self) -> None:
         """Return when the shards know of this worker. Whoever stops waiting for that leaves it to the next call."""
         if (joining := self._joining) is None:
             return
         for reply in joining:
-            if isinstance(reply, Waiting):
+            if isinstance(reply, WaitingReply):
                 await until_settled(reply)
         if self._joining is joining:  # Somebody else may have waited for the same.
             self._stand_together(
-                [reply.result() if isinstance(reply, Waiting) else reply for reply in joining]
+                [reply.result() if isinstance(reply, WaitingReply) else reply for reply in joining]
             )
 
     @property
@@ -229,12 +228,12 @@ class Participation:
         replies, failure = [], None
         for link in self.links:
             try:
-                replies.append(link.send(Leave(self.worker, reason)))
+                replies.append(link.send(LeaveRequest(self.worker, reason)))
             except Exception as error:
                 failure = failure or error
         try:
             for reply in replies:
-                if isinstance(reply, Waiting):
+                if isinstance(reply, WaitingReply):
                     await reply
         except RolledBack:
             self._left = None
@@ -280,7 +279,7 @@ class Participation:
         await self.begin()
         try:
             reply = self.links[shard].send(request)
-            if not isinstance(reply, Waiting):
+            if not isinstance(reply, WaitingReply):
                 return reply
             self.wait_alive((reply,))
             return await reply
@@ -300,23 +299,23 @@ class Participation:
                     break
         if failure is not None:
             for reply in replies:
-                if isinstance(reply, Waiting):
+                if isinstance(reply, WaitingReply):
                     reply.give_up()
             self.release()
             raise failure
-        waiting = [reply for reply in replies if isinstance(reply, Waiting)]
+        waiting = [reply for reply in replies if isinstance(reply, WaitingReply)]
         self.wait_alive(waiting)
         self._release_when_settled(waiting)
         return Call(replies, finish)
 
-    def wait_alive(self, waiting: Sequence[Waiting[Any]]) -> None:
+    def wait_alive(self, waiting: Sequence[WaitingReply[Any]]) -> None:
         """A worker that waits for a reply sends nothing, and is not silent for that."""
         if (heartbeats := self._heartbeats) is not None:
             for one in waiting:
                 heartbeats.waits(self.worker)
                 one.when_settled(lambda: heartbeats.goes_on(self.worker))
 
-    def _release_when_settled(self, waiting: Sequence[Waiting[Any]]) -> None:
+    def _release_when_settled(self, waiting: Sequence[WaitingReply[Any]]) -> None:
         rest = len(waiting)
         if not rest:
             self.release()

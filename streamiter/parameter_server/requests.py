@@ -14,31 +14,31 @@ from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
 
 __all__ = [
     "AbandonBarrier",
-    "Add",
     "AddPart",
-    "Aggregate",
-    "Arrive",
+    "AddRequest",
+    "AggregateRequest",
+    "ArriveRequest",
     "ChangedRows",
     "Changes",
-    "Clock",
-    "Create",
+    "ClockRequest",
+    "CreateRequest",
     "FailWaiting",
-    "Forget",
-    "Get",
+    "ForgetRequest",
     "GetPart",
     "GetReply",
-    "Join",
-    "Leave",
+    "GetRequest",
+    "JoinRequest",
+    "LeaveRequest",
     "NextChanges",
     "PassBarrier",
-    "Raise",
-    "Reset",
+    "RaiseRequest",
+    "ResetRequest",
     "RestoreState",
     "RowChange",
     "TakeState",
     "TellStatistics",
     "Unsubscribe",
-    "Update",
+    "UpdateRequest",
 ]
 
 
@@ -77,7 +77,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Get(Request):
+class GetRequest(Request):
     """Reply: a :class:`GetReply`. Waits as the consistency says."""
 
     parts: Sequence[GetPart] = ()
@@ -86,24 +86,24 @@ class Get(Request):
 
 
 @dataclass(slots=True)
-class Add(Request):
+class AddRequest(Request):
     """Add, then (``update``) run a function on blocks, then (``get``) read: in one step.
 
     Reply: as of Get, or the minimum clock.
     """
 
     parts: Sequence[AddPart] = ()
-    update: Update | None = None
-    get: Get | None = None
+    update: UpdateRequest | None = None
+    get: GetRequest | None = None
 
 
 @dataclass(slots=True)
-class Clock(Request):
+class ClockRequest(Request):
     """Reply: the minimum clock."""
 
 
 @dataclass(slots=True)
-class Update(Request):
+class UpdateRequest(Request):
     """Run an update function on some blocks. Reply: None."""
 
     function: UpdateFunction | None = None
@@ -113,7 +113,7 @@ class Update(Request):
 
 
 @dataclass(slots=True)
-class Aggregate(Request):
+class AggregateRequest(Request):
     """Run a get function on some blocks. Reply: a list of what each block gave."""
 
     function: GetFunction | None = None
@@ -121,7 +121,7 @@ class Aggregate(Request):
 
 
 @dataclass(slots=True)
-class Create:
+class CreateRequest:
     """Make this shard's blocks of a matrix. Reply: whether they were made; the same once more changes nothing."""
 
     matrix: Matrix
@@ -129,21 +129,21 @@ class Create:
 
 
 @dataclass(slots=True)
-class Forget:
+class ForgetRequest:
     """Drop a matrix that other shards could not make. Reply: None."""
 
     matrix: str
 
 
 @dataclass(slots=True)
-class Join:
+class JoinRequest:
     """A worker takes part, at the minimum clock of each matrix. Reply: where it stands now, by matrix."""
 
     worker: int
 
 
 @dataclass(slots=True)
-class Raise:
+class RaiseRequest:
     """A worker that has just joined stands further on, by matrix. Reply: None."""
 
     worker: int
@@ -151,7 +151,7 @@ class Raise:
 
 
 @dataclass(slots=True)
-class Leave:
+class LeaveRequest:
     """A worker takes part no more; what it waits for fails, and ``reason`` says why. Reply: None."""
 
     worker: int
@@ -159,7 +159,7 @@ class Leave:
 
 
 @dataclass(slots=True)
-class Arrive:
+class ArriveRequest:
     """A worker is at barrier ``number``. Reply (to be waited for): None, once all workers are there."""
 
     worker: int
@@ -167,7 +167,7 @@ class Arrive:
 
 
 @dataclass(slots=True)
-class Reset:
+class ResetRequest:
     """Every matrix starts over with these workers at clock 0; what waits fails. Parameters stay. Reply: None."""
 
     workers: tuple[int, ...]

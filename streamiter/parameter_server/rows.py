@@ -12,17 +12,24 @@ import numpy.typing as npt
 
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.consistency.models import BSP, SSP, Consistency
-from streamiter.parameter_server.matrix import BlockRange, Matrix, Partitioning
-from streamiter.parameter_server.requests import Add, ChangedRows, Changes, GetReply, RowChange, Update
+from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
+from streamiter.parameter_server.requests import (
+    AddRequest,
+    ChangedRows,
+    Changes,
+    GetReply,
+    RowChange,
+    UpdateRequest,
+)
 from streamiter.parameter_server.storage.block import Block, Columns, Numbers
 
 __all__ = [
     "CachedRows",
     "Marks",
     "Positions",
-    "Reading",
     "RowAssembly",
     "RowCache",
+    "RowRead",
     "RowsOfBlocks",
     "cache_rules",
 ]
@@ -133,7 +140,7 @@ class RowAssembly:
     Rows that are followed, put together from their blocks.
     """
 
-    def __init__(self, matrix: Matrix, partitioning: Partitioning) -> None:
+    def __init__(self, matrix: Matrix, partitioning: MatrixPartitioning) -> None:
         self._matrix = matrix
         self._partitioning = partitioning
         self._rows: dict[int, npt.NDArray[Any]] = {}
@@ -225,7 +232,7 @@ def cache_rules(consistency: Consistency, *, read_my_writes: bool = False) -> Ca
     return CacheRules(None, False)
 
 
-class Reading(NamedTuple):
+class RowRead(NamedTuple):
     """A read of a row that has begun. It is kept nowhere: a read that fails is simply forgotten."""
 
     matrix: str
@@ -307,11 +314,11 @@ class RowCache:
         self._rows.move_to_end(key)
         return cached.values.copy() if columns is None else cached.values[columns]
 
-    def begin(self, matrix: str, row: int) -> Reading:
+    def begin(self, matrix: str, row: int) -> RowRead:
         """A read of the row is about to be sent."""
-        return Reading(matrix, row, self._generation, self._writes[_group(matrix, row)])
+        return RowRead(matrix, row, self._generation, self._writes[_group(matrix, row)])
 
-    def put(self, reading: Reading, values: Numbers, clock: int) -> None:
+    def put(self, reading: RowRead, values: Numbers, clock: int) -> None:
         """It has been answered with the whole row, of this row clock."""
         key = (reading.matrix, reading.row)
         if reading != self.begin(*key) or values.nbytes > self._limit_bytes:
@@ -379,7 +386,7 @@ class CachedRows:
         self.is_on = self._cache.is_on
         """Whether any row is kept; where none is, nothing else here needs to be called."""
 
-    def make_known(self, matrix: Matrix, partitioning: Partitioning) -> None:
+    def make_known(self, matrix: Matrix, partitioning: MatrixPartitioning) -> None:
         """Its rows may be read and written from now on."""
         self._rules[matrix.name] = cache_rules(matrix.consistency, read_my_writes=self._read_my_writes)
         self._blocks[matrix.name] = partitioning.blocks
@@ -399,11 +406,11 @@ class CachedRows:
             found.append(values)
         return np.stack(found) if found else None
 
-    def begin(self, matrix: str, rows: Sequence[int], columns: Columns | None) -> list[Reading]:
+    def begin(self, matrix: str, rows: Sequence[int], columns: Columns | None) -> list[RowRead]:
         """A read is about to be sent; gives what ``keep`` needs. Only whole rows are kept."""
         return [self._cache.begin(matrix, row) for row in rows] if columns is None else []
 
-    def keep(self, readings: Sequence[Reading], result: Numbers, replies: Sequence[GetReply]) -> None:
+    def keep(self, readings: Sequence[RowRead], result: Numbers, replies: Sequence[GetReply]) -> None:
         """It has been answered, with one row of the result for each reading."""
         lowest = min((reply.clock for reply in replies), default=0)
         for reading, values in zip(readings, result, strict=True):
@@ -412,10 +419,10 @@ class CachedRows:
     def show_writes(self, requests: Sequence[tuple[int, Any]]) -> None:
         """Show what is being sent to the shards, no sooner (it may yet be cancelled) and no later."""
         for _, request in requests:
-            update = request.update if isinstance(request, Add) else request
-            if isinstance(update, Update) and not update.only_check:
+            update = request.update if isinstance(request, AddRequest) else request
+            if isinstance(update, UpdateRequest) and not update.only_check:
                 self._cache.invalidate(request.matrix)
-            elif isinstance(request, Add) and self._rules[request.matrix].own_adds_show:
+            elif isinstance(request, AddRequest) and self._rules[request.matrix].own_adds_show:
                 blocks = self._blocks[request.matrix]
                 for block, row, columns, values in request.parts:
                     of_block = blocks[block].columns

@@ -21,19 +21,19 @@ from streamiter.errors import (
 from streamiter.numbers import positive, whole_number
 from streamiter.operators.operator import ServiceWorker
 from streamiter.operators.rejection import shortened
-from streamiter.parameter_server.calls import Call, ShardLink, Waiting
+from streamiter.parameter_server.calls import Call, ShardLink, WaitingReply
 from streamiter.parameter_server.client import MAX_CALLS, Client
-from streamiter.parameter_server.matrix import Matrix, Partitioning
+from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.matrix_shard import check_first_values
 from streamiter.parameter_server.participation import Heartbeats, SilenceWatch
 from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
-    Create,
+    CreateRequest,
     FailWaiting,
-    Forget,
-    Leave,
-    Reset,
+    ForgetRequest,
+    LeaveRequest,
+    ResetRequest,
     RestoreState,
     TakeState,
 )
@@ -63,7 +63,7 @@ class MatrixDirectory:
         """``look_up`` asks the shards, where matrices may be made in other processes."""
         self._links = links
         self._look_up = look_up
-        self._matrices: dict[str, tuple[Matrix, Partitioning]] = {}
+        self._matrices: dict[str, tuple[Matrix, MatrixPartitioning]] = {}
 
     def names(self) -> list[str]:
         """Of all matrices, in the order they were made."""
@@ -73,11 +73,11 @@ class MatrixDirectory:
         """The settings of a matrix that is known here."""
         return self._matrices[name][0]
 
-    async def find(self, name: str) -> tuple[Matrix, Partitioning]:
+    async def find(self, name: str) -> tuple[Matrix, MatrixPartitioning]:
         """A matrix; raises UnknownMatrix."""
         found = self._matrices.get(name)
         if found is None and self._look_up is not None and (matrix := await self._look_up(name)) is not None:
-            found = self._matrices[name] = (matrix, Partitioning(matrix, len(self._links)))
+            found = self._matrices[name] = (matrix, MatrixPartitioning(matrix, len(self._links)))
         if found is None:
             raise UnknownMatrix(
                 f"matrix {name!r}: expected one of {', '.join(map(repr, self._matrices)) or 'none yet'}, given "
@@ -94,7 +94,7 @@ class MatrixDirectory:
                     "another name, or the same settings"
                 )
             return
-        partitioning = Partitioning(matrix, len(self._links))
+        partitioning = MatrixPartitioning(matrix, len(self._links))
         check_first_values(matrix, partitioning)
         holders = dict.fromkeys(block.shard for block in partitioning.blocks)
         await self._make(matrix, [self._links[shard] for shard in holders])
@@ -102,7 +102,7 @@ class MatrixDirectory:
 
     async def _make(self, matrix: Matrix, holders: Sequence[ShardLink]) -> None:
         """On all of these shards, or, where a function of ``init=`` fails on one of them, on none."""
-        replies = [_sent(link, Create(matrix, len(self._links))) for link in holders]
+        replies = [_sent(link, CreateRequest(matrix, len(self._links))) for link in holders]
         made: list[ShardLink] = []
         failure: Exception | None = None
         for link, reply in zip(holders, replies, strict=True):
@@ -115,19 +115,19 @@ class MatrixDirectory:
             for link in made:
                 # A shard that is lost meanwhile has forgotten it anyway; what is told is why the matrix failed.
                 with suppress(ParameterServerError):
-                    await _sent(link, Forget(matrix.name))
+                    await _sent(link, ForgetRequest(matrix.name))
             raise failure
 
 
-def _sent(link: ShardLink, request: Any) -> Waiting[Any]:
+def _sent(link: ShardLink, request: Any) -> WaitingReply[Any]:
     """The reply, also to what is refused at once: all shards are asked before any of them is waited for."""
-    reply: Waiting[Any] = Waiting()
+    reply: WaitingReply[Any] = WaitingReply()
     try:
         sent = link.send(request)
     except Exception as error:
         reply.fail(error)
         return reply
-    if isinstance(sent, Waiting):
+    if isinstance(sent, WaitingReply):
         return sent
     reply.succeed(sent)
     return reply
@@ -386,7 +386,7 @@ class ParameterServer:
         for link in self._links:
             # Where a function on the clock fails, those who wait are told.
             with suppress(ParameterServerError):
-                link.send(Leave(worker, reason))
+                link.send(LeaveRequest(worker, reason))
         self._silent(worker, reason)
 
     @property
@@ -397,7 +397,7 @@ class ParameterServer:
     async def reset(self) -> None:
         """Start over: every worker at clock 0 everywhere. Parameters stay; calls that wait fail with ServerReset."""
         self._check_open()
-        await self._ask_all(Reset(tuple(self._clients)))
+        await self._ask_all(ResetRequest(tuple(self._clients)))
         for client in self._clients.values():
             client.go_back({})
 
@@ -499,7 +499,7 @@ class ParameterServer:
             link.send(AbandonBarrier(checkpoint))
         for reply in self._taking.pop(checkpoint, ()):
             # What is frozen costs its block a copy of each change.
-            if isinstance(reply, Waiting) and reply.is_settled:
+            if isinstance(reply, WaitingReply) and reply.is_settled:
                 with suppress(ParameterServerError, asyncio.CancelledError):  # Lost, or given up.
                     release_all(reply.result())
 

@@ -8,30 +8,30 @@ from typing import Any, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ParameterServerError, ServerReset, StreamiterError, UnknownMatrix, WorkerHasLeft
-from streamiter.parameter_server.calls import Arrivals, Waiting
+from streamiter.parameter_server.calls import Arrivals, WaitingReply
 from streamiter.parameter_server.holding import Holding
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
-    Add,
-    Aggregate,
-    Arrive,
-    Clock,
-    Create,
+    AddRequest,
+    AggregateRequest,
+    ArriveRequest,
+    ClockRequest,
+    CreateRequest,
     FailWaiting,
-    Forget,
-    Get,
-    Join,
-    Leave,
+    ForgetRequest,
+    GetRequest,
+    JoinRequest,
+    LeaveRequest,
     NextChanges,
     PassBarrier,
-    Raise,
-    Reset,
+    RaiseRequest,
+    ResetRequest,
     RestoreState,
     TakeState,
     TellStatistics,
     Unsubscribe,
-    Update,
+    UpdateRequest,
 )
 from streamiter.parameter_server.snapshots import thawed
 from streamiter.parameter_server.statistics import ShardStatistics
@@ -61,18 +61,18 @@ class Shard:
         self._restored: dict[str, Any] = {}
         """State of matrices that nobody has made yet."""
         self._handlers: dict[type, Callable[[Any], Any]] = {
-            Get: self._get,
-            Add: self._add,
-            Clock: self._clock,
-            Update: self._update,
-            Aggregate: self._aggregate,
-            Create: self._create,
-            Forget: self._forget,
-            Join: self._join,
-            Raise: self._raise,
-            Leave: self._leave,
-            Reset: self._reset,
-            Arrive: self._arrive,
+            GetRequest: self._get,
+            AddRequest: self._add,
+            ClockRequest: self._clock,
+            UpdateRequest: self._update,
+            AggregateRequest: self._aggregate,
+            CreateRequest: self._create,
+            ForgetRequest: self._forget,
+            JoinRequest: self._join,
+            RaiseRequest: self._raise,
+            LeaveRequest: self._leave,
+            ResetRequest: self._reset,
+            ArriveRequest: self._arrive,
             PassBarrier: self._holding.pass_barrier,
             AbandonBarrier: self._holding.abandon,
             TakeState: self._take_state,
@@ -106,43 +106,43 @@ class Shard:
             )
         return found
 
-    def _get(self, request: Get) -> Any:
+    def _get(self, request: GetRequest) -> Any:
         if self._holding.is_behind(request.worker):
             return self._holding.get(request)
         return self.matrix(request.matrix).get(request)
 
-    def _add(self, request: Add) -> Any:
+    def _add(self, request: AddRequest) -> Any:
         if self._holding.is_behind(request.worker):
             return self._holding.add(request)
         return self.matrix(request.matrix).add(request)
 
-    def _clock(self, request: Clock) -> Any:
+    def _clock(self, request: ClockRequest) -> Any:
         if self._holding.is_behind(request.worker):
             return self._holding.clock(request)
         return self.matrix(request.matrix).clock(request)
 
-    def _update(self, request: Update) -> Any:
+    def _update(self, request: UpdateRequest) -> Any:
         if self._holding.is_behind(request.worker) and not request.only_check:
             return self._holding.later(request)
         return self.matrix(request.matrix).update(request)
 
-    def _aggregate(self, request: Aggregate) -> Any:
+    def _aggregate(self, request: AggregateRequest) -> Any:
         return self.matrix(request.matrix).aggregate(request)
 
-    def apply(self, request: Get | Add | Clock | Update | Leave) -> Any:
+    def apply(self, request: GetRequest | AddRequest | ClockRequest | UpdateRequest | LeaveRequest) -> Any:
         """Handle a request that was held, now that it no longer is."""
-        if isinstance(request, Leave):
+        if isinstance(request, LeaveRequest):
             return self._leave(request)
         matrix = self.matrix(request.matrix)
-        if isinstance(request, Get):
+        if isinstance(request, GetRequest):
             return matrix.get(request)
-        if isinstance(request, Add):
+        if isinstance(request, AddRequest):
             return matrix.add(request)
-        return matrix.clock(request) if isinstance(request, Clock) else matrix.update(request)
+        return matrix.clock(request) if isinstance(request, ClockRequest) else matrix.update(request)
 
     # -- matrices and workers --------------------------------------------------------------------------
 
-    def _create(self, request: Create) -> bool:
+    def _create(self, request: CreateRequest) -> bool:
         matrix = request.matrix
         made = self.matrices.get(matrix.name)
         if made is not None:
@@ -161,7 +161,7 @@ class Shard:
         self.matrices[matrix.name] = made
         return True
 
-    def _forget(self, request: Forget) -> None:
+    def _forget(self, request: ForgetRequest) -> None:
         if (made := self.matrices.pop(request.matrix, None)) is not None:
             made.fail_waiting(
                 ServerReset(
@@ -170,7 +170,7 @@ class Shard:
                 )
             )
 
-    def _join(self, request: Join) -> dict[str, int]:
+    def _join(self, request: JoinRequest) -> dict[str, int]:
         worker = request.worker
         if worker in self.workers:
             raise ParameterServerError(
@@ -181,12 +181,12 @@ class Shard:
         self._arrivals.join(worker)
         return {name: matrix.model.join(worker) for name, matrix in self.matrices.items()}
 
-    def _raise(self, request: Raise) -> None:
+    def _raise(self, request: RaiseRequest) -> None:
         for name, clock in request.clocks.items():
             if (matrix := self.matrices.get(name)) is not None:
                 matrix.raise_worker(request.worker, clock)
 
-    def _leave(self, request: Leave) -> None:
+    def _leave(self, request: LeaveRequest) -> None:
         worker = request.worker
         if worker not in self.workers:
             return
@@ -211,7 +211,7 @@ class Shard:
         if failures:
             raise failures[0]
 
-    def _reset(self, request: Reset) -> None:
+    def _reset(self, request: ResetRequest) -> None:
         self.workers = dict.fromkeys(request.workers)
         self._holding.start_over(
             ServerReset(
@@ -222,7 +222,7 @@ class Shard:
             matrix.reset(request.workers, "a server that started over")
         self._arrivals.reset(request.workers, ServerReset("barrier: the server started over; arrive again"))
 
-    def _arrive(self, request: Arrive) -> Waiting[None] | None:
+    def _arrive(self, request: ArriveRequest) -> WaitingReply[None] | None:
         return self._arrivals.arrive(request.worker, request.number)
 
     # -- state -----------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Shard:
         copy = Shard(self.number)
         copy.restore(thawed(self.freeze(), self._plain_data))
         for matrix in self.matrices.values():
-            copy.handle(Create(matrix.matrix, matrix.shards))
+            copy.handle(CreateRequest(matrix.matrix, matrix.shards))
         for request in self._holding.changes():
             with suppress(Exception):  # Its worker is told when it is applied here.
                 copy.apply(request)

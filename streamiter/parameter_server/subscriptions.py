@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import OutOfTurn, ParameterServerError, RolledBack, StreamiterError
-from streamiter.parameter_server.calls import ShardLink, Waiting
+from streamiter.parameter_server.calls import ShardLink, WaitingReply
 from streamiter.parameter_server.consistency.models import ASP
-from streamiter.parameter_server.matrix import BlockRange, Matrix, Partitioning
+from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.requests import Changes, NextChanges, RowChange, Unsubscribe
 from streamiter.parameter_server.rows import Marks, Positions, RowAssembly, RowsOfBlocks
 
@@ -49,7 +49,7 @@ class Subscription:
         self,
         matrix: str,
         links: Sequence[ShardLink],
-        find: Callable[[str], Awaitable[tuple[Matrix, Partitioning]]],
+        find: Callable[[str], Awaitable[tuple[Matrix, MatrixPartitioning]]],
         *,
         worker: int,
         number: int,
@@ -64,7 +64,7 @@ class Subscription:
         self._number = number
         self._wanted = rows
         self._on_ended = on_ended
-        self._shards: list[_Shard] = []
+        self._shards: list[_SubscribedShard] = []
         """Empty until it has begun."""
         self._rows: RowAssembly | None = None
         self._is_waited_for = False
@@ -109,7 +109,8 @@ class Subscription:
             wanted = np.array(rows, np.int64)
         self._rows = RowAssembly(matrix, partitioning)
         self._shards = [
-            _Shard(self._links[number], wanted) for number in dict.fromkeys(block.shard for block in blocks)
+            _SubscribedShard(self._links[number], wanted)
+            for number in dict.fromkeys(block.shard for block in blocks)
         ]
         if not self._shards:
             self._end()  # of no rows
@@ -142,7 +143,7 @@ class Subscription:
                     after=shard.number,
                 )
             )
-            if isinstance(reply, Waiting):
+            if isinstance(reply, WaitingReply):
                 shard.waiting = reply
                 reply.when_settled(self._wake)
                 has_come = has_come or reply.is_settled
@@ -151,7 +152,7 @@ class Subscription:
                 has_come = True
         return has_come
 
-    def _take(self, shard: _Shard, changes: Changes) -> None:
+    def _take(self, shard: _SubscribedShard, changes: Changes) -> None:
         if changes.has_ended:
             self._end()
         elif self._rows is not None:
@@ -204,7 +205,7 @@ class Subscription:
         self._on_ended(self._number)
 
 
-class _Shard:
+class _SubscribedShard:
     """A shard that is asked for changes."""
 
     def __init__(self, link: ShardLink, wanted: npt.NDArray[np.int64] | None) -> None:
@@ -212,7 +213,7 @@ class _Shard:
         self.wanted = wanted
         self.number = 0
         """Of the last reply that has come."""
-        self.waiting: Waiting[Changes] | None = None
+        self.waiting: WaitingReply[Changes] | None = None
 
 
 # Values in one reply (or one row, if that is more): several times what a message costs by itself, and little beside the
@@ -244,7 +245,7 @@ class Subscriptions:
     def __len__(self) -> int:
         return sum(len(followed.followers) for followed in self._followed.values())
 
-    def next(self, request: NextChanges) -> Changes | Waiting[Changes]:
+    def next(self, request: NextChanges) -> Changes | WaitingReply[Changes]:
         """The changes that a subscription has not been sent yet, or a wait for some. Raises UnknownWorker."""
         shard = self._matrix(request.matrix)
         if self._is_closed:
@@ -300,7 +301,7 @@ class _FollowedMatrix:
 
     def __init__(self, shard: MatrixShard, reply_bytes: int) -> None:
         self.shard = shard
-        self.followers: dict[tuple[int, int], _Follower] = {}
+        self.followers: dict[tuple[int, int], _SubscriptionState] = {}
         """By worker and subscription."""
         self._tells_at_once = isinstance(shard.matrix.consistency, ASP)
         self._rows = RowsOfBlocks(shard.blocks)
@@ -341,12 +342,12 @@ class _FollowedMatrix:
                 follower.waiting = None
                 waiting.succeed(self._changes(follower))
 
-    def next(self, request: NextChanges) -> Changes | Waiting[Changes]:
+    def next(self, request: NextChanges) -> Changes | WaitingReply[Changes]:
         """The changes that a follower has not been sent yet, or a wait for some. One that is not known is a new one."""
         key = (request.worker, request.subscription)
         follower = self.followers.get(key)
         if follower is None:
-            follower = self.followers[key] = _Follower(self._rows.mask(request.rows), request.after)
+            follower = self.followers[key] = _SubscriptionState(self._rows.mask(request.rows), request.after)
         if (earlier := follower.waiting) is not None:
             follower.waiting = None
             earlier.fail(
@@ -358,21 +359,21 @@ class _FollowedMatrix:
         follower.acknowledge(request.after)
         if follower.has_news:
             return self._changes(follower)
-        follower.waiting = Waiting(follower.stop_waiting)
+        follower.waiting = WaitingReply(follower.stop_waiting)
         return follower.waiting
 
-    def _changes(self, follower: _Follower) -> Changes:
+    def _changes(self, follower: _SubscriptionState) -> Changes:
         taken = follower.take(self._rows, self._reply_bytes)
         return Changes(follower.number, self.clock, self._rows.read(taken))
 
 
 @final
-class _Follower:
+class _SubscriptionState:
     """One subscription: what it is to be sent, and what it was sent last."""
 
     def __init__(self, wanted: npt.NDArray[np.bool_], after: int) -> None:
         """``after`` is the last reply that the subscriber has, of a shard that was here before; 0: it has none."""
-        self.waiting: Waiting[Changes] | None = None
+        self.waiting: WaitingReply[Changes] | None = None
         self.number = after
         """Of the last reply; one that is sent by this shard is not taken for one of another."""
         self._wanted = wanted

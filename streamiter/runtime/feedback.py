@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-class Supply(Protocol):
+class TopicSupply(Protocol):
     """Where feedback comes from that goes through a topic before it is put into a channel."""
 
     @property
@@ -105,7 +105,7 @@ class FeedbackChannel:
         self._last_epoch = 0
         self._closed = False
         self._on_ready: Callable[[], None] | None = None
-        self.supply: Supply | None = None
+        self.supply: TopicSupply | None = None
 
     @property
     def total_records(self) -> int:
@@ -313,7 +313,7 @@ class _Ranges:
     What it was restored with otherwise, as the batches of a loop that was in memory before, is there once only.
     """
 
-    def __init__(self, supply: Supply, restored: SpillQueue | None) -> None:
+    def __init__(self, supply: TopicSupply, restored: SpillQueue | None) -> None:
         self._supply = supply
         self._mark = supply.mark()
         self._batches = restored.snapshot() if restored is not None and len(restored) else None
@@ -327,7 +327,7 @@ class _Ranges:
 
     def snapshot(self) -> Deferred | None:
         batches, self._batches = self._batches, None
-        return _Frames(batches, self._ranges) if batches is not None or self._ranges else None
+        return _FeedbackFrames(batches, self._ranges) if batches is not None or self._ranges else None
 
     def close(self) -> None:
         if self._batches is not None:
@@ -343,7 +343,7 @@ class _Nothing:
 
 
 @final
-class _Frames(Deferred):
+class _FeedbackFrames(Deferred):
     """Frames of batches, if there are any, then those of ranges."""
 
     def __init__(self, batches: Deferred | None, ranges: Sequence[bytes]) -> None:
@@ -358,7 +358,7 @@ class _Frames(Deferred):
             self._batches.release()
 
 
-def _supply_of(port: Port) -> Supply | None:
+def _supply_of(port: Port) -> TopicSupply | None:
     return port.channel.supply if isinstance(port.channel, FeedbackChannel) else None
 
 

@@ -32,7 +32,7 @@ from streamiter.runtime.partitioning import Forward
 from streamiter.runtime.port import Port, PortOrigin
 from streamiter.runtime.task import Acknowledge, Task
 from streamiter.runtime.topic_feedback.topic_feedback import TopicFeedback, Worker, check_shared_operator
-from streamiter.runtime.writers import EdgeWriter, FeedbackWriter, Lane, Writer
+from streamiter.runtime.writers import ChannelOutput, EdgeWriter, FeedbackWriter, Writer
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -363,7 +363,7 @@ class Planner:
         operator = self._operators[reader][0]
         return EdgeWriter(
             split,
-            [Lane(channel) for channel in channels],
+            [ChannelOutput(channel) for channel in channels],
             progress,
             reader.name,
             tells_of_epochs=not isinstance(operator, Boundary) or operator.hears_of_epochs,

@@ -229,7 +229,7 @@ _KEPT: Final = 0.9
 _TOO_ALIKE: Final = 1e-3
 
 
-class Log(Protocol):
+class PortLog(Protocol):
     """Takes what comes on a feedback port between a snapshot and the return of its barrier."""
 
     def put(self, item: DataBatch | Control) -> None: ...
@@ -394,7 +394,7 @@ class Port:
         self._bounded = channel if isinstance(channel, Channel) and not reads_ahead else None
         self.turn_size: TurnSize | None = None
         """Where batches of slow steps are cut: how many records a turn takes."""
-        self.log: Log | None = None
+        self.log: PortLog | None = None
         """Where what leaves the channel is logged, while that is done."""
         self.restored: SpillQueue | None = None
         """Feedback that was logged for the checkpoint from which the job goes on; it comes before the channel."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.snapshot import Part, StepState
+from streamiter.checkpoints.snapshot import SnapshotPart, StepState
 from streamiter.errors import GraphError
 from streamiter.operators.operator import Service
 from streamiter.operators.rejection import RecordFailure
@@ -124,9 +124,9 @@ class JobServices:
         for service in self._tasks:
             service.checkpoint_abandoned(checkpoint)
 
-    async def parts(self, checkpoint: int) -> dict[str, list[Part]]:
+    async def parts(self, checkpoint: int) -> dict[str, list[SnapshotPart]]:
         """The state of each service at this barrier, when all workers have passed it."""
-        parts: dict[str, list[Part]] = {}
+        parts: dict[str, list[SnapshotPart]] = {}
         try:
             for service in self._tasks:
                 state = await service.take_state(checkpoint)

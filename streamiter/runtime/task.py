@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, final
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.snapshot import Part
+from streamiter.checkpoints.snapshot import SnapshotPart
 from streamiter.clock import Clock
 from streamiter.errors import StreamiterError
 from streamiter.operators.operator import Boundary, BoundaryOutput, Progress, ServiceWorker
@@ -40,7 +40,7 @@ from streamiter.runtime.port import (
     InputEnded,
     Port,
 )
-from streamiter.runtime.writers import Lane, Writer, restore_turns, turns_of
+from streamiter.runtime.writers import ChannelOutput, Writer, restore_turns, turns_of
 
 __all__ = ["Acknowledge", "DrainInput", "Task"]
 
@@ -65,7 +65,7 @@ class DrainInput(Control):
 class Acknowledge(Protocol):
     """Takes the state of a task at a barrier."""
 
-    def __call__(self, task: Task, checkpoint: int, parts: list[Part]) -> None: ...
+    def __call__(self, task: Task, checkpoint: int, parts: list[SnapshotPart]) -> None: ...
 
 
 class Task:
@@ -125,7 +125,7 @@ class Task:
         self._cuts_by_time = cuts_by_time
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
         self._suspending = False
-        self._pending_parts: list[Part] = []
+        self._pending_parts: list[SnapshotPart] = []
         """State taken at a barrier, while feedback is logged that belongs to it."""
         self._pending_checkpoint: int | None = None
         self._abandoned = 0
@@ -306,7 +306,7 @@ class Task:
             if lane.waiting:
                 await self._clear(lane)
 
-    async def _clear(self, lane: Lane) -> None:
+    async def _clear(self, lane: ChannelOutput) -> None:
         self.waits_for_room_in = lane.channel
         await lane.clear(self._clock)
         self._begin_row()
@@ -519,7 +519,7 @@ class Task:
         self._complete_checkpoint(returned.checkpoint, parts)
         self.ended = self.suspended = self._suspending
 
-    def _complete_checkpoint(self, checkpoint: int, parts: list[Part]) -> None:
+    def _complete_checkpoint(self, checkpoint: int, parts: list[SnapshotPart]) -> None:
         self._acknowledge(self, checkpoint, parts)
         if self._boundary is not None:
             self._boundary.checkpoint_ends(checkpoint)
@@ -535,7 +535,7 @@ class Task:
         release_parts(self._pending_parts)
         self._pending_parts = []
 
-    async def parts(self) -> list[Part]:
+    async def parts(self) -> list[SnapshotPart]:
         """The state of the whole task as parts of a snapshot."""
         self.positions_at_barrier = dict(self.positions)
         return encode_task(self.head.step.name, self.head.subtask, await self.snapshot(), self._plain_data)

@@ -24,7 +24,7 @@ from streamiter.records import (
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.partitioning import Splitter, Turns
 
-__all__ = ["EdgeWriter", "FeedbackWriter", "Lane", "Writer", "restore_turns", "turns_of"]
+__all__ = ["ChannelOutput", "EdgeWriter", "FeedbackWriter", "Writer", "restore_turns", "turns_of"]
 
 
 # What one call may emit beyond what its channel holds: generous for any batch, small beside the memory of
@@ -33,7 +33,7 @@ LANE_LIMIT_BYTES: Final = 1 << 30
 
 
 @final
-class Lane:
+class ChannelOutput:
     """One channel as its producer sees it, with what found no room in it yet.
 
     An operator that is called directly cannot wait in the middle of a call, so what it emits beyond the
@@ -92,7 +92,7 @@ class Lane:
 class Writer(Protocol):
     """Takes what one output of one operator emits."""
 
-    lanes: Sequence[Lane]
+    lanes: Sequence[ChannelOutput]
     split: Splitter | None
 
     def __call__(self, batch: Batch) -> None: ...
@@ -108,7 +108,7 @@ class EdgeWriter:
     def __init__(
         self,
         split: Splitter | None,
-        lanes: Sequence[Lane],
+        lanes: Sequence[ChannelOutput],
         progress: Progress,
         step: str,
         *,
@@ -156,7 +156,7 @@ class FeedbackWriter:
         self._channels = channels
         self._progress = progress
         self._step = step
-        self.lanes: Sequence[Lane] = ()
+        self.lanes: Sequence[ChannelOutput] = ()
 
     def __call__(self, batch: Batch) -> None:
         epoch = self._progress.epoch + 1

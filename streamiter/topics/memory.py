@@ -10,7 +10,7 @@ from typing import ClassVar
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicError, TopicNotFound
 from streamiter.topics.memory_log import (
-    MemoryStore,
+    MemoryTopics,
     MemoryTransactions,
     TopicLog,
     append,
@@ -58,7 +58,7 @@ class MemoryBroker:
     """
 
     def __init__(self, *, clock: Clock | None = None) -> None:
-        self._store = MemoryStore(clock if clock is not None else SystemClock())
+        self._store = MemoryTopics(clock if clock is not None else SystemClock())
 
     def topic(self, name: str) -> MemoryTopic:
         """The topic of that name, which need not be there yet."""
@@ -109,7 +109,7 @@ class MemoryTopic(Topic):
 
     compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({"compact": "1"})
 
-    def __init__(self, store: MemoryStore, name: str) -> None:
+    def __init__(self, store: MemoryTopics, name: str) -> None:
         self._store = store
         self._name = name
 
@@ -175,7 +175,7 @@ class MemoryReader(TopicReader):
     Reading a topic in memory.
     """
 
-    def __init__(self, store: MemoryStore, name: str, request: ReadRequest) -> None:
+    def __init__(self, store: MemoryTopics, name: str, request: ReadRequest) -> None:
         self._store = store
         self._request = request
         self._is_closed = False
@@ -281,7 +281,7 @@ class MemoryWriter(TopicWriter):
     Writing to a topic in memory.
     """
 
-    def __init__(self, store: MemoryStore, log: TopicLog) -> None:
+    def __init__(self, store: MemoryTopics, log: TopicLog) -> None:
         self._store = store
         self._log = log
         self._turn = 0

@@ -26,7 +26,7 @@ from streamiter.topics.topic import OutgoingBatch, PartitionEnds, Topic, TopicBa
 from streamiter.topics.topic_sink import check_outgoing, check_record_sizes, spread
 
 __all__ = [
-    "MemoryStore",
+    "MemoryTopics",
     "MemoryTransactions",
     "TopicLog",
     "append",
@@ -81,7 +81,7 @@ class Fenceable(Protocol):
         """Abort what is open and refuse all further calls; the store's lock is held."""
 
 
-class MemoryStore:
+class MemoryTopics:
     """Topics by name, and who owns the transactional ids. ``lock`` is held around every look at a topic."""
 
     def __init__(self, clock: Clock) -> None:
@@ -233,7 +233,7 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LogSegment:
     """Records of consecutive offsets, written together; also a slice of them."""
 
     offsets: range
@@ -243,10 +243,10 @@ class Part:
     headers: Sequence[Any] | None
     transaction: Transaction | None = None
 
-    def between(self, start: int, stop: int) -> Part:
+    def between(self, start: int, stop: int) -> LogSegment:
         """The records of the offsets ``start`` to ``stop`` (half-open) as far as they are here."""
         which = slice(max(0, start - self.offsets.start), max(0, stop - self.offsets.start))
-        return Part(
+        return LogSegment(
             self.offsets[which],
             self.values[which],
             self.timestamps_ms[which],
@@ -279,7 +279,7 @@ class PartitionLog:
     def __init__(self) -> None:
         self.start_offset = 0
         self.end_offset = 0
-        self._parts: list[Part] = []
+        self._parts: list[LogSegment] = []
         self._open: dict[Transaction, int] = {}  # its first offset here; the oldest transaction first
 
     @property
@@ -303,7 +303,7 @@ class PartitionLog:
         offsets = range(self.end_offset, self.end_offset + len(batch))
         # Lists are copied: the caller may go on using its own.
         self._parts.append(
-            Part(
+            LogSegment(
                 offsets,
                 list(batch.values),
                 list(timestamps_ms),
@@ -321,11 +321,11 @@ class PartitionLog:
         transaction.is_aborted = not committed
         self.end_offset += 1
 
-    def read(self, position: int, limit: int, max_records: int) -> tuple[list[Part], int]:
+    def read(self, position: int, limit: int, max_records: int) -> tuple[list[LogSegment], int]:
         """Visible records from ``position``, at most ``max_records`` and before ``limit``, and where to
         read on: behind what can never be seen.
         """
-        taken: list[Part] = []
+        taken: list[LogSegment] = []
         room = max_records
         for index in range(self._index_of(position), len(self._parts)):
             part = self._parts[index]
@@ -361,7 +361,7 @@ class PartitionLog:
         """
         first = max(0, len(self._parts) - COMPACTED_BLOCKS)
         superseded: set[bytes] = set()
-        kept: list[Part] = []
+        kept: list[LogSegment] = []
         for part in reversed(self._parts[first:]):
             if part.transaction in self._open:
                 kept.append(part)  # may yet be aborted, and then supersedes nothing
@@ -377,7 +377,7 @@ class PartitionLog:
         return bisect.bisect_right(self._parts, offset, key=lambda part: part.offsets.stop)
 
 
-def joined(partition: int, parts: Sequence[Part]) -> TopicBatch:
+def joined(partition: int, parts: Sequence[LogSegment]) -> TopicBatch:
     """One batch of all parts, which must not be empty."""
     if len(parts) == 1:
         [part] = parts
@@ -400,7 +400,7 @@ def joined(partition: int, parts: Sequence[Part]) -> TopicBatch:
 
 
 def _joined_column(
-    columns: Sequence[Sequence[Any] | None], parts: Sequence[Part], missing: object
+    columns: Sequence[Sequence[Any] | None], parts: Sequence[LogSegment], missing: object
 ) -> list[Any] | None:
     if all(column is None for column in columns):
         return None
@@ -416,7 +416,7 @@ class MemoryTransactions(Transactions):
     Records of several topics in memory that become visible together.
     """
 
-    def __init__(self, store: MemoryStore, transactional_id: str, timeout_s: float) -> None:
+    def __init__(self, store: MemoryTopics, transactional_id: str, timeout_s: float) -> None:
         self._store = store
         self._id = transactional_id
         self._timeout_s = timeout_s

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from checkpoints.snapshots import Frames, header
 
 from streamiter.checkpoints.directory_store import DirectoryStore
-from streamiter.checkpoints.snapshot import CheckpointId, Part
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
 from streamiter.deferred import Deferred
 from streamiter.errors import ProducerFenced
 
@@ -32,10 +32,13 @@ class Large(Deferred):
         pass
 
 
-def parts(number: int) -> list[Part]:
+def parts(number: int) -> list[SnapshotPart]:
     """More than is written at once, other ones for each number."""
     frames = [b"%d" % number * 20_000 for _ in range(10)]
-    return [Part("p", b"%d" % number, (Frames(frames * 3),)), Part("q", b"", (Frames(frames),))]
+    return [
+        SnapshotPart("p", b"%d" % number, (Frames(frames * 3),)),
+        SnapshotPart("q", b"", (Frames(frames),)),
+    ]
 
 
 async def go_on(directory: str, run: str) -> None:
@@ -63,7 +66,7 @@ async def compete(directory: str, run: str) -> None:
     try:
         for number in range(1, 10**6):
             checkpoint = CheckpointId(number, run)
-            await store.save(header(number, run), [Part("p", b"")])
+            await store.save(header(number, run), [SnapshotPart("p", b"")])
             await store.commit("clicks", checkpoint)
             committed = number
     except ProducerFenced as error:
@@ -76,7 +79,7 @@ async def save_large(directory: str, run: str) -> None:
     await store.claim("clicks", run)
     await store.save(header(1, run), parts(1))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    await store.save(header(2, run), [Part("p", b"", (Large(),))])
+    await store.save(header(2, run), [SnapshotPart("p", b"", (Large(),))])
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, flush=True)
     snapshot = await store.open("clicks", CheckpointId(2, run))
     await snapshot.verify()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from streamiter.checkpoints.snapshot import CheckpointId, Part, SnapshotHeader, StepState
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart, StepState
 from streamiter.checkpoints.store import CheckpointStore, StoredSnapshot
 from streamiter.deferred import Deferred
 
@@ -41,12 +41,12 @@ def header(number: int, run: str = "a", *, flow: str = "clicks", **more: Any) ->
     return SnapshotHeader(flow=flow, id=CheckpointId(number, run), **(fields | more))
 
 
-def parts() -> list[Part]:
+def parts() -> list[SnapshotPart]:
     """Parts of every kind: without content, without deferred state, with much of it."""
     return [
-        Part("read/0", b"positions"),
-        Part("read/1", b""),
-        Part("größe/0", b"counts", (Frames(), Frames([]), Frames([b"alone"]))),
+        SnapshotPart("read/0", b"positions"),
+        SnapshotPart("read/1", b""),
+        SnapshotPart("größe/0", b"counts", (Frames(), Frames([]), Frames([b"alone"]))),
     ]
 
 

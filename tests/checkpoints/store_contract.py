@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from checkpoints.snapshots import CONTENT, Frames, content_of, header, ids, parts, save, save_and_commit
 
-from streamiter.checkpoints.snapshot import CheckpointId, Part
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
 from streamiter.checkpoints.store import CheckpointStore, CommitPointer
 from streamiter.errors import CheckpointError, InternalError, ProducerFenced
 
@@ -59,7 +59,7 @@ class StoreContract:
         store = make_store()
         await store.claim("clicks", "a")
         many = [[b"%d of %d" % (number, piece) * 50 for number in range(300)] for piece in range(3)]
-        await store.save(header(1), [Part("p", b"", [Frames(frames) for frames in many])])
+        await store.save(header(1), [SnapshotPart("p", b"", [Frames(frames) for frames in many])])
         snapshot = await store.open("clicks", CheckpointId(1, "a"))
         together = zip(*(snapshot.frames("p", number) for number in range(3)), strict=True)
         assert [list(frames) for frames in zip(*together, strict=True)] == many
@@ -83,7 +83,7 @@ class StoreContract:
         """Whoever froze the state lets go of it, also where saving fails; twice would be once too often."""
         store, deferred = make_store(), Frames()
         await store.claim("clicks", "a")
-        await store.save(header(1), [Part("p", b"", [deferred])])
+        await store.save(header(1), [SnapshotPart("p", b"", [deferred])])
         assert (deferred.taken, deferred.released) == (3, 0)
 
     async def test_other_work_is_done_between_two_frames(self, make_store: MakeStore) -> None:
@@ -107,7 +107,7 @@ class StoreContract:
         store = make_store()
         await store.claim("clicks", "a")
         working = asyncio.create_task(work())
-        await store.save(header(1), [Part("p", b"", [Seen()])])
+        await store.save(header(1), [SnapshotPart("p", b"", [Seen()])])
         working.cancel()
         assert seen == sorted(set(seen))
 
@@ -127,7 +127,7 @@ class StoreContract:
 
         store = make_store()
         await store.claim("clicks", "a")
-        saving = asyncio.ensure_future(store.save(header(1), [Part("p", b"content", [Broken()])]))
+        saving = asyncio.ensure_future(store.save(header(1), [SnapshotPart("p", b"content", [Broken()])]))
         await began.wait()
         if broken == "is cancelled":
             saving.cancel()
@@ -144,7 +144,7 @@ class StoreContract:
         store = make_store()
         await store.claim("clicks", "a")
         with pytest.raises(InternalError, match="two parts are called 'p'"):
-            await store.save(header(1), [Part("p", b"1"), Part("p", b"2")])
+            await store.save(header(1), [SnapshotPart("p", b"1"), SnapshotPart("p", b"2")])
         assert await ids(store) == []
 
     async def test_a_snapshot_is_never_replaced(self, make_store: MakeStore) -> None:
@@ -246,7 +246,7 @@ class StoreContract:
         await new.claim("clicks", "b")
         deferred = Frames()
         refused: list[tuple[Any, str]] = [
-            (old.save(header(3), [Part("p", b"", [deferred])]), "save checkpoint 3"),
+            (old.save(header(3), [SnapshotPart("p", b"", [deferred])]), "save checkpoint 3"),
             (old.commit("clicks", saved), "commit checkpoint 2"),
             (old.prune("clicks", keep=1), "remove checkpoints"),
             (old.claim("clicks", "a"), "claim the flow again"),
@@ -275,7 +275,7 @@ class StoreContract:
                 while not go_on.is_set():
                     yield b"frame"
 
-        saving = asyncio.ensure_future(old.save(header(1), [Part("p", b"", [Slow()])]))
+        saving = asyncio.ensure_future(old.save(header(1), [SnapshotPart("p", b"", [Slow()])]))
         await half.wait()
         await new.claim("clicks", "b")
         go_on.set()

@@ -16,7 +16,7 @@ from checkpoints.store_contract import MakeStore, StoreContract
 from streamiter.checkpoints import files as file_locks
 from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.flow_folder import FlowFolder
-from streamiter.checkpoints.snapshot import CheckpointId, Part
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
 from streamiter.errors import CheckpointError, ConfigurationError
 
 MIB = 1 << 20
@@ -99,7 +99,7 @@ async def saving(make_store: MakeStore) -> AsyncIterator[Any]:
     store = make_store()
     await store.claim("clicks", "a")
     await save_and_commit(store, 1)
-    saving = asyncio.ensure_future(store.save(header(2), [Part("p", b"", (Slow(),))]))
+    saving = asyncio.ensure_future(store.save(header(2), [SnapshotPart("p", b"", (Slow(),))]))
     await half.wait()
     yield store, saving, go_on
     go_on.set()
@@ -160,7 +160,7 @@ async def test_a_save_that_is_cancelled_at_any_point_leaves_nothing(
     store = make_store()
     await store.claim("clicks", "a")
     frames = Frames([bytes(MIB)] * 3)
-    saving = asyncio.ensure_future(store.save(header(1), [Part("p", b"", (frames,))]))
+    saving = asyncio.ensure_future(store.save(header(1), [SnapshotPart("p", b"", (frames,))]))
     for _ in range(turns):
         await asyncio.sleep(0)
     saving.cancel()

@@ -12,7 +12,7 @@ from checkpoints.snapshots import CONTENT, Frames, content_of, header, ids, save
 from support.processes import LIMIT_S
 
 from streamiter.checkpoints.directory_store import DirectoryStore
-from streamiter.checkpoints.snapshot import CheckpointId, Part
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
 from streamiter.checkpoints.store import CommitPointer
 from streamiter.errors import ConfigurationError, StorageFull
 
@@ -48,7 +48,7 @@ async def test_a_full_disk_fails_the_save_and_nothing_else(small_disk: SmallDisk
     store = DirectoryStore(disk)
     await store.claim("clicks", "a")
     await save_and_commit(store, 1)
-    large = [Part("p", b"", (Frames([bytes(MIB // 2)] * 10),))]
+    large = [SnapshotPart("p", b"", (Frames([bytes(MIB // 2)] * 10),))]
     for number in range(2, 5):
         with pytest.raises(
             StorageFull,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from streamiter.checkpoints.snapshot import (
     PREAMBLE_BYTES,
     TRAILER_BYTES,
-    Part,
+    SnapshotPart,
     check_preamble,
     manifest_of,
     pack_manifest,
@@ -26,10 +26,10 @@ from streamiter.checkpoints.snapshot import (
 from streamiter.checkpoints.snapshot_file import SnapshotFile, SnapshotWriter
 from streamiter.errors import CheckpointError, ConfigurationError
 
-PARTS = [Part("read/0", b"positions"), Part("größe/0", b"", (Frames(), Frames([])))]
+PARTS = [SnapshotPart("read/0", b"positions"), SnapshotPart("größe/0", b"", (Frames(), Frames([])))]
 
 
-def write(path: Path, parts: list[Part], notes: dict[str, str] | None = None) -> Path:
+def write(path: Path, parts: list[SnapshotPart], notes: dict[str, str] | None = None) -> Path:
     """A whole file of these parts."""
     writer = SnapshotWriter(path)
     writer.open()
@@ -96,7 +96,8 @@ def test_any_parts_come_back_as_they_were(tmp_path_factory: pytest.TempPathFacto
     def check(parts: dict[str, tuple[bytes, list[list[bytes]]]]) -> None:
         path = folder / "any.checkpoint"
         written = [
-            Part(name, content, tuple(map(Frames, deferred))) for name, (content, deferred) in parts.items()
+            SnapshotPart(name, content, tuple(map(Frames, deferred)))
+            for name, (content, deferred) in parts.items()
         ]
         snapshot = SnapshotFile(write(path, written, notes={name: name for name in parts}))
         snapshot.verify_now()
@@ -199,7 +200,7 @@ def test_what_is_damaged_is_named(file: Path) -> None:
 
 def test_two_frames_that_changed_places_are_found(tmp_path: Path) -> None:
     """Each matches its own checksum; only its place is wrong."""
-    path = write(tmp_path / "x.checkpoint", [Part("p", b"", (Frames([b"a" * 50, b"b" * 50]),))])
+    path = write(tmp_path / "x.checkpoint", [SnapshotPart("p", b"", (Frames([b"a" * 50, b"b" * 50]),))])
     whole = path.read_bytes()
     first, second = whole.index(b"a" * 50) - 12, whole.index(b"b" * 50) - 12
     swapped = whole[:first] + whole[second : second + 62] + whole[first : first + 62] + whole[second + 62 :]

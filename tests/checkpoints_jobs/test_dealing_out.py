@@ -15,8 +15,8 @@ from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.source import ItemsSource
 from streamiter.records import Batch
 from streamiter.runtime.checkpointing.redistribution.old_job import (
-    Frames,
-    Waiting,
+    QueueFrames,
+    WaitingBatch,
     batches_held,
     batches_queued,
     deal,
@@ -138,9 +138,9 @@ def test_what_is_read_for_one_subtask_is_what_is_dealt_to_it(
         ]
 
 
-def _waiting(reader: int, batch: Batch, *, encoded: bool) -> Waiting:
+def _waiting(reader: int, batch: Batch, *, encoded: bool) -> WaitingBatch:
     content = plain_data.encode_batch(batch) if encoded else None
-    return Waiting(0, 1, reader, len(batch), None if encoded else batch, content)
+    return WaitingBatch(0, 1, reader, len(batch), None if encoded else batch, content)
 
 
 def test_batches_that_waited_behind_a_watermark_are_those_of_its_level() -> None:
@@ -153,15 +153,15 @@ def test_batches_that_waited_behind_a_watermark_are_those_of_its_level() -> None
         ("data", [4], 7),
     ]
     assert list(batches_held(held, 2, 1)) == [
-        Waiting(2, 4, 1, 1, [1], None),
-        Waiting(5, 6, 1, 2, [2, 3], None),
-        Waiting(5, 7, 1, 1, [4], None),
+        WaitingBatch(2, 4, 1, 1, [1], None),
+        WaitingBatch(5, 6, 1, 2, [2, 3], None),
+        WaitingBatch(5, 7, 1, 1, [4], None),
     ]
     content = plain_data.encode_batch([1])
     queued = [("data", 4, 1, content), ("epoch_watermark", 5), ("end_of_data", 0), ("data", 6, 1, content)]
-    assert list(batches_queued(Frames(lambda: iter(queued)), 2, 1)) == [
-        Waiting(2, 4, 1, 1, None, content),
-        Waiting(5, 6, 1, 1, None, content),
+    assert list(batches_queued(QueueFrames(lambda: iter(queued)), 2, 1)) == [
+        WaitingBatch(2, 4, 1, 1, None, content),
+        WaitingBatch(5, 6, 1, 1, None, content),
     ]
 
 
@@ -169,7 +169,7 @@ def test_batches_that_waited_behind_a_watermark_are_those_of_its_level() -> None
 def test_a_queue_reads_what_was_dealt_out(given_batches: Waited) -> None:
     """What was dealt out decoded, and what was passed on encoded, have one form in a snapshot."""
     waiting = [_waiting(0, batch, encoded=bool(reader % 2)) for reader, batch in given_batches]
-    frames = Frames(lambda: (entry_of(each, plain_data) for each in waiting))
+    frames = QueueFrames(lambda: (entry_of(each, plain_data) for each in waiting))
     for _ in range(2):
         read = batches_queued(frames, 0, 0)
         assert [list(each.records(plain_data)) for each in read] == [batch for _, batch in given_batches]

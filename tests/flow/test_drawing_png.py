@@ -11,13 +11,13 @@ from PIL import Image
 
 from streamiter import Flow
 from streamiter.errors import ConfigurationError
-from streamiter.flow.drawing.picture import FONT_FILE, Link, Node, Picture, advances
+from streamiter.flow.drawing.picture import FONT_FILE, Node, NodeEdge, Picture, advances
 from streamiter.flow.drawing.svg import png, svg
 
 PICTURE = Picture(
     "a flow",
     (Node("clicks", "source"), Node("count ×", "operator", 2, ("epoch 0",))),
-    (Link(0, 1, label="by key"),),
+    (NodeEdge(0, 1, label="by key"),),
 )
 
 

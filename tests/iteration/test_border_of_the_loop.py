@@ -15,7 +15,7 @@ from streamiter.checkpoints.spill import SpillQueue
 from streamiter.clock import SystemClock
 from streamiter.iteration.border import FEEDBACK, INITIAL, Head
 from streamiter.iteration.loop import Advance, LoopCoordinator, Terminate
-from streamiter.iteration.progress import Completed, Ended, LoopProgress, Released
+from streamiter.iteration.progress import Completed, Ended, LoopProgress, ReleasedEpoch
 from streamiter.iteration.replay import Replayer
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Progress
 from streamiter.records import Control, EndOfInput, EpochWatermark
@@ -198,7 +198,7 @@ def test_five_heads_of_two_variables_report_an_epoch_together() -> None:
                 progress.head_received(number, epoch=epoch, count=count)
                 for number, count in enumerate(counts)
             ]
-            assert decided == [*([[]] * (len(counts) - 1)), [Released(epoch), last]]
+            assert decided == [*([[]] * (len(counts) - 1)), [ReleasedEpoch(epoch), last]]
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 20])

@@ -44,7 +44,7 @@ from streamiter.runtime.feedback import FeedbackChannel, FeedbackLog, TopicRange
 from streamiter.runtime.job import Job
 from streamiter.runtime.port import Port
 from streamiter.runtime.topic_feedback.outgoing import Message
-from streamiter.runtime.topic_feedback.returning import ReturningPump, Supply, Track
+from streamiter.runtime.topic_feedback.returning import ReturningPump, ReturningSupply, Track
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 from streamiter.topics.memory import MemoryTopic
@@ -549,7 +549,7 @@ def test_a_checkpoint_that_is_given_up_lets_go_of_restored_batches(
     before, plain_data = unnamed_files(), PlainData()
     channel = FeedbackChannel("back", make_queue())
     pump = ReturningPump("run", broker.topic("loop"), {}, 100, plain_data, VirtualClock())
-    channel.supply = Supply(
+    channel.supply = ReturningSupply(
         pump, FeedbackChannel("out", make_queue()), Track("loop", "run", 0), plain_data, is_shared=False
     )
     port = Port(0, "feedback", channel, is_feedback=True)

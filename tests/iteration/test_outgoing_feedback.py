@@ -13,7 +13,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.spill import SpillQueue
 from streamiter.records import Batch, DataBatch, EpochWatermark
 from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.topic_feedback.outgoing import DATA, Message, OutgoingPump, Outlet
+from streamiter.runtime.topic_feedback.outgoing import DATA, FeedbackOutlet, Message, OutgoingPump
 from streamiter.topics import MemoryBroker, OutgoingBatch
 from streamiter.topics.topic import ReadRequest, TopicWriter
 
@@ -47,7 +47,9 @@ class Fed:
     def __init__(self, directory: Path) -> None:
         self.topic = MemoryBroker().topic("loop")
         self.outlets = [
-            Outlet(producer, "step", head, FeedbackChannel(f"{producer} → {head}", self._queue(directory)))
+            FeedbackOutlet(
+                producer, "step", head, FeedbackChannel(f"{producer} → {head}", self._queue(directory))
+            )
             for producer in range(PRODUCERS)
             for head in range(HEADS)
         ]

@@ -9,7 +9,7 @@ import pytest
 from support.examples import random_examples
 
 from streamiter.errors import InternalError
-from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, Released
+from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, ReleasedEpoch
 
 
 class History:
@@ -27,7 +27,7 @@ class History:
 
     @property
     def last_complete(self) -> int:
-        return sum(not isinstance(decision, Released) for decision in self.decided) - 1
+        return sum(not isinstance(decision, ReleasedEpoch) for decision in self.decided) - 1
 
     def counts(self, head: int) -> list[int]:
         """What a head has reported; those of the criteria stream have the numbers behind the others."""
@@ -37,11 +37,11 @@ class History:
         new: list[Decision] = []
         while not any(isinstance(decision, Ended) for decision in self.decided):
             epoch = self.last_complete + 1
-            if Released(epoch) not in self.decided:
+            if ReleasedEpoch(epoch) not in self.decided:
                 if not all(len(counts) > epoch for counts in [*self.received, *self.criteria]):
                     break
-                new.append(Released(epoch))
-                self.decided.append(Released(epoch))
+                new.append(ReleasedEpoch(epoch))
+                self.decided.append(ReleasedEpoch(epoch))
             if not all(passed >= epoch for passed in self.passed):
                 break
             new.append(Ended(epoch) if self._ends_in(epoch) else Completed(epoch))
@@ -158,7 +158,7 @@ def test_heads_of_two_variables_are_aligned_together() -> None:
         (2, [0, 0, 0, 0, 0], Ended(2)),
     ):
         given_ = [progress.head_received(head, epoch=epoch, count=count) for head, count in enumerate(counts)]
-        assert given_ == [[], [], [], [], [Released(epoch), expected]]
+        assert given_ == [[], [], [], [], [ReleasedEpoch(epoch), expected]]
 
 
 def test_the_criteria_end_a_loop_and_never_keep_an_empty_one_alive() -> None:
@@ -170,32 +170,32 @@ def test_the_criteria_end_a_loop_and_never_keep_an_empty_one_alive() -> None:
                 progress.head_received(head, epoch=epoch, count=count) for head, count in enumerate(counts)
             ]
             assert decided[:2] == [[], []]
-        assert decided[2] == [Released(2), expected]
+        assert decided[2] == [ReleasedEpoch(2), expected]
 
 
 def test_a_drained_loop_ends_at_the_next_complete_epoch_but_never_in_epoch_0() -> None:
     """Its first records would not even have been handled once."""
     progress = LoopProgress(heads=1, entrances=1)
     progress.end_soon()
-    assert progress.head_received(0, epoch=0, count=0) == [Released(0)]
+    assert progress.head_received(0, epoch=0, count=0) == [ReleasedEpoch(0)]
     assert progress.entrance_ended(0) == [Completed(0)]
-    assert progress.head_received(0, epoch=1, count=7) == [Released(1), Ended(1)]
+    assert progress.head_received(0, epoch=1, count=7) == [ReleasedEpoch(1), Ended(1)]
 
 
 def test_a_head_that_is_finished_holds_nobody_back() -> None:
     """Nothing is fed back to one of two variables any more, and the other waited for it."""
     progress = LoopProgress(heads=2, entrances=0)
     assert progress.head_finished(1) == []
-    assert progress.head_received(0, epoch=0, count=0) == [Released(0), Completed(0)]
-    assert progress.head_received(0, epoch=1, count=1) == [Released(1), Completed(1)]
-    assert progress.head_received(0, epoch=2, count=0) == [Released(2), Ended(2)]
+    assert progress.head_received(0, epoch=0, count=0) == [ReleasedEpoch(0), Completed(0)]
+    assert progress.head_received(0, epoch=1, count=1) == [ReleasedEpoch(1), Completed(1)]
+    assert progress.head_received(0, epoch=2, count=0) == [ReleasedEpoch(2), Ended(2)]
 
 
 def test_a_loop_ends_when_nothing_can_be_fed_back_to_any_head() -> None:
     """All feedback topics have ended: no head reports an epoch any more, and the loop waited for one that does."""
     progress = LoopProgress(heads=2, entrances=0)
     assert progress.head_finished(0) == []
-    assert progress.head_finished(1) == [Released(0), Completed(0), Released(1), Ended(1)]
+    assert progress.head_finished(1) == [ReleasedEpoch(0), Completed(0), ReleasedEpoch(1), Ended(1)]
     assert progress.end_reason is EndReason.NO_FEEDBACK
 
 
@@ -217,4 +217,4 @@ def test_after_a_restore_nothing_is_decided_before_all_have_reported() -> None:
     assert progress.head_received(1, epoch=4, count=2) == []
     assert progress.all_reported() == [Completed(4)]
     assert progress.head_received(0, epoch=5, count=0) == []
-    assert progress.head_received(1, epoch=5, count=0) == [Released(5), Ended(5)]
+    assert progress.head_received(1, epoch=5, count=0) == [ReleasedEpoch(5), Ended(5)]

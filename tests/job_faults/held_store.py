@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from streamiter.checkpoints.directory_store import DirectoryStore
-from streamiter.checkpoints.snapshot import Part, SnapshotHeader
+from streamiter.checkpoints.snapshot import SnapshotHeader, SnapshotPart
 
 __all__ = ["HeldStore"]
 
@@ -20,7 +20,7 @@ class HeldStore(DirectoryStore):
         self.saves = asyncio.Event()
         self.may_save = asyncio.Event()
 
-    async def save(self, header: SnapshotHeader, parts: Iterable[Part]) -> int:
+    async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
         self.saves.set()
         await self.may_save.wait()
         return await super().save(header, parts)

@@ -21,7 +21,7 @@ from topics.topic_case import ManualClock, patiently
 from streamiter.checkpoints.flow_folder import FlowFolder
 from streamiter.errors import TopicUnavailable
 from streamiter.topics import Topic
-from streamiter_kafka.trouble import BrokerTrouble, Patience
+from streamiter_kafka.trouble import BrokerTrouble, RetryLimit
 
 _TESTS: Final = Path(__file__).parents[1]
 _TIMEOUT_S: Final = 1.0
@@ -120,7 +120,7 @@ async def test_a_job_that_was_frozen_and_replaced_does_not_go_on(topics: Topics,
 async def test_one_attempt_never_uses_up_all_patience() -> None:
     """After a night in which the machine slept, the first answer was late, and the broker was said to be away."""
     clock = ManualClock()
-    patience = Patience("topic 'clicks'", 60.0, clock)
+    patience = RetryLimit("topic 'clicks'", 60.0, clock)
     begun_s = clock.monotonic_s()
     clock.advance(8 * 3600.0)
     waiting = asyncio.ensure_future(patience.failed(BrokerTrouble("no answer"), begun_s=begun_s))

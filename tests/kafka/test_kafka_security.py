@@ -16,7 +16,7 @@ from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError, TopicDenied, TopicNotFound, TopicUnavailable
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, topic
 from streamiter.topics.compacted import COMMIT_TOPIC, ensure_commit_topic, last_value
-from streamiter_kafka.cluster import Cluster
+from streamiter_kafka.cluster import BrokerConnections
 from streamiter_kafka.options import KafkaAddress, KafkaOptions
 
 PASSWORD = "right-horse"
@@ -159,7 +159,7 @@ LITERAL, ALLOW = 3, 3
 
 async def allow(broker: KafkaServer, user: str, rights: list[tuple[int, str, int]]) -> None:
     address = KafkaAddress.parse(f"kafka://{broker.bootstrap}/")
-    async with Cluster(address.servers, KafkaOptions(), "rights") as cluster:
+    async with BrokerConnections(address.servers, KafkaOptions(), "rights") as cluster:
         for kind, name, operation in rights:
             request = CreateAclsRequest(kind, name, LITERAL, f"User:{user}", "*", operation, ALLOW)
             response = await cluster.request_any(request)

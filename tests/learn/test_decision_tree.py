@@ -469,8 +469,8 @@ def test_too_many_values_are_sampled_alike_wherever_they_are(monkeypatch: pytest
     monkeypatch.setattr(summaries, "_VALUES_KEPT", 50)
     generator = np.random.default_rng(0)
     features, nothing, ones = generator.integers(0, 400, (2_000, 2)) / 3, np.zeros(2_000), np.ones(2_000)
-    whole = summaries.Summary.of(features, nothing, ones)
-    parts = [summaries.Summary.of(features[k::3], nothing[k::3], ones[k::3]) for k in range(3)]
+    whole = summaries.FeatureSummary.of(features, nothing, ones)
+    parts = [summaries.FeatureSummary.of(features[k::3], nothing[k::3], ones[k::3]) for k in range(3)]
     merged = parts[2].merged(parts[0]).merged(parts[1])
     assert same(merged.as_plain_data(), whole.as_plain_data())
     for column, values, counts in zip(features.T, whole.values, whole.counts, strict=True):

@@ -23,7 +23,7 @@ from streamiter.learn import (
     SparseRows,
     train_offline,
 )
-from streamiter.learn.linear.model import LogLoss, Loss, SquaredLoss
+from streamiter.learn.linear.model import LinearLoss, LogLoss, SquaredLoss
 
 PLANE = Columns(
     {
@@ -236,7 +236,7 @@ def test_the_loss_is_the_mean_before_the_step(kind: str) -> None:
 
 
 @pytest.mark.parametrize("loss", [LogLoss(), SquaredLoss()], ids=lambda loss: loss.link)
-def test_the_sum_of_losses_is_that_of_each(loss: Loss) -> None:
+def test_the_sum_of_losses_is_that_of_each(loss: LinearLoss) -> None:
     """It is made in a quicker way, also where a prediction is as wrong as can be."""
     predictions = np.array([0.0, 0.0, 1e-20, 1e-9, 0.25, 0.5, 1.0 - 1e-12, 1.0, 1.0])
     targets = np.array([0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.networks.graph import Graph
+from streamiter.networks.graph import LayerGraph
 
 __all__ = ["assert_agree", "assert_gradients_agree", "differences", "give_values", "gradients_of"]
 
@@ -17,21 +17,21 @@ RELATIVE = 1e-6
 STEP = 1e-5
 
 
-def give_values(graph: Graph, generator: np.random.Generator, scale: float = 0.5) -> None:
+def give_values(graph: LayerGraph, generator: np.random.Generator, scale: float = 0.5) -> None:
     """Random values of all parameters for the mini-batch that was fed."""
     for parameter in graph.parameters:
         values = generator.normal(scale=scale, size=graph.shape_of(parameter))
         parameter.values = values.astype(graph.place_holder.dtype)
 
 
-def gradients_of(graph: Graph) -> dict[str, npt.NDArray[np.float64]]:
+def gradients_of(graph: LayerGraph) -> dict[str, npt.NDArray[np.float64]]:
     """Those of all parameters, by name; the mini-batch must have been fed."""
     graph.loss()
     graph.backward()
     return {parameter.name: np.array(parameter.gradient) for parameter in graph.gradients()}
 
 
-def assert_gradients_agree(graph: Graph, feed: Callable[[], None]) -> None:
+def assert_gradients_agree(graph: LayerGraph, feed: Callable[[], None]) -> None:
     """Every number of every parameter; ``feed`` feeds the same mini-batch each time. In float64."""
     feed()
     gradients = gradients_of(graph)

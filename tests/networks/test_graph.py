@@ -10,7 +10,7 @@ from networks.rows_at_hand import rows_of
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.rows.examples import BadRows
-from streamiter.networks.graph import Graph
+from streamiter.networks.graph import LayerGraph
 from streamiter.networks.losses import LOSSES, Diverged
 from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS
@@ -19,7 +19,7 @@ from streamiter.sparse_rows import SparseRows
 FEATURES = 9
 
 
-def _deep_fm(dtype: str = "float64", loss: str = "logloss", transfer: str = "relu") -> Graph:
+def _deep_fm(dtype: str = "float64", loss: str = "logloss", transfer: str = "relu") -> LayerGraph:
     nodes = Nodes(PlaceHolder(FEATURES, dtype))
     wide, vectors = nodes.add("simpleinputlayer", 1), nodes.vectors()
     second = nodes.add("biinnersumcross", 1, vectors)
@@ -159,14 +159,14 @@ def test_what_is_left_out_depends_on_the_seed_and_the_mini_batch_only():
     """A run that went on from a snapshot left out other numbers than the one that had not stopped."""
     rows, labels = _rows()
 
-    def scores(graph: Graph, number: int | None) -> np.ndarray:
+    def scores(graph: LayerGraph, number: int | None) -> np.ndarray:
         graph.feed_data(rows, labels, training=True, number=number)
         give_values(graph, np.random.default_rng(1))
         return graph.forward().copy()
 
-    def anew(seed: int) -> Graph:
+    def anew(seed: int) -> LayerGraph:
         graph = _deep_fm(transfer="dropout")
-        return Graph(graph.layers, graph.place_holder, graph.loss_layer, seed=seed)
+        return LayerGraph(graph.layers, graph.place_holder, graph.loss_layer, seed=seed)
 
     counted = anew(5)
     first, second = scores(counted, None), scores(counted, None)
@@ -296,13 +296,13 @@ def test_layers_must_stand_behind_their_inputs_and_the_loss_at_the_end():
     with pytest.raises(
         ConfigurationError, match=r"'biinnersumcross2': expected its input 'embedding1' before it"
     ):
-        Graph([layers[0], *layers[2:]], graph.place_holder, graph.loss_layer)
+        LayerGraph([layers[0], *layers[2:]], graph.place_holder, graph.loss_layer)
     with pytest.raises(
         ConfigurationError, match=r"expected the loss layer 'losslayer6' as the last, given 'sumpooling5'"
     ):
-        Graph(layers[:-1], graph.place_holder, graph.loss_layer)
+        LayerGraph(layers[:-1], graph.place_holder, graph.loss_layer)
     with pytest.raises(ConfigurationError, match=r"'losslayer6' as the last, given none"):
-        Graph([], graph.place_holder, graph.loss_layer)
+        LayerGraph([], graph.place_holder, graph.loss_layer)
 
 
 def test_the_same_seed_gives_the_same_numbers_bit_for_bit():

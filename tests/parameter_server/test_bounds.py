@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from streamiter.errors import OutOfRange
-from streamiter.parameter_server.matrix import Matrix, Partitioning
+from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 
-_PARTITIONING = Partitioning(Matrix("w", rows=3, columns=300), shards=2)
+_PARTITIONING = MatrixPartitioning(Matrix("w", rows=3, columns=300), shards=2)
 
 
 def test_columns_of_the_right_kind_are_not_copied() -> None:

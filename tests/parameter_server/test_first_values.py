@@ -13,7 +13,7 @@ import pytest
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks
 from streamiter.optimizers import SGD
 from streamiter.parameter_server import ParameterServer, psf
-from streamiter.parameter_server.matrix import BlockRange, Matrix, Partitioning
+from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.storage.block import Block
 
 FUNCTIONS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
@@ -90,7 +90,7 @@ class FailsOnTheLast(psf.UpdateFunction):
     def rows(self, matrix: Matrix) -> Sequence[int]:
         return (0,)
 
-    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         return [(block, block.columns.stop) for block in partitioning.blocks_of_row(0)]
 
     def partition_update(self, block: Block, part: int) -> None:

@@ -21,7 +21,7 @@ from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.requests import Leave, RowChange
+from streamiter.parameter_server.requests import LeaveRequest, RowChange
 from streamiter.parameter_server.server import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.subscriptions import Subscription
@@ -266,7 +266,7 @@ async def test_a_worker_that_was_let_leave_hears_of_it_in_its_subscription() -> 
     waiting = asyncio.ensure_future(anext(changes))
     await asyncio.sleep(0)
     for shard in shards:
-        shard.send(Leave(0, "nothing was heard of it for 3 s"))
+        shard.send(LeaveRequest(0, "nothing was heard of it for 3 s"))
     with pytest.raises(WorkerHasLeft, match="nothing was heard of it for 3 s"):
         await asyncio.wait_for(waiting, _DEADLINE_S)
     with pytest.raises(ParameterServerError):

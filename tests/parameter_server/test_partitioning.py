@@ -10,7 +10,7 @@ import pytest
 from support.examples import random_examples
 
 from streamiter.errors import RowsInDifferentBlocks
-from streamiter.parameter_server.matrix import Matrix, Partitioning, Slice
+from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning, Slice
 
 Settings = tuple[int, int, int, tuple[int, int] | None]
 """Rows, columns, shards, block."""
@@ -24,8 +24,8 @@ def _settings(random: Random) -> Settings:
     return random.randint(1, 9), columns, random.randint(1, 7), block
 
 
-def _partitioning(rows: int, columns: int, shards: int, block: tuple[int, int] | None) -> Partitioning:
-    return Partitioning(Matrix("w", rows=rows, columns=columns, block=block), shards)
+def _partitioning(rows: int, columns: int, shards: int, block: tuple[int, int] | None) -> MatrixPartitioning:
+    return MatrixPartitioning(Matrix("w", rows=rows, columns=columns, block=block), shards)
 
 
 @random_examples(_settings)

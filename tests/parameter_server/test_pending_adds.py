@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streamiter.parameter_server import BSP, ParameterServer, add_parts, matrix_shard
-from streamiter.parameter_server.requests import Add, AddPart, Get
+from streamiter.parameter_server.requests import AddPart, AddRequest, GetRequest
 
 COLUMNS = 1_000
 
@@ -50,7 +50,7 @@ async def test_a_large_add_is_not_summed_up_anew_with_each_small_one(monkeypatch
 
 def test_the_size_of_an_add_of_one_key_is_what_it_takes() -> None:
     """The bound is one of memory, not of numbers."""
-    request = Add("w", 0, -1, (AddPart(0, 0, np.array([3]), np.array([1.0])),))
+    request = AddRequest("w", 0, -1, (AddPart(0, 0, np.array([3]), np.array([1.0])),))
     tracemalloc.start()
     try:
         before_bytes, _ = tracemalloc.get_traced_memory()
@@ -73,7 +73,7 @@ async def test_a_read_behind_a_barrier_looks_through_few_of_the_workers_own_adds
         await quick.add("w", row=1, values=1.0)
         for number in range(1_000):
             await quick.add("w", row=0, columns=[number % 3, 999], values=1.0)
-            assert len(shard._holding._own_adds(Get("w", 0))) <= 70
+            assert len(shard._holding._own_adds(GetRequest("w", 0))) <= 70
             if number % 100 == 7:
                 assert (await quick.get("w", row=0, columns=[999])).tolist() == [number + 1.0]
         assert shard._holding.held > 0

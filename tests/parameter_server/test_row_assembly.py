@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamiter.parameter_server.matrix import Matrix, Partitioning
+from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.requests import ChangedRows, Changes
 from streamiter.parameter_server.rows import RowAssembly
 
 
 def _assembly(columns_of_block: int) -> RowAssembly:
     matrix = Matrix("w", rows=2, columns=6, block=(2, columns_of_block))
-    return RowAssembly(matrix, Partitioning(matrix, shards=3))
+    return RowAssembly(matrix, MatrixPartitioning(matrix, shards=3))
 
 
 def _changes(block: int, clock: int, rows: list[int], values: list[list[float]]) -> Changes:

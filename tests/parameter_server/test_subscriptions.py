@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from streamiter.errors import OutOfTurn, UnknownMatrix, UnknownWorker, WorkerHasLeft
 from streamiter.parameter_server import ASP, BSP, SSP, Matrix, psf
-from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.requests import (
-    Add,
     AddPart,
+    AddRequest,
     Changes,
-    Clock,
+    ClockRequest,
     NextChanges,
     Unsubscribe,
-    Update,
+    UpdateRequest,
 )
 from streamiter.parameter_server.subscriptions import Subscriptions
 
@@ -56,20 +56,20 @@ class _OnShard:
         self.adds += 1
         [part] = self.shard.partitioning.split(row, np.array([column]))
         parts = (AddPart(part.block.number, row, part.columns, np.array([float(self.adds)])),)
-        self.shard.add(Add("w", worker, parts=parts))
+        self.shard.add(AddRequest("w", worker, parts=parts))
 
     def fill(self, row: int) -> None:
         self.adds += 1
         function = psf.Fill("w", row=row, value=float(self.adds))
         split = function.split(self.matrix, self.shard.partitioning)
         parts = [(block.number, part) for block, part in split]
-        self.shard.update(Update("w", 0, function=function, parts=parts))
+        self.shard.update(UpdateRequest("w", 0, function=function, parts=parts))
 
     def clock(self, worker: int) -> None:
         if isinstance(self.matrix.consistency, BSP) and self.clocks[worker] > self.minimum:
             return
         self.clocks[worker] += 1
-        self.shard.clock(Clock("w", worker))
+        self.shard.clock(ClockRequest("w", worker))
 
     def row(self, row: int) -> list[float]:
         blocks = self.shard.partitioning.blocks_of_row(row)
@@ -93,13 +93,13 @@ class _Subscriber:
         self.subscription = subscription
         self.number = 0
         self.seen: dict[tuple[int, int], list[float]] = {}
-        self.waiting: Waiting[Changes] | None = None
+        self.waiting: WaitingReply[Changes] | None = None
 
     def ask(self, *, is_lost: bool = False) -> bool:
         """Ask, or see to a reply that was waited for; whether there was one."""
         if self.waiting is None:
             reply = self.server.next(self.number, self.rows, self.subscription)
-            if isinstance(reply, Waiting):
+            if isinstance(reply, WaitingReply):
                 self.waiting = reply
         if self.waiting is not None:
             if not self.waiting.is_settled:
@@ -219,8 +219,8 @@ def test_a_fused_update_is_told_with_the_add_and_not_before_it() -> None:
     function = psf.Scale("w", row=0, scalar=10.0)
     [(block, part), _] = function.split(server.matrix, server.shard.partitioning)
     parts = (AddPart(block.number, 0, np.array([0]), np.array([2.0])),)
-    update = Update("w", 1, function=function, parts=[(block.number, part)])
-    server.shard.add(Add("w", 1, parts=parts, update=update))
+    update = UpdateRequest("w", 1, function=function, parts=[(block.number, part)])
+    server.shard.add(AddRequest("w", 1, parts=parts, update=update))
     assert subscriber.ask()
     assert subscriber.row(0)[0] == 20.0
 
@@ -292,7 +292,7 @@ def test_a_second_call_of_one_subscription_ends_the_first_with_an_error() -> Non
         pass
     earlier = subscriber.waiting
     assert earlier is not None
-    assert isinstance(server.next(subscriber.number, [1]), Waiting)
+    assert isinstance(server.next(subscriber.number, [1]), WaitingReply)
     with pytest.raises(
         OutOfTurn, match="subscription 0 of worker 0 to matrix 'w': expected one call for changes at a time"
     ):

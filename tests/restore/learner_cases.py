@@ -59,11 +59,11 @@ from streamiter.learn.online import (
     DelayedGradientWorker,
     GradientWorker,
     OneStart,
+    OnlineWorkerOptions,
     SynchronousOwner,
-    WorkerOptions,
     _StartedOwner,
 )
-from streamiter.learn.scaling import _Scale
+from streamiter.learn.scaling import _ScaleWindows
 from streamiter.learn.trees.growing import HistogramWorker, TreeOptions, TreeOwner, grow_tree
 from streamiter.learn.validation import ScoreHistogram, Validate
 from streamiter.operators import Output
@@ -290,7 +290,7 @@ def worker_without_answers(flow: Flow) -> Stream:
     """A worker goes on with the model it has for eight mini-batches, and no further."""
     model = fed(flow, [None, None], name="model")
     examples = fed(flow, table(24), batch=2, name="examples").batch(2)
-    options = WorkerOptions(classifier, extract, synchronous=False)
+    options = OnlineWorkerOptions(classifier, extract, synchronous=False)
     return connect(model=model, examples=examples).process(lambda: GradientWorker(options), name="train")
 
 
@@ -420,7 +420,7 @@ CASES = [
     Case(online_training_with_delayed_labels, (*ONLINE, DelayedGradientWorker)),
     # With this seed ten mini-batches come between two models.
     Case(worker_without_answers, (GradientWorker,), {"seed": 1555, "compare_state": False}),
-    Case(scaling, (_Scale,)),
+    Case(scaling, (_ScaleWindows,)),
     Case(clustering, (_Learn, OnlineKMeans)),
     Case(clustering_from_a_start, (_Learn,)),
     Case(functools.partial(offline_training, "synchronous"), (*OFFLINE, SynchronousOfflineOwner), turns(10)),

@@ -18,7 +18,7 @@ from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Operator
 from streamiter.checkpoints.directory_store import DirectoryStore
-from streamiter.checkpoints.snapshot import CheckpointId, Part, SnapshotHeader
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
 from streamiter.checkpoints.store import CheckpointStore
 from streamiter.errors import (
     CheckpointError,
@@ -367,7 +367,7 @@ async def test_nothing_is_committed_where_its_snapshot_cannot_be_stored(
 class FullStore(DirectoryStore):
     """On a disk without room."""
 
-    async def save(self, header: SnapshotHeader, parts: Iterable[Part]) -> int:
+    async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
         raise StorageFull(f"no room for checkpoint {header.id.number}")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from streamiter.learn.linear.weights import LinearWeights
 from streamiter.parameter_server.holding import Holding
-from streamiter.parameter_server.requests import Add
+from streamiter.parameter_server.requests import AddRequest
 from streamiter.parameter_server.shard import Shard
 from streamiter.runtime.checkpointing.commit import TransactionalWriter
 from streamiter.runtime.feedback import FeedbackLog
@@ -72,7 +72,7 @@ def drop_held_adds(patch: pytest.MonkeyPatch) -> None:
     apply = Shard.apply
 
     def without_adds(self: Shard, request: Any) -> Any:
-        return 0 if isinstance(request, Add) else apply(self, request)
+        return 0 if isinstance(request, AddRequest) else apply(self, request)
 
     patch.setattr(Shard, "apply", without_adds)
 

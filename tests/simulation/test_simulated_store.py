@@ -10,13 +10,19 @@ from checkpoints.store_contract import MakeStore, StoreContract
 
 from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.errors import StorageFull
-from streamiter.testing.simulation.network import CALM, Connection, Crashed, Network, SimulatedUnavailable
+from streamiter.testing.simulation.network import (
+    CALM,
+    Crashed,
+    NetworkConnection,
+    SimulatedNetwork,
+    SimulatedUnavailable,
+)
 from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, generator
 from streamiter.testing.simulation.topic import SimulatedStore
 
 
-def connection(seed: int = 0) -> Connection:
-    return Connection(Network(SimulatedTime(), Trace(), generator(seed, "network"), CALM))
+def connection(seed: int = 0) -> NetworkConnection:
+    return NetworkConnection(SimulatedNetwork(SimulatedTime(), Trace(), generator(seed, "network"), CALM))
 
 
 class TestSimulatedStore(StoreContract):

@@ -12,14 +12,14 @@ from topics.topic_contract import TopicCase, TopicContract
 from streamiter.testing.simulation.network import (
     CALM,
     UNDISTURBED,
-    Connection,
     Crashed,
     Levels,
-    Network,
+    NetworkConnection,
+    SimulatedNetwork,
     SimulatedUnavailable,
 )
 from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, generator
-from streamiter.testing.simulation.topic import Cluster, SimulatedTopic
+from streamiter.testing.simulation.topic import SimulatedTopic, SimulatedTopics
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest
 
 
@@ -28,10 +28,10 @@ class Made:
 
     def __init__(self, levels: Levels = CALM, seed: int = 0) -> None:
         self.commits = 0
-        self.network = Network(SimulatedTime(), Trace(), generator(seed, "network"), levels)
-        self.connection = Connection(self.network)
+        self.network = SimulatedNetwork(SimulatedTime(), Trace(), generator(seed, "network"), levels)
+        self.connection = NetworkConnection(self.network)
         self.broker = MemoryBroker()
-        self.cluster = Cluster(self.broker, self.connection, self._committed)
+        self.cluster = SimulatedTopics(self.broker, self.connection, self._committed)
 
     def _committed(self) -> None:
         self.commits += 1

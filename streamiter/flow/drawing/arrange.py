@@ -12,9 +12,9 @@ __all__ = [
     "Arrangement",
     "Back",
     "Item",
-    "Place",
+    "LevelRun",
     "Point",
-    "Run",
+    "Rectangle",
     "arrange",
 ]
 
@@ -32,7 +32,7 @@ _LANE_GAP = 14.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Rectangle:
     """Where something lies: its left upper corner and its size."""
 
     x: float
@@ -40,22 +40,22 @@ class Place:
     width: float
     height: float
 
-    def moved(self, x: float, y: float) -> Place:
+    def moved(self, x: float, y: float) -> Rectangle:
         """The same elsewhere."""
-        return Place(self.x + x, self.y + y, self.width, self.height)
+        return Rectangle(self.x + x, self.y + y, self.width, self.height)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LevelRun:
     """A level part of a link; the next one follows behind a curve."""
 
     left: float
     right: float
     y: float
 
-    def moved(self, x: float, y: float) -> Run:
+    def moved(self, x: float, y: float) -> LevelRun:
         """The same elsewhere."""
-        return Run(self.left + x, self.right + x, self.y + y)
+        return LevelRun(self.left + x, self.right + x, self.y + y)
 
 
 @dataclass(slots=True)
@@ -74,12 +74,12 @@ class Arrangement:
 
     width: float = 0.0
     height: float = 0.0
-    items: list[Place] = field(default_factory=list)
-    arcs: list[list[Run]] = field(default_factory=list)
-    arc_labels: list[Place | None] = field(default_factory=list)
+    items: list[Rectangle] = field(default_factory=list)
+    arcs: list[list[LevelRun]] = field(default_factory=list)
+    arc_labels: list[Rectangle | None] = field(default_factory=list)
     backs: list[list[Point]] = field(default_factory=list)
     """Corners of the links that go back."""
-    back_labels: list[Place] = field(default_factory=list)
+    back_labels: list[Rectangle] = field(default_factory=list)
 
 
 def arrange(items: Sequence[Item], arcs: Sequence[Arc], backs: Sequence[Back] = ()) -> Arrangement:
@@ -93,7 +93,7 @@ def arrange(items: Sequence[Item], arcs: Sequence[Arc], backs: Sequence[Back] = 
 class _Arranger:
     """Goes from columns to places on a plane."""
 
-    def __init__(self, made: Columns, backs: Sequence[Back], ports: Sequence[Point]) -> None:
+    def __init__(self, made: NodeColumns, backs: Sequence[Back], ports: Sequence[Point]) -> None:
         self._made = made
         self._backs = backs
         self._ports = ports
@@ -130,7 +130,7 @@ class _Arranger:
         for spot in self._made.items:
             number = self._column_of[spot]
             x = (self._lefts[number] + self._rights[number] - spot.width) / 2
-            result.items.append(Place(x, spot.y - spot.height / 2, spot.width, spot.height))
+            result.items.append(Rectangle(x, spot.y - spot.height / 2, spot.width, spot.height))
         for arc, chain in zip(arcs, self._made.chains, strict=True):
             result.arcs.append(self._runs(arc, chain, result.items))
             result.arc_labels.append(self._label(arc, chain))
@@ -139,11 +139,11 @@ class _Arranger:
 
     # -- links -------------------------------------------------------------------------------------------
 
-    def _runs(self, arc: Arc, chain: Sequence[Piece], items: Sequence[Place]) -> list[Run]:
+    def _runs(self, arc: Arc, chain: Sequence[Piece], items: Sequence[Rectangle]) -> list[LevelRun]:
         first, last = chain[0], chain[-1]
         begin, end = items[arc.source], items[arc.target]
         runs = [
-            Run(
+            LevelRun(
                 begin.x + begin.width,
                 self._rights[self._column_of[first.left]],
                 first.left.y + first.left_port,
@@ -151,17 +151,17 @@ class _Arranger:
         ]
         for piece in chain[:-1]:
             number = self._column_of[piece.right]
-            runs.append(Run(self._lefts[number], self._rights[number], piece.right.y + piece.right.line))
-        runs.append(Run(self._lefts[self._column_of[last.right]], end.x, last.right.y + last.right_port))
+            runs.append(LevelRun(self._lefts[number], self._rights[number], piece.right.y + piece.right.line))
+        runs.append(LevelRun(self._lefts[self._column_of[last.right]], end.x, last.right.y + last.right_port))
         return runs
 
-    def _label(self, arc: Arc, chain: Sequence[Piece]) -> Place | None:
+    def _label(self, arc: Arc, chain: Sequence[Piece]) -> Rectangle | None:
         if not arc.label_width:
             return None
         spot = chain[-1].left
         number = self._column_of[spot]
         x = (self._lefts[number] + self._rights[number] - spot.width) / 2
-        return Place(x, spot.y - spot.height / 2, spot.width, spot.height)
+        return Rectangle(x, spot.y - spot.height / 2, spot.width, spot.height)
 
     # -- links that go back --------------------------------------------------------------------------------
 
@@ -189,7 +189,9 @@ class _Arranger:
                 ]
             )
             x = max(0.0, (left + right - back.label_width) / 2)
-            result.back_labels.append(Place(x, lane - back.label_height, back.label_width, back.label_height))
+            result.back_labels.append(
+                Rectangle(x, lane - back.label_height, back.label_width, back.label_height)
+            )
             result.width = max(result.width, x + back.label_width)
 
     def _ends(self, number: int) -> Point:
@@ -221,7 +223,7 @@ _Wish = tuple[float, float]
 """A height, and its weight."""
 
 
-def spread_ports(made: Columns, arcs: Sequence[Arc], backs: Sequence[tuple[int, int]]) -> list[_Wish]:
+def spread_ports(made: NodeColumns, arcs: Sequence[Arc], backs: Sequence[tuple[int, int]]) -> list[_Wish]:
     """Where links begin and end at their items; for each of ``backs`` (source, target) its two ports, the lowest.
 
     >>> from streamiter.flow.drawing.arrange import Item, make_columns
@@ -268,7 +270,7 @@ def _ports(spot: Spot, count: int) -> list[float]:
     return [distance * (number - (count - 1) / 2) for number in range(count)]
 
 
-def place_heights(made: Columns) -> None:
+def place_heights(made: NodeColumns) -> None:
     """Set every ``Spot.y``; the topmost thing begins at 0."""
     for column in made.columns:
         _place(column, lambda _: [])
@@ -394,7 +396,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Columns:
+class NodeColumns:
     """All spots, by column from left to right, and from top to bottom.
 
     Layered layout, first half: which column each item lies in, and in which order from top to bottom.
@@ -410,7 +412,7 @@ class Columns:
     """The pieces of each arc, from left to right."""
 
 
-def make_columns(items: Sequence[Item], arcs: Sequence[Arc]) -> Columns:
+def make_columns(items: Sequence[Item], arcs: Sequence[Arc]) -> NodeColumns:
     """Give every item and every link its spots, in an order with few crossings."""
     ranks = _ranks(items, arcs)
     labelled = {2 * ranks[arc.target] - 1 for arc in arcs if arc.label_width}
@@ -431,7 +433,7 @@ def make_columns(items: Sequence[Item], arcs: Sequence[Arc]) -> Columns:
                 columns[numbers[used]].append(spot)
                 passed.append(spot)
         chains.append(_chain([spots[arc.source], *passed, spots[arc.target]], arc))
-    made = Columns(columns, spots, chains)
+    made = NodeColumns(columns, spots, chains)
     _order(made)
     return made
 
@@ -472,7 +474,7 @@ def _ranks(items: Sequence[Item], arcs: Sequence[Arc]) -> list[int]:
 # -- the order in a column -----------------------------------------------------------------------------------
 
 
-def _order(made: Columns) -> None:
+def _order(made: NodeColumns) -> None:
     """Sort each column by the middle of what it is linked to, to and fro; keep the order with fewest crossings."""
     for column in made.columns:
         _number(column)

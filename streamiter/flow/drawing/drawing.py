@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from streamiter.errors import ConfigurationError
-from streamiter.flow.drawing.picture import Link, Node, Picture, picture_of
+from streamiter.flow.drawing.picture import Node, NodeEdge, Picture, picture_of
 from streamiter.flow.drawing.svg import png, svg
 from streamiter.runtime.graph import Step
 from streamiter.runtime.statistics import JobStatistics
@@ -78,7 +78,7 @@ def _node(node: Node) -> str:
     return f'{opening}"{"<br>".join((name, *map(_text, node.notes)))}"{closing}'
 
 
-def _link(link: Link) -> str:
+def _link(link: NodeEdge) -> str:
     if link.kind == "service":
         return f's{link.source} <-. "{_text(link.label)}" .-> s{link.target}'
     if link.goes_back:

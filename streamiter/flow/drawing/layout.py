@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streamiter.flow.drawing.arrange import Arc, Arrangement, Back, Item, Place, Point, Run, arrange
+from streamiter.flow.drawing.arrange import Arc, Arrangement, Back, Item, LevelRun, Point, Rectangle, arrange
 from streamiter.flow.drawing.picture import (
     Caption,
-    Link,
     Node,
+    NodeEdge,
     Picture,
     heading_caption,
     label_caption,
@@ -38,7 +38,7 @@ class PlacedNode:
     """A node with its text around its middle."""
 
     node: Node
-    place: Place
+    place: Rectangle
     caption: Caption
 
 
@@ -46,25 +46,25 @@ class PlacedNode:
 class PlacedLink:
     """A link with its way, and its label above it."""
 
-    link: Link
-    runs: tuple[Run, ...]
+    link: NodeEdge
+    runs: tuple[LevelRun, ...]
     """Where it goes forward."""
     corners: tuple[Point, ...]
     """Where it goes back."""
     caption: Caption
-    label: Place | None
+    label: Rectangle | None
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedBox:
     """A box with its text at its left upper corner."""
 
-    place: Place
+    place: Rectangle
     caption: Caption
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class DrawingLayout:
     """Everything with its place; the left upper corner of the drawing is 0, 0."""
 
     width: float
@@ -75,7 +75,7 @@ class Layout:
     boxes: tuple[PlacedBox, ...]
 
 
-def lay_out(picture: Picture) -> Layout:
+def lay_out(picture: Picture) -> DrawingLayout:
     """Arrange the inside of each box, then the boxes among the other nodes."""
     sizes = Sizes(
         picture,
@@ -90,7 +90,7 @@ def lay_out(picture: Picture) -> Layout:
     for inner, box in zip(insides, boxes, strict=True):
         move_into(inner, box)
     title = title_caption(picture.title, max(_TITLE_WIDTH, around.arrangement.width))
-    return Layout(
+    return DrawingLayout(
         width=2 * MARGIN + max(title.width, around.arrangement.width),
         height=2 * MARGIN + _TITLE_HEIGHT + around.arrangement.height,
         caption=title,
@@ -206,10 +206,10 @@ class Region:
 
     # -- asking --------------------------------------------------------------------------------------------
 
-    def place(self, key: Key) -> Place:
+    def place(self, key: Key) -> Rectangle:
         return self.arrangement.items[list(self.items).index(key)].moved(self.x, self.y)
 
-    def runs(self, number: int) -> list[Run]:
+    def runs(self, number: int) -> list[LevelRun]:
         """The part of a link that lies in here, if any."""
         if number not in self.arcs:
             return []
@@ -222,7 +222,7 @@ class Region:
         corners = self.arrangement.backs[list(self.backs).index(number)]
         return [(x + self.x, y + self.y) for x, y in corners]
 
-    def label(self, number: int) -> Place | None:
+    def label(self, number: int) -> Rectangle | None:
         """Where the label of a link is written, without the gap below it."""
         if number in self.arcs:
             place = self.arrangement.arc_labels[list(self.arcs).index(number)]
@@ -232,7 +232,7 @@ class Region:
             return None
         if place is None or not place.width:
             return None
-        return Place(place.x + self.x, place.y + self.y, place.width, place.height - _LABEL_GAP)
+        return Rectangle(place.x + self.x, place.y + self.y, place.width, place.height - _LABEL_GAP)
 
 
 def inside(sizes: Sizes, box: int) -> Region:
@@ -289,6 +289,6 @@ def _port(region: Region, box: Key, inner: Region, link: int) -> float:
     return _BOX_HEADING_HEIGHT + inner.place(("port", link)).y - region.items[box].height / 2
 
 
-def move_into(inner: Region, box: Place) -> None:
+def move_into(inner: Region, box: Rectangle) -> None:
     """Put the inside of a box to where its box is."""
     inner.x, inner.y = box.x + _BOX_PADDING, box.y + _BOX_HEADING_HEIGHT

@@ -25,9 +25,9 @@ __all__ = [
     "FONT_FILE",
     "Box",
     "Caption",
-    "Line",
-    "Link",
+    "CaptionLine",
     "Node",
+    "NodeEdge",
     "Picture",
     "advances",
     "fit",
@@ -69,7 +69,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NodeEdge:
     """An edge between two nodes, by their numbers."""
 
     source: int
@@ -102,7 +102,7 @@ class Picture:
 
     title: str
     nodes: tuple[Node, ...]
-    links: tuple[Link, ...]
+    links: tuple[NodeEdge, ...]
     boxes: tuple[Box, ...] = ()
 
 
@@ -121,14 +121,14 @@ def picture_of(flow: str, steps: Sequence[Step], statistics: JobStatistics | Non
         ),
         links=(
             *(
-                Link(
+                NodeEdge(
                     numbers[edge.upstream], numbers[step], kind := _kind(edge, step), _label(edge, step, kind)
                 )
                 for step in steps
                 for edge in step.inputs
             ),
             *(
-                Link(numbers[step], len(steps) + services.index(step.service), "service", _SERVICE_LABEL)
+                NodeEdge(numbers[step], len(steps) + services.index(step.service), "service", _SERVICE_LABEL)
                 for step in steps
                 if step.service is not None
             ),
@@ -255,7 +255,7 @@ _HEADING_WIDTH = 480.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CaptionLine:
     """One line of a caption.
 
     What is written in nodes, beside links and over boxes, in lines that fit.
@@ -282,7 +282,7 @@ class Line:
 class Caption:
     """Lines, and what they stand for where they are too short for it."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[CaptionLine, ...]
     whole: str = ""
     """Empty if nothing is left out."""
 
@@ -301,15 +301,15 @@ def node_caption(node: Node) -> Caption:
     """Its name in a few lines, then its notes, one a line."""
     name = fit(node.name, _NAME_SIZE, _NAME_WIDTH, lines=_NAME_LINES)
     notes = [fit_line(note, _NOTE_SIZE, _NOTE_WIDTH) for note in node.notes]
-    lines = [Line(text, _NAME_SIZE) for text in name.lines]
+    lines = [CaptionLine(text, _NAME_SIZE) for text in name.lines]
     if lines and node.times:
-        lines[-1] = Line(lines[-1].text, _NAME_SIZE, times=node.times)
-    lines += [Line(text, _NOTE_SIZE, muted=True) for note in notes for text in note.lines]
+        lines[-1] = CaptionLine(lines[-1].text, _NAME_SIZE, times=node.times)
+    lines += [CaptionLine(text, _NOTE_SIZE, muted=True) for note in notes for text in note.lines]
     shortened = any(fitted.shortened for fitted in (name, *notes))
     return Caption(tuple(lines), printable(", ".join((node.name, *node.notes))) if shortened else "")
 
 
-def label_caption(link: Link) -> Caption:
+def label_caption(link: NodeEdge) -> Caption:
     """Of a link, in one line."""
     return _line(link.label, LABEL_SIZE, _LABEL_WIDTH)
 
@@ -327,7 +327,7 @@ def title_caption(title: str, width: float) -> Caption:
 def _line(text: str, size: float, width: float) -> Caption:
     fitted = fit_line(text, size, width)
     return Caption(
-        tuple(Line(line, size) for line in fitted.lines), printable(text) if fitted.shortened else ""
+        tuple(CaptionLine(line, size) for line in fitted.lines), printable(text) if fitted.shortened else ""
     )
 
 

@@ -7,13 +7,13 @@ from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
 from streamiter.errors import ConfigurationError
-from streamiter.flow.drawing.arrange import Place, Point, Run
+from streamiter.flow.drawing.arrange import LevelRun, Point, Rectangle
 from streamiter.flow.drawing.layout import MARGIN, PlacedBox, PlacedLink, PlacedNode, lay_out
 from streamiter.flow.drawing.picture import (
     FONT_FAMILY,
     FONT_FILE,
     Caption,
-    Line,
+    CaptionLine,
     Picture,
     advances,
     printable,
@@ -168,11 +168,11 @@ def _node(placed: PlacedNode) -> Iterable[str]:
     yield "</g>"
 
 
-def _plain(place: Place) -> Iterable[str]:
+def _plain(place: Rectangle) -> Iterable[str]:
     yield f'<rect class="body" {_rectangle(place)} rx="{_number(_RADIUS)}"/>'
 
 
-def _cylinder(place: Place) -> Iterable[str]:
+def _cylinder(place: Rectangle) -> Iterable[str]:
     """Its ends are ellipses; the upper one is seen from above."""
     left, right = _number(place.x), _number(place.x + place.width)
     top, bottom = _number(place.y + _ELLIPSE), _number(place.y + place.height - _ELLIPSE)
@@ -181,7 +181,7 @@ def _cylinder(place: Place) -> Iterable[str]:
     yield f'<path class="rim" d="M{left},{top} {end} 0 {right},{top}"/>'
 
 
-def _cut_rectangle(place: Place) -> Iterable[str]:
+def _cut_rectangle(place: Rectangle) -> Iterable[str]:
     left, right, top, bottom = place.x, place.x + place.width, place.y, place.y + place.height
     corners = [
         (left + _CUT, top),
@@ -196,7 +196,7 @@ def _cut_rectangle(place: Place) -> Iterable[str]:
     yield f'<polygon class="body" points="{" ".join(map(_point, corners))}"/>'
 
 
-def _with_sides(place: Place) -> Iterable[str]:
+def _with_sides(place: Rectangle) -> Iterable[str]:
     """A line along its left and right end."""
     yield f'<rect class="body" {_rectangle(place)} rx="3"/>'
     top, bottom = _number(place.y), _number(place.y + place.height)
@@ -213,7 +213,7 @@ _SHAPES = {
 }
 
 
-def _rectangle(place: Place) -> str:
+def _rectangle(place: Rectangle) -> str:
     return (
         f'x="{_number(place.x)}" y="{_number(place.y)}" '
         f'width="{_number(place.width)}" height="{_number(place.height)}"'
@@ -235,7 +235,7 @@ def _link(placed: PlacedLink) -> Iterable[str]:
             yield _text(line, x, y, f"label {kind}", tooltip=placed.caption.whole)
 
 
-def _curves(runs: Sequence[Run]) -> str:
+def _curves(runs: Sequence[LevelRun]) -> str:
     """Level runs with a curve between any two."""
     parts = [f"M{_point((runs[0].left, runs[0].y))}"]
     for run, following in pairwise(runs):
@@ -271,7 +271,9 @@ def _towards(point: Point, other: Point, by: float) -> Point:
 # -- text --------------------------------------------------------------------------------------------------
 
 
-def _text(line: Line, x: float, y: float, classes: str, *, tooltip: str = "", anchor: str = "middle") -> str:
+def _text(
+    line: CaptionLine, x: float, y: float, classes: str, *, tooltip: str = "", anchor: str = "middle"
+) -> str:
     title = f"<title>{escape(tooltip)}</title>" if tooltip else ""
     times = f' <tspan class="muted">{escape(line.times)}</tspan>' if line.times else ""
     return (

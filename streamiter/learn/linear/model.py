@@ -50,9 +50,9 @@ __all__ = [
     "MODELS",
     "PROBABILITY_FLOOR",
     "EpochGradients",
+    "LinearLoss",
     "LinearModel",
     "LogLoss",
-    "Loss",
     "ParameterOwner",
     "SquaredLoss",
     "check_makes_model",
@@ -67,7 +67,7 @@ PROBABILITY_FLOOR: Final = 1e-15
 _LOG_ODDS_LIMIT: Final = 700.0
 
 
-class Loss(abc.ABC):
+class LinearLoss(abc.ABC):
     """How a margin becomes a prediction, and what a wrong one costs."""
 
     link: ClassVar[str]
@@ -95,7 +95,7 @@ class Loss(abc.ABC):
         """Raises :class:`~streamiter.learn.rows.examples.BadRows` for targets that cannot be."""
 
 
-class SquaredLoss(Loss):
+class SquaredLoss(LinearLoss):
     """½ (prediction − target)² of a value; the link is the identity."""
 
     link = "identity"
@@ -115,7 +115,7 @@ class SquaredLoss(Loss):
             raise refuse_rows(good, f"{owner}: expected finite targets", targets)
 
 
-class LogLoss(Loss):
+class LogLoss(LinearLoss):
     """−log of the probability given to what happened, target 0 or 1; the link is the logit.
 
     Probabilities are clipped to 1e-15 … 1 − 1e-15.
@@ -185,7 +185,7 @@ class LinearModel(LinearWeights):
         self,
         width: int,
         *,
-        loss: Loss,
+        loss: LinearLoss,
         optimizer: Optimizer,
         intercept: bool = True,
         initial_weights: npt.ArrayLike | None = None,

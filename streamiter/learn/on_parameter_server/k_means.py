@@ -264,7 +264,7 @@ def k_means_on_parameter_server(
     )
     label = step_names(points.flow, name)
     mini_batches = points.batch(batch, parallelism=workers, name=label("mini-batches")).process(
-        lambda: _Prepare(centroids.shape[1]),
+        lambda: _PreparePoints(centroids.shape[1]),
         name=label("prepare"),
         on_error=on_error,
         dead_letter=dead_letter,
@@ -282,7 +282,7 @@ def k_means_on_parameter_server(
     )
 
 
-class _Prepare(Operator):
+class _PreparePoints(Operator):
     """Makes columns of lists of points; records that are no points follow the policy of the step."""
 
     def __init__(self, coordinates: int) -> None:

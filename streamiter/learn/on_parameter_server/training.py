@@ -19,8 +19,8 @@ from streamiter.learn.on_parameter_server.worker import (
     Learner,
     LinearLearner,
     ParameterServerWorker,
-    Prepare,
-    WorkerOptions,
+    PrepareExamples,
+    ServerWorkerOptions,
 )
 from streamiter.learn.rows.examples import CheckedExamples, Extract, as_examples
 from streamiter.models.update import ModelSnapshot
@@ -134,7 +134,7 @@ def repeated(stream: Stream, passes: int, *, memory_bytes: int, name: str) -> St
 
 
 @final
-class _GoOn(Control):
+class _RepeatNext(Control):
     """Posted to itself: the next record, after others have had their turn and what was emitted has found room."""
 
     __slots__ = ()
@@ -173,10 +173,10 @@ class Repeater(Boundary):
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, InputEnded):
             self._is_repeating = True
-            self._context.post(_GoOn())
+            self._context.post(_RepeatNext())
         elif isinstance(control, DrainInput):
             self._passes_left = 0
-        elif isinstance(control, _GoOn):
+        elif isinstance(control, _RepeatNext):
             await self._go_on(out)
 
     async def _go_on(self, out: BoundaryOutput) -> None:
@@ -191,7 +191,7 @@ class Repeater(Boundary):
         if self._batch == len(self._cache):
             self._batch = 0
             self._passes_left -= 1
-        self._context.post(_GoOn())
+        self._context.post(_RepeatNext())
 
     def close(self) -> None:
         self._cache.close()
@@ -211,7 +211,7 @@ class Repeater(Boundary):
         self._passes_left = state["passes left"]
         self._batch, self._record = state["batch"], state["record"]
         if self._is_repeating:
-            self._context.post(_GoOn())
+            self._context.post(_RepeatNext())
 
 
 LOSSES: Final = OutputTag("losses")
@@ -337,7 +337,7 @@ def trained(
 ) -> ParameterServerTraining:
     """Workers, one for each subtask of the mini-batches, and behind them the versions of the model."""
     workers = mini_batches.parallelism
-    options = WorkerOptions(learner, sys.maxsize if publish_every is None else publish_every)
+    options = ServerWorkerOptions(learner, sys.maxsize if publish_every is None else publish_every)
     if epochs > 1:
         mini_batches = repeated(mini_batches, epochs, memory_bytes=memory_bytes, name=label("epochs"))
     told = mini_batches.process(
@@ -454,7 +454,7 @@ def train_on_parameter_server(
 
     label = step_names(examples.flow, name)
     mini_batches = examples.batch(batch, parallelism=workers, name=label("mini-batches")).process(
-        lambda: Prepare(checked, intercept=learner.intercept),
+        lambda: PrepareExamples(checked, intercept=learner.intercept),
         name=label("prepare"),
         on_error=on_error,
         dead_letter=dead_letter,

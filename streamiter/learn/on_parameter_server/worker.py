@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from streamiter.errors import ModelError
-from streamiter.learn.linear.model import LogLoss, Loss
+from streamiter.learn.linear.model import LinearLoss, LogLoss
 from streamiter.learn.rows.examples import (
     CheckedExamples,
     Examples,
@@ -46,8 +46,8 @@ __all__ = [
     "Learner",
     "LinearLearner",
     "ParameterServerWorker",
-    "Prepare",
-    "WorkerOptions",
+    "PrepareExamples",
+    "ServerWorkerOptions",
 ]
 
 
@@ -144,7 +144,7 @@ def rows_of(mini_batch: MiniBatch) -> Rows:
     return SparseRows(**rows) if isinstance(rows, dict) else rows
 
 
-class Prepare(Operator):
+class PrepareExamples(Operator):
     """Makes mini-batches of lists of records; rows that are no examples follow the policy of the step."""
 
     def __init__(self, checked: Callable[[Any], CheckedExamples], *, intercept: bool) -> None:
@@ -176,7 +176,7 @@ class LinearLearner(Learner):
     matrix: str
     features: int
     intercept: bool
-    loss: Loss
+    loss: LinearLoss
     labels: Labels
     optimizer: Optimizer
     consistency: Consistency
@@ -275,7 +275,7 @@ class LinearLearner(Learner):
         return targets
 
 
-class WorkerOptions(NamedTuple):
+class ServerWorkerOptions(NamedTuple):
     """What every worker of one training is given.
 
     The worker: for each mini-batch pull, compute, push, clock.
@@ -292,7 +292,7 @@ class ParameterServerWorker(Operator):
     Derive from it, and give the class as ``worker=``, where more is to happen for a mini-batch than to compute.
     """
 
-    def __init__(self, options: WorkerOptions) -> None:
+    def __init__(self, options: ServerWorkerOptions) -> None:
         self.learner = options.learner
         self._publish_every = options.publish_every
         self._clocks = 0

@@ -16,8 +16,8 @@ from streamiter.iteration.helpers import all_reduce, last_round
 from streamiter.learn.rows.examples import Floats
 from streamiter.learn.trees.tree import (
     Criterion,
+    FeatureSummary,
     Gini,
-    Summary,
     Tree,
     Variance,
     best_splits,
@@ -64,7 +64,7 @@ class HistogramWorker(Operator, IterationListener):
         if epoch_watermark == 0 and self._batches:
             rows = self._rows()
             self._batches = [rows]
-            summary = Summary.of(rows["features"], rows["label"], rows["weight"])
+            summary = FeatureSummary.of(rows["features"], rows["label"], rows["weight"])
             out.emit(summary.as_plain_data(), tag=SUMMARIES)
 
     def process_tree(self, growing: dict[str, Any], out: Output) -> None:
@@ -190,10 +190,10 @@ class TreeOwner(Operator):
         """Nodes that may be split, in the order of the tree."""
 
     def process_summary(self, summary: dict[str, Any], out: Output) -> None:
-        self._plan = self._planned(Summary(**summary))
+        self._plan = self._planned(FeatureSummary(**summary))
         self._emit(out)
 
-    def _planned(self, summary: Summary) -> dict[str, Any]:
+    def _planned(self, summary: FeatureSummary) -> dict[str, Any]:
         cuts = [
             cuts_between(values, counts, self._options.maximum_bins)
             for values, counts in zip(summary.values, summary.counts, strict=True)
@@ -339,7 +339,7 @@ def grown_tree(grown: dict[str, Any], options: TreeOptions) -> Tree:
 
 
 def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    return Summary(**first).merged(Summary(**second)).as_plain_data()
+    return FeatureSummary(**first).merged(FeatureSummary(**second)).as_plain_data()
 
 
 def _count_leaves(growing: dict[str, Any]) -> int:

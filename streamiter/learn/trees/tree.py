@@ -14,8 +14,8 @@ from streamiter.learn.rows.examples import Floats
 
 __all__ = [
     "Criterion",
+    "FeatureSummary",
     "Gini",
-    "Summary",
     "Tree",
     "Variance",
     "best_splits",
@@ -304,7 +304,7 @@ _VALUES_KEPT: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class FeatureSummary:
     """The distinct values of each feature, ascending, with their counts; and what the labels are like.
 
     Of more than 16,384 distinct values those are kept whose hashes are smallest, with all their counts: a
@@ -321,7 +321,7 @@ class Summary:
     counts: list[_Counts]
 
     @classmethod
-    def of(cls, features: Floats, labels: Floats, weights: Floats) -> Summary:
+    def of(cls, features: Floats, labels: Floats, weights: Floats) -> FeatureSummary:
         """Of one worker's rows: at least one."""
         kept = [_kept(*_distinct(column)) for column in features.T]
         return cls(
@@ -333,7 +333,7 @@ class Summary:
             counts=[counts for _, counts in kept],
         )
 
-    def merged(self, other: Summary) -> Summary:
+    def merged(self, other: FeatureSummary) -> FeatureSummary:
         """Of the rows of both."""
         merged = [
             _kept(*_added(*mine, *theirs))
@@ -343,7 +343,7 @@ class Summary:
                 strict=True,
             )
         ]
-        return Summary(
+        return FeatureSummary(
             rows=self.rows + other.rows,
             largest_weight=max(self.largest_weight, other.largest_weight),
             lowest_label=min(self.lowest_label, other.lowest_label),

@@ -204,7 +204,7 @@ def _place_of_input(layer: LayerConfiguration, number: int, file: Where) -> Wher
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
+class _LayerContext:
     """What a check looks at beside the layer itself."""
 
     file: Where
@@ -250,7 +250,7 @@ def check_dimensions(layers: Sequence[LayerConfiguration], data: DataSettings, f
 
     Whether what each layer gives fits what it takes.
     """
-    graph = _Graph(file, data, {layer.name: layer for layer in layers}, {})
+    graph = _LayerContext(file, data, {layer.name: layer for layer in layers}, {})
     for layer in layers:
         check = _CHECKS.get(layer.type)
         if check is not None:
@@ -260,7 +260,7 @@ def check_dimensions(layers: Sequence[LayerConfiguration], data: DataSettings, f
 # ---- inputs
 
 
-def _embedding(layer: LayerConfiguration, graph: _Graph) -> None:
+def _embedding(layer: LayerConfiguration, graph: _LayerContext) -> None:
     factors, fields = layer.num_factors or 1, graph.data.num_field
     if fields > 0:
         graph.require(layer, fields * factors, f"{fields} fields (numfield) × {factors} factors (numfactors)")
@@ -274,36 +274,36 @@ def _embedding(layer: LayerConfiguration, graph: _Graph) -> None:
 # ---- layers of one input
 
 
-def _scalar_cross(layer: LayerConfiguration, graph: _Graph) -> None:
+def _scalar_cross(layer: LayerConfiguration, graph: _LayerContext) -> None:
     graph.vectors(layer)
     graph.require(layer, 1, "the one number that it gives")
 
 
-def _inner_cross(layer: LayerConfiguration, graph: _Graph) -> None:
+def _inner_cross(layer: LayerConfiguration, graph: _LayerContext) -> None:
     count, _ = graph.vectors(layer)
     graph.require(layer, count * (count - 1) // 2, f"one number for each pair of {count} vectors")
 
 
-def _interaction_cross(layer: LayerConfiguration, graph: _Graph) -> None:
+def _interaction_cross(layer: LayerConfiguration, graph: _LayerContext) -> None:
     _, width = graph.vectors(layer)
     graph.require(layer, width, "a vector as wide as those of its input")
 
 
-def _interaction_cross_tiled(layer: LayerConfiguration, graph: _Graph) -> None:
+def _interaction_cross_tiled(layer: LayerConfiguration, graph: _LayerContext) -> None:
     count, width = graph.vectors(layer)
     pairs = count * (count - 1) // 2
     graph.require(layer, pairs * width, f"{width} numbers for each of the {pairs} pairs of {count} vectors")
     graph.vector_widths[layer.name] = width
 
 
-def _outer_cross(layer: LayerConfiguration, graph: _Graph) -> None:
+def _outer_cross(layer: LayerConfiguration, graph: _LayerContext) -> None:
     count, width = graph.vectors(layer)
     pairs = count * (count - 1) // 2
     because = f"{width} × {width} numbers for each of the {pairs} pairs of {count} vectors"
     graph.require(layer, pairs * width * width, because)
 
 
-def _shared(layer: LayerConfiguration, graph: _Graph) -> None:
+def _shared(layer: LayerConfiguration, graph: _LayerContext) -> None:
     """The same small layer for each vector: so many vectors come out as go in."""
     (source,), width = graph.inputs(layer), layer.weight_dim or 1
     count, rest = divmod(layer.output_dim, width)
@@ -325,13 +325,13 @@ def _shared(layer: LayerConfiguration, graph: _Graph) -> None:
 # ---- layers of several inputs
 
 
-def _concatenated(layer: LayerConfiguration, graph: _Graph) -> None:
+def _concatenated(layer: LayerConfiguration, graph: _LayerContext) -> None:
     _inherit_width(layer, graph)
     dims = [source.output_dim for source in graph.inputs(layer)]
     graph.require(layer, sum(dims), f"the sum of its inputs ({' + '.join(map(str, dims))})")
 
 
-def _inherit_width(layer: LayerConfiguration, graph: _Graph) -> None:
+def _inherit_width(layer: LayerConfiguration, graph: _LayerContext) -> None:
     """Vectors of one width, added up or side by side, are vectors of that width."""
     widths = {graph.vector_widths.get(name) for name in layer.inputs}
     width = widths.pop()
@@ -339,17 +339,17 @@ def _inherit_width(layer: LayerConfiguration, graph: _Graph) -> None:
         graph.vector_widths[layer.name] = width
 
 
-def _pooled(layer: LayerConfiguration, graph: _Graph) -> None:
+def _pooled(layer: LayerConfiguration, graph: _LayerContext) -> None:
     _inherit_width(layer, graph)
     _crossed(layer, graph)
 
 
-def _crossed(layer: LayerConfiguration, graph: _Graph) -> None:
+def _crossed(layer: LayerConfiguration, graph: _LayerContext) -> None:
     for source in graph.inputs(layer):
         graph.require(layer, source.output_dim, f"the dimension of its input {source.name!r}")
 
 
-def _dot(layer: LayerConfiguration, graph: _Graph) -> None:
+def _dot(layer: LayerConfiguration, graph: _LayerContext) -> None:
     first, *others = graph.inputs(layer)
     for number, source in enumerate(others, 1):
         if source.output_dim != first.output_dim:
@@ -365,7 +365,7 @@ def _dot(layer: LayerConfiguration, graph: _Graph) -> None:
     graph.require(layer, 1, "the one number that it gives")
 
 
-def _weighted_sum(layer: LayerConfiguration, graph: _Graph) -> None:
+def _weighted_sum(layer: LayerConfiguration, graph: _LayerContext) -> None:
     weights, vectors = graph.inputs(layer)
     if weights.output_dim * layer.output_dim != vectors.output_dim:
         raise graph.key(layer).error(
@@ -377,7 +377,7 @@ def _weighted_sum(layer: LayerConfiguration, graph: _Graph) -> None:
 # ---- the loss
 
 
-def _loss(layer: LayerConfiguration, graph: _Graph) -> None:
+def _loss(layer: LayerConfiguration, graph: _LayerContext) -> None:
     (source,), loss = graph.inputs(layer), layer.loss
     assert loss is not None
     if loss.type == "SoftmaxLoss":
@@ -394,7 +394,7 @@ def _loss(layer: LayerConfiguration, graph: _Graph) -> None:
 
 _OF_ANY_WIDTH: Final = frozenset({"KmeansLoss"})
 
-_CHECKS: Final[Mapping[str, Callable[[LayerConfiguration, _Graph], None]]] = {
+_CHECKS: Final[Mapping[str, Callable[[LayerConfiguration, _LayerContext], None]]] = {
     "Embedding": _embedding,
     "ParamSharedFC": _shared,
     "BiInnerSumCross": _scalar_cross,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.networks.losses import Diverged, LogLoss, Loss, Predictions
+from streamiter.networks.losses import Diverged, NetworkLogLoss, NetworkLoss, Predictions
 from streamiter.networks.parameters import Array, Parameter, Status
-from streamiter.networks.transfer_functions import Identity, TransferFunction
+from streamiter.networks.transfer_functions import IdentityFunction, TransferFunction
 from streamiter.optimizers import Optimizer
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ class LayerSettings:
     name: str
     output_dim: int = -1
     """−1: what follows from the inputs, where it does."""
-    transfer_function: TransferFunction = field(default_factory=Identity)
+    transfer_function: TransferFunction = field(default_factory=IdentityFunction)
     optimizer: Optimizer | None = None
     """Of a layer that learns."""
     factors: int | None = None
     """``numfactors`` of an embedding."""
     weight_dim: int | None = None
     """``weightdim`` of a layer whose weights are shared by all vectors of its input."""
-    loss: Loss = field(default_factory=LogLoss)
+    loss: NetworkLoss = field(default_factory=NetworkLogLoss)
 
 
 def required_optimizer(settings: LayerSettings) -> Optimizer:
@@ -321,7 +321,7 @@ class LossLayer(Layer):
 
     type_name: ClassVar[str] = "losslayer"
 
-    def __init__(self, name: str, source: Layer, loss: Loss, place_holder: PlaceHolder) -> None:
+    def __init__(self, name: str, source: Layer, loss: NetworkLoss, place_holder: PlaceHolder) -> None:
         super().__init__(name, source.output_dim, [source])
         loss.check_outputs(f"layer {name!r}", source.output_dim)
         self.loss = loss

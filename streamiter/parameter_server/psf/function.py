@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
 from streamiter.numbers import is_number, not_negative, plain_float, positive, whole_number
-from streamiter.parameter_server.matrix import BlockRange, Matrix, Partitioning
+from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.storage.block import Block, Columns, Numbers, SparseRow
 
 __all__ = [
@@ -178,7 +178,7 @@ class PartitionFunction(abc.ABC):
         """What is sent with the parts that ``split`` has given, for these and not for another ``split``."""
         return self
 
-    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         """The blocks it runs on, each with what it needs there.
 
         All blocks of its rows' row block, or of the matrix where it names no rows, unless overridden.
@@ -227,7 +227,7 @@ class GetFunction(PartitionFunction):
         """The result, from what the blocks gave, in their order."""
 
 
-def check_function(function: PartitionFunction, matrix: Matrix, partitioning: Partitioning) -> None:
+def check_function(function: PartitionFunction, matrix: Matrix, partitioning: MatrixPartitioning) -> None:
     """Raise what is wrong with a function on a matrix, before any block is touched."""
     if function.matrix != matrix.name:
         raise ParameterServerError(

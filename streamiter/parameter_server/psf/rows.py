@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
 from streamiter.numbers import is_number, whole_number
-from streamiter.parameter_server.matrix import BlockRange, Matrix, Partitioning
+from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.psf.function import (
     ComparedByContent,
     GetFunction,
@@ -74,7 +74,7 @@ class _WholeRow(_OfArrays):
         check_width(self, matrix, self.array_field)
         check_fits_dtype(self, matrix, (self.array_field,))
 
-    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         with np.errstate(over="ignore"):
             array: Numbers = getattr(self, self.array_field).astype(matrix.numpy_dtype, copy=False)
         return [
@@ -129,7 +129,7 @@ class Increment(_WholeRow):
             check_columns(self, matrix, np.asarray(self.columns))
             check_fits_dtype(self, matrix, ("delta",))
 
-    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         if self.columns is None:
             return super().split(matrix, partitioning)
         return _split_columns(self.row, self.columns, self.delta, matrix, partitioning)
@@ -143,7 +143,7 @@ class Increment(_WholeRow):
 
 
 def _split_columns(
-    row: int, columns: npt.ArrayLike, values: npt.ArrayLike, matrix: Matrix, partitioning: Partitioning
+    row: int, columns: npt.ArrayLike, values: npt.ArrayLike, matrix: Matrix, partitioning: MatrixPartitioning
 ) -> list[tuple[BlockRange, Any]]:
     """The columns of each block and their values, for the blocks that have any."""
     with np.errstate(over="ignore"):
@@ -188,7 +188,7 @@ class CompressUpdate(_WholeRow):
         check_fractions_fit(self, matrix)
         super().check(matrix)
 
-    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         delta = np.asarray(self.delta, np.float64)
         # Of the whole row, not of each block: the result does not depend on how the matrix is cut.
         largest = float(np.abs(delta).max(initial=0.0))
@@ -277,7 +277,7 @@ class SparsePush(_OfArrays):
         check_columns(self, matrix, np.asarray(self.columns))
         check_fits_dtype(self, matrix, ("values",))
 
-    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         columns, last = np.unique(np.asarray(self.columns)[::-1], return_index=True)
         values = np.asarray(self.values)[::-1][last]
         named = {
@@ -323,7 +323,7 @@ class Pull(ComparedByContent, GetFunction):
         if self.columns is not None:
             check_columns(self, matrix, np.asarray(self.columns))
 
-    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         columns = None if self.columns is None else np.asarray(self.columns)
         slices = partitioning.split(self.row, columns)
         if not slices:  # the dtype of no columns at all is the matrix's, too
@@ -466,7 +466,7 @@ class _FillsRows(UpdateFunction):
     def changed_rows(self, matrix: Matrix, block: Block) -> Sequence[int]:
         return [row for row in self._values() if row in block.rows]
 
-    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         rows = partitioning.checked_rows(self._values())
         places = {block.number: block for row in rows for block in partitioning.blocks_of_row(row)}
         return [(block, None) for block in places.values()]
@@ -559,7 +559,7 @@ class Eye(UpdateFunction):
 
     matrix: str
 
-    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         return [(block, np.ones(len(_diagonal(block)), matrix.numpy_dtype)) for block in partitioning.blocks]
 
     def partition_update(self, block: Block, part: Numbers) -> None:
@@ -585,7 +585,7 @@ class Diag(ComparedByContent, UpdateFunction):
             )
         check_fits_dtype(self, matrix, ("values",))
 
-    def split(self, matrix: Matrix, partitioning: Partitioning) -> list[tuple[BlockRange, Any]]:
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         with np.errstate(over="ignore"):
             values = np.asarray(self.values).astype(matrix.numpy_dtype, copy=False)
         diagonals = ((block, _diagonal(block)) for block in partitioning.blocks)

@@ -9,17 +9,17 @@ from typing import Any, Final, Protocol, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import ParameterServerError, RolledBack, ServerReset, ShardLost
-from streamiter.parameter_server.calls import Waiting
-from streamiter.parameter_server.requests import Aggregate, Get, NextChanges
+from streamiter.parameter_server.calls import WaitingReply
+from streamiter.parameter_server.requests import AggregateRequest, GetRequest, NextChanges
 from streamiter.parameter_server.transport.sessions import (
     WINDOW,
     ClientMessage,
     ClientSession,
     Failure,
     LinkTiming,
+    RequestState,
     ServerMessage,
     SessionId,
-    Standing,
     error_of,
     fill,
     without_outputs,
@@ -41,19 +41,19 @@ class Carrier(Protocol):
         """Send it, without waiting. Its arrays may change once this returns. Raises if the shard is gone for good."""
 
 
-class _Call:
+class _SentCall:
     __slots__ = ("number", "outputs", "request", "waiting")
 
     def __init__(self, request: Any) -> None:
         self.request, self.outputs = without_outputs(request)
-        self.waiting: Waiting[Any] = Waiting()
+        self.waiting: WaitingReply[Any] = WaitingReply()
         self.number = 0
         """0: not sent yet."""
 
     @property
     def only_reads(self) -> bool:
         """Whether the shard is the same without it. Only before it is sent."""
-        return isinstance(self.request, (Get, Aggregate))
+        return isinstance(self.request, (GetRequest, AggregateRequest))
 
 
 @final
@@ -83,8 +83,8 @@ class RemoteLink:
         self._window = window
         self._timing = timing
         self._session = ClientSession(session, window=window, timing=timing)
-        self._calls: dict[int, _Call] = {}
-        self._queue: deque[_Call] = deque()
+        self._calls: dict[int, _SentCall] = {}
+        self._queue: deque[_SentCall] = deque()
         self._subscriptions = 0
         """Calls for changes, which wait until there are some."""
         self._refusal: ParameterServerError | None = None
@@ -103,9 +103,9 @@ class RemoteLink:
         """Requests that have not been sent yet."""
         return len(self._queue)
 
-    def send(self, request: Any) -> Waiting[Any]:
+    def send(self, request: Any) -> WaitingReply[Any]:
         """The reply to come. Whatever goes wrong is raised by it, never here."""
-        call = _Call(request)
+        call = _SentCall(request)
         if self._refusal is not None:
             _fail([call], self._refusal)
             return call.waiting
@@ -123,7 +123,7 @@ class RemoteLink:
         if message is None or message.session != self._session.id or self._refusal is not None:
             return
         now_s, number, outcome = self._clock.monotonic_s(), message.number, message.outcome
-        if isinstance(outcome, Standing):
+        if isinstance(outcome, RequestState):
             again = self._session.stands(number, outcome, now_s)
             if again is not None:
                 self._carry(again)
@@ -174,7 +174,7 @@ class RemoteLink:
 
     # -- calls -----------------------------------------------------------------------------------------
 
-    def _may_follow(self, call: _Call) -> bool:
+    def _may_follow(self, call: _SentCall) -> bool:
         """Subscriptions take half of the window at most: in all of it, they would keep other calls out for ever."""
         most = self._window // 2
         if self._subscriptions >= most:
@@ -205,13 +205,13 @@ class RemoteLink:
                 return
         self._set_timer()
 
-    def _settle(self, call: _Call, outcome: Any) -> None:
+    def _settle(self, call: _SentCall, outcome: Any) -> None:
         if isinstance(outcome, Failure):
             call.waiting.fail(error_of(outcome))
         elif not call.waiting.is_settled:  # Otherwise the arrays to be filled are the caller's again.
             call.waiting.succeed(fill(outcome, call.outputs))
 
-    def _give_up(self, call: _Call) -> None:
+    def _give_up(self, call: _SentCall) -> None:
         """Whoever sent it goes on, and may change the arrays of what is still to be sent, or sent again."""
         if self._calls.get(call.number) is call:
             if (message := self._session.give_up(call.number)) is not None:
@@ -259,7 +259,7 @@ class RemoteLink:
             self._refusal = error
         _fail(self._take_calls(), error)
 
-    def _take_calls(self) -> list[_Call]:
+    def _take_calls(self) -> list[_SentCall]:
         calls = [*self._calls.values(), *self._queue]
         self._calls.clear()
         self._queue.clear()
@@ -267,7 +267,7 @@ class RemoteLink:
         return calls
 
 
-def _fail(calls: list[_Call], error: ParameterServerError) -> None:
+def _fail(calls: list[_SentCall], error: ParameterServerError) -> None:
     for call in calls:
         one = copy.copy(error)  # Each is raised somewhere else.
         one.__cause__ = error.__cause__

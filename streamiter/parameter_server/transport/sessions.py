@@ -32,24 +32,24 @@ from streamiter.errors import (
     UnknownWorker,
     WorkerHasLeft,
 )
-from streamiter.parameter_server.calls import Waiting
-from streamiter.parameter_server.requests import Add, Clock, Get, GetReply, Update
+from streamiter.parameter_server.calls import WaitingReply
+from streamiter.parameter_server.requests import AddRequest, ClockRequest, GetReply, GetRequest, UpdateRequest
 
 __all__ = [
     "WINDOW",
     "Answer",
     "ClientMessage",
     "ClientSession",
-    "Control",
     "Failure",
     "LinkTiming",
     "Received",
     "RequestHandler",
+    "RequestState",
     "ServerMessage",
     "ServerSession",
+    "SessionControl",
     "SessionId",
     "ShardSessions",
-    "Standing",
     "error_of",
     "fill",
     "outcome_of",
@@ -78,7 +78,7 @@ class Received(NamedTuple):
     missing: tuple[int, ...]
 
 
-class Control(enum.Enum):
+class SessionControl(enum.Enum):
     """What a client sends in place of a request."""
 
     POLL = "poll"
@@ -91,7 +91,7 @@ class Control(enum.Enum):
     """The client has ended. Not answered."""
 
 
-class Standing(enum.Enum):
+class RequestState(enum.Enum):
     """What a shard answers about a request whose reply it cannot give now."""
 
     RECEIVED = "received"
@@ -128,10 +128,10 @@ def without_outputs(request: Any) -> tuple[Any, Outputs]:
 
     Arrays that a caller wants filled: they stay here, and are filled when the reply comes.
     """
-    if isinstance(request, Add) and request.get is not None:
+    if isinstance(request, AddRequest) and request.get is not None:
         get, outputs = without_outputs(request.get)
         return (request if outputs is None else replace(request, get=get)), outputs
-    if not isinstance(request, Get) or all(part.out is None for part in request.parts):
+    if not isinstance(request, GetRequest) or all(part.out is None for part in request.parts):
         return request, None
     return (
         replace(request, parts=[part._replace(out=None) for part in request.parts]),
@@ -307,7 +307,7 @@ class ClientSession:
         entry.is_given_up = entry.is_asked_for = True
         # It may be sent again, and its arrays are the caller's from now on.
         entry.request = copy.deepcopy(entry.request)
-        return self._message(number, Control.CANCEL)
+        return self._message(number, SessionControl.CANCEL)
 
     def due(self, now_s: float) -> list[ClientMessage]:
         """What is to be sent at this time though nobody asks for it: no request, only questions of how they stand."""
@@ -317,14 +317,16 @@ class ClientSession:
                 entry.pause_s = min(2 * entry.pause_s, self._timing.resend_most_s)
                 entry.due_s = now_s + entry.pause_s
                 entry.is_asked_for = True
-                messages.append(self._message(number, Control.CANCEL if entry.is_given_up else Control.POLL))
+                messages.append(
+                    self._message(number, SessionControl.CANCEL if entry.is_given_up else SessionControl.POLL)
+                )
         if self._acknowledge_s is not None and self._acknowledge_s <= now_s:
-            messages.append(self._message(0, Control.ACKNOWLEDGE))
+            messages.append(self._message(0, SessionControl.ACKNOWLEDGE))
         return messages
 
     def close(self) -> ClientMessage:
         """The last message."""
-        return self._message(0, Control.CLOSE)
+        return self._message(0, SessionControl.CLOSE)
 
     @property
     def next_due_s(self) -> float | None:
@@ -353,13 +355,13 @@ class ClientSession:
             self._acknowledge_s = now_s + self._timing.acknowledge_s
         return self._unanswered.pop(number, None) is not None
 
-    def stands(self, number: int, standing: Standing, now_s: float) -> ClientMessage | None:
+    def stands(self, number: int, standing: RequestState, now_s: float) -> ClientMessage | None:
         """The shard has said how a request stands; gives what to send because of it."""
         self._heard_s = now_s
         entry = self._unanswered.get(number)
         if entry is None:
             return None
-        if standing is Standing.RECEIVED:
+        if standing is RequestState.RECEIVED:
             entry.is_received = True
             entry.request = None
         if entry.is_received or not entry.is_asked_for:
@@ -434,7 +436,11 @@ class ServerSession:
         """What came of a request, or how it stands."""
         if number in self._outcomes:
             return self._outcomes[number]
-        return Standing.RECEIVED if number in self._early or number in self._under_way else Standing.UNKNOWN
+        return (
+            RequestState.RECEIVED
+            if number in self._early or number in self._under_way
+            else RequestState.UNKNOWN
+        )
 
     def is_over(self, number: int) -> bool:
         """Whether the client has had its reply: a late message about it needs no answer."""
@@ -452,7 +458,7 @@ Answer = ServerMessage | None
 class RequestHandler(Protocol):
     """A shard."""
 
-    def handle(self, request: Any) -> Any | Waiting[Any]:
+    def handle(self, request: Any) -> Any | WaitingReply[Any]:
         """The reply, or a Waiting for it; raises what the shard refuses."""
 
 
@@ -477,7 +483,7 @@ class ShardSessions:
         self._newest: dict[str, int] = {}
         """By client: its newest incarnation, so that what is left of an older one is not applied."""
 
-    def receive(self, message: ClientMessage) -> Answer | Waiting[Answer]:
+    def receive(self, message: ClientMessage) -> Answer | WaitingReply[Answer]:
         """Take a message; gives what to answer, or a Waiting for it where the request has to wait.
 
         A carrier whose calls return may await it (``answer``); one that only sends messages sends the answer when it is
@@ -489,7 +495,7 @@ class ShardSessions:
         newest = self._newest.get(client, incarnation)
         if incarnation < newest:
             return None if message.number == 0 else self._refusal(message, newest)
-        if message.request is Control.CLOSE:
+        if message.request is SessionControl.CLOSE:
             self._newest[client] = incarnation + 1
             self._end(client)
             return None
@@ -505,7 +511,7 @@ class ShardSessions:
     async def answer(self, message: ClientMessage) -> Answer:
         """``receive``, and wait for the answer."""
         answer = self.receive(message)
-        return await answer if isinstance(answer, Waiting) else answer
+        return await answer if isinstance(answer, WaitingReply) else answer
 
     def restart(self, generation: int) -> None:
         """The shard has gone back to a snapshot: nothing of what was sent before counts; replaced clients stay so."""
@@ -533,28 +539,28 @@ class _OpenSession:
         self.id = identity
         self._shard = shard
         self._session = session
-        self._waiting: dict[int, Waiting[Any]] = {}
+        self._waiting: dict[int, WaitingReply[Any]] = {}
         self._given_up_with_client: set[int] = set()
         """Those of the waiting that nobody but this client is interested in."""
-        self._answers: dict[int, Waiting[Answer]] = {}
+        self._answers: dict[int, WaitingReply[Answer]] = {}
 
-    def receive(self, message: ClientMessage) -> Answer | Waiting[Answer]:
+    def receive(self, message: ClientMessage) -> Answer | WaitingReply[Answer]:
         session, number, request = self._session, message.number, message.request
         session.forget(message.received)
-        if request is Control.ACKNOWLEDGE:
+        if request is SessionControl.ACKNOWLEDGE:
             return None
-        is_new = not isinstance(request, Control) and session.take(number, request)
+        is_new = not isinstance(request, SessionControl) and session.take(number, request)
         if is_new:
             self._handle_what_is_next()
-        elif request is Control.CANCEL and number in self._given_up_with_client:
+        elif request is SessionControl.CANCEL and number in self._given_up_with_client:
             self._waiting[number].give_up()
         if session.is_over(number):
             return None
         outcome = session.outcome(number)
-        if outcome is Standing.UNKNOWN and not isinstance(request, Control):
+        if outcome is RequestState.UNKNOWN and not isinstance(request, SessionControl):
             return None  # No room for it; the client asks when some has been made.
-        if is_new and outcome is Standing.RECEIVED:
-            answer: Waiting[Answer] = Waiting()
+        if is_new and outcome is RequestState.RECEIVED:
+            answer: WaitingReply[Answer] = WaitingReply()
             self._answers[number] = answer
             return answer
         return ServerMessage(self.id, number, outcome)
@@ -572,16 +578,16 @@ class _OpenSession:
         while (following := self._session.next_request()) is not None:
             number, request = following
             reply = outcome_of(partial(self._shard.handle, request))
-            if isinstance(reply, Waiting):
+            if isinstance(reply, WaitingReply):
                 self._waiting[number] = reply
                 # Adds, clocks and updates have been promised, and others count on them.
-                if not isinstance(request, (Add, Clock, Update)):
+                if not isinstance(request, (AddRequest, ClockRequest, UpdateRequest)):
                     self._given_up_with_client.add(number)
                 reply.when_settled(partial(self._settle_waiting, number, reply))
             else:
                 self._settle(number, reply)
 
-    def _settle_waiting(self, number: int, waiting: Waiting[Any]) -> None:
+    def _settle_waiting(self, number: int, waiting: WaitingReply[Any]) -> None:
         if self._waiting.pop(number, None) is not None:
             self._given_up_with_client.discard(number)
             self._settle(number, outcome_of(waiting.result))

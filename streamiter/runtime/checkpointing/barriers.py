@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, final
 
-from streamiter.checkpoints.snapshot import Part
+from streamiter.checkpoints.snapshot import SnapshotPart
 from streamiter.clock import Clock
 from streamiter.errors import CheckpointError
 from streamiter.records import CheckpointBarrier
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Barriers", "CheckpointTimedOut", "JobIsOver", "TakenParts", "WorkersApart"]
 
-TakenParts = dict[str, list[Part]]
+TakenParts = dict[str, list[SnapshotPart]]
 """What each task has given, by its name."""
 
 FIRST_CHECKPOINT: Final = 1
@@ -195,7 +195,7 @@ class Barriers:
             if not task.ended:
                 task.post(CheckpointAbandoned(pending.checkpoint))
 
-    def acknowledge(self, task: Task, checkpoint: int, parts: list[Part]) -> None:
+    def acknowledge(self, task: Task, checkpoint: int, parts: list[SnapshotPart]) -> None:
         """A task has passed a barrier, and gives its state; nothing if the checkpoint was abandoned."""
         pending = self._pending
         if pending is None or pending.checkpoint != checkpoint or pending.is_abandoned:

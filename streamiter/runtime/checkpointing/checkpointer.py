@@ -28,7 +28,7 @@ from streamiter.runtime.checkpointing.barriers import (
     WorkersApart,
 )
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
-from streamiter.runtime.checkpointing.restore import Beginning, Restore
+from streamiter.runtime.checkpointing.restore import JobRestore, Restore
 from streamiter.runtime.checkpointing.task_parts import release_parts
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import OperatorInstance
@@ -80,7 +80,7 @@ class Checkpointer:
         self._run_id = run_id
         self._steps: dict[str, StepState] = {}
         self._store: CheckpointStore | None = None
-        self._beginning: Beginning | None = None
+        self._beginning: JobRestore | None = None
         self._transaction: JobTransaction | None = None
         self._lag = LagReports(flow, tasks)
         self._is_over = False
@@ -108,7 +108,7 @@ class Checkpointer:
                 is_newest_run=self._is_newest_run,
             )
             self._scope.put(Outputs, self._transaction)
-        self._beginning = Beginning(
+        self._beginning = JobRestore(
             self._flow,
             self._store,
             self._transaction,

@@ -21,7 +21,7 @@ from streamiter.runtime.checkpointing.task_parts import SERVICE, PartName, task_
 from streamiter.runtime.task import Task
 
 __all__ = [
-    "Beginning",
+    "JobRestore",
     "Restore",
     "check_restore_option",
     "chosen_checkpoint",
@@ -231,7 +231,7 @@ _log = logging.getLogger("streamiter.job")
 
 
 @final
-class Beginning:
+class JobRestore:
     """Of one run. ``find``, then the tasks take over their states, then ``settle``; ``close`` in any case.
 
     Where a run begins: it takes over from older ones, chooses a checkpoint, and says so once all have taken over.

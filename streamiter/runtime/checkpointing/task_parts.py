@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from streamiter.checkpoints.pieces import release_all
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.snapshot import Part
+from streamiter.checkpoints.snapshot import SnapshotPart
 from streamiter.deferred import Deferred
 from streamiter.errors import PlainDataError
 from streamiter.operators.rejection import RecordFailure
@@ -52,9 +52,11 @@ class PartName(NamedTuple):
         return cls(kind, step, int(subtask))
 
 
-def encode_task(head: str, subtask: int, state: Mapping[str, Any], plain_data: PlainData) -> list[Part]:
+def encode_task(
+    head: str, subtask: int, state: Mapping[str, Any], plain_data: PlainData
+) -> list[SnapshotPart]:
     """What ``Task.snapshot`` gave, as it is now: nothing that changes later is in it."""
-    parts: list[Part] = []
+    parts: list[SnapshotPart] = []
     of_task = {key: value for key, value in state.items() if key != "operators"}
     pieces = [(PartName(STEP, step, subtask), of_step) for step, of_step in state["operators"].items()]
     try:
@@ -66,29 +68,29 @@ def encode_task(head: str, subtask: int, state: Mapping[str, Any], plain_data: P
     return parts
 
 
-def release_parts(parts: Iterable[Part]) -> None:
+def release_parts(parts: Iterable[SnapshotPart]) -> None:
     """Nobody needs what is deferred in these parts any more."""
     for part in parts:
         for deferred in part.deferred:
             deferred.release()
 
 
-def encode_log(head: str, subtask: int, logged: Any, plain_data: PlainData) -> Part:
+def encode_log(head: str, subtask: int, logged: Any, plain_data: PlainData) -> SnapshotPart:
     """The feedback that belongs to the snapshot of a head."""
     return _encoded(PartName(FEEDBACK, head, subtask), logged, plain_data)
 
 
-def encode_service(name: PartName, state: Any, plain_data: PlainData) -> Part:
+def encode_service(name: PartName, state: Any, plain_data: PlainData) -> SnapshotPart:
     """The state of a parameter server."""
     return _encoded(name, state, plain_data)
 
 
-def _encoded(name: PartName, state: Any, plain_data: PlainData) -> Part:
+def _encoded(name: PartName, state: Any, plain_data: PlainData) -> SnapshotPart:
     try:
         content, deferred = plain_data.encode_state(state, name=f"state of step {name.step!r}")
     except PlainDataError as error:
         raise RecordFailure(name.step) from error
-    return Part(str(name), content, deferred)
+    return SnapshotPart(str(name), content, deferred)
 
 
 def held_in_memory(deferred: Deferred) -> list[bytes]:

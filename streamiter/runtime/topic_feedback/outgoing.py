@@ -32,9 +32,9 @@ __all__ = [
     "HEADER_BYTES_MAX",
     "RUN_HEADER",
     "START",
+    "FeedbackOutlet",
     "Message",
     "OutgoingPump",
-    "Outlet",
     "control_of",
     "not_fed_back",
 ]
@@ -45,7 +45,7 @@ _WRITE_BYTES: Final = 1 << 20
 
 
 @final
-class Outlet:
+class FeedbackOutlet:
     """What one subtask feeds back to one head: a queue that never blocks it, and the partitions of the head.
 
     All of its data goes to one of them, its *home*, so that it keeps its order; control records go to each.
@@ -106,14 +106,16 @@ class OutgoingPump:
     waits in the outlets, where small batches of one epoch are joined: the slower the topic, the larger its records.
     """
 
-    def __init__(self, run_id: str, start: str, outlets: Sequence[Outlet], plain_data: PlainData) -> None:
+    def __init__(
+        self, run_id: str, start: str, outlets: Sequence[FeedbackOutlet], plain_data: PlainData
+    ) -> None:
         self._run_id = run_id
         self._start = start
         self._outlets = outlets
         self._plain_data = plain_data
         self._limit_bytes = 0
         self._writer: TopicWriter | None = None
-        self._ready: deque[Outlet] = deque()
+        self._ready: deque[FeedbackOutlet] = deque()
         self._news = asyncio.Event()
         self._is_finishing = False
 
@@ -143,7 +145,7 @@ class OutgoingPump:
         self._is_finishing = True
         self._news.set()
 
-    def _list(self, outlet: Outlet) -> None:
+    def _list(self, outlet: FeedbackOutlet) -> None:
         if not outlet.is_listed:
             outlet.is_listed = True
             self._ready.append(outlet)
@@ -160,7 +162,7 @@ class OutgoingPump:
                 self._list(outlet)
         return entries
 
-    def _take_next(self, outlet: Outlet, entries: Entries) -> None:
+    def _take_next(self, outlet: FeedbackOutlet, entries: Entries) -> None:
         if isinstance(outlet.queue.peek(), DataBatch):
             batch = outlet.queue.take_data()
             for value in encoded_pieces(batch.records, self._limit_bytes, self._plain_data):
@@ -171,12 +173,18 @@ class OutgoingPump:
         if not isinstance(control, Idle):  # A head does not ask who is idle.
             self._add_to_all(entries, outlet, *message_of(control))
 
-    def _add_to_all(self, entries: Entries, outlet: Outlet, kind: Kind, number: int) -> None:
+    def _add_to_all(self, entries: Entries, outlet: FeedbackOutlet, kind: Kind, number: int) -> None:
         for partition in outlet.partitions:
             self._add(entries, outlet, partition, kind, number)
 
     def _add(
-        self, entries: Entries, outlet: Outlet, partition: int, kind: Kind, number: int, value: bytes = b""
+        self,
+        entries: Entries,
+        outlet: FeedbackOutlet,
+        partition: int,
+        kind: Kind,
+        number: int,
+        value: bytes = b"",
     ) -> None:
         message = Message(
             run=self._run_id,

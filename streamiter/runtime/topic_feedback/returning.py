@@ -30,7 +30,7 @@ __all__ = [
     "RECORDS_PER_READ",
     "Inlet",
     "ReturningPump",
-    "Supply",
+    "ReturningSupply",
     "Track",
     "gather",
 ]
@@ -123,7 +123,7 @@ class ReturningPump:
         at: Point,
         partition: int,
         value: bytes,
-        restored: Restored | None = None,
+        restored: RestoredRange | None = None,
     ) -> None:
         if message.kind == DATA:
             records = self._decoded(value, partition, at.offset)
@@ -202,7 +202,7 @@ class Pump(Protocol):
 
 
 @final
-class Supply:
+class ReturningSupply:
     """What a channel of a head is told of the topic behind it, and tells it."""
 
     def __init__(
@@ -256,7 +256,7 @@ class Inlet:
     """
 
     def __init__(
-        self, channel: FeedbackChannel, supply: Supply, *, takes_barriers: bool, takes_epochs: bool
+        self, channel: FeedbackChannel, supply: ReturningSupply, *, takes_barriers: bool, takes_epochs: bool
     ) -> None:
         """``takes_barriers``: not those of another worker. ``takes_epochs``: whether watermarks count."""
         self.channel = channel
@@ -265,14 +265,14 @@ class Inlet:
         self._takes_barriers = takes_barriers
         self._takes_epochs = takes_epochs
 
-    def put(self, batch: DataBatch, at: Point, restored: Restored | None = None) -> None:
+    def put(self, batch: DataBatch, at: Point, restored: RestoredRange | None = None) -> None:
         """Bring a batch that lies there in the topic to the head."""
         if restored is not None:
             self._supply.restored_records += len(batch.records)
         self.track.put(at, restored)
         self.channel.put(batch)
 
-    def put_control(self, control: Control, at: Point, restored: Restored | None = None) -> None:
+    def put_control(self, control: Control, at: Point, restored: RestoredRange | None = None) -> None:
         """Bring a control record to the head, if it concerns it."""
         is_barrier = isinstance(control, CheckpointBarrier)
         if is_barrier and restored is not None:
@@ -288,7 +288,7 @@ class RestoredRecord(NamedTuple):
     What earlier runs have left in the topic, as far as a checkpoint says that it belongs to it.
     """
 
-    restored: Restored
+    restored: RestoredRange
     message: Message
     at: Point
     partition: int
@@ -296,7 +296,7 @@ class RestoredRecord(NamedTuple):
 
 
 async def restored_records(
-    topic: Topic, ranges: Sequence[Restored], *, max_records: int, clock: Clock
+    topic: Topic, ranges: Sequence[RestoredRange], *, max_records: int, clock: Clock
 ) -> AsyncGenerator[RestoredRecord, None]:
     """All records of the ranges, each in its order, in one pass. Raises CheckpointError where some are missing.
 
@@ -324,16 +324,16 @@ async def restored_records(
             raise missing_records(each.range, topic, each.following.sequence)
 
 
-def _first(ranges: Sequence[Restored], partition: int) -> int:
+def _first(ranges: Sequence[RestoredRange], partition: int) -> int:
     return min(each.range.start.offset for each in ranges if each.range.partition == partition)
 
 
-def _end(ranges: Sequence[Restored], partition: int) -> int:
+def _end(ranges: Sequence[RestoredRange], partition: int) -> int:
     return max(each.range.stop.offset for each in ranges if each.range.partition == partition)
 
 
 def _of_ranges(
-    batch: TopicBatch, wanted: Mapping[tuple[bytes, int, int], Restored], topic: Topic
+    batch: TopicBatch, wanted: Mapping[tuple[bytes, int, int], RestoredRange], topic: Topic
 ) -> Iterator[RestoredRecord]:
     runs = {run for run, _, _ in wanted}
     for offset, headers, value in zip(batch.offsets, batch.headers, batch.values, strict=True):
@@ -393,7 +393,7 @@ class Mark(NamedTuple):
 
 
 @final
-class Restored:
+class RestoredRange:
     """A range of an earlier run on its way into the channel."""
 
     def __init__(self, track: Track, part: int, lying: TopicRange) -> None:
@@ -419,7 +419,7 @@ class Track:
         self._producer = producer
         self._partition = 0
         self._began = self._following = Point(0, 0)
-        self.restored: list[Restored] = []
+        self.restored: list[RestoredRange] = []
         self._waiting: deque[Mark] = deque()
         """Of what is in the channel."""
         self._last: Mark | None = None
@@ -431,21 +431,21 @@ class Track:
     def restore(self, ranges: Iterable[TopicRange]) -> None:
         """These come before what this run feeds back."""
         for lying in ranges:
-            self.restored.append(Restored(self, len(self.restored), lying))
+            self.restored.append(RestoredRange(self, len(self.restored), lying))
 
     def begin(self, partition: int, offset: int) -> None:
         """What is fed back in this run will lie in that partition, from that offset on."""
         self._partition = partition
         self._began = self._following = Point(offset, 0)
 
-    def passed(self, at: Point, restored: Restored | None = None) -> None:
+    def passed(self, at: Point, restored: RestoredRange | None = None) -> None:
         """A record of this producer was read."""
         if restored is None:
             self._following = at.behind
         else:
             restored.following = at.behind
 
-    def put(self, at: Point, restored: Restored | None = None) -> None:
+    def put(self, at: Point, restored: RestoredRange | None = None) -> None:
         """What it brought was put into the channel."""
         if not self._is_closed:
             self._waiting.append(Mark(self._own_part if restored is None else restored.part, at))

@@ -20,8 +20,14 @@ from streamiter.runtime.failure import call_unless_cancelled
 from streamiter.runtime.feedback import FeedbackChannel, check_is_there
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 from streamiter.runtime.partitioning import Forward
-from streamiter.runtime.topic_feedback.outgoing import HEADER_BYTES_MAX, OutgoingPump, Outlet
-from streamiter.runtime.topic_feedback.returning import RECORDS_PER_READ, Inlet, ReturningPump, Supply, Track
+from streamiter.runtime.topic_feedback.outgoing import HEADER_BYTES_MAX, FeedbackOutlet, OutgoingPump
+from streamiter.runtime.topic_feedback.returning import (
+    RECORDS_PER_READ,
+    Inlet,
+    ReturningPump,
+    ReturningSupply,
+    Track,
+)
 from streamiter.topics.topic import (
     ReadRequest,
     Topic,
@@ -83,7 +89,7 @@ class TopicFeedback:
         """For each upstream subtask, what it feeds back into: a queue for each head of all workers."""
         self.returning: dict[Edge, list[list[FeedbackChannel | None]]] = {}
         """For each upstream subtask a channel for each head of this process; None where nothing can flow."""
-        self._outlets: list[Outlet] = []
+        self._outlets: list[FeedbackOutlet] = []
         self._inlets: list[dict[int, Inlet]] = [{} for _ in range(step.parallelism)]
         self._out = OutgoingPump(run_id, start, self._outlets, plain_data)
         self._back = [
@@ -123,10 +129,10 @@ class TopicFeedback:
             return [self._worker.number(subtask, self._step.parallelism)]
         return range(self._heads)
 
-    def _outlet(self, edge: Edge, subtask: int, number: int, head: int) -> Outlet:
+    def _outlet(self, edge: Edge, subtask: int, number: int, head: int) -> FeedbackOutlet:
         step = f"{edge.upstream.name}[{subtask}]"
         name = f"{step} → head {head} in topic {self._topic.name}"
-        return Outlet(number, step, head, FeedbackChannel(name, self._make_queue(name, self._limits)))
+        return FeedbackOutlet(number, step, head, FeedbackChannel(name, self._make_queue(name, self._limits)))
 
     def _inlet(
         self, edge: Edge, subtask: int, first: int, head: int, queues: dict[int, FeedbackChannel]
@@ -139,7 +145,7 @@ class TopicFeedback:
         # It never spills: when it holds as much as its limit, the topic keeps the rest.
         limits = FeedbackLimits(memory_bytes=sys.maxsize, directory=self._limits.directory)
         channel = FeedbackChannel(name, self._make_queue(name, limits))
-        supply = Supply(
+        supply = ReturningSupply(
             self._back[head],
             queues[number],
             Track(self._topic.name, self._run_id, first + subtask),

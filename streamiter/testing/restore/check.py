@@ -33,7 +33,7 @@ from streamiter.testing.restore.differences import (
     state_difference,
     stream_difference,
 )
-from streamiter.testing.restore.driving import Cut, Run, RunOptions, run_freely, run_in_steps
+from streamiter.testing.restore.driving import Cut, JobOutcome, RunOptions, run_freely, run_in_steps
 from streamiter.testing.restore.process import RestoreProcess
 from streamiter.testing.restore.trial import Build, BuiltFlow, SourceKey
 
@@ -295,11 +295,11 @@ class Comparison:
     def _built(self) -> BuiltFlow:
         return BuiltFlow(self.build, self.structs, gated=not self.free)
 
-    def _undisturbed(self) -> Run:
+    def _undisturbed(self) -> JobOutcome:
         run = run_freely if self.free else run_in_steps
         return asyncio.run(run(self._built(), self.options))
 
-    def restored(self, cut: Cut, plan: list[SourceKey] | None) -> Run:
+    def restored(self, cut: Cut, plan: list[SourceKey] | None) -> JobOutcome:
         """Go on from a cut, by the rest of the plan: elsewhere, or here."""
         options = RunOptions(self.options.seed, self.options.interval_s, cut.now_ms)
         if self.process is None:
@@ -318,7 +318,7 @@ class Comparison:
         )
         if "error" in answer:
             raise self._mismatch(cut, f"the restored run failed: {answer['error']}", answer["trace"])
-        return Run(**answer)
+        return JobOutcome(**answer)
 
     def _described(self) -> tuple[Any, ...]:
         return describe(self.build, self.what)
@@ -331,11 +331,11 @@ class Comparison:
 
     # -- what is compared ------------------------------------------------------------------------------------
 
-    def _check_violations(self, run: Run) -> None:
+    def _check_violations(self, run: JobOutcome) -> None:
         if run.violations:
             raise RestoreMismatch(f"{self.what}: {run.violations[0]}")
 
-    def _check_unharmed(self, undisturbed: Run, interrupted: Run) -> None:
+    def _check_unharmed(self, undisturbed: JobOutcome, interrupted: JobOutcome) -> None:
         difference = self._difference(undisturbed, interrupted)
         if difference is None:
             return
@@ -350,7 +350,7 @@ class Comparison:
             "only look"
         )
 
-    def _check_cut(self, cut: Cut, before: Run, undisturbed: Run) -> None:
+    def _check_cut(self, cut: Cut, before: JobOutcome, undisturbed: JobOutcome) -> None:
         plan = None if self.free else undisturbed.plan[cut.after :]
         restored = self.restored(cut, plan)
         if restored.violations:
@@ -359,7 +359,7 @@ class Comparison:
         if difference is not None:
             raise self._mismatch(cut, difference, *self._reasons(cut, before, undisturbed, plan))
 
-    def _full_difference(self, expected: Run, given: Run) -> str | None:
+    def _full_difference(self, expected: JobOutcome, given: JobOutcome) -> str | None:
         """In what came out, then in the states at the end."""
         if difference := self._difference(expected, given):
             return difference
@@ -369,7 +369,7 @@ class Comparison:
             return _final_difference(expected, given, self._plain)
         return state_difference(expected.last_state, given.last_state, self._plain)
 
-    def _difference(self, expected: Run, given: Run) -> str | None:
+    def _difference(self, expected: JobOutcome, given: JobOutcome) -> str | None:
         return stream_difference(
             expected.outputs, given.outputs, self._plain, ordered=self.ordered
         ) or stream_difference(expected.results, given.results, self._plain)
@@ -386,7 +386,9 @@ class Comparison:
             "\n".join([f"{self.what}, cut {cut.place}, restored {where}: {difference}", *reasons])
         )
 
-    def _reasons(self, cut: Cut, before: Run, undisturbed: Run, plan: list[SourceKey] | None) -> list[str]:
+    def _reasons(
+        self, cut: Cut, before: JobOutcome, undisturbed: JobOutcome, plan: list[SourceKey] | None
+    ) -> list[str]:
         """Why it may be: attributes that were lost, or what only a fresh process shows."""
         reasons: list[str] = []
         if plan is not None:
@@ -406,7 +408,7 @@ class Comparison:
             )
         return reasons
 
-    def _lost(self, cut: Cut, undisturbed: Run) -> list[str]:
+    def _lost(self, cut: Cut, undisturbed: JobOutcome) -> list[str]:
         at_cut = asyncio.run(run_in_steps(self._built(), self.options, plan=undisturbed.plan, only=cut.after))
         options = RunOptions(self.options.seed, self.options.interval_s, cut.now_ms)
         after = asyncio.run(run_in_steps(self._built(), options, snapshot=cut.snapshot, plan=[], only=0))
@@ -416,7 +418,7 @@ class Comparison:
         return [*lost[:_SHOWN], "Give what results depend on in snapshot(), and take it over in restore()."]
 
 
-def _joined(before: Run, cut: Cut, restored: Run) -> Run:
+def _joined(before: JobOutcome, cut: Cut, restored: JobOutcome) -> JobOutcome:
     """What came out until the cut, then what came after it was restored."""
     outputs = {
         name: [*before.outputs[name][: cut.came_out[name]], *records]
@@ -425,7 +427,7 @@ def _joined(before: Run, cut: Cut, restored: Run) -> Run:
     return replace(restored, outputs=outputs)
 
 
-def _final_difference(undisturbed: Run, restored: Run, plain_data: PlainData) -> str | None:
+def _final_difference(undisturbed: JobOutcome, restored: JobOutcome, plain_data: PlainData) -> str | None:
     for who, state in undisturbed.final_states.items():
         # What had ended before the cut is not begun again; it is in the snapshot.
         if who in restored.final_states and restored.final_states[who] != state:

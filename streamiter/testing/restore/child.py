@@ -13,7 +13,7 @@ import msgspec
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.testing.restore.differences import resolve
-from streamiter.testing.restore.driving import Run, RunOptions, run_freely, run_in_steps
+from streamiter.testing.restore.driving import JobOutcome, RunOptions, run_freely, run_in_steps
 from streamiter.testing.restore.process import read_frame, write_frame
 from streamiter.testing.restore.trial import Build, BuiltFlow
 
@@ -26,7 +26,7 @@ def restored_run(
     options: RunOptions,
     snapshot: bytes,
     plan: Sequence[tuple[str, int]] | None,
-) -> Run:
+) -> JobOutcome:
     """Go on from a snapshot to the end: by the plan of reads, or freely where there is none."""
     built = BuiltFlow(build, structs, gated=plan is not None)
     if plan is None:

@@ -19,7 +19,7 @@ from streamiter.testing.restore.trial import BuiltFlow, SourceKey
 
 __all__ = [
     "Cut",
-    "Run",
+    "JobOutcome",
     "RunOptions",
     "run_freely",
     "run_in_steps",
@@ -45,7 +45,7 @@ class Cut:
 
 
 @dataclass(slots=True)
-class Run:
+class JobOutcome:
     """What came of a run."""
 
     outputs: dict[str, list[bytes]] = field(default_factory=dict)
@@ -66,10 +66,10 @@ async def _driven(
     built: BuiltFlow,
     options: RunOptions,
     snapshot: bytes | None,
-    drive: Callable[[Driver, Run], Awaitable[None]],
-) -> Run:
+    drive: Callable[[JobDriver, JobOutcome], Awaitable[None]],
+) -> JobOutcome:
     """Start, drive to the end, gather what came of it."""
-    driver, run = Driver(built, options), Run()
+    driver, run = JobDriver(built, options), JobOutcome()
     await driver.start(snapshot)
     try:
         await drive(driver, run)
@@ -93,14 +93,14 @@ async def run_in_steps(
     snapshot: bytes | None = None,
     cuts: bool = False,
     only: int | None = None,
-) -> Run:
+) -> JobOutcome:
     """One read after the other, by the plan, or in an order that the seed decides.
 
     With ``cuts`` two snapshots are taken after each step but the last; without, one before the last step.
     ``only`` so many steps are run: then ``attributes`` are those of the operators at that point.
     """
 
-    async def drive(driver: Driver, run: Run) -> None:
+    async def drive(driver: JobDriver, run: JobOutcome) -> None:
         order = random.Random(options.seed)  # noqa: S311 (a schedule, no secret)
         await driver.settle()
         while not driver.is_over:
@@ -125,7 +125,7 @@ async def run_in_steps(
     return await _driven(built, options, snapshot, drive)
 
 
-async def _cut_twice(driver: Driver, run: Run) -> None:
+async def _cut_twice(driver: JobDriver, run: JobOutcome) -> None:
     """A cut where all is handled; a second snapshot there must be the same."""
     watch, last = driver.built.watch, run.plan[-1:]
     place = "".join(
@@ -143,7 +143,7 @@ async def _cut_twice(driver: Driver, run: Run) -> None:
             watch.violations.append(f"two snapshots in a row {place} differ: {difference}")
 
 
-async def _cut(driver: Driver, run: Run, place: str, after: int) -> None:
+async def _cut(driver: JobDriver, run: JobOutcome, place: str, after: int) -> None:
     taken = await driver.snapshot()
     if taken is not None:
         came_out = {tap.name: tap.at_snapshot for tap in driver.built.taps}
@@ -152,11 +152,11 @@ async def _cut(driver: Driver, run: Run, place: str, after: int) -> None:
 
 async def run_freely(
     built: BuiltFlow, options: RunOptions, *, snapshot: bytes | None = None, cut_after: int | None = None
-) -> Run:
+) -> JobOutcome:
     """All sources read as they can; with ``cut_after`` a snapshot after so many turns, and no further."""
 
-    async def drive(driver: Driver, run: Run) -> None:
-        patience = Patience()
+    async def drive(driver: JobDriver, run: JobOutcome) -> None:
+        patience = RealTimeLimit()
         while not driver.is_over and (cut_after is None or run.turns < cut_after):
             await asyncio.sleep(0)
             run.turns += 1
@@ -193,7 +193,7 @@ class RunOptions:
     start_ms: int = 1_700_000_000_000
 
 
-class Patience:
+class RealTimeLimit:
     """Real time, which is not endless."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class _SteppedClock(VirtualClock):
         self._now_s = until_s
 
 
-class Driver:
+class JobDriver:
     """A job at work in the running event loop, with its clock.
 
     A job of a flow under test at work: sources read when told to, time passes when told to.
@@ -242,7 +242,7 @@ class Driver:
 
     async def snapshot(self) -> bytes | None:
         """The state of the whole job, as it would be stored; None where the job has ended."""
-        patience = Patience()
+        patience = RealTimeLimit()
         taking = asyncio.create_task(self.job.snapshot(), name="snapshot")
         try:
             # Most take a few turns; a loop through a topic also waits for time to pass, to look there again.
@@ -271,7 +271,7 @@ class Driver:
 
     async def pass_time(self) -> None:
         """Let time pass until nothing waits for it within a step."""
-        patience = Patience()
+        patience = RealTimeLimit()
         while True:
             await self.clock.pass_by(self.interval_s, self.settle)
             if self.is_over or not any(task.is_handling for task in self._tasks):
@@ -281,7 +281,7 @@ class Driver:
 
     async def settle(self) -> None:
         """Wait until all that was read has been handled, as far as it can be without time passing."""
-        patience = Patience()
+        patience = RealTimeLimit()
         other_work_until_s = time.monotonic() + _OTHER_WORK_S
         while True:
             await self._quiet()
@@ -297,7 +297,7 @@ class Driver:
 
     async def end(self) -> None:
         """Wait until the job has ended by itself."""
-        patience = Patience()
+        patience = RealTimeLimit()
         await self.settle()
         while not self.is_over:
             await self.pass_time()

@@ -41,7 +41,7 @@ SourceKey: TypeAlias = tuple[str, int]
 """A source: its step and subtask."""
 
 
-class Gate:
+class SourceGate:
     """Lets one instance of a source read when it is told to."""
 
     def __init__(self) -> None:
@@ -75,12 +75,12 @@ class Gate:
 class _GatedSource(Source):
     """A source behind its gate."""
 
-    def __init__(self, source: Source, gates: dict[SourceKey, Gate]) -> None:
+    def __init__(self, source: Source, gates: dict[SourceKey, SourceGate]) -> None:
         self._source = source
         self._gates = gates
 
     def open(self, context: Context, positions: Positions | None) -> Any:
-        self._gate = self._gates[context.name, context.subtask_index] = Gate()
+        self._gate = self._gates[context.name, context.subtask_index] = SourceGate()
         return self._source.open(context, positions)
 
     async def read(self) -> SourceBatch | None:
@@ -139,7 +139,7 @@ class BuiltFlow:
             self.flow.register(struct)
         self.plain_data = self.flow.plain_data
         self.watch = Watch(self.plain_data)
-        self.gates: dict[SourceKey, Gate] = {}
+        self.gates: dict[SourceKey, SourceGate] = {}
         self.taps: list[Tap] = []
         self._results: dict[str, Callable[[], Any]] = {}
         outputs = _by_name(build(self.flow))
@@ -166,7 +166,7 @@ class BuiltFlow:
         }
 
 
-def _put_gate(step: Step, gates: dict[SourceKey, Gate]) -> None:
+def _put_gate(step: Step, gates: dict[SourceKey, SourceGate]) -> None:
     make = step.source
     assert make is not None
     step.source = lambda: _GatedSource(make(), gates)

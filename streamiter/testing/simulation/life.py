@@ -15,9 +15,13 @@ from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.runtime.statistics import JobState
 from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop, drop_all
-from streamiter.testing.simulation.network import Connection, SimulatedStorageFull, SimulatedUnavailable
+from streamiter.testing.simulation.network import (
+    NetworkConnection,
+    SimulatedStorageFull,
+    SimulatedUnavailable,
+)
 from streamiter.testing.simulation.simulated_time import TaskClock, at_once, generator
-from streamiter.testing.simulation.topic import Cluster, SimulatedStore, SimulatedTopic
+from streamiter.testing.simulation.topic import SimulatedStore, SimulatedTopic, SimulatedTopics
 from streamiter.testing.simulation.world import (
     Compare,
     Delivery,
@@ -45,7 +49,7 @@ class Simulation:
     The function is called again for every restart; it must build a flow that can go on from the last one's state.
     """
 
-    def __init__(self, world: World, cluster: Cluster, run: int = 1) -> None:
+    def __init__(self, world: World, cluster: SimulatedTopics, run: int = 1) -> None:
         self.seed = world.seed
         self.run = run
         """Which start this is, counted from 1: for what an update of the flow may change, such as a parallelism."""
@@ -157,8 +161,8 @@ class Life:
         self.number = number
         self._make_flow = make_flow
         self._settings = settings
-        self.connection = Connection(world.network)
-        self.cluster = Cluster(world.broker, self.connection, world.look)
+        self.connection = NetworkConnection(world.network)
+        self.cluster = SimulatedTopics(world.broker, self.connection, world.look)
         self.loop = SimulatedEventLoop(world.time, settings.shuffle, world.trace)
         self.job: Job | None = None
         self._bounded_sources: frozenset[str] = frozenset()

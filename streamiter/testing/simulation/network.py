@@ -14,11 +14,11 @@ from streamiter.numbers import whole_number
 from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace
 
 __all__ = [
-    "Connection",
     "Crashed",
     "Faults",
     "Levels",
-    "Network",
+    "NetworkConnection",
+    "SimulatedNetwork",
     "SimulatedStorageFull",
     "SimulatedUnavailable",
     "drawn_levels",
@@ -128,7 +128,7 @@ class Crashed(BaseException):
     """Whatever of a crashed job still reaches for the world outside gets no further than this."""
 
 
-class Network:
+class SimulatedNetwork:
     """What lies between all jobs and the world: one state for all calls, which survives crashes.
 
     The way of a call from a job to its topics and its store, and back: where faults and crashes come in.
@@ -186,10 +186,10 @@ class Network:
                 future.set_result(None)
 
 
-class Connection:
+class NetworkConnection:
     """What one run of the job has of the network; cut by its crash."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: SimulatedNetwork) -> None:
         self.network = network
         self._is_cut = False
 

@@ -36,7 +36,7 @@ class Bounds:
     turns: int
 
 
-class Driver:
+class SimulationDriver:
     """Begins lives of a job one after the other, and watches over them."""
 
     def __init__(self, world: World, name: str, make_flow: MakeFlow, *, settle_s: float) -> None:
@@ -176,7 +176,9 @@ class Disturbed:
     The two phases of a simulated run: with faults, then without.
     """
 
-    def __init__(self, driver: Driver, faults: Faults, *, turns_undisturbed: int, bounds: Bounds) -> None:
+    def __init__(
+        self, driver: SimulationDriver, faults: Faults, *, turns_undisturbed: int, bounds: Bounds
+    ) -> None:
         self._driver = driver
         self._world: World = driver.world
         self._random: random.Random = driver.world.random
@@ -388,7 +390,7 @@ def simulate(
     world = World(seed, CALM, expected=undisturbed.outputs, check=check)
     world.network.levels = drawn_levels(faults, world.random)
     world.network.event(f"seed {seed}: {world.network.levels}")
-    driver = Driver(world, name, flow, settle_s=settle_s)
+    driver = SimulationDriver(world, name, flow, settle_s=settle_s)
     turns = max(_TURNS_AT_LEAST, _TIMES_UNDISTURBED * undisturbed.turns)
     try:
         Disturbed(driver, faults, turns_undisturbed=undisturbed.turns, bounds=Bounds(within_s, turns)).run()
@@ -409,7 +411,7 @@ def _undisturbed(
     flow: MakeFlow, name: str, seed: int, check: Check | None, *, within_s: float, settle_s: float
 ) -> Undisturbed:
     world = World(seed, UNDISTURBED, expected=None, check=check)
-    driver = Driver(world, f"{name}, undisturbed", flow, settle_s=settle_s)
+    driver = SimulationDriver(world, f"{name}, undisturbed", flow, settle_s=settle_s)
     try:
         life = driver.begin(_CALMLY)
         if (ending := driver.complete(life, Bounds(within_s, _TURNS_MAX))) != "finished":

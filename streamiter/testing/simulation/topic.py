@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from streamiter.checkpoints.snapshot import CheckpointId, Part, SnapshotHeader
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
 from streamiter.checkpoints.store import CheckpointStore, CommitPointer, StoredSnapshot
-from streamiter.testing.simulation.network import Connection, SimulatedStorageFull
+from streamiter.testing.simulation.network import NetworkConnection, SimulatedStorageFull
 from streamiter.topics.memory import MemoryBroker, MemoryTopic
 from streamiter.topics.topic import (
     Decoder,
@@ -23,9 +23,9 @@ from streamiter.topics.topic import (
 )
 
 __all__ = [
-    "Cluster",
     "SimulatedStore",
     "SimulatedTopic",
+    "SimulatedTopics",
 ]
 
 
@@ -35,7 +35,7 @@ class SimulatedReader(TopicReader):
     def __init__(
         self,
         stored: TopicReader,
-        connection: Connection,
+        connection: NetworkConnection,
         name: str,
         on_close: Callable[[SimulatedReader], None],
     ) -> None:
@@ -91,7 +91,7 @@ class SimulatedWriter(TopicWriter):
     Writing outside transactions, behind a network with faults.
     """
 
-    def __init__(self, stored: TopicWriter, connection: Connection, name: str) -> None:
+    def __init__(self, stored: TopicWriter, connection: NetworkConnection, name: str) -> None:
         self._stored = stored
         self._connection = connection
         self._name = name
@@ -122,7 +122,7 @@ class SimulatedTransactions(Transactions):
     def __init__(
         self,
         stored: Transactions,
-        connection: Connection,
+        connection: NetworkConnection,
         broker: MemoryBroker,
         on_commit: Callable[[], None],
     ) -> None:
@@ -159,13 +159,15 @@ class SimulatedTransactions(Transactions):
 _READ_RECORDS_MAX = 16
 
 
-class Cluster:
+class SimulatedTopics:
     """The topics of a simulation as one run of the job sees them.
 
     A memory topic behind a network with faults.
     """
 
-    def __init__(self, broker: MemoryBroker, connection: Connection, on_commit: Callable[[], None]) -> None:
+    def __init__(
+        self, broker: MemoryBroker, connection: NetworkConnection, on_commit: Callable[[], None]
+    ) -> None:
         self.broker = broker
         self.connection = connection
         self.on_commit = on_commit
@@ -181,7 +183,7 @@ class SimulatedTopic(Topic):
     compaction_settings = MemoryTopic.compaction_settings
     eager_compaction_settings = MemoryTopic.eager_compaction_settings
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
+    def __init__(self, cluster: SimulatedTopics, name: str) -> None:
         self._cluster = cluster
         self._connection = cluster.connection
         self._stored = cluster.broker.topic(name)
@@ -252,7 +254,7 @@ class SimulatedStore(CheckpointStore):
     A checkpoint store with faults.
     """
 
-    def __init__(self, stored: CheckpointStore, connection: Connection) -> None:
+    def __init__(self, stored: CheckpointStore, connection: NetworkConnection) -> None:
         self._stored = stored
         self._connection = connection
 
@@ -266,7 +268,7 @@ class SimulatedStore(CheckpointStore):
             "ask the store for its pointer", lambda: self._stored.pointer(flow)
         )
 
-    async def save(self, header: SnapshotHeader, parts: Iterable[Part]) -> int:
+    async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
         network = self._connection.network
         await self._connection.on_the_way("save a snapshot")
         if network.draws(network.levels.storage_full):

@@ -12,7 +12,7 @@ import orjson
 
 from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.flow.flow import listed_items
-from streamiter.testing.simulation.network import Levels, Network
+from streamiter.testing.simulation.network import Levels, SimulatedNetwork
 from streamiter.testing.simulation.simulated_time import SimulatedTime, Trace, at_once, generator
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, TopicRecord
@@ -171,7 +171,7 @@ def _wrong_multiset(
 
 
 @dataclass
-class Committed:
+class CommittedRecords:
     """All that readers of committed records see of some topics, read on from where they were read before."""
 
     broker: MemoryBroker
@@ -209,13 +209,13 @@ class World:
         self.time = SimulatedTime()
         self.trace = Trace()
         self.random = generator(seed, "world")
-        self.network = Network(self.time, self.trace, generator(seed, "network"), levels)
+        self.network = SimulatedNetwork(self.time, self.trace, generator(seed, "network"), levels)
         self._ids = generator(seed, "ids")
         self.broker = MemoryBroker(clock=self.time)
         self.store = MemoryStore()
         self.inputs: dict[str, Input] = {}
         self.outputs: dict[str, OutputRules] = {}
-        self.committed = Committed(self.broker)
+        self.committed = CommittedRecords(self.broker)
         self.violation: str | None = None
         """The first thing that was found to be wrong."""
         self._expected = expected

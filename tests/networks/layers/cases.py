@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamiter.networks.graph import Graph
+from streamiter.networks.graph import LayerGraph
 from streamiter.networks.layers import LAYER_TYPES, Layer, LossLayer
 from streamiter.networks.layers.layer import LayerSettings
-from streamiter.networks.losses import LOSSES, Loss
+from streamiter.networks.losses import LOSSES, NetworkLoss
 from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS
 from streamiter.optimizers import SGD
@@ -58,13 +58,13 @@ class Nodes:
         """A layer of any dimension, with all features behind it."""
         return self.add("simpleinputlayer", output_dim, transfer="tanh")
 
-    def graph(self, last: Layer, loss: Loss | None = None, type_name: str = "losslayer") -> Graph:
+    def graph(self, last: Layer, loss: NetworkLoss | None = None, type_name: str = "losslayer") -> LayerGraph:
         """All of them, and a loss at the end, by way of a fully connected layer where there are several outputs."""
         if loss is None and last.output_dim > 1:
             last = self.add("fclayer", 1, last)
         end = self.add(type_name, -1, last, loss=loss or LOSSES["l2loss"]())
         assert isinstance(end, LossLayer)
-        return Graph(self.layers, self.place_holder, end)
+        return LayerGraph(self.layers, self.place_holder, end)
 
 
 def _tiled(nodes: Nodes) -> Layer:
@@ -119,7 +119,7 @@ CASES: dict[str, Callable[[Nodes], Layer]] = {
 """By type: what adds one such layer, and gives the last layer before the loss."""
 
 
-def graph_around(type_name: str, place_holder: PlaceHolder) -> Graph:
+def graph_around(type_name: str, place_holder: PlaceHolder) -> LayerGraph:
     """The graph of a case."""
     nodes = Nodes(place_holder)
     last = CASES[type_name](nodes)

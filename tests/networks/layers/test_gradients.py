@@ -8,7 +8,7 @@ from networks.finite_differences import assert_gradients_agree, give_values, gra
 from networks.layers.cases import CASES, FACTORS, FIELDS, Nodes, graph_around
 from networks.rows_at_hand import KINDS, rows_of
 
-from streamiter.networks.graph import Graph
+from streamiter.networks.graph import LayerGraph
 from streamiter.networks.layers import LAYER_TYPES
 from streamiter.networks.mini_batches import PlaceHolder
 
@@ -17,7 +17,7 @@ def _features(kind: str) -> int:
     return FIELDS if kind == "dense" else 9
 
 
-def _fed(graph: Graph, kind: str, rows: int = 6, seed: int = 3) -> None:
+def _fed(graph: LayerGraph, kind: str, rows: int = 6, seed: int = 3) -> None:
     generator = np.random.default_rng(seed)
     features = graph.place_holder.feature_dimension
     given = rows_of(kind, rows, features, FIELDS, generator)
@@ -106,7 +106,7 @@ def test_a_chain_of_50_layers_has_the_right_gradients():
     assert np.abs(gradients_of_first(graph)).max() > 1e-6
 
 
-def gradients_of_first(graph: Graph) -> np.ndarray:
+def gradients_of_first(graph: LayerGraph) -> np.ndarray:
     gradient = graph.parameters[0].gradient
     assert gradient is not None
     return gradient

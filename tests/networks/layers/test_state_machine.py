@@ -11,7 +11,7 @@ from networks.layers.cases import Nodes
 from networks.rows_at_hand import rows_of
 
 from streamiter.errors import ModelError
-from streamiter.networks.graph import Graph
+from streamiter.networks.graph import LayerGraph
 from streamiter.networks.layers import StatusError
 from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.networks.parameters import Status
@@ -35,14 +35,14 @@ class _Counting:
         return counted
 
 
-def _graph() -> tuple[Graph, Nodes]:
+def _graph() -> tuple[LayerGraph, Nodes]:
     nodes = Nodes(PlaceHolder(9, "float64"))
     shared = nodes.hidden(3)
     graph = nodes.graph(nodes.add("mulpooling", 3, nodes.add("fclayer", 3, shared), shared))
     return graph, nodes
 
 
-def _feed(graph: Graph) -> None:
+def _feed(graph: LayerGraph) -> None:
     generator = np.random.default_rng(1)
     graph.feed_data(rows_of("sparse", 4, 9, 4, generator), generator.normal(size=4), training=True)
     give_values(graph, generator)

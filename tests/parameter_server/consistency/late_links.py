@@ -10,7 +10,7 @@ from typing import Any
 
 from parameter_server.consistency.client_run import turns
 
-from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.server import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
@@ -23,13 +23,13 @@ class LateLink:
         self.pace = pace
         """How soon it delivers beside other links."""
         self._shard = shard
-        self._requests: deque[tuple[Any, Waiting[Any]]] = deque()
+        self._requests: deque[tuple[Any, WaitingReply[Any]]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._requests)
 
-    def send(self, request: Any) -> Waiting[Any]:
-        waiting: Waiting[Any] = Waiting()
+    def send(self, request: Any) -> WaitingReply[Any]:
+        waiting: WaitingReply[Any] = WaitingReply()
         self._requests.append((request, waiting))
         return waiting
 
@@ -40,7 +40,7 @@ class LateLink:
         except Exception as error:
             waiting.fail(error)
             return
-        if not isinstance(reply, Waiting):
+        if not isinstance(reply, WaitingReply):
             waiting.succeed(reply)
             return
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from streamiter.parameter_server.matrix import DType, Matrix, Partitioning
+from streamiter.parameter_server.matrix import DType, Matrix, MatrixPartitioning
 from streamiter.parameter_server.psf import GetFunction, UpdateFunction
 from streamiter.parameter_server.storage import make_block
 from streamiter.parameter_server.storage.block import SparseRow
@@ -95,7 +95,7 @@ class OnBlocks:
             default=fixture.default or 0.0,
             block=shape,
         )
-        self.partitioning = Partitioning(self.matrix, shards=1)
+        self.partitioning = MatrixPartitioning(self.matrix, shards=1)
         self.blocks = [make_block(self.matrix, block) for block in self.partitioning.blocks]
         self.initial = fixture.values()
         self.reset(range(ROWS))

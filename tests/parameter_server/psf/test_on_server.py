@@ -16,8 +16,8 @@ from parameter_server.psf.test_contract import ids
 from streamiter.errors import OutOfRange, ParameterServerError, RowsInDifferentBlocks
 from streamiter.optimizers import SGD
 from streamiter.parameter_server import ParameterServer, psf
-from streamiter.parameter_server.matrix import Matrix, Partitioning
-from streamiter.parameter_server.requests import Aggregate, Update
+from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
+from streamiter.parameter_server.requests import AggregateRequest, UpdateRequest
 from streamiter.parameter_server.storage.block import Block, SparseRow
 from streamiter.parameter_server.transport.ray.protocol import importable
 
@@ -179,10 +179,10 @@ def test_the_arrays_of_a_function_are_sent_once_to_the_shards_that_need_them(
     What a compressed array had saved was lost with that.
     """
     matrix = Matrix("w", rows=1, columns=10_000)
-    partitioning = Partitioning(matrix, shards=4)
+    partitioning = MatrixPartitioning(matrix, shards=4)
     sent_bytes = 0
     for block, part in function.split(matrix, partitioning):
-        kind = Update if isinstance(function, psf.UpdateFunction) else Aggregate
+        kind = UpdateRequest if isinstance(function, psf.UpdateFunction) else AggregateRequest
         request = importable(kind("w", 0, -1, function, [(block.number, part)]))
         assert request.function == function.without_arrays()
         sent_bytes += len(pickle.dumps(request))

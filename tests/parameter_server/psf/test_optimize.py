@@ -17,7 +17,7 @@ from streamiter.optimizers import (
     RMSProp,
 )
 from streamiter.parameter_server import BSP, ParameterServer
-from streamiter.parameter_server.matrix import Matrix, Partitioning
+from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.psf.optimize import InitialSlots, Optimize
 from streamiter.parameter_server.storage import make_block
 from streamiter.parameter_server.storage.block import SparseRow
@@ -43,7 +43,7 @@ class Blocks:
     def __init__(self, rows, *, width=COLUMNS, block_rows=None, dtype="float64", sparse=False, **settings):
         block = (block_rows or rows, width)
         self.matrix = Matrix("w", rows, COLUMNS, dtype, sparse=sparse, block=block, **settings)
-        self.partitioning = Partitioning(self.matrix, 2)
+        self.partitioning = MatrixPartitioning(self.matrix, 2)
         self.blocks = {block.number: make_block(self.matrix, block) for block in self.partitioning.blocks}
 
     def run(self, psf):
@@ -148,7 +148,7 @@ def test_rows_longer_than_what_is_updated_at_once_are_updated_to_their_end(spars
     """The last, shorter piece of a row, and pieces without any gradient."""
     columns = 100_000
     matrix = Matrix("w", 4, columns, "float32")
-    block = make_block(matrix, Partitioning(matrix, 1).blocks[0])
+    block = make_block(matrix, MatrixPartitioning(matrix, 1).blocks[0])
     random = np.random.default_rng(1)
     weights, gradient = random.normal(size=(2, columns)).astype(np.float32)
     gradient[32_000:66_000] = 0.0

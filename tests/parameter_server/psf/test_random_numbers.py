@@ -61,10 +61,10 @@ def test_rows_drawn_one_by_one_are_those_of_the_whole_matrix() -> None:
 
 def test_a_row_longer_than_a_piece_goes_on_where_the_piece_ended() -> None:
     """Numbers are drawn in pieces, and each piece began anew."""
-    from streamiter.parameter_server.matrix import Matrix, Partitioning
+    from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
     from streamiter.parameter_server.storage import make_block
 
     matrix = Matrix("w", rows=1, columns=150_001, block=(1, 150_001))
-    block = make_block(matrix, Partitioning(matrix, shards=1).blocks[0])
+    block = make_block(matrix, MatrixPartitioning(matrix, shards=1).blocks[0])
     psf.RandomNormal("w", 0, 0.0, 1.0, seed=2).partition_update(block, None)
     assert block.get(0, None).tobytes() == normals(2, 0, range(150_001)).tobytes()

@@ -129,11 +129,11 @@ def test_blocks_with_defaults_of_their_own_are_pulled_as_one_row() -> None:
 
 def test_a_wide_sparse_row_is_tried_in_pieces() -> None:
     """Arguments for all absent columns at once took more memory than the matrix was made sparse to save."""
-    from streamiter.parameter_server.matrix import Matrix, Partitioning
+    from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
     from streamiter.parameter_server.storage import make_block
 
     matrix = Matrix("w", rows=2, columns=200_000, sparse=True, block=(2, 200_000))
-    (place,) = Partitioning(matrix, shards=1).blocks
+    (place,) = MatrixPartitioning(matrix, shards=1).blocks
     block = make_block(matrix, place)
     block.add(0, np.array([5, 150_000]), np.array([1.0, 2.0]))
     longest = 0

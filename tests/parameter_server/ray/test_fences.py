@@ -11,9 +11,17 @@ from support.examples import random_examples
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.parameter_server import ASP, psf
-from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.requests import Add, AddPart, Aggregate, Create, Join, Leave, PassBarrier
+from streamiter.parameter_server.requests import (
+    AddPart,
+    AddRequest,
+    AggregateRequest,
+    CreateRequest,
+    JoinRequest,
+    LeaveRequest,
+    PassBarrier,
+)
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import thawed
 from streamiter.parameter_server.transport.ray.barriers import (
@@ -40,12 +48,12 @@ class Case:
         self.ways: dict[tuple[int, int], deque[Any]] = {
             (shard, sender): deque() for shard in (0, 1) for sender in (SERVER, *WORKERS)
         }
-        self.taken: dict[int, list[Waiting[Any]]] = {}
+        self.taken: dict[int, list[WaitingReply[Any]]] = {}
         self.replies: list[Any] = []
         for fences in self.fences:
             fences.handle(create())
             for worker in WORKERS:
-                fences.handle(Join(worker))
+                fences.handle(JoinRequest(worker))
 
     def send(self, sender: int, request: Any) -> None:
         """To both shards."""
@@ -79,16 +87,16 @@ class Case:
                 self.arrive(shard, sender)
 
 
-def create() -> Create:
-    return Create(Matrix("w", rows=1, columns=1, consistency=ASP()), 1)
+def create() -> CreateRequest:
+    return CreateRequest(Matrix("w", rows=1, columns=1, consistency=ASP()), 1)
 
 
-def add(worker: int) -> Add:
-    return Add("w", worker, -1, [AddPart(0, 0, None, np.ones(1))])
+def add(worker: int) -> AddRequest:
+    return AddRequest("w", worker, -1, [AddPart(0, 0, None, np.ones(1))])
 
 
 def value(shard: Shard) -> float:
-    [total] = shard.handle(Aggregate("w", -1, -1, psf.Sum("w", row=0), [(0, None)]))
+    [total] = shard.handle(AggregateRequest("w", -1, -1, psf.Sum("w", row=0), [(0, None)]))
     return float(total)
 
 
@@ -146,7 +154,7 @@ def test_an_add_is_in_the_states_of_both_shards_or_of_none(happens: list[tuple[A
                 assert state.is_settled
             if state.is_settled:
                 assert value_in(state.result()) == value_then
-    assert all(not isinstance(reply, Waiting) or reply.is_settled for reply in case.replies)
+    assert all(not isinstance(reply, WaitingReply) or reply.is_settled for reply in case.replies)
     assert [value(shard) for shard in case.shards] == [float(added)] * 2
 
 
@@ -155,19 +163,19 @@ def test_a_worker_that_leaves_or_is_not_there_yet_holds_nothing_up() -> None:
     shard = Shard(0)
     fences = Fences(shard, shard)
     fences.handle(create())
-    fences.handle(Join(0))
-    fences.handle(Join(1))
+    fences.handle(JoinRequest(0))
+    fences.handle(JoinRequest(1))
     state = fences.handle(TakeBetween(1, (0, 1, 2)))
     fences.handle(Fence(0, 1))
     stalled = fences.handle(add(0))
     assert not state.is_settled
     assert not stalled.is_settled
-    fences.handle(Leave(1))
+    fences.handle(LeaveRequest(1))
     assert value_in(state.result()) == 0.0
     assert stalled.is_settled
     assert value(shard) == 1.0
     fences.handle(Fence(1, 1))  # a late one
-    fences.handle(Join(1))
+    fences.handle(JoinRequest(1))
     fences.handle(add(1))
     assert value(shard) == 2.0
 
@@ -177,8 +185,8 @@ def test_who_gives_up_stalls_nobody() -> None:
     shard = Shard(0)
     fences = Fences(shard, shard)
     fences.handle(create())
-    fences.handle(Join(0))
-    fences.handle(Join(1))
+    fences.handle(JoinRequest(0))
+    fences.handle(JoinRequest(1))
     fences.handle(Fence(0, 1))
     stalled = fences.handle(add(0))
     fences.handle(TakeBetween(1, (0, 1))).give_up()

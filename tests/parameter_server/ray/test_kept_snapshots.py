@@ -8,13 +8,13 @@ import pytest
 
 from streamiter.errors import ConfigurationError
 from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.requests import Create
+from streamiter.parameter_server.requests import CreateRequest
 from streamiter.parameter_server.snapshots import KeptSnapshots, ShardSnapshot, SnapshotEvery
 
 
 def part(number: int, state: str, workers: tuple[int, ...] = (0, 1)) -> ShardSnapshot[str]:
     """What one shard gives."""
-    return ShardSnapshot(number, workers, (Create(Matrix("w", rows=1, columns=2), 2),), state)
+    return ShardSnapshot(number, workers, (CreateRequest(Matrix("w", rows=1, columns=2), 2),), state)
 
 
 def test_only_a_snapshot_that_all_shards_have_given_is_gone_back_to() -> None:

@@ -12,21 +12,21 @@ from support.examples import random_examples
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.parameter_server import ASP, SSP, psf
-from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
-    Add,
     AddPart,
-    Aggregate,
-    Clock,
-    Create,
-    Get,
+    AddRequest,
+    AggregateRequest,
+    ClockRequest,
+    CreateRequest,
     GetPart,
-    Join,
-    Leave,
+    GetRequest,
+    JoinRequest,
+    LeaveRequest,
     PassBarrier,
-    Raise,
+    RaiseRequest,
     TakeState,
 )
 from streamiter.parameter_server.shard import Shard
@@ -43,12 +43,12 @@ class Case:
         self.taken: list[tuple[int, float]] = []
         self.shard = Shard(0)
         self.barriers = NumberedBarriers(self.shard, self._take)
-        self._create = Create(Matrix("w", rows=1, columns=1, consistency=consistency or ASP()), 1)
+        self._create = CreateRequest(Matrix("w", rows=1, columns=1, consistency=consistency or ASP()), 1)
         self.barriers.handle(self._create)
         self.clocks = dict.fromkeys(range(workers), 0)
         self.replies: list[Any] = []
         for worker in self.clocks:
-            self.barriers.handle(Join(worker))
+            self.barriers.handle(JoinRequest(worker))
 
     def _take(self, number: int, state: Any) -> None:
         self.taken.append((number, self.value_in(state)))
@@ -62,33 +62,33 @@ class Case:
 
     def get(self, worker: int) -> Any:
         """Read the number."""
-        reply = self.barriers.handle(Get("w", worker, -1, [GetPart(0, 0, None)]))
+        reply = self.barriers.handle(GetRequest("w", worker, -1, [GetPart(0, 0, None)]))
         self.replies.append(reply)
         return reply
 
     def add(self, worker: int) -> Any:
         """Add 1."""
-        return self.barriers.handle(Add("w", worker, -1, [AddPart(0, 0, None, np.ones(1))]))
+        return self.barriers.handle(AddRequest("w", worker, -1, [AddPart(0, 0, None, np.ones(1))]))
 
     def iterate(self, worker: int) -> bool:
         """Add 1, clock, and pass a barrier at every second clock; whether nothing of it has to wait."""
-        replies = [self.add(worker), self.barriers.handle(Clock("w", worker))]
+        replies = [self.add(worker), self.barriers.handle(ClockRequest("w", worker))]
         self.clocks[worker] += 1
         if self.clocks[worker] % EVERY == 0:
             replies.append(self.barriers.handle(PassBarrier(worker, self.clocks[worker] // EVERY)))
         self.replies.extend(replies)
-        return not any(isinstance(reply, Waiting) for reply in replies)
+        return not any(isinstance(reply, WaitingReply) for reply in replies)
 
     def iterations_before_waiting(self, worker: int, at_most: int) -> int:
         """How many times a worker can read, add and clock without waiting for anything."""
         for iteration in range(at_most):
-            if isinstance(self.get(worker), Waiting) or not self.iterate(worker):
+            if isinstance(self.get(worker), WaitingReply) or not self.iterate(worker):
                 return iteration
         return at_most
 
 
 def _value(shard: Shard) -> float:
-    [total] = shard.handle(Aggregate("w", -1, -1, psf.Sum("w", row=0), [(0, None)]))
+    [total] = shard.handle(AggregateRequest("w", -1, -1, psf.Sum("w", row=0), [(0, None)]))
     return float(total)
 
 
@@ -123,7 +123,7 @@ def test_a_snapshot_holds_of_each_worker_what_came_before_its_barrier(
     for worker in case.clocks:  # the rest of the way: nothing that was stalled is lost
         while case.clocks[worker] < end:
             case.iterate(worker)
-    assert all(not isinstance(reply, Waiting) or reply.is_settled for reply in case.replies)
+    assert all(not isinstance(reply, WaitingReply) or reply.is_settled for reply in case.replies)
     assert _value(case.shard) == sum(case.clocks.values())
 
 
@@ -143,10 +143,10 @@ def test_reads_of_a_worker_behind_a_barrier_wait_as_the_staleness_says_and_show_
         case.iterate(worker)
         slowest = min(case.clocks.values())
         for _, clock, reply in waiting:
-            is_settled = not isinstance(reply, Waiting) or reply.is_settled
+            is_settled = not isinstance(reply, WaitingReply) or reply.is_settled
             assert is_settled == (clock - staleness <= slowest)
             if is_settled:
-                [values] = (reply.result() if isinstance(reply, Waiting) else reply).values
+                [values] = (reply.result() if isinstance(reply, WaitingReply) else reply).values
                 assert values[0] >= clock + 2 * max(clock - staleness, 0)
 
 
@@ -161,7 +161,7 @@ def test_a_worker_with_an_idle_one_waits_at_no_barrier_before_its_consistency_ha
     """Each snapshot stopped ASP and SSP as if they were BSP: no worker came further than the first barrier."""
     case = Case(2, consistency)
     assert case.iterations_before_waiting(0, at_most=100) == iterations
-    waiting = next(reply for reply in reversed(case.replies) if isinstance(reply, Waiting))
+    waiting = next(reply for reply in reversed(case.replies) if isinstance(reply, WaitingReply))
     for _ in count():
         if waiting.is_settled:
             break
@@ -176,7 +176,7 @@ def test_a_worker_that_leaves_holds_no_barrier_up() -> None:
     for _ in range(5):
         case.iterate(0)
     assert case.taken == []
-    case.barriers.handle(Leave(1))
+    case.barriers.handle(LeaveRequest(1))
     assert case.taken == [(1, 2.0), (2, 4.0)]
     assert _value(case.shard) == 5.0
 
@@ -184,8 +184,8 @@ def test_a_worker_that_leaves_holds_no_barrier_up() -> None:
 def test_a_read_that_ends_while_held_requests_are_applied_shows_the_own_adds_that_are_yet_to_be() -> None:
     """The clock that it waited for came out of the queue before the add that its worker had made before it."""
     case = Case(2, SSP(staleness=0))
-    case.barriers.handle(Join(2))
-    case.barriers.handle(Raise(2, {"w": 2 * EVERY}))
+    case.barriers.handle(JoinRequest(2))
+    case.barriers.handle(RaiseRequest(2, {"w": 2 * EVERY}))
     for worker in (0, 1):
         for _ in range(EVERY + 1):
             case.iterate(worker)
@@ -201,9 +201,9 @@ def test_a_stalled_worker_that_leaves_gets_an_error() -> None:
     case = Case(2)
     for _ in range(6):
         case.iterate(0)
-    waiting = [reply for reply in case.replies if isinstance(reply, Waiting) and not reply.is_settled]
+    waiting = [reply for reply in case.replies if isinstance(reply, WaitingReply) and not reply.is_settled]
     assert waiting
-    case.barriers.handle(Leave(0))
+    case.barriers.handle(LeaveRequest(0))
     assert all(reply.is_settled for reply in waiting)
     for _ in range(2):
         case.iterate(1)
@@ -214,7 +214,7 @@ def test_a_worker_that_joins_behind_barriers_passes_them_with_its_next() -> None
     """A shard that is behind waited for a barrier that a worker had never come to: it joined above it elsewhere."""
     case = Case(1)
     case.iterate(0)
-    case.barriers.handle(Join(1))
+    case.barriers.handle(JoinRequest(1))
     case.barriers.handle(PassBarrier(1, 2))  # it stands at clock 4 elsewhere
     for _ in range(3):
         case.iterate(0)

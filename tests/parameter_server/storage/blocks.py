@@ -9,7 +9,7 @@ import pytest
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred
-from streamiter.parameter_server.matrix import BlockRange, Matrix, Partitioning
+from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.storage import Block, make_block
 from streamiter.parameter_server.storage import dense as frozen_arrays
 from streamiter.parameter_server.storage import sparse as filled_cells
@@ -25,7 +25,7 @@ KINDS = [(is_sparse, dtype) for is_sparse in (False, True) for dtype in ("float3
 
 def block_of(matrix: Matrix, row: int = 0, column: int = 0) -> tuple[Block, BlockRange]:
     """The block of a matrix that a number lies in."""
-    for block in Partitioning(matrix, shards=2).blocks:
+    for block in MatrixPartitioning(matrix, shards=2).blocks:
         if row in block.rows and column in block.columns:
             return make_block(matrix, block), block
     raise AssertionError((row, column))

@@ -12,7 +12,14 @@ from parameter_server.transport.schedule import PATIENT
 
 from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.requests import Add, AddPart, Create, Get, GetPart, Join
+from streamiter.parameter_server.requests import (
+    AddPart,
+    AddRequest,
+    CreateRequest,
+    GetPart,
+    GetRequest,
+    JoinRequest,
+)
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.transport.remote_link import RemoteLink
 from streamiter.parameter_server.transport.sessions import (
@@ -68,9 +75,9 @@ class Connection:
 def with_matrix(consistency: Consistency, workers: int = 1, window: int = 4) -> tuple[Connection, Shard]:
     shard = Shard()
     connection = Connection(shard, window=window)
-    shard.handle(Create(Matrix("w", rows=1, columns=4, consistency=consistency), 1))
+    shard.handle(CreateRequest(Matrix("w", rows=1, columns=4, consistency=consistency), 1))
     for worker in range(workers):
-        shard.handle(Join(worker))
+        shard.handle(JoinRequest(worker))
     return connection, shard
 
 
@@ -80,9 +87,9 @@ def recording(window: int = 4, faults: NetworkFaults | None = None) -> tuple[Con
     return Connection(shard, time=time, window=window, faults=faults or NetworkFaults()), shard
 
 
-def whole_row(out: Any = None) -> Get:
-    return Get("w", 0, parts=[GetPart(0, 0, None, out)])
+def whole_row(out: Any = None) -> GetRequest:
+    return GetRequest("w", 0, parts=[GetPart(0, 0, None, out)])
 
 
-def add_ones(values: Any = None) -> Add:
-    return Add("w", 0, parts=[AddPart(0, 0, None, np.ones(4) if values is None else values)])
+def add_ones(values: Any = None) -> AddRequest:
+    return AddRequest("w", 0, parts=[AddPart(0, 0, None, np.ones(4) if values is None else values)])

@@ -8,9 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.sessions import Answer, ClientMessage, Control, ShardSessions
+from streamiter.parameter_server.transport.sessions import (
+    Answer,
+    ClientMessage,
+    SessionControl,
+    ShardSessions,
+)
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["CALM", "EVERYTHING", "LossyNetwork", "NetworkCarrier", "NetworkFaults"]
@@ -68,7 +73,7 @@ class NetworkCarrier:
         self.after_each_message: Callable[[], None] = lambda: None
 
     def send(self, message: ClientMessage) -> None:
-        if not isinstance(message.request, Control):
+        if not isinstance(message.request, SessionControl):
             self.requests_sent[message.number] = self.requests_sent.get(message.number, 0) + 1
         if not self.partitioned:
             self._network.deliver(message, self._at_the_shard)
@@ -76,7 +81,7 @@ class NetworkCarrier:
     def _at_the_shard(self, message: ClientMessage) -> None:
         answer: Any = self._sessions.receive(message)
         self.after_each_message()
-        if isinstance(answer, Waiting):
+        if isinstance(answer, WaitingReply):
             answer.when_settled(lambda: self._send_back(answer.result()))
         else:
             self._send_back(answer)

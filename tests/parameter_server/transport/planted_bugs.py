@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.transport.remote_link import RemoteLink
 from streamiter.parameter_server.transport.sessions import (
     ClientMessage,
     ClientSession,
-    Control,
     Received,
+    RequestState,
     ServerMessage,
     ServerSession,
-    Standing,
+    SessionControl,
     _OpenSession,
     outcome_of,
 )
@@ -26,12 +26,12 @@ def handle_every_message(patch: pytest.MonkeyPatch) -> None:
 
     def receive(self: _OpenSession, message: ClientMessage) -> Any:
         number = message.number
-        if isinstance(message.request, Control):
-            return ServerMessage(self.id, number, Standing.UNKNOWN)
+        if isinstance(message.request, SessionControl):
+            return ServerMessage(self.id, number, RequestState.UNKNOWN)
         reply = outcome_of(lambda: self._shard.handle(message.request))
-        if not isinstance(reply, Waiting):
+        if not isinstance(reply, WaitingReply):
             return ServerMessage(self.id, number, reply)
-        answer: Waiting[ServerMessage] = Waiting()
+        answer: WaitingReply[ServerMessage] = WaitingReply()
         reply.when_settled(lambda: answer.succeed(ServerMessage(self.id, number, outcome_of(reply.result))))
         return answer
 
@@ -45,9 +45,9 @@ def handle_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
 
     def receive_next(self: _OpenSession, message: ClientMessage) -> Any:
         numbers = came.setdefault(id(self), set())
-        if message.number in numbers and not isinstance(message.request, Control):
-            message = message._replace(request=Control.POLL)
-        elif not isinstance(message.request, Control):
+        if message.number in numbers and not isinstance(message.request, SessionControl):
+            message = message._replace(request=SessionControl.POLL)
+        elif not isinstance(message.request, SessionControl):
             numbers.add(message.number)
             self._session._next = message.number
         answer = receive(self, message)
@@ -139,7 +139,7 @@ def forget_a_reply_that_was_sent(patch: pytest.MonkeyPatch) -> None:
     """A reply to a request that waited is sent when it comes, and not kept."""
     settle_waiting = _OpenSession._settle_waiting
 
-    def settle_and_forget(self: _OpenSession, number: int, waiting: Waiting[Any]) -> None:
+    def settle_and_forget(self: _OpenSession, number: int, waiting: WaitingReply[Any]) -> None:
         settle_waiting(self, number, waiting)
         self._session._outcomes.pop(number, None)
 
@@ -151,10 +151,10 @@ def ask_once(patch: pytest.MonkeyPatch) -> None:
     stands = ClientSession.stands
 
     def never_again(
-        self: ClientSession, number: int, standing: Standing, now_s: float
+        self: ClientSession, number: int, standing: RequestState, now_s: float
     ) -> ClientMessage | None:
         made = stands(self, number, standing, now_s)
-        if standing is Standing.RECEIVED and (entry := self._unanswered.get(number)) is not None:
+        if standing is RequestState.RECEIVED and (entry := self._unanswered.get(number)) is not None:
             entry.due_s = 1e9
         return made
 
@@ -166,7 +166,7 @@ def send_whole_requests_while_they_wait(patch: pytest.MonkeyPatch) -> None:
     outcome = ServerSession.outcome
 
     def unknown(self: ServerSession, number: int) -> Any:
-        return Standing.UNKNOWN if number in self._under_way else outcome(self, number)
+        return RequestState.UNKNOWN if number in self._under_way else outcome(self, number)
 
     patch.setattr(ServerSession, "outcome", unknown)
 
@@ -176,7 +176,7 @@ def settle_with_each_reply(patch: pytest.MonkeyPatch) -> None:
     receive = RemoteLink.receive
 
     def receive_any(self: RemoteLink, message: ServerMessage | None) -> None:
-        if message is not None and self._calls and not isinstance(message.outcome, Standing):
+        if message is not None and self._calls and not isinstance(message.outcome, RequestState):
             message = message._replace(number=next(iter(self._calls)))
         receive(self, message)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from streamiter.errors import OutOfTurn
-from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["Ask", "RecordingShard"]
@@ -33,7 +33,7 @@ class RecordingShard:
         self._chances = chances
         self.handled: dict[str, list[int]] = {}
         self.replies: dict[Ask, int] = {}
-        self.parked: dict[Ask, Waiting[Any]] = {}
+        self.parked: dict[Ask, WaitingReply[Any]] = {}
         self.given_up: list[Ask] = []
 
     def handle(self, request: Ask) -> Any:
@@ -45,7 +45,7 @@ class RecordingShard:
             raise OutOfTurn(f"{request.client}, {request.index}: refused as {reply}")
         if request.kind == "answered":
             return reply
-        self.parked[request] = waiting = Waiting(lambda: self._given_up(request))
+        self.parked[request] = waiting = WaitingReply(lambda: self._given_up(request))
         self._time.call_later(self._chances.random() * _LONGEST_WAIT_S, lambda: self.release(request))
         return waiting
 

@@ -17,7 +17,7 @@ from parameter_server.transport.lossy_network import (
 from parameter_server.transport.recording_shard import Ask, RecordingShard
 
 from streamiter.errors import OutOfTurn
-from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.transport.remote_link import RemoteLink
 from streamiter.parameter_server.transport.sessions import LinkTiming, SessionId, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
@@ -58,7 +58,7 @@ class _Run:
         self.window = self.chances.choice([1, 2, 4, 16])
         self.reorder = self.chances.choice([1, 2, 16])
         self.sessions = ShardSessions(self.shard, window=self.window, reorder=self.reorder)
-        self.calls: list[tuple[Ask, Waiting[Any]]] = []
+        self.calls: list[tuple[Ask, WaitingReply[Any]]] = []
         self.carriers: list[NetworkCarrier] = []
         self.to_be_settled = schedule.clients * schedule.requests
         self.links = [self._client(f"client {number}") for number in range(schedule.clients)]
@@ -142,7 +142,7 @@ class _Run:
             if waiting.is_settled:
                 self._check_reply(ask, waiting)
 
-    def _check_reply(self, ask: Ask, waiting: Waiting[Any]) -> None:
+    def _check_reply(self, ask: Ask, waiting: WaitingReply[Any]) -> None:
         right = self.shard.replies.get(ask)
         refusal = f"{ask.client}, {ask.index}: refused as {right}"
         try:

@@ -12,7 +12,7 @@ from parameter_server.transport.recording_shard import Ask
 from streamiter.parameter_server import BSP, SSP
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
-    Clock,
+    ClockRequest,
     PassBarrier,
 )
 
@@ -21,7 +21,7 @@ def test_a_get_that_is_given_up_is_taken_from_the_shard() -> None:
     """Calls with a time limit leave gets behind on the shard, more with every try."""
     connection, shard = with_matrix(BSP(), workers=2)
     link, _ = connection.link()
-    connection.ask(link, Clock("w", 0))
+    connection.ask(link, ClockRequest("w", 0))
     waiting = link.send(whole_row())
     connection.pass_s(1.0)
     assert shard.statistics().matrices[0].waiting == 1
@@ -35,12 +35,12 @@ def test_a_get_that_is_given_up_before_it_is_sent_is_not_sent() -> None:
     """Behind a shard that does not answer, tries with a time limit pile up."""
     connection, shard = with_matrix(BSP(), workers=2, window=1)
     link, _ = connection.link()
-    connection.ask(link, Clock("w", 0))
+    connection.ask(link, ClockRequest("w", 0))
     first = link.send(whole_row())
     for _ in range(10):
         link.send(whole_row()).give_up()
     assert link.queued == 0
-    shard.handle(Clock("w", 1))
+    shard.handle(ClockRequest("w", 1))
     connection.pass_s(1.0)
     assert first.result().clock == 1
     assert shard.statistics().matrices[0].gets == 1
@@ -50,10 +50,10 @@ def test_a_clock_that_is_given_up_is_counted_all_the_same() -> None:
     """A worker would stand at one clock on some shards and at another on others, for ever."""
     connection, shard = with_matrix(BSP(), window=1)
     link, _ = connection.link()
-    link.send(Clock("w", 0)).give_up()
+    link.send(ClockRequest("w", 0)).give_up()
     connection.pass_s(1.0)
     parked = link.send(add_ones())
-    link.send(Clock("w", 0)).give_up()
+    link.send(ClockRequest("w", 0)).give_up()
     connection.pass_s(1.0)
     assert parked.is_settled
     assert shard.statistics().matrices[0].minimum_clock == 2
@@ -63,7 +63,7 @@ def test_the_shard_hears_of_a_get_that_is_given_up_even_if_the_first_word_of_it_
     """One lost message, and the get stays on the shard until its clock comes, or for ever."""
     connection, shard = with_matrix(BSP(), workers=2)
     link, carrier = connection.link()
-    connection.ask(link, Clock("w", 0))
+    connection.ask(link, ClockRequest("w", 0))
     waiting = link.send(whole_row())
     connection.pass_s(5.0)
     carrier.partitioned = True

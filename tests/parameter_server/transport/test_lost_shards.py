@@ -15,13 +15,13 @@ from streamiter.errors import (
 )
 from streamiter.parameter_server import BSP
 from streamiter.parameter_server.requests import (
-    Clock,
+    ClockRequest,
 )
 from streamiter.parameter_server.transport.sessions import (
     ClientMessage,
-    Control,
     LinkTiming,
     Received,
+    SessionControl,
     SessionId,
 )
 
@@ -129,7 +129,7 @@ def test_what_waits_on_a_shard_is_given_up_when_it_goes_back() -> None:
     """A get of before the rollback would be answered to nobody, and keep its place among those that wait."""
     connection, shard = with_matrix(BSP(), workers=2)
     link, _ = connection.link()
-    connection.ask(link, Clock("w", 0))
+    connection.ask(link, ClockRequest("w", 0))
     link.send(whole_row())
     connection.pass_s(0.5)
     connection.sessions.restart(1)
@@ -160,7 +160,7 @@ def test_a_late_copy_of_what_a_closed_client_has_sent_is_not_applied_again() -> 
     session = SessionId("worker 0")
     message = ClientMessage(session, 1, Received(2, (1,)), Ask("worker 0", 0, "answered"))
     connection.sessions.receive(message)
-    connection.sessions.receive(ClientMessage(session, 0, Received(2, ()), Control.CLOSE))
+    connection.sessions.receive(ClientMessage(session, 0, Received(2, ()), SessionControl.CLOSE))
     connection.sessions.receive(message)
     assert shard.handled == {"worker 0": [0]}
     newer, _ = connection.link(incarnation=1)

@@ -17,15 +17,15 @@ from streamiter.errors import (
 )
 from streamiter.parameter_server import ASP
 from streamiter.parameter_server.requests import (
-    Add,
+    AddRequest,
     Changes,
-    Get,
+    GetRequest,
     NextChanges,
 )
 from streamiter.parameter_server.transport.sessions import (
+    RequestState,
     ServerMessage,
     SessionId,
-    Standing,
 )
 
 
@@ -44,7 +44,7 @@ def test_an_error_of_the_shard_is_raised_by_the_call_with_its_class_and_words() 
     connection, _ = with_matrix(ASP())
     link, _ = connection.link()
     with pytest.raises(UnknownMatrix, match="matrix 'v': expected one of 'w', given 'v'"):
-        connection.ask(link, Get("v", 0))
+        connection.ask(link, GetRequest("v", 0))
 
 
 def test_an_error_that_is_not_ours_names_its_type_and_where_it_was_raised() -> None:
@@ -100,7 +100,10 @@ def test_the_callers_array_is_filled_when_the_reply_comes() -> None:
     assert reply.values[0] is out
     assert out.tolist() == [1.0, 1.0, 1.0, 1.0]
     fused = np.zeros(4)
-    assert connection.ask(link, Add("w", 0, parts=add_ones().parts, get=whole_row(fused))).values[0] is fused
+    assert (
+        connection.ask(link, AddRequest("w", 0, parts=add_ones().parts, get=whole_row(fused))).values[0]
+        is fused
+    )
     assert fused.tolist() == [2.0, 2.0, 2.0, 2.0]
 
 
@@ -164,7 +167,7 @@ def test_a_request_is_sent_again_once_for_each_time_the_shard_was_asked() -> Non
     link.send(Ask("worker 0", 0, "answered"))
     connection.pass_s(1.5)
     for _ in range(3):
-        link.receive(ServerMessage(SessionId("worker 0"), 1, Standing.UNKNOWN))
+        link.receive(ServerMessage(SessionId("worker 0"), 1, RequestState.UNKNOWN))
     assert carrier.requests_sent == {1: 2}
 
 

@@ -12,7 +12,7 @@ from parameter_server.transport.recording_shard import Ask, RecordingShard
 from support.soak import ForEachSeed
 
 from streamiter.errors import RolledBack, WorkerHasLeft
-from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.transport.remote_link import RemoteLink
 from streamiter.parameter_server.transport.sessions import ClientMessage, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
@@ -34,11 +34,11 @@ class _Replaced:
             self.shard, time=time, faults=EVERYTHING, seed=seed, window=self.chances.choice([1, 4])
         )
 
-    def ask_all(self, link: RemoteLink, name: str) -> list[Waiting[Any]]:
+    def ask_all(self, link: RemoteLink, name: str) -> list[WaitingReply[Any]]:
         kinds = ("answered", "answered", "waits")
         return [link.send(Ask(name, index, self.chances.choice(kinds))) for index in range(_REQUESTS)]
 
-    def pass_until_settled(self, calls: list[Waiting[Any]]) -> None:
+    def pass_until_settled(self, calls: list[WaitingReply[Any]]) -> None:
         while not all(call.is_settled for call in calls):
             self.next_timer()
         self.connection.pass_s(60.0)
@@ -56,7 +56,7 @@ class _Replaced:
         assert not [ask for ask in self.shard.parked if ask.client == "old"], f"seed {self.seed}"
 
 
-def clocks_told(call: Waiting[Any]) -> dict[str, int] | None:
+def clocks_told(call: WaitingReply[Any]) -> dict[str, int] | None:
     """Those of the rollback that it failed with; None where it was answered before."""
     try:
         call.result()
@@ -135,9 +135,9 @@ def test_a_planted_bug_in_telling_clients_apart_is_found(monkeypatch: pytest.Mon
         session = message.session
         alone = session._replace(client=f"{session.client}, client {session.incarnation}")
         answer: Any = receive(self, message._replace(session=alone))
-        if not isinstance(answer, Waiting):
+        if not isinstance(answer, WaitingReply):
             return answer and answer._replace(session=session)
-        renamed: Waiting[Any] = Waiting()
+        renamed: WaitingReply[Any] = WaitingReply()
         answer.when_settled(
             lambda: renamed.succeed(answer.result() and answer.result()._replace(session=session))
         )

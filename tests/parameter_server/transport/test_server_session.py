@@ -6,7 +6,7 @@ from random import Random
 
 from support.examples import random_examples
 
-from streamiter.parameter_server.transport.sessions import Received, ServerSession, Standing
+from streamiter.parameter_server.transport.sessions import Received, RequestState, ServerSession
 
 Arrivals = tuple[list[int], int, int, set[int]]
 
@@ -30,7 +30,7 @@ def test_any_arrivals_are_given_out_once_in_order_within_the_bounds(example: Arr
     given_out: list[int] = []
     for number in arrivals:
         if session.take(number, f"request {number}"):
-            assert session.outcome(number) is Standing.RECEIVED
+            assert session.outcome(number) is RequestState.RECEIVED
         while (following := session.next_request()) is not None:
             assert following == (len(given_out) + 1, f"request {len(given_out) + 1}")
             given_out.append(following[0])
@@ -41,7 +41,7 @@ def test_any_arrivals_are_given_out_once_in_order_within_the_bounds(example: Arr
     for number in range(1, 13):
         outcome = session.outcome(number)
         if number in given_out:
-            assert outcome == (f"reply {number}" if number in settled_at_once else Standing.RECEIVED)
+            assert outcome == (f"reply {number}" if number in settled_at_once else RequestState.RECEIVED)
         assert not session.is_over(number)
 
 
@@ -73,9 +73,9 @@ def test_of_a_request_that_never_came_nothing_is_known() -> None:
     session = ServerSession(window=3, reorder=3)
     session.take(2, None)
     assert [session.outcome(number) for number in (1, 2, 3)] == [
-        Standing.UNKNOWN,
-        Standing.RECEIVED,
-        Standing.UNKNOWN,
+        RequestState.UNKNOWN,
+        RequestState.RECEIVED,
+        RequestState.UNKNOWN,
     ]
 
 

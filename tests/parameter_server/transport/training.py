@@ -10,10 +10,19 @@ import numpy as np
 from parameter_server.transport.lossy_network import LossyNetwork, NetworkCarrier, NetworkFaults
 from parameter_server.transport.schedule import PATIENT, Broken
 
-from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency.models import ASP, BSP, SSP, Consistency
 from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.requests import Add, AddPart, Clock, Create, Get, GetPart, GetReply, Join
+from streamiter.parameter_server.requests import (
+    AddPart,
+    AddRequest,
+    ClockRequest,
+    CreateRequest,
+    GetPart,
+    GetReply,
+    GetRequest,
+    JoinRequest,
+)
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.transport.remote_link import RemoteLink
 from streamiter.parameter_server.transport.sessions import SessionId, ShardSessions
@@ -24,7 +33,7 @@ __all__ = ["Training"]
 _BOUND_S = 3_000.0
 _SHARDS = 2
 
-Step = Generator[list[Waiting[Any]], None, None]
+Step = Generator[list[WaitingReply[Any]], None, None]
 """A worker: gives what it waits for, and goes on when all of it is settled."""
 
 
@@ -51,7 +60,7 @@ class Training:
             for worker in range(self.workers)
         ]
         self.finished = 0
-        self.added: list[Waiting[Any]] = []
+        self.added: list[WaitingReply[Any]] = []
         self.begun = [0] * self.workers
         """Iterations whose add has been sent."""
 
@@ -65,12 +74,12 @@ class Training:
 
     # -- what workers do -------------------------------------------------------------------------------
 
-    def _everywhere(self, worker: int, request: Any) -> list[Waiting[Any]]:
+    def _everywhere(self, worker: int, request: Any) -> list[WaitingReply[Any]]:
         return [link.send(request) for link in self.links[worker]]
 
     def _meet(self, worker: int) -> Step:
-        yield self._everywhere(worker, Create(self.matrix, _SHARDS))
-        yield self._everywhere(worker, Join(worker))
+        yield self._everywhere(worker, CreateRequest(self.matrix, _SHARDS))
+        yield self._everywhere(worker, JoinRequest(worker))
 
     def _train(self, worker: int) -> Step:
         observed = 0
@@ -84,7 +93,7 @@ class Training:
             self.begun[worker] += 1
             for shard in range(_SHARDS):
                 self._add(worker, shard, observed)
-            clocked = self._everywhere(worker, Clock("w", worker, observed))
+            clocked = self._everywhere(worker, ClockRequest("w", worker, observed))
             if (
                 self.chances.random() < 0.5
             ):  # Otherwise the next get follows at once, and must not overtake it.
@@ -92,19 +101,19 @@ class Training:
                 observed = max(observed, *(waiting.result() for waiting in clocked))
             yield self._pause()
 
-    def _get(self, worker: int, shard: int, observed: int) -> Waiting[Any]:
+    def _get(self, worker: int, shard: int, observed: int) -> WaitingReply[Any]:
         out = np.full(self.workers, np.nan)
         columns = np.arange(self.workers)[::-1].copy() + shard * self.workers
         parts = [GetPart(shard, 1, None, out), GetPart(shard, 1, columns)]
-        return self.links[worker][shard].send(Get("w", worker, observed, parts=parts))
+        return self.links[worker][shard].send(GetRequest("w", worker, observed, parts=parts))
 
     def _add(self, worker: int, shard: int, observed: int) -> None:
         column = worker + shard * self.workers
         part = AddPart(shard, 1, np.array([column, column]), np.array([0.25, 0.75]))
-        self.added.append(self.links[worker][shard].send(Add("w", worker, observed, parts=[part])))
+        self.added.append(self.links[worker][shard].send(AddRequest("w", worker, observed, parts=[part])))
 
-    def _pause(self) -> list[Waiting[Any]]:
-        waiting: Waiting[Any] = Waiting()
+    def _pause(self) -> list[WaitingReply[Any]]:
+        waiting: WaitingReply[Any] = WaitingReply()
         self.time.call_later(
             self.chances.random() * self.chances.choice([0.1, 10.0]), lambda: waiting.succeed(None)
         )
@@ -150,7 +159,7 @@ class Training:
         else:
             self._go_on_after(waits, worker)
 
-    def _go_on_after(self, waits: list[Waiting[Any]], worker: Step) -> None:
+    def _go_on_after(self, waits: list[WaitingReply[Any]], worker: Step) -> None:
         left = [waiting for waiting in waits if not waiting.is_settled]
         if left:
             left[0].when_settled(lambda: self._go_on_after(left, worker))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
-from streamiter.parameter_server.calls import Waiting
-from streamiter.parameter_server.requests import Leave, PassBarrier, TakeState
+from streamiter.parameter_server.calls import WaitingReply
+from streamiter.parameter_server.requests import LeaveRequest, PassBarrier, TakeState
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.transport.sessions import Failure, RequestHandler, error_of, outcome_of
 
@@ -44,7 +44,7 @@ class NumberedBarriers:
         """As the shard does."""
         if isinstance(request, PassBarrier):
             return self._pass(request)
-        if isinstance(request, Leave):
+        if isinstance(request, LeaveRequest):
             self._passed.pop(request.worker, None)
         return self._shard.handle(request)
 
@@ -54,19 +54,19 @@ class NumberedBarriers:
         for number in range(first, request.checkpoint + 1):
             if number > self._begun:
                 self._begun = number
-                state: Waiting[Any] = self._shard.handle(TakeState(number))
+                state: WaitingReply[Any] = self._shard.handle(TakeState(number))
                 state.when_settled(partial(self._aligned, number, state))
             self._passed[worker] = number
             self._shard.handle(PassBarrier(worker, number))
 
-    def _aligned(self, number: int, state: Waiting[Any]) -> None:
+    def _aligned(self, number: int, state: WaitingReply[Any]) -> None:
         self._completed = number
         self._take(number, state.result())
 
 
-def settle(waiting: Waiting[Any], outcome: Any) -> None:
+def settle(waiting: WaitingReply[Any], outcome: Any) -> None:
     """Settle a wait with an outcome, which may itself have to wait."""
-    if isinstance(outcome, Waiting):
+    if isinstance(outcome, WaitingReply):
         waiting.on_given_up = outcome.give_up
         outcome.when_settled(lambda: settle(waiting, outcome_of(outcome.result)))
     elif isinstance(outcome, Failure):
@@ -106,7 +106,7 @@ class _StalledFence:
     """What a worker has sent behind a fence."""
 
     fence: int
-    requests: deque[tuple[Any, Waiting[Any]]] = field(default_factory=deque)
+    requests: deque[tuple[Any, WaitingReply[Any]]] = field(default_factory=deque)
 
 
 @final
@@ -124,7 +124,7 @@ class Fences:
         self._over = 0
         """Fences up to this number are passed by."""
         self._taking: TakeBetween | None = None
-        self._state: Waiting[Any] = Waiting()
+        self._state: WaitingReply[Any] = WaitingReply()
         self._stalled: dict[int, _StalledFence] = {}
         """By worker."""
 
@@ -137,7 +137,7 @@ class Fences:
             return None
         stalled = self._stalled.get(getattr(request, "worker", None))  # type: ignore[arg-type]
         if stalled is not None:
-            waiting: Waiting[Any] = Waiting()
+            waiting: WaitingReply[Any] = WaitingReply()
             stalled.requests.append((request, waiting))
             return waiting
         if isinstance(request, Fence):
@@ -146,14 +146,14 @@ class Fences:
                 self._check()
             return None
         reply = self._handler.handle(request)
-        if isinstance(request, Leave):
+        if isinstance(request, LeaveRequest):
             self._check()
         return reply
 
-    def _take(self, request: TakeBetween) -> Waiting[Any]:
+    def _take(self, request: TakeBetween) -> WaitingReply[Any]:
         self._end(request.number - 1)
         self._taking = request
-        self._state = Waiting(partial(self._end, request.number))
+        self._state = WaitingReply(partial(self._end, request.number))
         state = self._state
         self._check()
         return state

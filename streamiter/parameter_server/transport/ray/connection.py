@@ -10,9 +10,16 @@ from typing import Any, Final, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import OutOfTurn, ParameterServerError, RolledBack, ShardLost, StreamiterError
-from streamiter.parameter_server.calls import Waiting
-from streamiter.parameter_server.requests import Changes, GetReply, Join, NextChanges, PassBarrier, Raise
-from streamiter.parameter_server.requests import Clock as ClockRequest
+from streamiter.parameter_server.calls import WaitingReply
+from streamiter.parameter_server.requests import (
+    Changes,
+    ClockRequest,
+    GetReply,
+    JoinRequest,
+    NextChanges,
+    PassBarrier,
+    RaiseRequest,
+)
 from streamiter.parameter_server.transport.ray.barriers import Fence
 from streamiter.parameter_server.transport.ray.protocol import (
     GoBack,
@@ -22,11 +29,11 @@ from streamiter.parameter_server.transport.ray.protocol import (
     importable,
 )
 from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.sessions import ClientMessage, Control, Received, SessionId
+from streamiter.parameter_server.transport.sessions import ClientMessage, Received, SessionControl, SessionId
 
 __all__ = [
-    "Connection",
     "Connections",
+    "ShardConnections",
     "ended",
 ]
 
@@ -35,7 +42,7 @@ __all__ = [
 _HEARTBEATS_IN_TIMEOUT: Final = 4
 
 
-class _Reply(Waiting[Any]):
+class _Reply(WaitingReply[Any]):
     """Knows when its error has reached somebody."""
 
     __slots__ = ("generation", "on_raised")
@@ -54,19 +61,19 @@ class _Reply(Waiting[Any]):
 
 
 @final
-class _Link:
+class _ClientLink:
     """One of the links, as its client sees it."""
 
-    def __init__(self, send: Callable[[Any], Waiting[Any]]) -> None:
+    def __init__(self, send: Callable[[Any], WaitingReply[Any]]) -> None:
         self._send = send
 
-    def send(self, request: Any) -> Waiting[Any]:
+    def send(self, request: Any) -> WaitingReply[Any]:
         """The reply to come."""
         return self._send(request)
 
 
 @final
-class Connection:
+class ShardConnections:
     """Links to all shards. When these go back to a snapshot, calls fail with RolledBack until one of them has told so.
 
     ``worker`` is None for the server itself. ``on_back`` is told the worker's clocks in the snapshot.
@@ -95,7 +102,7 @@ class Connection:
         self._session = session
         self._carriers: list[RayCarrier] = []
         self._remote: list[RemoteLink] = []
-        self.links: list[_Link] = []
+        self.links: list[_ClientLink] = []
         for number, host in enumerate(address.hosts):
             self._connect(number, host, session, f"{address.name}, shard {number}")
         self._untold: RolledBack | None = None
@@ -130,7 +137,7 @@ class Connection:
         link = RemoteLink(shard, session, carrier, self._clock)
         self._carriers.append(carrier)
         self._remote.append(link)
-        self.links.append(_Link(partial(self._send, number)))
+        self.links.append(_ClientLink(partial(self._send, number)))
 
     @property
     def has_joined(self) -> bool:
@@ -139,7 +146,7 @@ class Connection:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def _send(self, shard: int, request: Any) -> Waiting[Any]:
+    def _send(self, shard: int, request: Any) -> WaitingReply[Any]:
         self._on_used()
         request = importable(request)
         # Of a subscription nobody need listen, and a fence is the server's: these do not tell the worker.
@@ -164,7 +171,7 @@ class Connection:
             self._count(shard, request, sent, is_clock)
         return reply
 
-    def _chain(self, shard: int, request: Any, sent: Waiting[Any], reply: _Reply) -> None:
+    def _chain(self, shard: int, request: Any, sent: WaitingReply[Any], reply: _Reply) -> None:
         reply.on_given_up = sent.give_up
 
         def settle() -> None:
@@ -192,10 +199,10 @@ class Connection:
 
     # -- snapshots at clocks ---------------------------------------------------------------------------
 
-    def _count(self, shard: int, request: Any, sent: Waiting[Any], is_clock: bool) -> None:
+    def _count(self, shard: int, request: Any, sent: WaitingReply[Any], is_clock: bool) -> None:
         """A worker passes a barrier on each shard right after the clock that it belongs to."""
         assert self._every is not None
-        if isinstance(request, Raise):
+        if isinstance(request, RaiseRequest):
             self._clocks = request.clocks.get(self._every.of, 0)
             self._owe(shard)
         elif is_clock:
@@ -209,10 +216,10 @@ class Connection:
                         self._owe(number)
                     # Shards without a part of the matrix get no clock.
                     asyncio.get_running_loop().call_soon(self._pass_barriers)
-        if isinstance(request, Raise) or is_clock:
+        if isinstance(request, RaiseRequest) or is_clock:
             self._pass_barrier(shard)
 
-    def _uncount(self, clock: Waiting[Any]) -> None:
+    def _uncount(self, clock: WaitingReply[Any]) -> None:
         try:
             clock.result()
         except OutOfTurn:
@@ -261,7 +268,7 @@ class Connection:
         """The snapshot is from before this worker."""
         clocks: dict[str, int] = {}
         try:
-            for reply in [link.send(Join(worker)) for link in self._remote]:
+            for reply in [link.send(JoinRequest(worker)) for link in self._remote]:
                 for name, clock in (await reply).items():
                     clocks[name] = max(clock, clocks.get(name, 0))
         except RolledBack:
@@ -271,7 +278,7 @@ class Connection:
             return
         if answer.generation == self._generation:
             for shard, link in enumerate(self._remote):
-                raise_ = Raise(worker, clocks)
+                raise_ = RaiseRequest(worker, clocks)
                 sent = link.send(raise_)
                 if self._every is not None:
                     self._count(shard, raise_, sent, is_clock=False)
@@ -308,7 +315,7 @@ class Connection:
         def beat() -> None:
             session = self._session._replace(generation=self._generation)
             try:
-                self._carriers[0].send(ClientMessage(session, 0, Received(0, ()), Control.ACKNOWLEDGE))
+                self._carriers[0].send(ClientMessage(session, 0, Received(0, ()), SessionControl.ACKNOWLEDGE))
             except ParameterServerError:
                 return  # Ray has been ended: nobody listens any more, and calls say so.
             self._set_heartbeat(timeout_s)
@@ -366,8 +373,8 @@ class Connections:
         self._address = address
         self._clock = clock
         self._on_used = on_used
-        self._open: dict[int, Connection] = {}
-        self._others: list[Connection] = []
+        self._open: dict[int, ShardConnections] = {}
+        self._others: list[ShardConnections] = []
         self._incarnation = 0
 
     def open(
@@ -375,11 +382,11 @@ class Connections:
         client: str,
         worker: int | None = None,
         on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
-    ) -> Connection:
+    ) -> ShardConnections:
         """A connection of a worker, or of what is none (None)."""
         # Milliseconds: workers in other processes take the place of one that died later than that.
         self._incarnation = max(self._incarnation + 1, self._clock.now_ms())
-        connection = Connection(
+        connection = ShardConnections(
             self._address,
             self._clock,
             worker=worker,
@@ -399,7 +406,7 @@ class Connections:
         if (connection := self._open.pop(worker, None)) is not None:
             connection.close()
 
-    def of_workers(self) -> dict[int, Connection]:
+    def of_workers(self) -> dict[int, ShardConnections]:
         """Those of workers that have not left."""
         return dict(self._open)
 

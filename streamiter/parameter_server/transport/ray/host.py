@@ -12,16 +12,16 @@ from typing import Any, Final, final
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
 from streamiter.errors import ParameterServerError, ShardLost
-from streamiter.parameter_server.calls import Waiting
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
-    Create,
+    CreateRequest,
     FailWaiting,
-    Forget,
-    Join,
-    Leave,
-    Raise,
-    Reset,
+    ForgetRequest,
+    JoinRequest,
+    LeaveRequest,
+    RaiseRequest,
+    ResetRequest,
     RestoreState,
     TakeState,
 )
@@ -30,8 +30,8 @@ from streamiter.parameter_server.snapshots import ShardSnapshot, thawed
 from streamiter.parameter_server.statistics import ShardStatistics
 from streamiter.parameter_server.transport.ray.barriers import Fences, NumberedBarriers, TakeBetween
 from streamiter.parameter_server.transport.ray.protocol import (
-    Beginning,
     Describe,
+    GenerationStart,
     GoBack,
     HostProcess,
     Restore,
@@ -51,7 +51,16 @@ from streamiter.parameter_server.transport.sessions import (
 
 __all__ = ["ShardHost"]
 
-_WITHOUT_PARAMETERS: Final = (Create, Describe, FailWaiting, Forget, Join, Leave, Raise, Restore)
+_WITHOUT_PARAMETERS: Final = (
+    CreateRequest,
+    Describe,
+    FailWaiting,
+    ForgetRequest,
+    JoinRequest,
+    LeaveRequest,
+    RaiseRequest,
+    Restore,
+)
 
 
 @final
@@ -93,7 +102,7 @@ class ShardHost:
         if self._generation == generation:
             self._heard_s[client] = self._clock.monotonic_s()
             answer = self._sessions.receive(message)
-            if isinstance(answer, Waiting):
+            if isinstance(answer, WaitingReply):
                 answer = await answer
             if self._generation == generation:
                 return answer
@@ -101,7 +110,7 @@ class ShardHost:
 
     # -- the server ------------------------------------------------------------------------------------
 
-    async def begin(self, beginning: Beginning, state: Mapping[str, Any] | None) -> HostProcess:
+    async def begin(self, beginning: GenerationStart, state: Mapping[str, Any] | None) -> HostProcess:
         """Drop everything, and begin a generation, from a state or from the initial values of the matrices."""
         if beginning.generation <= self._generation:
             return self._process()  # The same call again.
@@ -110,14 +119,14 @@ class ShardHost:
         shard.extend(Describe, self._describe)
         shard.extend(Restore, self._restore)
         if self._takes_snapshots:
-            shard.extend(Reset, self._reset)
+            shard.extend(ResetRequest, self._reset)
         if state is not None:
             shard.restore(state, beginning.workers)
         for create in beginning.matrices:
             shard.handle(create)
         if state is None:
             for worker in beginning.workers:
-                shard.handle(Join(worker))
+                shard.handle(JoinRequest(worker))
         handler: RequestHandler = shard
         if self._takes_snapshots:
             handler = NumberedBarriers(shard, self._take_snapshot, beginning.snapshot)
@@ -167,11 +176,11 @@ class ShardHost:
             self._generation == generation and (self._snapshot is None or self._snapshot.number <= after)
         )
 
-    async def present(self) -> tuple[tuple[Create, ...], tuple[int, ...]] | None:
+    async def present(self) -> tuple[tuple[CreateRequest, ...], tuple[int, ...]] | None:
         """The matrices and the workers there are; None if it has yet to begin."""
         if self._generation < 0:
             return None
-        creates = [Create(matrix.matrix, self._shards) for matrix in self._shard.matrices.values()]
+        creates = [CreateRequest(matrix.matrix, self._shards) for matrix in self._shard.matrices.values()]
         return tuple(creates), tuple(self._shard.workers)
 
     async def silent_s(self) -> dict[int, float]:
@@ -183,7 +192,7 @@ class ShardHost:
 
     async def leave(self, worker: int, reason: str) -> None:
         """A worker is taken for dead."""
-        self._handler.handle(Leave(worker, reason))
+        self._handler.handle(LeaveRequest(worker, reason))
 
     async def statistics(self) -> ShardStatistics:
         """Where it stands now."""
@@ -198,7 +207,7 @@ class ShardHost:
     def _snapshot_of(self, number: int, state: Any) -> ShardSnapshot[Any]:
         # Without the first values, which may be as large as the matrix, and are not asked for again.
         matrices = [replace(matrix.matrix, init=0.0) for matrix in self._shard.matrices.values()]
-        creates = tuple(Create(matrix, self._shards) for matrix in matrices)
+        creates = tuple(CreateRequest(matrix, self._shards) for matrix in matrices)
         return ShardSnapshot(number, tuple(self._shard.workers), creates, thawed(state, PlainData()))
 
     def _restore(self, request: Restore) -> None:
@@ -212,7 +221,7 @@ class ShardHost:
             self._restored = request.identity
             self._refusal = None
 
-    def _reset(self, request: Reset) -> None:
+    def _reset(self, request: ResetRequest) -> None:
         raise ParameterServerError(
             "parameter server: expected clocks that only rise where snapshots are taken at clocks, given a reset; make "
             "the server without snapshots= to start over"
@@ -255,9 +264,9 @@ class _Handler:
         reply = self._shard.handle(request)
         if not isinstance(request, (TakeBetween, TakeState)):
             return reply
-        if not isinstance(reply, Waiting):
+        if not isinstance(reply, WaitingReply):
             return fetched(reply)
-        sent: Waiting[Any] = Waiting(reply.give_up)
+        sent: WaitingReply[Any] = WaitingReply(reply.give_up)
 
         def settle() -> None:
             outcome = outcome_of(reply.result)

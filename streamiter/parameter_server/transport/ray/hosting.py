@@ -15,19 +15,19 @@ from typing import Any, Final, final
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ParameterServerError, RolledBack, StreamiterError, WorkerHasLeft
 from streamiter.numbers import whole_number
-from streamiter.parameter_server.calls import Call, ShardLink, Waiting
+from streamiter.parameter_server.calls import Call, ShardLink, WaitingReply
 from streamiter.parameter_server.client import MAX_CALLS, Client
-from streamiter.parameter_server.matrix import Matrix, Partitioning
-from streamiter.parameter_server.requests import Create, Forget, RestoreState
+from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
+from streamiter.parameter_server.requests import CreateRequest, ForgetRequest, RestoreState
 from streamiter.parameter_server.server import MatrixDirectory
 from streamiter.parameter_server.snapshots import KeptSnapshots, SnapshotEvery, StartingPoint
 from streamiter.parameter_server.statistics import ShardStatistics
 from streamiter.parameter_server.transport.ray.barriers import Fence, PassFences, TakeBetween
-from streamiter.parameter_server.transport.ray.connection import Connection, Connections, ended
+from streamiter.parameter_server.transport.ray.connection import Connections, ShardConnections, ended
 from streamiter.parameter_server.transport.ray.host import ShardHost
 from streamiter.parameter_server.transport.ray.protocol import (
-    Beginning,
     Describe,
+    GenerationStart,
     HostProcess,
     RayAddress,
     RayCluster,
@@ -160,7 +160,7 @@ class Supervisor:
         self._ray = imported_ray()
         self.generation = 0
         self.kept = KeptSnapshots[Any](len(hosts))
-        self._beginning = [host.begin.remote(Beginning(0), None) for host in hosts]
+        self._beginning = [host.begin.remote(GenerationStart(0), None) for host in hosts]
         self._processes: list[HostProcess] = []
         """Which process each host is, to notice when it is another."""
         self._unrestorable: str | None = None
@@ -169,7 +169,7 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
         self._timed: list[asyncio.Task[None]] = []
         self._is_stopping = False
-        self.created: dict[str, Create] = {}
+        self.created: dict[str, CreateRequest] = {}
         """What the server itself has made: all that is known when all shards are lost at once."""
 
     def start(self) -> None:
@@ -242,13 +242,13 @@ class Supervisor:
         if latest is not None:
             workers = _still_there(latest, [there for _, there in survivors])
             to = f"all shards went back to snapshot {latest.number}"
-            beginning = Beginning(generation, creates, workers, latest.number, loss=f"{loss}; {to}")
+            beginning = GenerationStart(generation, creates, workers, latest.number, loss=f"{loss}; {to}")
         elif self._takes_snapshots and self._unrestorable is None:
             workers = _of_any([there for _, there in survivors]) if survivors else self._workers_here()
             to = "there is no snapshot yet, so all shards went back to their initial values"
-            beginning = Beginning(generation, creates, workers, loss=f"{loss}; {to}")
+            beginning = GenerationStart(generation, creates, workers, loss=f"{loss}; {to}")
         else:
-            beginning = Beginning(generation, creates, refusal=f"{loss}; {self._why_all_is_lost()}")
+            beginning = GenerationStart(generation, creates, refusal=f"{loss}; {self._why_all_is_lost()}")
         states = latest.states if latest is not None else (None,) * len(self._hosts)
         self._processes = await asyncio.gather(
             *[host.begin.remote(beginning, state) for host, state in zip(self._hosts, states, strict=True)]
@@ -271,7 +271,7 @@ class Supervisor:
         names = [
             repr(matrix.name)
             for matrix in matrices
-            if any(block.shard in lost for block in Partitioning(matrix, len(self._hosts)).blocks)
+            if any(block.shard in lost for block in MatrixPartitioning(matrix, len(self._hosts)).blocks)
         ]
         return (
             f"{self._name}: expected all shards to run, given the loss of {' and '.join(ends)} with "
@@ -407,7 +407,7 @@ class RayHosting:
         """Statistics that are still to come."""
         self._taking = asyncio.Lock()
         self._taken = 0
-        self._asking_for_states: Connection | None = None
+        self._asking_for_states: ShardConnections | None = None
         self._is_closed = False
 
     @property
@@ -506,20 +506,20 @@ class _ServerLink:
         self._link = link
         self._supervisor = supervisor
 
-    def send(self, request: Any) -> Any | Waiting[Any]:
+    def send(self, request: Any) -> Any | WaitingReply[Any]:
         """The reply to come."""
-        if isinstance(request, Forget):
+        if isinstance(request, ForgetRequest):
             self._supervisor.created.pop(request.matrix, None)
         elif isinstance(request, RestoreState):
             # For all shards: what can be gone through once only is made a list by the first of them.
             request.state = sendable(request.state)
             request = Restore(uuid.uuid4().hex, request.state, request.workers)
         reply = self._link.send(request)
-        if isinstance(request, Create):
+        if isinstance(request, CreateRequest):
             reply.when_settled(partial(self._note, request, reply))
         return reply
 
-    def _note(self, create: Create, reply: Waiting[bool]) -> None:
+    def _note(self, create: CreateRequest, reply: WaitingReply[bool]) -> None:
         with suppress(StreamiterError, asyncio.CancelledError):  # Refused: whoever makes the matrix is told.
             reply.result()
             self._supervisor.created.setdefault(create.matrix.name, create)

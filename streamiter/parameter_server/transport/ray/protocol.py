@@ -17,13 +17,13 @@ from streamiter.deferred import Deferred
 from streamiter.errors import ConfigurationError, InternalError, ParameterServerError
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.matrix_shard import init_functions
-from streamiter.parameter_server.requests import Add, Aggregate, Create, Update
+from streamiter.parameter_server.requests import AddRequest, AggregateRequest, CreateRequest, UpdateRequest
 from streamiter.parameter_server.snapshots import SnapshotEvery
 from streamiter.parameter_server.transport.sessions import ClientMessage, ServerMessage
 
 __all__ = [
-    "Beginning",
     "Describe",
+    "GenerationStart",
     "GoBack",
     "HostProcess",
     "RayAddress",
@@ -193,7 +193,7 @@ class HostProcess(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class GenerationStart:
     """What a host begins a generation with. ``refusal``: with nothing, and why no parameters are read or changed."""
 
     generation: int
@@ -339,12 +339,12 @@ def importable(request: Any) -> Any:
 
     Requests whose functions another process can import.
     """
-    if isinstance(request, (Update, Aggregate)):
+    if isinstance(request, (UpdateRequest, AggregateRequest)):
         function = request.function
         return request if function is None else replace(request, function=_named(function).without_arrays())
-    if isinstance(request, Add) and request.update is not None:
+    if isinstance(request, AddRequest) and request.update is not None:
         return replace(request, update=importable(request.update))
-    if isinstance(request, Create):
+    if isinstance(request, CreateRequest):
         return replace(request, matrix=_matrix(request.matrix))
     return request
 

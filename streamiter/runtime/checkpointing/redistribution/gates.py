@@ -14,11 +14,11 @@ from streamiter.errors import CheckpointError
 from streamiter.operators.operator import Boundary, Operator
 from streamiter.records import Batch, EndOfData, EpochWatermark
 from streamiter.runtime.checkpointing.redistribution.old_job import (
-    Frames,
     OldJob,
     OldPort,
-    Standing,
-    Waiting,
+    QueueFrames,
+    SubtaskProgress,
+    WaitingBatch,
     batches_queued,
     deal,
     dealt_to,
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-Queue = tuple[int, Frames, list[tuple[int, int]]]
+Queue = tuple[int, QueueFrames, list[tuple[int, int]]]
 """What is set aside at a port: its number, the batches, and how many there are of which epochs."""
 
 
@@ -71,7 +71,7 @@ class EdgeSharing:
         """See :class:`~streamiter.operators.operator.Sharing`."""
         partitioning = self._partitioning(input_name)
 
-        def batches() -> Iterator[Waiting]:
+        def batches() -> Iterator[WaitingBatch]:
             for reader, queues in enumerate(waiting):
                 for _, frames, _ in queues:
                     yield from batches_queued(frames, BEFORE_ALL_EPOCHS, reader)
@@ -79,7 +79,7 @@ class EdgeSharing:
         if isinstance(partitioning, Broadcast) and not all_alike(batches(), range(len(waiting))):
             raise _differing(input_name)
 
-        def dealt(subtask: int) -> Iterator[Waiting]:
+        def dealt(subtask: int) -> Iterator[WaitingBatch]:
             return dealt_to(subtask, batches(), partitioning, self.parallelism, self._plain_data)
 
         queues = [
@@ -98,7 +98,7 @@ class EdgeSharing:
         return first
 
 
-def all_alike(waiting: Iterable[Waiting], readers: Iterable[int]) -> bool:
+def all_alike(waiting: Iterable[WaitingBatch], readers: Iterable[int]) -> bool:
     """Whether as many records of each epoch wait before all readers: of what all get, then it is the same ones."""
     counts: dict[int, Counter[int]] = {reader: Counter() for reader in readers}
     for each in waiting:
@@ -107,14 +107,14 @@ def all_alike(waiting: Iterable[Waiting], readers: Iterable[int]) -> bool:
     return all(other == first for other in others)
 
 
-def queue_of(port: int, make: Callable[[], Iterable[Waiting]], plain_data: PlainData) -> Queue | None:
+def queue_of(port: int, make: Callable[[], Iterable[WaitingBatch]], plain_data: PlainData) -> Queue | None:
     """What is set aside at a port; None where that is nothing. ``make()`` gives the batches."""
     counts: Counter[int] = Counter()
     for each in make():
         counts[each.epoch] += 1
     if not counts:
         return None
-    return port, Frames(lambda: (entry_of(each, plain_data) for each in make())), sorted(counts.items())
+    return port, QueueFrames(lambda: (entry_of(each, plain_data) for each in make())), sorted(counts.items())
 
 
 def _differing(input_name: str) -> CheckpointError:
@@ -125,10 +125,10 @@ Logged = list[tuple[int, Iterable[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Tail:
+class _PortTail:
     """What comes behind the batches of a port, and what of it was heard before."""
 
-    said: Standing
+    said: SubtaskProgress
     """How far the step upstream has come, in the epochs of this port."""
     data_end_heard: bool
     end_heard: bool
@@ -150,7 +150,7 @@ class GateShares:
         old: OldJob,
         step: Step,
         operator: Operator,
-        standings: Mapping[str, Sequence[Standing]],
+        standings: Mapping[str, Sequence[SubtaskProgress]],
         plain_data: PlainData,
         *,
         in_order: bool,
@@ -264,7 +264,7 @@ class GateShares:
         state["ended"][index] = int(tail.end_heard)
         batches = functools.partial(self._batches, edge, origin.subtask, subtask)
         if port.is_feedback:
-            frames = Frames(lambda: self._entries(batches(), begin, tail))
+            frames = QueueFrames(lambda: self._entries(batches(), begin, tail))
             if any(True for _ in frames):
                 logged.append((index, frames))
             return
@@ -283,7 +283,7 @@ class GateShares:
         state["data_epochs"][index] = before.data_epoch
         logged.append((index, before.logged))
 
-    def _tail(self, edge: Edge, origin: PortOrigin, subtask: int, begin: int) -> _Tail:
+    def _tail(self, edge: Edge, origin: PortOrigin, subtask: int, begin: int) -> _PortTail:
         said = self._said(edge, origin.subtask, begin)
         known = [
             port
@@ -309,23 +309,23 @@ class GateShares:
                 'checkpoint, as stop("suspend") does',
             )
         epochs = (port.end_epoch for port in known)
-        return _Tail(
+        return _PortTail(
             said, data_end_heard, end_heard, next((each for each in epochs if each is not None), None)
         )
 
-    def _said(self, edge: Edge, upstream_subtask: int, begin: int) -> Standing:
+    def _said(self, edge: Edge, upstream_subtask: int, begin: int) -> SubtaskProgress:
         said = self._standings[edge.upstream.name][upstream_subtask]
         if edge.feedback is not None:
             # The first epoch that is fed back is 1, behind the watermark 0 of whoever feeds back.
             above = said.watermark + 1 if said.watermark > BEFORE_ALL_EPOCHS else BEFORE_ALL_EPOCHS
-            return Standing(above, said.data_ended, ended=False)
+            return SubtaskProgress(above, said.data_ended, ended=False)
         if isinstance(self._operator, Boundary) and not self._operator.hears_of_epochs:
-            return Standing(begin, said.ended, said.ended)
+            return SubtaskProgress(begin, said.ended, said.ended)
         return said
 
     # -- what waited ---------------------------------------------------------------------------------------
 
-    def _batches(self, edge: Edge, upstream_subtask: int, subtask: int) -> Iterator[Waiting]:
+    def _batches(self, edge: Edge, upstream_subtask: int, subtask: int) -> Iterator[WaitingBatch]:
         """What comes to one of the new subtasks by one of its channels."""
         ports = [port for port in self._of(edge) if not self._is_same or port.reader == subtask]
         straight = isinstance(edge.partitioning, Forward) and not self._is_same
@@ -339,7 +339,9 @@ class GateShares:
         else:
             yield from dealt_to(subtask, merged, edge.partitioning, self._step.parallelism, self._plain_data)
 
-    def _held(self, batches: Iterator[Waiting], begin: int, tail: _Tail) -> Iterator[tuple[str, Any, Any]]:
+    def _held(
+        self, batches: Iterator[WaitingBatch], begin: int, tail: _PortTail
+    ) -> Iterator[tuple[str, Any, Any]]:
         level = begin
         for each in batches:
             if level < each.level <= tail.said.watermark:
@@ -354,7 +356,9 @@ class GateShares:
         if tail.said.ended and not tail.end_heard:
             yield "end of input", None, tail.end_epoch
 
-    def _entries(self, batches: Iterator[Waiting], begin: int, tail: _Tail) -> Iterator[tuple[Any, ...]]:
+    def _entries(
+        self, batches: Iterator[WaitingBatch], begin: int, tail: _PortTail
+    ) -> Iterator[tuple[Any, ...]]:
         """The same for a feedback port, whose steps upstream have not ended for it."""
         level = begin
         for each in batches:

@@ -17,12 +17,12 @@ from streamiter.runtime.partitioning import Broadcast, Forward, Partitioning
 from streamiter.runtime.port import BEFORE_ALL_EPOCHS, PortOrigin, WatermarkTracker
 
 __all__ = [
-    "Frames",
     "OldJob",
     "OldPort",
     "OldTask",
-    "Standing",
-    "Waiting",
+    "QueueFrames",
+    "SubtaskProgress",
+    "WaitingBatch",
     "batches_held",
     "batches_queued",
     "behind_all",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-class Standing(NamedTuple):
+class SubtaskProgress(NamedTuple):
     """What a subtask has passed on of epochs and ends."""
 
     watermark: int
@@ -44,10 +44,10 @@ class Standing(NamedTuple):
     ended: bool
 
 
-NOTHING_YET = Standing(BEFORE_ALL_EPOCHS, data_ended=False, ended=False)
+NOTHING_YET = SubtaskProgress(BEFORE_ALL_EPOCHS, data_ended=False, ended=False)
 
 
-def joined(standings: Collection[Standing]) -> Standing:
+def joined(standings: Collection[SubtaskProgress]) -> SubtaskProgress:
     """Where all go on from: none of what was still to come from any of them is left out.
 
     >>> joined([Standing(3, False, False), Standing(4, False, False), Standing(1, True, True)])
@@ -55,20 +55,20 @@ def joined(standings: Collection[Standing]) -> Standing:
     """
     going_on = [standing for standing in standings if not standing.data_ended]
     furthest = max(standing.watermark for standing in standings)
-    return Standing(
+    return SubtaskProgress(
         min((standing.watermark for standing in going_on), default=furthest),
         all(standing.data_ended for standing in standings),
         all(standing.ended for standing in standings),
     )
 
 
-def behind_all(upstream: Iterable[Standing]) -> Standing:
+def behind_all(upstream: Iterable[SubtaskProgress]) -> SubtaskProgress:
     """That of a step that was not there, behind these: what they have passed on is over."""
     standings = list(upstream)
     return joined(standings) if standings else NOTHING_YET
 
 
-class Waiting(NamedTuple):
+class WaitingBatch(NamedTuple):
     """A batch that waited, as it is or encoded.
 
     Batches that waited before a task, one by one and as often as needed; none is in memory for longer than its turn.
@@ -92,27 +92,27 @@ class Waiting(NamedTuple):
         return plain_data.decode_batch(self.content)
 
 
-def batches_held(items: Iterable[tuple[str, Any, Any]], level: int, reader: int) -> Iterator[Waiting]:
+def batches_held(items: Iterable[tuple[str, Any, Any]], level: int, reader: int) -> Iterator[WaitingBatch]:
     """Of what a gate held of one port: kind, payload and epoch."""
     for kind, payload, epoch in items:
         if kind == "data":
-            yield Waiting(level, epoch, reader, len(payload), payload, None)
+            yield WaitingBatch(level, epoch, reader, len(payload), payload, None)
         elif kind == "watermark":
             level = epoch
 
 
-def batches_queued(frames: Iterable[Any], level: int, reader: int) -> Iterator[Waiting]:
+def batches_queued(frames: Iterable[Any], level: int, reader: int) -> Iterator[WaitingBatch]:
     """Of a queue, which may have control records among its batches."""
     for entry in entries_of(frames):
         kind, *rest = entry
         if kind == "data":
             epoch, count, content = rest
-            yield Waiting(level, epoch, reader, count, None, content)
+            yield WaitingBatch(level, epoch, reader, count, None, content)
         elif kind == "epoch_watermark":
             [level] = rest
 
 
-def entry_of(waiting: Waiting, plain_data: PlainData) -> tuple[Any, ...]:
+def entry_of(waiting: WaitingBatch, plain_data: PlainData) -> tuple[Any, ...]:
     """A batch as the snapshot of a queue has it."""
     content = waiting.content
     if content is None:
@@ -122,7 +122,7 @@ def entry_of(waiting: Waiting, plain_data: PlainData) -> tuple[Any, ...]:
 
 
 @final
-class Frames:
+class QueueFrames:
     """The decoded frames of a queue, made anew whenever one goes through them."""
 
     def __init__(self, make_entries: Callable[[], Iterator[tuple[Any, ...]]]) -> None:
@@ -165,8 +165,12 @@ def deal(
 
 
 def dealt_to(
-    subtask: int, waiting: Iterable[Waiting], partitioning: Partitioning, subtasks: int, plain_data: PlainData
-) -> Iterator[Waiting]:
+    subtask: int,
+    waiting: Iterable[WaitingBatch],
+    partitioning: Partitioning,
+    subtasks: int,
+    plain_data: PlainData,
+) -> Iterator[WaitingBatch]:
     """What one of the new subtasks gets of batches that waited; nothing is decoded that goes where it is anyway."""
     if isinstance(partitioning, (Forward, Broadcast)) or subtasks == 1:
         for each in waiting:
@@ -181,7 +185,7 @@ def dealt_to(
         parts: Sequence[tuple[int, Batch]] = list(split(each.records(plain_data)))
         for owner, part in parts:
             if owner == subtask:
-                yield Waiting(each.level, each.epoch, each.reader, len(part), part, None)
+                yield WaitingBatch(each.level, each.epoch, each.reader, len(part), part, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +198,10 @@ class OldTask:
     """What came back to it between its barrier and the barrier's return, by port."""
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> SubtaskProgress:
         """How far all its steps had come."""
         state = self.state
-        return Standing(state["watermark"], bool(state["interior input ended"]), bool(state["ended"]))
+        return SubtaskProgress(state["watermark"], bool(state["interior input ended"]), bool(state["ended"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +241,7 @@ class OldJob:
         }
         return cls(f"flow {header.flow!r}, checkpoint {header.id.number}", tasks, instances, heads)
 
-    def standings(self, step: str) -> list[Standing] | None:
+    def standings(self, step: str) -> list[SubtaskProgress] | None:
         """How far each subtask of a step had come; None for a step that was not there."""
         head = self.heads.get(step)
         return None if head is None else [task.standing for task in self.tasks[head]]
@@ -283,7 +287,7 @@ class OldPort:
     logged: Iterable[Any]
     """The frames of what came back in the loop until the barrier did."""
 
-    def batches(self) -> Iterator[Waiting]:
+    def batches(self) -> Iterator[WaitingBatch]:
         """All batches that waited, in order."""
         level = self.watermark
         yield from batches_held(self.held, level, self.reader)

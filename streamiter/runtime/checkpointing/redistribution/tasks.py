@@ -22,7 +22,7 @@ from streamiter.runtime.checkpointing.redistribution.gates import EdgeSharing, G
 from streamiter.runtime.checkpointing.redistribution.old_job import (
     OldJob,
     OldTask,
-    Standing,
+    SubtaskProgress,
     behind_all,
     joined,
     origins,
@@ -258,7 +258,7 @@ class _Gathering:
 
     async def _gathered(
         self, step: Step, edge: Edge, frames: Iterable[Any], ranges: list[TopicRange]
-    ) -> _Frames:
+    ) -> _DealtFrames:
         import tempfile  # 4 ms with what it imports
 
         limits: FeedbackLimits = FeedbackLimits() if step.loop is None else step.loop.limits
@@ -272,11 +272,11 @@ class _Gathering:
         self._queues.callback(queue.close)
         queue.refill([entry] for entry in entries_of(frames) if TopicRange.of(entry) is None)
         await gather(queue, _topic_of(edge), ranges, plain_data=self._plain_data, clock=self._clock)
-        return _Frames(queue, self._plain_data)
+        return _DealtFrames(queue, self._plain_data)
 
 
 @final
-class _Frames:
+class _DealtFrames:
     """The decoded frames of what is in a queue, made anew whenever one goes through them."""
 
     def __init__(self, queue: SpillQueue, plain_data: PlainData) -> None:
@@ -338,7 +338,7 @@ class _Shares:
             for instance in task.instances:
                 self._steps.setdefault(instance.step.name, instance)
         self._check_held()
-        self._standings: dict[str, list[Standing]] = {}
+        self._standings: dict[str, list[SubtaskProgress]] = {}
         for instance in self._steps.values():
             self._standings[instance.step.name] = self._standing(instance.step, instance.operator)
 
@@ -355,7 +355,7 @@ class _Shares:
                     "stop it where less waits",
                 )
 
-    def _standing(self, step: Step, operator: Operator) -> list[Standing]:
+    def _standing(self, step: Step, operator: Operator) -> list[SubtaskProgress]:
         before = self._old.standings(step.name)
         if before is None:
             upstream = [
