@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 
 from support.mutation import LIST, ROOT, Mutant, report
@@ -37,7 +38,14 @@ def test_the_list_names_modules_and_tests_that_are_there() -> None:
     tests = {test.split("::")[0] for core in listed["core"] for test in core["tests"]}
     assert [module for module in modules if not (ROOT / module).is_file()] == []
     assert [test for test in sorted(tests) if not (ROOT / "tests" / test).exists()] == []
-    assert len(set(modules)) == len(modules)
+    named = [(core["module"], name) for core in listed["core"] for name in core.get("names", ["*"])]
+    assert len(set(named)) == len(named)
+    assert [
+        (module, name)
+        for module, name in named
+        if name != "*"
+        and not re.search(rf"^(async def|def|class) {name}\b", (ROOT / module).read_text(), re.M)
+    ] == []
     cores = tuple(module.removesuffix(".py").replace("/", ".") + "." for module in modules)
     assert [each["where"] for each in listed["survivor"] if not each["where"].startswith(cores)] == []
     assert all(each["why"] for each in listed["survivor"])

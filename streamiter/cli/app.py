@@ -1,15 +1,16 @@
-"""The commands together."""
+"""The commands of ``streamiter`` together, and the demo."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from streamiter.cli.checkpoints import checkpoints_app
-from streamiter.cli.demo import demo
 from streamiter.cli.failures import INTERRUPTED, Commands
 from streamiter.cli.models import models_app
 from streamiter.cli.network import network_app
@@ -19,6 +20,54 @@ from streamiter.cli.train import predict, train
 from streamiter.runtime.running import Interruption
 
 __all__ = ["app", "run_app"]
+
+
+class When(StrEnum):
+    """When labels are known."""
+
+    delayed = "delayed"
+    immediate = "immediate"
+
+
+def demo(
+    directory: Annotated[
+        Path, typer.Option("--directory", "-d", metavar="DIR", help="Where events and updates are kept.")
+    ] = Path("demo-data"),
+    flights: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only the first N flights of the year.")
+    ] = None,
+    mini_batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Events for one step of the model.")
+    ] = 100,
+    labels: Annotated[
+        When,
+        typer.Option(
+            help="When it is known whether a flight was late: when it has arrived, or (to compare) at once."
+        ),
+    ] = When.delayed,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete what earlier runs have written there.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")] = False,
+) -> None:
+    """Learn online which flights will be late; no server needed.
+
+    336,776 flights that left New York in 2013 become events in time order in a topic. A model predicts at each
+    scheduled departure whether the flight will come in more than 15 minutes late, learns when it has
+    arrived, and publishes every update to another topic, where it can be followed. Ctrl-C suspends.
+    """
+    # It brings all learners with it, which other commands would load for nothing.
+    from streamiter.cli.demo import run_demo
+
+    run_demo(
+        directory,
+        labels="immediate" if labels is When.immediate else "delayed",
+        flights=flights,
+        mini_batch=mini_batch,
+        fresh=fresh,
+        as_json=as_json,
+    )
+
 
 app = typer.Typer(
     cls=Commands,

@@ -137,4 +137,4 @@ def deaths(count: int, random: Random, commit: Sequence[Place]) -> list[Death]:
 
 
 def _is_of_transaction(place: Place) -> bool:
-    return "transaction" in place.function
+    return "transaction" in place.function.lower()

@@ -22,7 +22,7 @@ __all__ = [
 When = Literal["before", "after"]
 
 _CHECKPOINTER: Final = "streamiter.runtime.checkpointing.checkpointer:Checkpointer"
-_BEGINNING = "streamiter.runtime.checkpointing.restore:Beginning"
+_JOB_RESTORE = "streamiter.runtime.checkpointing.restore:JobRestore"
 _TRANSACTION: Final = "streamiter.runtime.checkpointing.commit:JobTransaction"
 _WRITER: Final = "streamiter.runtime.checkpointing.commit:TransactionalWriter"
 _FOLDER: Final = "streamiter.checkpoints.flow_folder:FlowFolder"
@@ -50,8 +50,8 @@ def _both(function: str) -> list[Place]:
 RESTORE: Final = [
     *_both(f"{_TRANSACTION}.open"),
     *_both(f"{_FOLDER}.claim"),
-    *_both(f"{_BEGINNING}._opened"),
-    *_both(f"{_BEGINNING}.settle"),
+    *_both(f"{_JOB_RESTORE}._opened"),
+    *_both(f"{_JOB_RESTORE}.settle"),
     *_both("streamiter.checkpoints.directory_store:DirectoryStore.list"),
     Place("after", f"{_CHECKPOINTER}.open"),
     *_both("streamiter.runtime.task:Task.open"),

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
@@ -68,7 +69,7 @@ def main(wanted: list[str]) -> int:
         return 2
     survivors: list[Mutant] = []
     for core in cores:
-        count, alive = _mutated(core["module"], core["tests"])
+        count, alive = _mutated(core["module"], core.get("names", []), core["tests"])
         survivors += alive
         print(f"{core['module']}: {count} mutants, {len(alive)} not noticed", flush=True)
     known_ones = {
@@ -101,24 +102,32 @@ def report(survivors: Iterable[Mutant], known: dict[Mutant, str]) -> tuple[list[
     ], not new
 
 
-def _mutated(module: str, tests: list[str]) -> tuple[int, list[Mutant]]:
-    """How many changes were made to a module, and those that these tests have not noticed."""
+def _mutated(module: str, names: list[str], tests: list[str]) -> tuple[int, list[Mutant]]:
+    """How many changes were made to these functions and classes, and those that these tests have not noticed."""
     with TemporaryDirectory(prefix="streamiter-mutants-") as name:
         folder = Path(name)
         for part in ("streamiter", "connectors", "tests"):
             (folder / part).symlink_to(ROOT / part)
         (folder / "pyproject.toml").write_text(_configuration(module, tests))
-        _mutmut(
-            folder, "run", *(["--max-children", workers] if (workers := os.environ.get("WORKERS")) else [])
-        )
+        children = ["--max-children", workers] if (workers := os.environ.get("WORKERS")) else []
+        patterns = [f"{_dotted(module)}{kind}" for name in names for kind in (f"x_{name}__*", f"xǁ{name}ǁ*")]
+        _mutmut(folder, "run", *children, *patterns)
         data = json.loads((folder / "mutants" / f"{module}.meta").read_text())
-        statuses = _statuses(_mutmut(folder, "results"))
+        statuses = [
+            (mutant, status)
+            for mutant, status in _statuses(_mutmut(folder, "results"))
+            if not patterns or any(fnmatchcase(mutant, pattern) for pattern in patterns)
+        ]
         alive = [
             _change(mutant, _mutmut(folder, "show", mutant))
             for mutant, status in statuses
             if status not in _NOTICED
         ]
-        return len(data["exit_code_by_key"]), alive
+        count = sum(
+            not patterns or any(fnmatchcase(mutant, pattern) for pattern in patterns)
+            for mutant in data["exit_code_by_key"]
+        )
+        return count, alive
 
 
 def _configuration(module: str, tests: list[str]) -> str:
