@@ -7,7 +7,7 @@
 >>> partition, block.records, block.latest_ms
 (0, 3, 6)
 >>> unpacked(block.payload, block.crc32)
-Block(values=[b'a', b'b', b'c'], keys=[None, None, b'k'], headers=None, timestamps_ms=[5, 5, 6])
+RecordBlock(values=[b'a', b'b', b'c'], keys=[None, None, b'k'], headers=None, timestamps_ms=[5, 5, 6])
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ on, since the end of the data is heard in epoch k + 1.
 
 >>> progress = LoopProgress(heads=2, entrances=1)
 >>> progress.head_received(0, epoch=0, count=0), progress.head_received(1, epoch=0, count=0)
-([], [Released(epoch=0)])
+([], [ReleasedEpoch(epoch=0)])
 >>> progress.entrance_ended(0)
 [Completed(epoch=0)]
 >>> progress.head_received(0, epoch=1, count=3), progress.head_received(1, epoch=1, count=0)
-([], [Released(epoch=1), Completed(epoch=1)])
+([], [ReleasedEpoch(epoch=1), Completed(epoch=1)])
 >>> progress.head_received(0, epoch=2, count=0), progress.head_received(1, epoch=2, count=0)
-([], [Released(epoch=2), Ended(epoch=2)])
+([], [ReleasedEpoch(epoch=2), Ended(epoch=2)])
 >>> stamped = LoopProgress(heads=1, entrances=1)
 >>> [stamped.entrance_passed(0, 0), stamped.entrance_ended(0)]
 [[], []]
@@ -382,7 +382,7 @@ class GroupsOf:
         self._records = records
 
     def cut(self, batch: Batch, count: int, step: str) -> Iterator[tuple[Batch, bool]]:
-        """See :class:`Groups`."""
+        """See :class:`EpochGrouping`."""
         start, length = 0, len(batch)
         while start < length:
             # A restored step may have been told to make smaller groups than the one it is in.
@@ -404,7 +404,7 @@ class GroupsUpToMarks:
         self._marks = marks
 
     def cut(self, batch: Batch, count: int, step: str) -> Iterator[tuple[Batch, bool]]:
-        """See :class:`Groups`."""
+        """See :class:`EpochGrouping`."""
         start = 0
         for mark in self._places(batch, step):
             yield slice_batch(batch, start, mark), True

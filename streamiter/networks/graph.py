@@ -35,7 +35,7 @@ class LayerGraph:
     >>> wide = LAYER_TYPES["simpleinputlayer"].from_settings(
     ...     LayerSettings("wide", output_dim=1, optimizer=SGD(0.5)), [], place_holder)
     >>> end = LAYER_TYPES["simplelosslayer"].from_settings(LayerSettings("end"), [wide], place_holder)
-    >>> graph = Graph([wide, end], place_holder, end)
+    >>> graph = LayerGraph([wide, end], place_holder, end)
     >>> graph.feed_data([[1.0, 0.0], [1.0, 2.0]], [1, -1], training=True)
     >>> for parameter in graph.parameters:
     ...     parameter.values = np.zeros(graph.shape_of(parameter))

@@ -65,9 +65,9 @@ class Predictions:
 class NetworkLoss(abc.ABC):
     """Settings only. ``scores`` are (rows, outputs), ``labels`` (rows,), both in the dtype of the network.
 
-    >>> from streamiter.networks.losses import LogLoss
+    >>> from streamiter.networks.losses import NetworkLogLoss
     >>> scores, labels = np.array([[0.0], [2.0]]), np.array([1.0, -1.0])
-    >>> [round(loss, 4) for loss in LogLoss().losses(scores, labels).tolist()]
+    >>> [round(loss, 4) for loss in NetworkLogLoss().losses(scores, labels).tolist()]
     [0.6931, 2.1269]
 
     What all losses have in common.
@@ -186,7 +186,7 @@ class L2Loss(NetworkLoss):
 class NetworkLogLoss(NetworkLoss):
     """log(1 + e^(−y·f)), y −1 or 1; it does not overflow.
 
-    >>> LogLoss().losses(np.array([[0.0], [-1000.0]]), np.ones(2)).round(3).tolist()
+    >>> NetworkLogLoss().losses(np.array([[0.0], [-1000.0]]), np.ones(2)).round(3).tolist()
     [0.693, 1000.0]
 
     The loss of logistic regression.

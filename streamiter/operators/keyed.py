@@ -44,7 +44,7 @@ class RecordsByKey:
     ``order`` takes records to their groups, group i being ``order[starts[i] : starts[i] + counts[i]]``, all
     with the key ``keys[i]``.
 
-    >>> groups = Groups(np.array([7, 5, 7]))
+    >>> groups = RecordsByKey(np.array([7, 5, 7]))
     >>> groups.keys, groups.order, groups.starts, groups.counts
     (array([5, 7]), array([1, 0, 2]), array([0, 1]), array([1, 2]))
 

@@ -256,7 +256,7 @@ class MatrixPartitioning:
     All blocks are of the same size, but those at the right and lower border. Where the matrix names no block, each
     shard has one with all rows (the last shards none, where few columns do not come out even).
 
-    >>> partitioning = Partitioning(Matrix("w", rows=2, columns=10, block=(1, 5)), shards=2)
+    >>> partitioning = MatrixPartitioning(Matrix("w", rows=2, columns=10, block=(1, 5)), shards=2)
     >>> [(block.rows, block.columns, block.shard) for block in partitioning.blocks[:2]]
     [(range(0, 1), range(0, 5), 0), (range(0, 1), range(5, 10), 0)]
 

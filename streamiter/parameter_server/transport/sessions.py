@@ -82,7 +82,7 @@ class SessionControl(enum.Enum):
     """What a client sends in place of a request."""
 
     POLL = "poll"
-    """What has become of this request? The answer is its reply, or its ``Standing``."""
+    """What has become of this request? The answer is its reply, or its ``RequestState``."""
     CANCEL = "cancel"
     """Nobody waits for the reply to this request any more. Answered like POLL."""
     ACKNOWLEDGE = "acknowledge"
@@ -107,7 +107,7 @@ class ClientMessage(NamedTuple):
     number: int
     received: Received
     request: Any
-    """A request, or a ``Control``."""
+    """A request, or a ``SessionControl``."""
 
 
 class ServerMessage(NamedTuple):
@@ -116,7 +116,7 @@ class ServerMessage(NamedTuple):
     session: SessionId
     number: int
     outcome: Any
-    """The reply, or a ``Failure``, or a ``Standing``."""
+    """The reply, or a ``Failure``, or a ``RequestState``."""
 
 
 Outputs = list[npt.NDArray[Any] | None] | None

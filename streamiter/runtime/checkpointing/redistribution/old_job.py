@@ -50,8 +50,8 @@ NOTHING_YET = SubtaskProgress(BEFORE_ALL_EPOCHS, data_ended=False, ended=False)
 def joined(standings: Collection[SubtaskProgress]) -> SubtaskProgress:
     """Where all go on from: none of what was still to come from any of them is left out.
 
-    >>> joined([Standing(3, False, False), Standing(4, False, False), Standing(1, True, True)])
-    Standing(watermark=3, data_ended=False, ended=False)
+    >>> joined([SubtaskProgress(3, False, False), SubtaskProgress(4, False, False), SubtaskProgress(1, True, True)])
+    SubtaskProgress(watermark=3, data_ended=False, ended=False)
     """
     going_on = [standing for standing in standings if not standing.data_ended]
     furthest = max(standing.watermark for standing in standings)
