@@ -218,9 +218,10 @@ class FeedbackLog:
         self._barrier = barrier
         self._forget()
         for port in self._ports:
-            port.log = None
+            port.stop_log()
             if port.index not in early:
-                port.log = self._logs[port.index] = self._new_log(port)
+                log = self._logs[port.index] = self._new_log(port)
+                port.start_log(log)
 
     def barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> None:
         """A feedback port has brought a barrier back."""
@@ -228,9 +229,9 @@ class FeedbackLog:
             # The barrier came round before this head has taken its own snapshot: nothing to log here. What
             # comes behind it would be in that snapshot, and come again from those who have taken theirs.
             self._returned_early.setdefault(barrier.checkpoint, set()).add(port.index)
-            port.blocked = True
+            port.block()
         else:
-            port.log = None
+            port.stop_log()
             if port.index in self._logs:
                 self._logs[port.index].barrier_returned()
 
@@ -239,7 +240,7 @@ class FeedbackLog:
         self._forget()
         for port in self._ports:
             if port.log is not None:
-                port.log = _Nothing()
+                port.start_log(_Nothing())
 
     def complete(self) -> list[BarrierReturned]:
         """The log, once the barrier is back on all ports."""

@@ -26,7 +26,7 @@ from streamiter.records import (
 )
 from streamiter.runtime.feedback import FeedbackLog
 from streamiter.runtime.gate_epochs import EpochsAside, GateEpochs
-from streamiter.runtime.port import InputEnded, LastOfAll, Port, TurnSize, from_plain, plain_log
+from streamiter.runtime.port import InputEnded, LastOfAll, Port, PortState, ReadyPorts, from_plain, plain_log
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.spill import SpillQueue
@@ -48,8 +48,7 @@ class Gate:
     ) -> None:
         """``make_feedback_queue``: where ports bring feedback, makes queues with its limits."""
         self.ports = list(ports)
-        self._ready: deque[Port] = deque()
-        self._parked: list[Port] = []
+        self._ready = ReadyPorts(len(self.ports))
         self._posted: deque[Control] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._wanted = WantedInputs(self.ports, self._has_ended)
@@ -92,12 +91,11 @@ class Gate:
             return self._poll_feedback()
         ready = self._ready
         while ready:
-            port = ready.popleft()
-            port.listed = False
+            port = ready.take()
             if self._in_order:
                 self._epochs.hold_due(port)
             message = port.peek()
-            if message is None or port.blocked:
+            if message is None or port.state is PortState.BLOCKED:
                 continue
             if self.stands_still and not isinstance(message, CheckpointBarrier) and not port.is_feedback:
                 self._leave(port)
@@ -132,9 +130,8 @@ class Gate:
         """The job stops at a barrier: what is fed back is logged only, until the barrier is back."""
         ready = self._ready
         while ready:
-            port = ready.popleft()
-            port.listed = False
-            if port.is_feedback and not port.blocked and port.peek() is not None:
+            port = ready.take()
+            if port.is_feedback and not port.is_blocked and port.peek() is not None:
                 message = port.take()
                 self._list(port)
                 if isinstance(message, CheckpointBarrier):
@@ -157,8 +154,7 @@ class Gate:
         return following, self._take_data(following)
 
     def _take_data(self, port: Port) -> DataBatch:
-        port.idle = False
-        self._served = port if port.deferred is not None else None
+        self._served = port if self._epochs.data_taken(port) else None
         batch = port.take_data()
         self._in_hand = port if port.has_in_hand else None
         self._list(port)
@@ -193,8 +189,8 @@ class Gate:
         """
         names = set(input_names)
         for port in self.ports:
-            if port.input_name in names and port.turn_size is None and not self._in_order:
-                port.turn_size = TurnSize()
+            if port.input_name in names and not self._in_order:
+                port.cut_turns()
 
     def post(self, control: Control) -> None:
         """Have ``poll`` give this control record next (from any part of the job)."""
@@ -243,7 +239,7 @@ class Gate:
     @property
     def has_parked(self) -> bool:
         """Whether there is input that is not wanted now."""
-        return any(port.parked for port in self.ports)
+        return self._ready.has_parked
 
     @property
     def held_records(self) -> int:
@@ -266,8 +262,7 @@ class Gate:
         if isinstance(control, CheckpointBarrier):
             return self._barrier_returned(port, control) if port.is_feedback else self._align(port, control)
         if isinstance(control, EndOfData):
-            port.data_epoch = control.epoch
-            return self._epochs.end_of_data(port)
+            return self._epochs.end_of_data(port, control.epoch)
         if isinstance(control, EndOfInput):
             return self._input_ended(port, control)
         if isinstance(control, Idle):
@@ -328,7 +323,7 @@ class Gate:
                 for item in port.held
                 if not isinstance(item, SourceBatch)
             ),
-            "ended": [int(port.ended) for port in self.ports],
+            "ended": [int(port.has_ended) for port in self.ports],
             "ports": [None if port.origin is None else tuple(port.origin) for port in self.ports],
         }
 
@@ -336,11 +331,11 @@ class Gate:
         """Take over what ``snapshot`` gave, and feedback that was logged after it, by port, as decoded frames."""
         self._epochs.restore(state)
         for port, ended in zip(self.ports, state["ended"], strict=True):
-            port.ended = bool(ended)
+            if ended:
+                port.end()
         for index, kind, payload, epoch in state["held"]:
             port, item = self.ports[index], from_plain(kind, payload, epoch)
             port.hold(item)
-            port.end_held |= isinstance(item, EndOfInput)
             self._list(port)
         self._feedback.restore(logged)
         for port in self._feedback.ports:
@@ -350,9 +345,7 @@ class Gate:
     # -- inside --------------------------------------------------------------------------------------
 
     def _list(self, port: Port) -> None:
-        if not port.listed and not port.blocked:
-            port.listed = True
-            self._ready.append(port)
+        if port.state is not PortState.BLOCKED and self._ready.add(port):
             self._wake()
 
     def _wake(self) -> None:
@@ -363,7 +356,7 @@ class Gate:
         """Its input is not wanted: park it, unless all before its barrier could be taken into its buffer."""
         if not port.is_feedback and self._alignment.is_due and self._hold_up_to_barrier(port):
             return
-        self._park(port)
+        self._ready.park(port)
 
     def _read_ahead(self, port: Port) -> Control | None:
         """Its input is not wanted: set aside what it brings up to the next control record, and give that.
@@ -374,7 +367,7 @@ class Gate:
         while isinstance(item := port.channel.peek(), DataBatch):
             port.channel.take()
             self._epochs.set_aside(port, item)
-        self._park(port)
+        self._ready.park(port)
         if item is None:
             return None
         assert isinstance(item, Control)
@@ -382,20 +375,13 @@ class Gate:
         self._list(port)
         return item
 
-    def _park(self, port: Port) -> None:
-        if not port.parked:
-            port.parked = True
-            self._parked.append(port)
-
     def _unpark(self) -> None:
-        parked, self._parked = self._parked, []
-        for port in parked:
-            port.parked = False
+        for port in self._ready.unpark():
             self._list(port)
 
     def _has_ended(self, port: Port) -> bool:
         """Whether nothing more comes from a port: at all, or in the epoch whose turn it is, where epochs take turns."""
-        if port.data_ended and not port.held:
+        if self._epochs.data_has_ended(port) and not port.held:
             return True
         if not self._in_order:
             return False
@@ -424,7 +410,6 @@ class Gate:
                 return True
             port.hold(taken)
             if isinstance(taken, EndOfInput):
-                port.end_held = True
                 self._posted.extend(self._aligned())
         return False
 
@@ -445,8 +430,7 @@ class Gate:
 
     def _unblock(self, ports: Iterable[Port]) -> None:
         for port in ports:
-            if port.blocked:
-                port.blocked = False
+            if port.unblock():
                 self._list(port)
 
     def _barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
@@ -454,7 +438,7 @@ class Gate:
         return [*self._feedback.complete()]
 
     def _input_ended(self, port: Port, end: EndOfInput) -> list[Control]:
-        port.ended = True
+        port.end()
         events: list[Control] = []
         # Where an iteration ends, epochs from there on have no callback: what is left waits for the end.
         if end.epoch is None or self._epochs.lowest_pending(port) is None:
@@ -469,7 +453,7 @@ class Gate:
         return events + self._aligned()
 
     def _all_ended(self) -> bool:
-        return all(port.ended for port in self.ports if not port.is_feedback)
+        return all(port.has_ended for port in self.ports if not port.is_feedback)
 
 
 class BarrierAlignment:
@@ -509,7 +493,7 @@ class BarrierAlignment:
         if is_first:
             self._barrier = barrier
             self._announced = self._triggered = None
-        port.blocked = True
+        port.block()
         return is_first
 
     def complete(self) -> CheckpointBarrier | None:
@@ -518,7 +502,7 @@ class BarrierAlignment:
         One that begins here counts when no port can bring it: also where the ends of all of them are held
         behind data that is not wanted, since what is wanted may wait for this barrier.
         """
-        if self._triggered is not None and all(port.ended or port.end_held for port in self._ports):
+        if self._triggered is not None and all(port.brings_no_barrier for port in self._ports):
             return self.inputs_ended()
         barrier = self._barrier
         if barrier is None or not all(port.is_aligned for port in self._ports):

@@ -10,7 +10,7 @@ from streamiter.channels import LIMIT_BYTES
 from streamiter.checkpoints.spill import SpillQueue, SpillStatistics
 from streamiter.deferred import Deferred
 from streamiter.records import Control, DataBatch, EndOfData, EpochWatermark, Idle, estimated_bytes
-from streamiter.runtime.port import InputEnded, Port, WatermarkTracker
+from streamiter.runtime.port import BEFORE_ALL_EPOCHS, InputEnded, Port, WatermarkTracker
 
 __all__ = [
     "EpochsAside",
@@ -39,6 +39,13 @@ class GateEpochs:
         self._aside = aside
         self._on_held = on_held
         self._on_data_ended = on_data_ended
+        self._is_idle = [False] * len(ports)
+        """By port: whether it has brought ``Idle`` and no data since."""
+        self._withheld: list[float | None] = [None] * len(ports)
+        """By port: the watermark (infinity: the end of data) that it has brought while records of epochs up to that
+        one wait to be handled. It counts when they are handled."""
+        self._data_epochs = [BEFORE_ALL_EPOCHS] * len(ports)
+        """By port: the epoch that the end of its data completes."""
         self.turn_at_end: int | None = None
         """When all inputs have ended, the epoch of the rest that is handled: no watermark tells of it."""
 
@@ -51,8 +58,13 @@ class GateEpochs:
     def set_aside(self, port: Port, batch: DataBatch) -> None:
         """Keep a batch that has come early, or that is not wanted yet."""
         assert self._aside is not None
-        port.idle = False
+        self._is_idle[port.index] = False
         self._aside.put(port.index, batch)
+
+    def data_taken(self, port: Port) -> bool:
+        """Note that the task takes data of this port; return whether a watermark waits until it is handled."""
+        self._is_idle[port.index] = False
+        return self._withheld[port.index] is not None
 
     @property
     def turn(self) -> int:
@@ -87,8 +99,12 @@ class GateEpochs:
     def covers(self, port: Port, epoch: int) -> bool:
         """Whether no record of this epoch, or of one before it, can come from this port any more."""
         lowest = self.lowest_pending(port)
-        has_come = port.data_ended or port.ended or self.tracker.reached(port.index) >= epoch
+        has_come = self.data_has_ended(port) or port.has_ended or self.tracker.reached(port.index) >= epoch
         return has_come and (lowest is None or lowest > epoch)
+
+    def data_has_ended(self, port: Port) -> bool:
+        """Return whether the data of this port has ended and been handled."""
+        return self.tracker.has_finished(port.index)
 
     @property
     def records_aside(self) -> int:
@@ -100,42 +116,45 @@ class GateEpochs:
     def watermark(self, port: Port, epoch: int) -> list[Control]:
         """A port has brought a watermark."""
         if self.lowest_pending(port) is not None:
-            port.deferred = epoch
+            self._withheld[port.index] = epoch
             return self.settle(port)
         return self._moved(self.tracker.advance(port.index, epoch))
 
     def settle(self, port: Port) -> list[Control]:
         """Let the watermark that a port has brought count as far as its records have been handled."""
-        if port.deferred is None:
+        withheld = self._withheld[port.index]
+        if withheld is None:
             return []
         lowest = self.lowest_pending(port)
         if lowest is None:
-            deferred, port.deferred = port.deferred, None
-            if deferred == math.inf:
+            self._withheld[port.index] = None
+            if withheld == math.inf:
                 return self.data_ended(port)
-            return self._moved(self.tracker.advance(port.index, int(deferred)))
-        reached = int(min(port.deferred, lowest - 1))
+            return self._moved(self.tracker.advance(port.index, int(withheld)))
+        reached = int(min(withheld, lowest - 1))
         return self._moved(self.tracker.advance(port.index, reached))
 
-    def end_of_data(self, port: Port) -> list[Control]:
-        """A port has brought the end of its data: that counts once its records have been handled."""
+    def end_of_data(self, port: Port, epoch: int | None = None) -> list[Control]:
+        """A port has brought the end of its data, which completes ``epoch``; it counts once its records are handled."""
+        if epoch is not None:
+            self._data_epochs[port.index] = epoch
         if self.lowest_pending(port) is None:
             return self.data_ended(port)
-        port.deferred = math.inf
+        self._withheld[port.index] = math.inf
         return self.settle(port)
 
     def data_ended(self, port: Port) -> list[Control]:
         """The data of a port has ended and been handled."""
-        if port.data_ended:
+        if self.data_has_ended(port):
             return []
-        port.data_ended = True
+        others = (each for each in self._ports if each.input_name == port.input_name and each is not port)
         events: list[Control] = []
-        if all(other.data_ended for other in self._ports if other.input_name == port.input_name):
+        if all(map(self.data_has_ended, others)):
             events.append(InputEnded(port.input_name))
-        moved = self._moved(self.tracker.finish(port.index, port.data_epoch))
+        moved = self._moved(self.tracker.finish(port.index, self._data_epochs[port.index]))
         # At the end of an iteration the end itself follows, and emits before anything has ended.
         events += (
-            [EndOfData(self.tracker.watermark)] if self.tracker.all_finished and not port.ended else moved
+            [EndOfData(self.tracker.watermark)] if self.tracker.all_finished and not port.has_ended else moved
         )
         events += self._all_idle()
         self._on_data_ended()
@@ -143,13 +162,13 @@ class GateEpochs:
 
     def is_idle(self, port: Port) -> list[Control]:
         """A port has nothing to bring for now."""
-        port.idle = True
+        self._is_idle[port.index] = True
         return self._all_idle()
 
     def _all_idle(self) -> list[Control]:
         """Idle is who has an idle channel, and no other that brings data."""
-        unfinished = [port for port in self._ports if not port.data_ended]
-        return [Idle()] if unfinished and all(port.idle for port in unfinished) else []
+        unfinished = [port.index for port in self._ports if not self.data_has_ended(port)]
+        return [Idle()] if unfinished and all(self._is_idle[index] for index in unfinished) else []
 
     def _moved(self, watermark: int | None) -> list[Control]:
         if watermark is None:
@@ -164,17 +183,16 @@ class GateEpochs:
         return {
             "watermarks": self.tracker.snapshot(),
             "aside": [] if self._aside is None else self._aside.snapshot(),
-            "data_ended": [int(port.data_ended) for port in self._ports],
-            "data_epochs": [port.data_epoch for port in self._ports],
-            "deferred": [port.deferred for port in self._ports],
+            "data_ended": [int(self.data_has_ended(port)) for port in self._ports],
+            "data_epochs": list(self._data_epochs),
+            "deferred": list(self._withheld),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``snapshot`` gave."""
         self.tracker.restore(state["watermarks"])
-        said = zip(self._ports, state["data_ended"], state["data_epochs"], state["deferred"], strict=True)
-        for port, data_ended, epoch, deferred in said:
-            port.data_ended, port.data_epoch, port.deferred = bool(data_ended), epoch, deferred
+        self._data_epochs = list(state["data_epochs"])
+        self._withheld = list(state["deferred"])
         if self._aside is not None:
             self._aside.restore(state["aside"])
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
 
 from streamiter.channels import LIMIT_BYTES, Channel
@@ -47,6 +48,8 @@ __all__ = [
     "LastOfAll",
     "Port",
     "PortOrigin",
+    "PortState",
+    "ReadyPorts",
     "TurnSize",
     "WatermarkTracker",
     "from_plain",
@@ -75,6 +78,10 @@ class WatermarkTracker:
     def all_finished(self) -> bool:
         """Whether no channel can hold the watermark back any more."""
         return all(self._finished)
+
+    def has_finished(self, channel: int) -> bool:
+        """Return whether ``channel`` brings no more data."""
+        return self._finished[channel]
 
     def reached(self, channel: int) -> int:
         """The last watermark that ``channel`` has brought."""
@@ -331,6 +338,19 @@ class ReadableChannel(Protocol):
     def clear(self) -> None: ...
 
 
+class PortState(Enum):
+    """How far the channel of a port has come."""
+
+    OPEN = "open"
+    """The channel brings data and control records."""
+    BLOCKED = "blocked"
+    """The channel has brought a barrier. The gate reads no more from it until the barrier has passed."""
+    END_HELD = "end held"
+    """The port holds the end of its input, behind data that the task has not handled."""
+    ENDED = "ended"
+    """The task has handled the end of the input."""
+
+
 @final
 class Port:
     """One channel, with what was taken from it and waits to be handled; used by its gate only.
@@ -342,24 +362,16 @@ class Port:
         "_bounded",
         "_held_bytes",
         "_in_hand",
-        "blocked",
         "channel",
-        "data_ended",
-        "data_epoch",
-        "deferred",
-        "end_held",
-        "ended",
         "held",
-        "idle",
         "index",
         "input_name",
         "is_feedback",
-        "listed",
         "log",
         "one_at_a_time",
         "origin",
-        "parked",
         "restored",
+        "state",
         "turn_size",
     )
 
@@ -398,28 +410,64 @@ class Port:
         """Where what leaves the channel is logged, while that is done."""
         self.restored: SpillQueue | None = None
         """Feedback that was logged for the checkpoint from which the job goes on; it comes before the channel."""
-        self.blocked = False
-        """Has brought the barrier that others have not brought yet."""
-        self.listed = False
-        """Is in the gate's list of ports to look at."""
-        self.parked = False
-        """Has something, but its input is not wanted now."""
-        self.idle = False
-        """Nothing is to be expected on it for now."""
-        self.data_ended = False
-        self.data_epoch = BEFORE_ALL_EPOCHS
-        """The epoch that the end of its data completes."""
-        self.ended = False
-        self.end_held = False
-        """Its end is among what is held: it brings no barrier any more."""
-        self.deferred: float | None = None
-        """The watermark it has brought (infinity: the end of its data) while records of epochs up to it
-        still wait to be handled; it counts once they are."""
+        self.state = PortState.OPEN
+        """Changed by the methods below only."""
+
+    # -- state ---------------------------------------------------------------------------------------
+
+    def block(self) -> None:
+        """Note that the channel has brought a barrier."""
+        if self.state is not PortState.OPEN:
+            raise InternalError(
+                f"{self.channel.name}: expected no barrier on a channel that is {self.state.value}"
+            )
+        self.state = PortState.BLOCKED
+
+    def unblock(self) -> bool:
+        """Let the gate read again after a barrier; return whether the port was blocked."""
+        if self.state is not PortState.BLOCKED:
+            return False
+        self.state = PortState.OPEN
+        return True
+
+    def end(self) -> None:
+        """Note that the task has handled the end of the input."""
+        self.state = PortState.ENDED
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the gate reads nothing from the channel, because it has brought a barrier."""
+        return self.state is PortState.BLOCKED
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the task has handled the end of the input."""
+        return self.state is PortState.ENDED
+
+    @property
+    def brings_no_barrier(self) -> bool:
+        """Whether the channel has brought the end of its input."""
+        return self.state is PortState.END_HELD or self.state is PortState.ENDED
 
     @property
     def is_aligned(self) -> bool:
         """Whether the barrier under way need not wait for it."""
-        return self.blocked or self.ended or self.end_held
+        return self.state is not PortState.OPEN
+
+    def start_log(self, log: PortLog) -> None:
+        """Log what leaves the channel from now on."""
+        self.log = log
+
+    def stop_log(self) -> None:
+        """Log no more."""
+        self.log = None
+
+    def cut_turns(self) -> None:
+        """Cut batches from now on, so that a turn of a slow step stays short."""
+        if self.turn_size is None:
+            self.turn_size = TurnSize()
+
+    # -- what comes next -----------------------------------------------------------------------------
 
     def peek(self) -> DataBatch | SourceBatch | Control | None:
         """What comes first, or None."""
@@ -440,6 +488,8 @@ class Port:
     def hold(self, item: DataBatch | Control) -> None:
         """Keep what was taken from the channel, behind what is held already."""
         self.held.append(item)
+        if isinstance(item, EndOfInput) and self.state is PortState.OPEN:
+            self.state = PortState.END_HELD
         if self._bounded is not None:
             self._held_bytes.append(self._take_room(self._bounded, item))
 
@@ -569,3 +619,55 @@ class Port:
         for index in range(len(records) - 1, 0, -1):
             self.put_back(DataBatch(slice_batch(records, index, index + 1), epoch, origin))
         return batch if len(records) == 1 else DataBatch(slice_batch(records, 0, 1), epoch, origin)
+
+
+@final
+class ReadyPorts:
+    """The ports that a gate reads next, each of them once, and the parked ports.
+
+    A port is parked while it has something, but its input is not wanted. It may also be in the queue, until the gate
+    sees that its input still is not wanted.
+    """
+
+    __slots__ = ("_is_parked", "_is_queued", "_parked", "_queue")
+
+    def __init__(self, ports: int) -> None:
+        self._queue: deque[Port] = deque()
+        self._is_queued = [False] * ports
+        self._parked: list[Port] = []
+        self._is_parked = [False] * ports
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether any port is parked."""
+        return bool(self._parked)
+
+    def add(self, port: Port) -> bool:
+        """Put a port behind the others, unless it is in the queue; return whether it is new there."""
+        if self._is_queued[port.index]:
+            return False
+        self._is_queued[port.index] = True
+        self._queue.append(port)
+        return True
+
+    def take(self) -> Port:
+        """Take the port whose turn it is."""
+        port = self._queue.popleft()
+        self._is_queued[port.index] = False
+        return port
+
+    def park(self, port: Port) -> None:
+        """Park a port, unless it is parked."""
+        if not self._is_parked[port.index]:
+            self._is_parked[port.index] = True
+            self._parked.append(port)
+
+    def unpark(self) -> list[Port]:
+        """Return the parked ports, in the order in which they were parked; no port is parked any more."""
+        parked, self._parked = self._parked, []
+        for port in parked:
+            self._is_parked[port.index] = False
+        return parked

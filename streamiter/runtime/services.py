@@ -69,7 +69,7 @@ class JobServices:
             alignment = self._alignments[service]
             for task, worker in zip(tasks, workers, strict=True):
                 alignment.add(task.name, worker, _asking_again(task))
-                task.serve_with(worker, alignment, keeps_state_of_last=self._has_checkpoints)
+                task.serve_with(worker, alignment, keeps_last_state=self._has_checkpoints)
 
     async def close(self, *, went_well: bool) -> list[Exception]:
         """Let go, of a job that was cut off in the middle of something or not; gives what went wrong.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol, final
@@ -26,7 +27,7 @@ from streamiter.records import (
 )
 from streamiter.runtime.chain import Chain, Rounds
 from streamiter.runtime.checkpointing.clock_alignment import ClockAlignment
-from streamiter.runtime.checkpointing.task_parts import encode_log, encode_task, release_parts
+from streamiter.runtime.checkpointing.task_parts import TaskBarriers
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate
@@ -103,19 +104,10 @@ class Task:
         self.feeder = feeder
         """Where it is a source: what brings the input."""
         self.positions: Positions = {}
-        self.positions_at_barrier: Positions = {}
         self.ended = False
-        self.worker: ServiceWorker | None = None
-        """Where its head works with a parameter server: the access to it."""
-        self._clocks: ClockAlignment | None = None
-        self._keeps_state_of_last = True
-        self.suspended = False
-        """Has ended at a barrier, not at the end of its input."""
         self.is_handling = False
         self.waits_for_room_in: Channel | None = None
         self._clock = clock
-        self._acknowledge = acknowledge
-        self._plain_data = plain_data
         self._executor = executor
         self._input_names = list(input_names)
         self._in_loop = self.head.step.loop is not None
@@ -124,12 +116,6 @@ class Task:
         """Where each epoch has an operator of its own."""
         self._cuts_by_time = cuts_by_time
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
-        self._suspending = False
-        self._pending_parts: list[SnapshotPart] = []
-        """State taken at a barrier, while feedback is logged that belongs to it."""
-        self._pending_checkpoint: int | None = None
-        self._abandoned = 0
-        """The last checkpoint that was given up; barriers up to it mean nothing."""
         self._batches_in_a_row = self._records_in_a_row = 0
         self._seconds_in_a_row = 0.0
         operator = self.head.operator
@@ -141,6 +127,18 @@ class Task:
         self._by_batch: frozenset[str] = frozenset()
         """Inputs of the operator at the head that it handles by batches."""
         self.chain = Chain(name, self.instances, self.writers, progress, rounds=rounds, feeder=feeder)
+        self._barriers = TaskBarriers(
+            task=name,
+            head=self.head.step.name,
+            subtask=self.head.subtask,
+            gate=gate,
+            boundary=self._boundary,
+            reader=feeder,
+            take_state=self.snapshot,
+            pass_on=self.chain.write_control,
+            acknowledge=functools.partial(acknowledge, self),
+            plain_data=plain_data,
+        )
         if rounds is None:
             self._bind()
         else:
@@ -164,13 +162,28 @@ class Task:
         make = head.async_entry if self._awaited else head.entry
         return {name: make(name) for name in self._input_names}
 
-    def serve_with(self, worker: ServiceWorker, clocks: ClockAlignment, *, keeps_state_of_last: bool) -> None:
-        """Be told of the service of the step at the head, before ``open``.
+    def serve_with(self, worker: ServiceWorker, clocks: ClockAlignment, *, keeps_last_state: bool) -> None:
+        """Connect the first step with its parameter server, before ``open``.
 
-        ``keeps_state_of_last``: whether the barrier that stops a job is one of a checkpoint.
+        ``keeps_last_state``: whether a suspended job leaves a checkpoint.
         """
-        self.worker, self._clocks, self._keeps_state_of_last = worker, clocks, keeps_state_of_last
+        self._barriers.serve_with(worker, clocks, keeps_last_state=keeps_last_state)
         self.head.context.serve_with(worker)
+
+    @property
+    def worker(self) -> ServiceWorker | None:
+        """Access to the parameter server that the first step works with, if it has one."""
+        return self._barriers.worker
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the task has ended at a barrier, and not at the end of its input."""
+        return self._barriers.has_suspended
+
+    @property
+    def positions_at_barrier(self) -> Positions:
+        """Of a source: the positions at the last barrier."""
+        return self._barriers.positions
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -226,14 +239,14 @@ class Task:
                 errors.append(error)
         for channel in self._feedback_channels:
             channel.close()
-        self._release_pending()
+        self._barriers.release()
         self.gate.close()
         return errors
 
     @property
     def may_hold_back_barriers(self) -> bool:
         """Whether it leaves input where it is, and has to be told of a barrier that may lie behind it."""
-        return self._clocks is not None or hasattr(self.head.operator, "wanted_inputs")
+        return self._barriers.clocks is not None or hasattr(self.head.operator, "wanted_inputs")
 
     def held_for(self) -> str:
         """Why it leaves its input where it is, for the log."""
@@ -296,8 +309,7 @@ class Task:
             if self._rounds is not None:
                 await self._rounds.tell_ended_inputs()
             self._ask_what_is_wanted()
-            if self._clocks is not None:
-                self.gate.stand_still(self._clocks.stands_still(self.name))
+            self._barriers.arrange_stop()
         await self.clear_lanes()
 
     async def clear_lanes(self) -> None:
@@ -364,7 +376,7 @@ class Task:
         if self._rounds is not None and not await self._in_its_round(self._rounds, port, records, epoch):
             return
         entry = self._entries[port.input_name]
-        if self._wanted is not None or self._clocks is not None:
+        if self._wanted is not None or self._barriers.clocks is not None:
             await self._handle_while_wanted(port, entry, records, epoch)
         elif self._awaited:
             await entry(records)
@@ -406,8 +418,7 @@ class Task:
                 await result
             self.progress.handled += 1
             self._ask_what_is_wanted()
-            if self._clocks is not None:
-                self.gate.stand_still(self._clocks.stands_still(self.name))
+            self._barriers.arrange_stop()
             if index + 1 < len(records) and not self.gate.is_wanted(port.input_name):
                 rest = slice_batch(records, index + 1, len(records))
                 self.gate.put_back(port, rest, epoch, self.progress.origin)
@@ -429,7 +440,7 @@ class Task:
         if port is not None:
             events = self.gate.accept(port, control)
         elif isinstance(control, BarrierTrigger):
-            events = self._triggered(control.barrier)
+            events = self._barriers.announce(control.barrier)
         elif isinstance(control, DrainInput) and self.feeder is not None:
             self.feeder.stop(EndOfInput())
             events = []
@@ -440,29 +451,20 @@ class Task:
         for event in events:
             await self._handle_event(event)
 
-    def _triggered(self, barrier: CheckpointBarrier) -> list[Control]:
-        if self.feeder is not None:
-            if not barrier.suspend:
-                return [barrier]
-            self.feeder.stop(barrier)
-            return []
-        if self.gate.stands_still or (self._boundary is not None and self._boundary.outlives_inputs):
-            return self.gate.accept_trigger(barrier)
-        self.gate.announce(barrier)
-        return []
-
     async def _handle_event(self, event: Control) -> None:
-        if self._suspending and not isinstance(event, BarrierReturned):
+        if self._barriers.is_suspending and not isinstance(event, BarrierReturned):
             return  # Decided too late to be in the snapshot; a job that goes on from it decides again.
         if isinstance(event, TimerDue):
             self.progress.epoch = self.progress.watermark + 1
             await event.instance.timer_due(event.number)
         elif isinstance(event, CheckpointBarrier):
-            await self._pass_barrier(event)
+            await self._barriers.pass_barrier(event)
+            self.ended = self.suspended
         elif isinstance(event, BarrierReturned):
-            self._feedback_logged(event)
+            self._barriers.barrier_returned(event)
+            self.ended = self.suspended
         elif isinstance(event, CheckpointAbandoned):
-            self._abandon(event.checkpoint)
+            self._barriers.abandon(event.checkpoint)
         elif self._boundary is not None:
             try:
                 await self._boundary.on_control(event, self._boundary_out)
@@ -482,66 +484,14 @@ class Task:
         if isinstance(control, EndOfInput):
             self.ended = True
 
-    # -- barriers --------------------------------------------------------------------------------------
-
-    async def _pass_barrier(self, barrier: CheckpointBarrier) -> None:
-        number, is_abandoned = barrier.checkpoint, barrier.checkpoint <= self._abandoned
-        if self._boundary is not None:
-            self._boundary.checkpoint_begins(number)
-        parts = [] if is_abandoned else await self.parts()
-        is_kept = not barrier.suspend or self._keeps_state_of_last
-        if self.worker is not None and is_kept and not is_abandoned:
-            self.worker.pass_barrier(number)
-        if self._clocks is not None:
-            self._clocks.passed(self.name)
-        self.chain.write_control(barrier)
-        if self.gate.has_feedback:
-            self._pending_parts, self._pending_checkpoint = parts, number
-            self._suspending = barrier.suspend
-            if barrier.suspend:
-                self.gate.only_feedback()
-            returned = self.gate.start_feedback_log(barrier)
-            if is_abandoned:
-                self.gate.drop_feedback_log()
-            for event in returned:
-                assert isinstance(event, BarrierReturned)
-                self._feedback_logged(event)
-            return
-        self._complete_checkpoint(number, parts)
-        self.ended = self.suspended = barrier.suspend
-
-    def _feedback_logged(self, returned: BarrierReturned) -> None:
-        parts, self._pending_parts, self._pending_checkpoint = self._pending_parts, [], None
-        if returned.checkpoint > self._abandoned:
-            parts.append(
-                encode_log(self.head.step.name, self.head.subtask, returned.logged, self._plain_data)
-            )
-        self._complete_checkpoint(returned.checkpoint, parts)
-        self.ended = self.suspended = self._suspending
-
-    def _complete_checkpoint(self, checkpoint: int, parts: list[SnapshotPart]) -> None:
-        self._acknowledge(self, checkpoint, parts)
-        if self._boundary is not None:
-            self._boundary.checkpoint_ends(checkpoint)
-
-    def _abandon(self, checkpoint: int) -> None:
-        """A checkpoint is given up: drop what belongs to it; its barrier is passed on all the same."""
-        self._abandoned = max(self._abandoned, checkpoint)
-        if self._pending_checkpoint is not None and self._pending_checkpoint <= checkpoint:
-            self.gate.drop_feedback_log()
-            self._release_pending()
-
-    def _release_pending(self) -> None:
-        release_parts(self._pending_parts)
-        self._pending_parts = []
+    # -- state -----------------------------------------------------------------------------------------
 
     async def parts(self) -> list[SnapshotPart]:
-        """The state of the whole task as parts of a snapshot."""
-        self.positions_at_barrier = dict(self.positions)
-        return encode_task(self.head.step.name, self.head.subtask, await self.snapshot(), self._plain_data)
+        """Return the state of the task as parts of a snapshot."""
+        return await self._barriers.parts()
 
     async def snapshot(self) -> _State:
-        """The same before it is encoded: it may change with what the operators do next."""
+        """Return the state of the task before it is encoded. It may change with the next record."""
         lasting = self.instances if self._rounds is None else self.instances[1:]
         return {
             "operators": {instance.step.name: await instance.snapshot() for instance in lasting},
