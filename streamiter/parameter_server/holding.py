@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from streamiter.errors import CheckpointError, StreamiterError
@@ -26,7 +26,7 @@ from streamiter.parameter_server.requests import (
 if TYPE_CHECKING:
     from streamiter.parameter_server.shard import Shard
 
-__all__ = ["Holding"]
+__all__ = ["Holding", "NumberedSnapshots"]
 
 # Above it, adds and clocks under ASP and SSP wait for the checkpoint, too: as much as adds of one iteration may take
 # elsewhere.
@@ -34,6 +34,18 @@ _HELD_BYTES: Final = 64 << 20
 
 # Of a clock that is held: the request, and its place in the queue.
 _CLOCK_BYTES: Final = 128
+
+
+@dataclass(slots=True)
+class NumberedSnapshots:
+    """Have a shard take its state at each of the barriers 1, 2, 3, … without being asked (``SnapshotEvery``).
+
+    ``take`` is called with a barrier's number and the shard's state once all workers have passed the barrier.
+    ``completed`` is the last barrier that all workers have passed.
+    """
+
+    take: Callable[[int, Any], None]
+    completed: int = 0
 
 
 @final
@@ -49,8 +61,9 @@ class Holding:
     No worker before its barrier waits for one behind it: all have come to the same clock, or wait for no clock.
     """
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, snapshots: NumberedSnapshots | None) -> None:
         self._shard = shard
+        self._snapshots = snapshots
         self._behind: dict[int, int] = {}
         """By worker: how many barriers it has passed that are not complete."""
         self._checkpoint: int | None = None
@@ -88,7 +101,20 @@ class Holding:
     # -- barriers --------------------------------------------------------------------------------------
 
     def pass_barrier(self, request: PassBarrier) -> None:
-        """A worker has passed the barrier of a checkpoint: the one that is under way, or, behind that, a later one."""
+        """Note that a worker has passed a barrier.
+
+        A checkpoint's barrier is the one under way or, behind that one, a later one. With ``NumberedSnapshots`` a
+        worker passes its barriers in order; a barrier that it skipped, because it joined behind that barrier, it
+        passes together with its next one.
+        """
+        if self._snapshots is None:
+            self._pass_barrier(request)
+            return
+        first = self._snapshots.completed + self._behind.get(request.worker, 0) + 1
+        for number in range(first, request.checkpoint + 1):
+            self._pass_barrier(PassBarrier(request.worker, number))
+
+    def _pass_barrier(self, request: PassBarrier) -> None:
         if request.checkpoint <= self._abandoned:
             return
         if self._checkpoint is None:
@@ -179,10 +205,20 @@ class Holding:
 
     def _check(self) -> None:
         while not self._is_releasing and self._checkpoint is not None and self._is_complete():
-            if (taking := self._taking.pop(self._checkpoint, None)) is None:
-                return  # Whoever wants the state has not asked for it yet.
-            taking.succeed(self._shard.freeze())
+            if not self._give_state(self._checkpoint):
+                return  # The request for the state has not arrived yet.
             self._release()
+
+    def _give_state(self, checkpoint: int) -> bool:
+        """Hand the state at a complete barrier over; return whether there is a receiver."""
+        if (snapshots := self._snapshots) is not None:
+            snapshots.completed = checkpoint
+            snapshots.take(checkpoint, self._shard.freeze())
+            return True
+        if (taking := self._taking.pop(checkpoint, None)) is None:
+            return False
+        taking.succeed(self._shard.freeze())
+        return True
 
     def _is_complete(self) -> bool:
         return all(worker in self._behind for worker in self._shard.workers)

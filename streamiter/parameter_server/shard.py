@@ -9,7 +9,7 @@ from typing import Any, TypeVar, final
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ParameterServerError, ServerReset, StreamiterError, UnknownMatrix, WorkerHasLeft
 from streamiter.parameter_server.calls import Arrivals, WaitingReply
-from streamiter.parameter_server.holding import Holding
+from streamiter.parameter_server.holding import Holding, NumberedSnapshots
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
@@ -50,13 +50,13 @@ class Shard:
     changed.
     """
 
-    def __init__(self, number: int = 0) -> None:
+    def __init__(self, number: int = 0, snapshots: NumberedSnapshots | None = None) -> None:
         self.number = number
         self.matrices: dict[str, MatrixShard] = {}
         self.workers: dict[int, None] = {}
         self._plain_data = PlainData()
         self._arrivals = Arrivals()
-        self._holding = Holding(self)
+        self._holding = Holding(self, snapshots)
         self._subscriptions = Subscriptions(self.matrix)
         self._restored: dict[str, Any] = {}
         """State of matrices that nobody has made yet."""

@@ -12,6 +12,7 @@ from support.examples import random_examples
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.parameter_server import ASP, psf
 from streamiter.parameter_server.calls import WaitingReply
+from streamiter.parameter_server.holding import NumberedSnapshots
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
     AddPart,
@@ -27,7 +28,6 @@ from streamiter.parameter_server.snapshots import thawed
 from streamiter.parameter_server.transport.ray.barriers import (
     Fence,
     Fences,
-    NumberedBarriers,
     PassFences,
     TakeBetween,
 )
@@ -40,10 +40,8 @@ class Case:
     """Two shards, each with one number, and what is on its way to them: in order from each sender to each shard."""
 
     def __init__(self) -> None:
-        self.shards = [Shard(0), Shard(0)]
-        self.fences = [
-            Fences(shard, NumberedBarriers(shard, lambda number, state: None)) for shard in self.shards
-        ]
+        self.shards = [Shard(0, NumberedSnapshots(lambda number, state: None)) for _ in range(2)]
+        self.fences = [Fences(shard, shard) for shard in self.shards]
         self.barriers = dict.fromkeys(WORKERS, 0)
         self.ways: dict[tuple[int, int], deque[Any]] = {
             (shard, sender): deque() for shard in (0, 1) for sender in (SERVER, *WORKERS)

@@ -1,67 +1,23 @@
-"""Snapshots of a shard at clocks: barriers of one after the other, in the order of their numbers."""
+"""Fences: the states of all shards between the same two calls of each worker."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.requests import LeaveRequest, PassBarrier, TakeState
+from streamiter.parameter_server.requests import LeaveRequest, TakeState
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.transport.sessions import Failure, RequestHandler, error_of, outcome_of
 
 __all__ = [
     "Fence",
     "Fences",
-    "NumberedBarriers",
     "PassFences",
     "TakeBetween",
 ]
-
-
-@final
-class NumberedBarriers:
-    """A shard whose workers pass barriers 1, 2, 3, … each when it comes to them.
-
-    ``take`` is called with the number of each, and the shard's state, when all have passed it. What a worker sends
-    behind a barrier that others have yet to pass, its next barriers too, the shard's ``Holding`` holds. A barrier that
-    is complete is passed by; one that a worker skips, because it joined behind it, is passed with the next.
-    """
-
-    def __init__(self, shard: Shard, take: Callable[[int, Any], None], completed: int = 0) -> None:
-        self._shard = shard
-        self._take = take
-        self._completed = completed
-        self._begun = completed
-        """The last barrier that any worker has come to."""
-        self._passed: dict[int, int] = {}
-        """The last barrier of each worker."""
-
-    def handle(self, request: Any) -> Any:
-        """As the shard does."""
-        if isinstance(request, PassBarrier):
-            return self._pass(request)
-        if isinstance(request, LeaveRequest):
-            self._passed.pop(request.worker, None)
-        return self._shard.handle(request)
-
-    def _pass(self, request: PassBarrier) -> None:
-        worker = request.worker
-        first = max(self._completed, self._passed.get(worker, 0)) + 1
-        for number in range(first, request.checkpoint + 1):
-            if number > self._begun:
-                self._begun = number
-                state: WaitingReply[Any] = self._shard.handle(TakeState(number))
-                state.when_settled(partial(self._aligned, number, state))
-            self._passed[worker] = number
-            self._shard.handle(PassBarrier(worker, number))
-
-    def _aligned(self, number: int, state: WaitingReply[Any]) -> None:
-        self._completed = number
-        self._take(number, state.result())
 
 
 def settle(waiting: WaitingReply[Any], outcome: Any) -> None:

@@ -13,6 +13,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
 from streamiter.errors import ParameterServerError, ShardLost
 from streamiter.parameter_server.calls import WaitingReply
+from streamiter.parameter_server.holding import NumberedSnapshots
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
     CreateRequest,
@@ -28,7 +29,7 @@ from streamiter.parameter_server.requests import (
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import ShardSnapshot, thawed
 from streamiter.parameter_server.statistics import ShardStatistics
-from streamiter.parameter_server.transport.ray.barriers import Fences, NumberedBarriers, TakeBetween
+from streamiter.parameter_server.transport.ray.barriers import Fences, TakeBetween
 from streamiter.parameter_server.transport.ray.protocol import (
     Describe,
     GenerationStart,
@@ -115,7 +116,10 @@ class ShardHost:
         if beginning.generation <= self._generation:
             return self._process()  # The same call again.
         old = self._sessions
-        self._shard = shard = Shard(self._number)
+        snapshots = (
+            NumberedSnapshots(self._take_snapshot, beginning.snapshot) if self._takes_snapshots else None
+        )
+        self._shard = shard = Shard(self._number, snapshots)
         shard.extend(Describe, self._describe)
         shard.extend(Restore, self._restore)
         if self._takes_snapshots:
@@ -127,10 +131,7 @@ class ShardHost:
         if state is None:
             for worker in beginning.workers:
                 shard.handle(JoinRequest(worker))
-        handler: RequestHandler = shard
-        if self._takes_snapshots:
-            handler = NumberedBarriers(shard, self._take_snapshot, beginning.snapshot)
-        self._handler = _Handler(Fences(shard, handler), self._check_has_parameters)
+        self._handler = _Handler(Fences(shard, shard), self._check_has_parameters)
         self._sessions = ShardSessions(self._handler, generation=beginning.generation)
         self._note_clocks()
         self._snapshot = None

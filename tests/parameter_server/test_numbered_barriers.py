@@ -14,6 +14,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.parameter_server import ASP, SSP, psf
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency.models import Consistency
+from streamiter.parameter_server.holding import NumberedSnapshots
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
     AddPart,
@@ -31,7 +32,6 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import thawed
-from streamiter.parameter_server.transport.ray.barriers import NumberedBarriers
 
 EVERY = 2
 
@@ -41,14 +41,13 @@ class Case:
 
     def __init__(self, workers: int, consistency: Consistency | None = None) -> None:
         self.taken: list[tuple[int, float]] = []
-        self.shard = Shard(0)
-        self.barriers = NumberedBarriers(self.shard, self._take)
+        self.shard = Shard(0, NumberedSnapshots(self._take))
         self._create = CreateRequest(Matrix("w", rows=1, columns=1, consistency=consistency or ASP()), 1)
-        self.barriers.handle(self._create)
+        self.shard.handle(self._create)
         self.clocks = dict.fromkeys(range(workers), 0)
         self.replies: list[Any] = []
         for worker in self.clocks:
-            self.barriers.handle(JoinRequest(worker))
+            self.shard.handle(JoinRequest(worker))
 
     def _take(self, number: int, state: Any) -> None:
         self.taken.append((number, self.value_in(state)))
@@ -62,20 +61,20 @@ class Case:
 
     def get(self, worker: int) -> Any:
         """Read the number."""
-        reply = self.barriers.handle(GetRequest("w", worker, -1, [GetPart(0, 0, None)]))
+        reply = self.shard.handle(GetRequest("w", worker, -1, [GetPart(0, 0, None)]))
         self.replies.append(reply)
         return reply
 
     def add(self, worker: int) -> Any:
         """Add 1."""
-        return self.barriers.handle(AddRequest("w", worker, -1, [AddPart(0, 0, None, np.ones(1))]))
+        return self.shard.handle(AddRequest("w", worker, -1, [AddPart(0, 0, None, np.ones(1))]))
 
     def iterate(self, worker: int) -> bool:
         """Add 1, clock, and pass a barrier at every second clock; whether nothing of it has to wait."""
-        replies = [self.add(worker), self.barriers.handle(ClockRequest("w", worker))]
+        replies = [self.add(worker), self.shard.handle(ClockRequest("w", worker))]
         self.clocks[worker] += 1
         if self.clocks[worker] % EVERY == 0:
-            replies.append(self.barriers.handle(PassBarrier(worker, self.clocks[worker] // EVERY)))
+            replies.append(self.shard.handle(PassBarrier(worker, self.clocks[worker] // EVERY)))
         self.replies.extend(replies)
         return not any(isinstance(reply, WaitingReply) for reply in replies)
 
@@ -116,7 +115,7 @@ def test_a_snapshot_holds_of_each_worker_what_came_before_its_barrier(
         if reads:
             case.get(worker)
         case.iterate(worker)
-        assert case.value_in(case.barriers.handle(TakeState())) == sum(case.clocks.values())
+        assert case.value_in(case.shard.handle(TakeState())) == sum(case.clocks.values())
     complete = min(case.clocks.values()) // EVERY
     assert case.taken == [(number, 3.0 * EVERY * number) for number in range(1, complete + 1)]
     end = (max(case.clocks.values()) // EVERY + 1) * EVERY
@@ -176,7 +175,7 @@ def test_a_worker_that_leaves_holds_no_barrier_up() -> None:
     for _ in range(5):
         case.iterate(0)
     assert case.taken == []
-    case.barriers.handle(LeaveRequest(1))
+    case.shard.handle(LeaveRequest(1))
     assert case.taken == [(1, 2.0), (2, 4.0)]
     assert _value(case.shard) == 5.0
 
@@ -184,15 +183,15 @@ def test_a_worker_that_leaves_holds_no_barrier_up() -> None:
 def test_a_read_that_ends_while_held_requests_are_applied_shows_the_own_adds_that_are_yet_to_be() -> None:
     """The clock that it waited for came out of the queue before the add that its worker had made before it."""
     case = Case(2, SSP(staleness=0))
-    case.barriers.handle(JoinRequest(2))
-    case.barriers.handle(RaiseRequest(2, {"w": 2 * EVERY}))
+    case.shard.handle(JoinRequest(2))
+    case.shard.handle(RaiseRequest(2, {"w": 2 * EVERY}))
     for worker in (0, 1):
         for _ in range(EVERY + 1):
             case.iterate(worker)
     case.add(0)
     reading = case.get(0)
     assert not reading.is_settled
-    case.barriers.handle(PassBarrier(2, 2))
+    case.shard.handle(PassBarrier(2, 2))
     assert reading.result().values[0][0] == 2 * (EVERY + 1) + 1
 
 
@@ -203,7 +202,7 @@ def test_a_stalled_worker_that_leaves_gets_an_error() -> None:
         case.iterate(0)
     waiting = [reply for reply in case.replies if isinstance(reply, WaitingReply) and not reply.is_settled]
     assert waiting
-    case.barriers.handle(LeaveRequest(0))
+    case.shard.handle(LeaveRequest(0))
     assert all(reply.is_settled for reply in waiting)
     for _ in range(2):
         case.iterate(1)
@@ -214,11 +213,11 @@ def test_a_worker_that_joins_behind_barriers_passes_them_with_its_next() -> None
     """A shard that is behind waited for a barrier that a worker had never come to: it joined above it elsewhere."""
     case = Case(1)
     case.iterate(0)
-    case.barriers.handle(JoinRequest(1))
-    case.barriers.handle(PassBarrier(1, 2))  # it stands at clock 4 elsewhere
+    case.shard.handle(JoinRequest(1))
+    case.shard.handle(PassBarrier(1, 2))  # it stands at clock 4 elsewhere
     for _ in range(3):
         case.iterate(0)
     assert case.taken == [(1, 2.0), (2, 4.0)]
-    case.barriers.handle(PassBarrier(1, 1))  # long complete: nothing happens
+    case.shard.handle(PassBarrier(1, 1))  # long complete: nothing happens
     case.iterate(0)
     assert _value(case.shard) == 5.0
