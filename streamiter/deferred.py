@@ -1,42 +1,177 @@
-"""State that is written after the barrier has passed, so that records need not wait for it."""
+"""Deferred state: large state that is frozen at a checkpoint's barrier and encoded after it.
+
+Encoding a large state takes long, and no record can be processed meanwhile. So an operator's ``snapshot`` may put
+:class:`Deferred` pieces into its state. The engine encodes them when the barrier has passed: in *frames* of about a
+megabyte, with other work between two frames. Here are the base class, the two kinds that the engine itself needs, and
+:func:`release_all`, which releases the pieces of a state that nobody will store.
+"""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Container, Generator, Iterable, Iterator
+from typing import Any, Final, Protocol, final
 
-__all__ = ["Deferred", "Encode"]
+import msgspec
+
+from streamiter.errors import InternalError
+
+__all__ = ["Deferred", "DeferredEntries", "DeferredFrames", "Encode", "entries_of", "release_all"]
 
 
 class Encode(Protocol):
-    """The encoding of plain data, for those that lie below the one who knows it."""
+    """A function that encodes plain data; modules below the encoding are given one."""
 
     def __call__(self, value: Any, /, *, name: str = ...) -> bytes:
-        """The bytes of ``value``; raises ``PlainDataError``, which calls it ``name``."""
+        """Return the bytes of ``value``. Raises ``PlainDataError``, whose message calls the value ``name``."""
         ...
 
 
 class Deferred(abc.ABC):
-    """A large piece of state, frozen at the barrier and encoded later, a little at a time.
+    """A large piece of state, frozen at the barrier and encoded later, a frame at a time.
 
-    ``snapshot`` of an operator may give one anywhere in its state. What it stands for must not change any
-    more, whatever becomes of the operator, until ``release``. A ``restore`` is given an iterable of the decoded
-    frames in its place, which can be gone through once.
+    ``snapshot`` of an operator may return one anywhere in its state. Until ``release``, its content must not change,
+    whatever the operator does. On restore, ``restore`` is given an iterable of the decoded frames in its place; the
+    iterable can be read once.
     """
 
     name: str = "deferred state"
-    """Whose state it is, for errors: the name of the step."""
+    """The name of the step that the state belongs to, for error messages."""
 
     @abc.abstractmethod
     def frames(self) -> Iterator[bytes]:
-        """The state in order, in pieces that :class:`~streamiter.checkpoints.plain_data.PlainData` decodes one by one.
+        """Return the state in order, in pieces that :class:`~streamiter.checkpoints.plain_data.PlainData` decodes.
 
-        Gone through once, in the event loop, which does other work between two of them: some
-        milliseconds of work and about a megabyte each. Raises ``PlainDataError`` for what is not plain data:
-        the checkpoint fails.
+        The frames are read once, in the event loop, which does other work between two of them. A frame should take
+        some milliseconds of work and about a megabyte. Raises ``PlainDataError`` for a value that is not plain data;
+        then the checkpoint fails.
         """
 
     @abc.abstractmethod
     def release(self) -> None:
-        """Nobody needs it any more: it was written, or will not be. May be called more than once, and at any time."""
+        """Free the state: it is written, or will not be. May be called more than once, and at any time."""
+
+
+@final
+class DeferredFrames(Deferred):
+    """Frames that are encoded already: for state that is small, or was read from another place.
+
+    >>> list(DeferredFrames([b"first", b"second"]).frames())
+    [b'first', b'second']
+    """
+
+    def __init__(self, frames: Iterable[bytes]) -> None:
+        self._frames = list(frames)
+
+    def frames(self) -> Iterator[bytes]:
+        return iter(self._frames)
+
+    def release(self) -> None:
+        self._frames = []
+
+
+# The limits of one frame. Each frame costs its writer a checksum and a turn of the event loop; encoding a megabyte,
+# or 256 entries of one record each, takes one or two milliseconds.
+_FRAME_BYTES: Final = 1 << 20
+_FRAME_ENTRIES: Final = 256
+
+
+@final
+class DeferredEntries(Deferred):
+    """State that is a sequence of entries: plain data, mostly tuples that contain the bytes of a batch.
+
+    ``entries`` is a generator that makes each entry when its frame is written. It must forget an entry as soon as
+    it is given. ``release`` frees what it reads from, such as files; it is called once. ``encode`` is
+    ``PlainData.encode``. A second reading, or one after the release, is an error: the state would be incomplete.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        encode: Encode,
+        entries: Generator[tuple[Any, ...], None, None],
+        *,
+        release: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self._encode = encode
+        self._entries = entries
+        self._release = release
+        self._is_released = False
+        self._was_read = False
+
+    def frames(self) -> Iterator[bytes]:
+        self._check(not self._was_read)
+        self._was_read = True
+        return self._frames()
+
+    def release(self) -> None:
+        if not self._is_released:
+            self._is_released = True
+            self._entries.close()
+            self._release()
+
+    def _frames(self) -> Iterator[bytes]:
+        gathered: list[tuple[Any, ...]] = []
+        size_bytes = 0
+        try:
+            for entry in self._entries:
+                entry_bytes = _bytes_in(entry)
+                if gathered and size_bytes + entry_bytes > _FRAME_BYTES:
+                    yield self._frame(gathered)
+                    size_bytes = 0
+                gathered.append(entry)
+                size_bytes += entry_bytes
+                if len(gathered) == _FRAME_ENTRIES:
+                    yield self._frame(gathered)
+                    size_bytes = 0
+                self._check(not self._is_released)
+            self._check(not self._is_released)
+            if gathered:
+                yield self._frame(gathered)
+        finally:
+            self.release()
+
+    def _frame(self, gathered: list[tuple[Any, ...]]) -> bytes:
+        frame = self._encode(gathered, name=f"deferred state of {self.name}")
+        gathered.clear()
+        return frame
+
+    def _check(self, is_readable: bool) -> None:
+        if self._is_released or not is_readable:
+            raise InternalError(f"{self.name}: deferred state is read that was read before, or was released")
+
+
+def entries_of(frames: Iterable[Any]) -> Iterator[Any]:
+    """Give the entries of decoded frames in order. A frame that is no list is given itself: its reader refuses it."""
+    for frame in frames:
+        yield from frame if type(frame) is list else (frame,)
+
+
+def _bytes_in(entry: tuple[Any, ...]) -> int:
+    return sum(len(part) for part in entry if type(part) is bytes)
+
+
+def release_all(state: Any, structs: Container[type[Any]] = ()) -> None:
+    """Release every ``Deferred`` in ``state``; ``state`` may contain itself, and values that are not plain data.
+
+    ``structs`` are the classes of structs whose fields are searched too.
+    """
+    waiting, seen = [state], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Deferred):
+            part.release()
+        elif id(part) not in seen:
+            inside = _parts(part, structs)
+            if inside:
+                seen.add(id(part))
+                waiting += inside
+
+
+def _parts(part: Any, structs: Container[type[Any]]) -> list[Any]:
+    if isinstance(part, dict):
+        return [*part.keys(), *part.values()]
+    if isinstance(part, (list, tuple, set, frozenset)):
+        return list(part)
+    return list(msgspec.structs.astuple(part)) if type(part) in structs else []

@@ -4,6 +4,7 @@
 queue that goes on on disk, :class:`ReplayCache` data that is read again and again and does so, too.
 """
 
+from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
 from streamiter.checkpoints.keys import (
     KEY_GROUPS,
     Key,
@@ -15,7 +16,6 @@ from streamiter.checkpoints.keys import (
 )
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.replay_cache import ReplayCache
-from streamiter.checkpoints.spill import SpillQueue, SpillStatistics
 
 __all__ = [
     "KEY_GROUPS",

@@ -30,8 +30,7 @@ import numpy as np
 from streamiter.checkpoints.data_types import StructRegistry
 from streamiter.checkpoints.decoding import Resolve, decode_frame
 from streamiter.checkpoints.encoding import PLAIN_TYPES, encode_frame, find_refusal, hint_for, type_name
-from streamiter.checkpoints.pieces import release_all
-from streamiter.deferred import Deferred
+from streamiter.deferred import Deferred, release_all
 from streamiter.errors import InternalError, PlainDataError
 from streamiter.records import (
     Batch,
@@ -111,7 +110,7 @@ class PlainData:
 
         The bytes refer to the pieces by number. Raises as ``encode`` does; then all of them are released.
 
-        >>> from streamiter.checkpoints.pieces import DeferredFrames
+        >>> from streamiter.deferred import DeferredFrames
         >>> plain = PlainData()
         >>> data, deferred = plain.encode_state({"seen": DeferredFrames([plain.encode(3), plain.encode(4)])})
         >>> restored = plain.decode_state(data, lambda number: map(plain.decode, deferred[number].frames()))

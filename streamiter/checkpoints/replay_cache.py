@@ -1,54 +1,50 @@
-"""All the batches of a stream, to be read again and again: in memory up to a limit, and on disk from there."""
+"""The replay cache: all batches of a stream, kept to be read again in each round of an iteration.
+
+The cache keeps batches in memory up to a limit, and writes the further ones to a temporary file. Before that it brings
+them to a useful size: small neighbours are joined and large batches are cut (the second half of this module). A cut
+between two batches has no meaning, but each batch costs some objects and calls whenever it is read, and a batch that is
+read from disk takes as much memory as it has bytes.
+"""
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Final, final
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.checkpoints.pieces import (
-    DeferredEntries,
-    HeldPieces,
-    OpenPiece,
-    PieceFile,
-    entries_of,
-    is_small,
-    piece_bytes,
-    pieces_of,
-)
+from streamiter.checkpoints.disk_queue import DiskBatches, EncodedBatch, HeldBatches, check_limits
+from streamiter.checkpoints.files import Content
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import Deferred
-from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError
-from streamiter.records import Batch, Columns
+from streamiter.deferred import Deferred, DeferredEntries, entries_of
+from streamiter.errors import InternalError, PlainDataError
+from streamiter.records import Batch, Columns, can_concatenate, concatenate, estimated_bytes, slice_batch
 
 __all__ = [
     "ReplayCache",
 ]
 
-
 _INT64: Final = range(2**63)
 
 
 class ReplayCache:
-    """Batches in the order they came, to be read by number; ``append`` adds one at the end.
+    """Batches in the order of their arrival, read by number; ``append`` adds one at the end.
 
-    Records come back in order and with their types; batches need not be those that were given. Small
-    neighbours are joined where that changes no record, up to some thousand records or 1 MiB; what is above
-    4 MiB is cut; an empty batch is nothing to keep. The batch at a number is the same from the first time it is
-    read on, and the same in a cache that was restored.
+    Records keep their order and their types, but batches may differ from those that were appended: small
+    neighbours are joined if that changes no record, up to some thousand records or 1 MiB; batches above 4 MiB are
+    cut; empty batches are not kept. The batch of a number is the same each time it is read, and the same in a
+    restored cache.
 
-    Up to ``memory_limit_bytes`` batches are kept as the objects they are. From the first one that does not fit
-    they are encoded as plain data and written to one temporary file in ``directory`` (made when first
-    needed), and decoded each time they are read. So memory holds at most the limit, 1 MiB of small batches on
-    their way to disk, and what readers hold on to.
+    Batches stay in memory, as the objects they are, up to ``memory_limit_bytes``. From the first batch that does not
+    fit, batches are encoded as plain data, written to one temporary file in ``directory`` (created when first needed),
+    and decoded each time they are read. So memory holds at most the limit, 1 MiB of small batches that wait to be
+    written, and the batches that readers keep.
 
-    ``name`` (the step) begins the message of every error. An ``append`` that raises has changed nothing. For one
-    task; never waits but for the disk. To be closed by its owner.
+    ``name`` (the step) begins the message of every error. If ``append`` raises, the cache is unchanged. The cache
+    belongs to one task, and waits for nothing but the disk. Its owner closes it.
 
     >>> from tempfile import gettempdir
     >>> limits = {"memory_limit_bytes": 100_000, "disk_limit_bytes": 10**9}
@@ -56,7 +52,7 @@ class ReplayCache:
     >>> for number in range(5):
     ...     cache.append(np.full(5_000, float(number)))
     >>> cache.bytes_in_memory, cache.bytes_on_disk
-    (80256, 120096)
+    (80256, 120168)
     >>> for _epoch in range(2):
     ...     sum(cache.batch(index).sum() for index in range(len(cache)))
     np.float64(50000.0)
@@ -73,33 +69,35 @@ class ReplayCache:
         disk_limit_bytes: int,
         plain_data: PlainData | None = None,
     ) -> None:
-        if memory_limit_bytes < 0 or disk_limit_bytes < 0:
-            raise ConfigurationError(
-                f"{name}: expected limits of 0 bytes or more, given memory_limit_bytes={memory_limit_bytes} "
-                f"and disk_limit_bytes={disk_limit_bytes}; with 0 on disk nothing is ever written there"
-            )
+        check_limits(name, memory_limit_bytes, disk_limit_bytes)
         self._name = name
         self._memory_limit_bytes = memory_limit_bytes
-        self._disk_limit_bytes = disk_limit_bytes
         self._plain_data = plain_data if plain_data is not None else PlainData()
-        # In this order: what is kept in memory, each with the bytes counted for it; what is on disk; and the
-        # last, small batches, which are yet to become a piece of the one or the other.
+        # The order of the batches: those in memory, each with the bytes counted for it; those on disk; and last the
+        # open piece, which are small batches that are not yet joined.
         self._memory: list[tuple[Batch, int]] = []
-        self._disk = PieceFile(directory, name=name)
-        self._open: OpenPiece | None = None
-        # From the first batch that did not fit everything goes to disk, so that the order is kept.
+        self._disk = DiskBatches(
+            name=name,
+            directory=directory,
+            limit_bytes=disk_limit_bytes,
+            plain_data=self._plain_data,
+            contents="replayed data",
+            explain_overflow=self._explain_overflow,
+        )
+        self._positions = array("q")
+        """The position of each batch on disk."""
+        self._open: _OpenPiece | None = None
         self._memory_is_full = False
+        """Whether a batch did not fit into memory: all later ones are written to disk, which keeps the order."""
         self._bytes_in_memory = 0
         self._records = 0
-        # Records in each piece on disk.
-        self._records_on_disk = array("q")
-        # What the open piece takes on disk at most, where that is where it goes.
         self._bytes_to_write = 0
+        """The most bytes that the open piece takes on disk, if it is to be written."""
         self._is_closed = False
 
     def __len__(self) -> int:
-        """Batches that can be read."""
-        return len(self._memory) + len(self._disk) + (self._open is not None)
+        """Return the number of batches that can be read."""
+        return len(self._memory) + self._disk.count + (self._open is not None)
 
     @property
     def records(self) -> int:
@@ -117,10 +115,10 @@ class ReplayCache:
         return self._disk.size_bytes
 
     def append(self, records: Batch) -> None:
-        """Keep one batch more.
+        """Add a batch.
 
-        Raises ``LoopOverflow`` past the disk limit, ``StorageFull`` when the disk itself is full, and
-        ``PlainDataError`` for a batch that has to be written and is not plain data.
+        Raises ``LoopOverflow`` above the disk limit, ``StorageFull`` when the disk itself is full, and
+        ``PlainDataError`` for a batch that must be written and is not plain data.
         """
         self._check_not_closed()
         if not len(records):
@@ -132,188 +130,174 @@ class ReplayCache:
         self._records += len(batch)
 
     def batch(self, index: int) -> Batch:
-        """The batch at that place, never to be changed; ``IndexError`` where there is none.
+        """Return the batch of a number; the caller must not change it. Raises ``IndexError`` if there is none.
 
-        One that is on disk is read anew each time.
+        A batch on disk is read each time.
         """
         on_disk = index - len(self._memory)
         if 0 <= index < len(self._memory):
             return self._memory[index][0]
-        if 0 <= on_disk < len(self._disk):
-            return self._read(on_disk)
-        if self._open is not None and on_disk == len(self._disk):
-            return self._open.joined()
+        if 0 <= on_disk < self._disk.count:
+            return self._disk.decode(self._disk.read(self._positions[on_disk]))
+        if self._open is not None and on_disk == self._disk.count:
+            return self._open.join()
         raise IndexError(f"{self._name}: there is no batch {index} among the {len(self)} kept for replay")
 
     def snapshot(self) -> Deferred:
-        """All batches in order, for a checkpoint, whatever becomes of the cache. :meth:`restore` takes it back.
+        """Return all batches in order, for a checkpoint; later changes of the cache do not affect them.
 
-        Batches in memory are encoded as its frames are asked for, and what is on disk is copied without being
-        decoded, one at a time. Until it is released it keeps both where they are.
+        Pass the decoded frames to :meth:`restore`. Batches in memory are encoded one at a time, when the frames are
+        read, and batches on disk are copied without being decoded. The snapshot keeps both until it is released.
         """
         last = None
         if self._open is not None:
-            batch = self._open.joined()
+            batch = self._open.join()
             last = batch, None if self._memory_is_full else self._open.size_bytes
-        return ReplaySnapshot(
-            self._name,
-            self._plain_data,
-            encode=self._encode,
-            memory=[*self._memory],
-            disk=self._disk.hold(),
-            records_on_disk=self._records_on_disk,
-            last=last,
-        )
+        held = self._disk.hold()
+        entries = _snapshot_entries(self._disk.encode, memory=[*self._memory], held=held, last=last)
+        return DeferredEntries(self._name, self._plain_data.encode, entries, release=held.release)
 
     def restore(self, frames: Iterable[Any]) -> None:
-        """Keep what a snapshot holds, in place of what is kept now. Raises as :meth:`append` does.
+        """Replace all batches by those of a snapshot. Raises as :meth:`append` does.
 
-        ``frames``: those of the snapshot, decoded; one of them is in memory at a time. Batches have the same
-        numbers as where the snapshot was taken. The snapshot of a cache fits into another one with the same
+        ``frames`` are the decoded frames of the snapshot; only one of them is in memory at a time. Batches have the
+        same numbers as in the cache of the snapshot. The snapshot of a cache fits into another cache with the same
         limits.
         """
         self._check_not_closed()
-        self._forget()
+        self._clear()
         for entry in entries_of(frames):
             match entry:
                 case [int() as records, int() | None as size_bytes, bytes() as content] if (
                     records in _INT64 and (size_bytes is None or size_bytes in _INT64)
                 ):
-                    self._restore_piece(content, records, size_bytes)
+                    self._restore_batch(content, records, size_bytes)
                 case _:
                     raise PlainDataError(
-                        f"{self._name}: expected the snapshot of a replay cache, given an entry that is none "
+                        f"{self._name}: expected the snapshot of a replay cache, given an entry of another kind "
                         f"({type(entry).__name__}); it is the state of another step, or damaged"
                     )
 
     def close(self) -> None:
         """Drop all batches and remove the file. May be called more than once."""
         self._is_closed = True
-        self._forget()
+        self._clear()
 
     def _check_not_closed(self) -> None:
         if self._is_closed:
             raise InternalError(f"{self._name}: a batch was given to a replay cache that is closed")
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._disk.close()
+        self._positions = array("q")
         self._memory.clear()
         self._open = None
         self._memory_is_full = False
-        self._records_on_disk = array("q")
         self._bytes_in_memory = self._records = self._bytes_to_write = 0
 
     def _keep_in_memory(self, batch: Batch) -> bool:
-        """Whether there was room for it."""
-        is_open = is_small(batch)
-        if is_open and self._open is not None:
+        """Keep a batch in memory and return True; return False if it does not fit."""
+        is_small = _is_small(batch)
+        if is_small and self._open is not None:
             bytes_max = self._memory_limit_bytes - self._bytes_in_memory
             if self._open.add(batch, bytes_max=bytes_max):
                 return True
-        # Joined it takes less, so this comes before the question whether there is room.
-        self._close_open_in_memory()
-        pieces = [(piece, piece_bytes(piece)) for piece in pieces_of(batch)]
+        # Before the check of the limit: joined, the open piece takes less memory.
+        self._move_open_to_memory()
+        pieces = [(piece, _piece_bytes(piece)) for piece in _pieces_of(batch)]
         size_bytes = sum(each for _, each in pieces)
         if self._bytes_in_memory + size_bytes > self._memory_limit_bytes:
             return False
-        if is_open:
-            self._open = OpenPiece(batch)
+        if is_small:
+            self._open = _OpenPiece(batch)
         else:
             self._memory += pieces
             self._bytes_in_memory += size_bytes
         return True
 
-    def _close_open_in_memory(self) -> None:
+    def _move_open_to_memory(self) -> None:
         if self._open is not None:
-            batch = self._open.joined()
+            batch = self._open.join()
             self._memory.append((batch, self._open.size_bytes))
             self._bytes_in_memory += self._open.size_bytes
             self._open = None
 
     def _keep_on_disk(self, batch: Batch) -> None:
-        if is_small(batch):
-            self._join_before_writing(batch)
+        if _is_small(batch):
+            self._add_to_open(batch)
             return
         self._write_open()
-        count = len(self._disk)
+        count, size_bytes = self._disk.count, self._disk.size_bytes
         try:
-            for piece in pieces_of(batch):
-                self._write(self._encode(piece), len(piece))
+            for piece in _pieces_of(batch):
+                self._write(self._disk.encode(piece))
         except BaseException:
-            self._disk.cut(count)
-            del self._records_on_disk[count:]
+            self._disk.cut(count, size_bytes)
+            del self._positions[count:]
             raise
 
-    def _join_before_writing(self, batch: Batch) -> None:
-        # Encoded now, too: what cannot be written is to be refused itself, not what comes after it.
-        size_bytes = len(self._encode(batch))
-        self._check_room(self._bytes_to_write + size_bytes)
+    def _add_to_open(self, batch: Batch) -> None:
+        # Encoded already now, so that a batch that cannot be encoded is refused itself, not a later one.
+        size_bytes = self._disk.encode(batch).disk_bytes
+        self._disk.check_room(self._bytes_to_write + size_bytes)
         if self._open is None or not self._open.add(batch):
             self._write_open()
-            self._open = OpenPiece(batch)
+            self._open = _OpenPiece(batch)
         self._bytes_to_write += size_bytes
 
     def _write_open(self) -> None:
         if self._open is not None:
-            batch = self._open.joined()
-            self._write(self._encode(batch), len(batch))
+            self._write(self._disk.encode(self._open.join()))
             self._open = None
             self._bytes_to_write = 0
 
-    def _write(self, content: bytes, records: int) -> None:
-        self._check_room(len(content))
-        self._disk.append(content)
-        self._records_on_disk.append(records)
+    def _write(self, encoded: EncodedBatch) -> None:
+        self._positions.append(self._disk.append(encoded))
 
-    def _read(self, index: int) -> Batch:
-        return self._decode(self._disk.read_to_own(index), self._records_on_disk[index])
-
-    def _restore_piece(self, content: bytes, records: int, size_bytes: int | None) -> None:
-        """``size_bytes``: what was counted for it in memory, where that is where it was."""
+    def _restore_batch(self, content: bytes, records: int, size_bytes: int | None) -> None:
+        """Add a batch of a snapshot; ``size_bytes`` were counted for it in memory, None if it was on disk."""
         if not self._memory_is_full:
-            batch = self._decode(memoryview(bytearray(content)), records)
-            size_bytes = piece_bytes(batch) if size_bytes is None else size_bytes
+            # Writable memory, so that large arrays stay in it.
+            batch = self._disk.decode(EncodedBatch(0, records, memoryview(bytearray(content))))
+            size_bytes = _piece_bytes(batch) if size_bytes is None else size_bytes
             self._memory_is_full = self._bytes_in_memory + size_bytes > self._memory_limit_bytes
             if not self._memory_is_full:
                 self._memory.append((batch, size_bytes))
                 self._bytes_in_memory += size_bytes
         if self._memory_is_full:
-            self._write(content, records)
+            self._write(EncodedBatch(0, records, content))
         self._records += records
 
-    def _encode(self, batch: Batch) -> bytes:
-        with self._named_errors():
-            return self._plain_data.encode_batch(batch)
+    def _explain_overflow(self) -> str:
+        return (
+            f"({self.bytes_in_memory} of {self._memory_limit_bytes} bytes in memory); replay less (filter it, take "
+            "narrower types) or raise a limit: "
+            "IterationConfig(replay_memory_bytes=…, feedback_limits=FeedbackLimits(disk_bytes=…))"
+        )
 
-    def _decode(self, room: memoryview, records: int) -> Batch:
-        with self._named_errors():
-            batch = self._plain_data.decode_batch_in(room)
-            if len(batch) != records:
-                raise PlainDataError(
-                    f"expected a batch of {records} records, given one of {len(batch)}; what was written is damaged"
-                )
-        return batch
 
-    def _check_room(self, size_bytes: int) -> None:
-        wanted_bytes = self._disk.size_bytes + size_bytes
-        if wanted_bytes > self._disk_limit_bytes:
-            raise LoopOverflow(
-                f"{self._name}: expected at most {self._disk_limit_bytes} bytes of replayed data on disk, given "
-                f"{wanted_bytes} with the next batch ({self.bytes_in_memory} of {self._memory_limit_bytes} "
-                f"bytes in memory); replay less (filter it, take narrower types) or raise a limit: "
-                "IterationConfig(replay_memory_bytes=…, feedback_limits=FeedbackLimits(disk_bytes=…))"
-            )
+def _snapshot_entries(
+    encode: Callable[[Batch], EncodedBatch],
+    *,
+    memory: list[tuple[Batch, int]],
+    held: HeldBatches,
+    last: tuple[Batch, int | None] | None,
+) -> Generator[tuple[int, int | None, Content], None, None]:
+    """Give the batches in memory, those on disk, and the last, small ones.
 
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except PlainDataError as error:
-            raise PlainDataError(f"{self._name}: {error}") from error
+    An entry is ``(records, bytes counted in memory or None, encoded batch)``.
+    """
+    for batch, size_bytes in memory:
+        yield len(batch), size_bytes, encode(batch).content
+    for encoded in held:
+        yield encoded.records, None, encoded.content
+    if last is not None:
+        batch, counted_bytes = last
+        yield len(batch), counted_bytes, encode(batch).content
 
 
 def _to_keep(batch: Batch) -> Batch:
-    """The batch in one of its three kinds; what is taken out of something larger by itself."""
+    """Return the batch as a list, an array or Columns; copy arrays that would keep a much larger array in memory."""
     if isinstance(batch, np.ndarray):
         return _without_gaps(batch)
     if isinstance(batch, Columns):
@@ -324,50 +308,107 @@ def _to_keep(batch: Batch) -> Batch:
 
 
 def _without_gaps(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A copy where the array is some columns, or every n-th row, of one that would be kept alive with it."""
+    """Return the array, or a copy if it is a view of some columns, or of every n-th row, of a larger array."""
     base = values.base
     if not isinstance(base, np.ndarray) or base.nbytes <= 2 * values.nbytes:
         return values
     return values if values.flags.contiguous or values.flags.f_contiguous else values.copy()
 
 
-@final
-class ReplaySnapshot(DeferredEntries):
-    """Batches in memory, pieces on disk, and the last, small batches.
+_PIECE_BYTES_MAX: Final = 4 << 20
+"""Larger batches are cut: some of these in memory at once are little compared with a memory limit."""
 
-    An entry is ``(records, bytes counted in memory or None, encoded batch)``.
+# The limits of a joined batch. Here the fixed cost of a batch is small already; longer batches only cost more copies.
+_JOINED_RECORDS_MAX: Final = 4096
+_JOINED_BYTES_MAX: Final = 1 << 20
 
-    What a replay cache keeps at one moment, for a checkpoint.
+# An array or a list without its content, and the pointers to it in other lists, rounded up.
+_OBJECT_BYTES: Final = 128
+
+
+def _piece_bytes(batch: Batch) -> int:
+    """Return the estimated bytes of memory that a kept batch takes."""
+    return _OBJECT_BYTES + estimated_bytes(batch)
+
+
+def _is_small(batch: Batch) -> bool:
+    """Return whether a batch is to be joined with its neighbours: it is below half of the limits."""
+    return len(batch) < _JOINED_RECORDS_MAX // 2 and estimated_bytes(batch) < _JOINED_BYTES_MAX // 2
+
+
+def _pieces_of(batch: Batch) -> Iterator[Batch]:
+    """Give the batch itself, or its parts if it is above ``_PIECE_BYTES_MAX`` (views of arrays, not copies)."""
+    size_bytes = estimated_bytes(batch)
+    if size_bytes <= _PIECE_BYTES_MAX:
+        yield batch
+        return
+    records_max = max(1, len(batch) * _PIECE_BYTES_MAX // size_bytes)
+    count = -(-len(batch) // records_max)
+    step = -(-len(batch) // count)
+    for start in range(0, len(batch), step):
+        yield slice_batch(batch, start, start + step)
+
+
+class _OpenPiece:
+    """Small neighbouring batches that become one batch; ``first`` is the first of them.
+
+    :meth:`join` joins them once, so each record is copied once. After it, no batch can be added.
     """
 
-    def __init__(
-        self,
-        name: str,
-        plain_data: PlainData,
-        *,
-        encode: Callable[[Batch], bytes],
-        memory: list[tuple[Batch, int]],
-        disk: HeldPieces,
-        records_on_disk: array[int],
-        last: tuple[Batch, int | None] | None,
-    ) -> None:
-        """``records_on_disk`` may be appended to meanwhile, behind what is looked at here."""
-        super().__init__(name, plain_data)
-        self._encode = encode
-        self._memory = memory
-        self._disk = disk
-        self._records_on_disk = records_on_disk
-        self._last = last
+    __slots__ = ("_is_joined", "_joined_bytes", "_parts", "_record_bytes", "records")
 
-    def entries(self) -> Iterator[tuple[int, int | None, bytes]]:
-        for batch, size_bytes in self._memory:
-            yield len(batch), size_bytes, self._encode(batch)
-        for index, content in enumerate(self._disk):
-            yield self._records_on_disk[index], None, content
-        if self._last is not None:
-            batch, counted_bytes = self._last
-            yield len(batch), counted_bytes, self._encode(batch)
+    def __init__(self, first: Batch) -> None:
+        self._parts = [first]
+        self._record_bytes = _record_bytes(first)
+        self._joined_bytes = estimated_bytes(first)
+        self._is_joined = False
+        self.records = len(first)
 
-    def let_go(self) -> None:
-        self._memory, self._last = [], None
-        self._disk.release()
+    @property
+    def size_bytes(self) -> int:
+        """Estimated bytes of memory that the batches take, or will take when joined if that is more."""
+        return _OBJECT_BYTES * len(self._parts) + self._joined_bytes
+
+    def add(self, batch: Batch, *, bytes_max: int | None = None) -> bool:
+        """Add a batch and return True; return False if it cannot be joined or the piece would be too large.
+
+        ``bytes_max`` limits ``size_bytes``.
+        """
+        if self._is_joined or self.records + len(batch) > _JOINED_RECORDS_MAX:
+            return False
+        if not can_concatenate(self._parts[0], batch):
+            return False
+        record_bytes = tuple(map(max, self._record_bytes, _record_bytes(batch)))
+        joined_bytes = self._joined_bytes + estimated_bytes(batch)
+        if record_bytes:
+            # In an array of texts each one takes the width of the longest.
+            joined_bytes = (self.records + len(batch)) * sum(record_bytes)
+        if joined_bytes > _JOINED_BYTES_MAX:
+            return False
+        if bytes_max is not None and _OBJECT_BYTES * (len(self._parts) + 1) + joined_bytes > bytes_max:
+            return False
+        self._parts.append(batch)
+        self._record_bytes = record_bytes
+        self._joined_bytes = joined_bytes
+        self.records += len(batch)
+        return True
+
+    def join(self) -> Batch:
+        """Return all records as one batch, the same object each time."""
+        if len(self._parts) > 1:
+            self._parts = [concatenate(self._parts)]
+        self._is_joined = True
+        return self._parts[0]
+
+
+def _record_bytes(batch: Batch) -> tuple[int, ...]:
+    """Return the bytes of a record in each array of the batch; an empty tuple for a list."""
+    if isinstance(batch, Columns):
+        return tuple(map(_row_bytes, batch.arrays.values()))
+    if isinstance(batch, np.ndarray):
+        return (_row_bytes(batch),)
+    return ()
+
+
+def _row_bytes(array: npt.NDArray[Any]) -> int:
+    return array.nbytes // len(array)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
-from streamiter.checkpoints.pieces import entries_of
+from streamiter.deferred import entries_of
 from streamiter.errors import CheckpointError, GraphError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.border import Entrance, end_of_all

@@ -8,9 +8,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
-from streamiter.checkpoints.pieces import release_all
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
+from streamiter.deferred import release_all
 from streamiter.errors import (
     CheckpointError,
     ConfigurationError,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, NamedTuple, Protocol, final
 
-from streamiter.checkpoints.pieces import entries_of
-from streamiter.checkpoints.spill import SpillQueue
-from streamiter.deferred import Deferred
+from streamiter.checkpoints.disk_queue import SpillQueue
+from streamiter.deferred import Deferred, entries_of
 from streamiter.errors import CheckpointError
 from streamiter.operators.rejection import Origin
 from streamiter.records import CheckpointBarrier, Control, DataBatch

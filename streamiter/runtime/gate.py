@@ -29,7 +29,7 @@ from streamiter.runtime.gate_epochs import EpochsAside, GateEpochs
 from streamiter.runtime.port import InputEnded, LastOfAll, Port, PortState, ReadyPorts, from_plain, plain_log
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.spill import SpillQueue
+    from streamiter.checkpoints.disk_queue import SpillQueue
 
 __all__ = [
     "Gate",

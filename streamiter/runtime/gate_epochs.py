@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from streamiter.channels import LIMIT_BYTES
-from streamiter.checkpoints.spill import SpillQueue, SpillStatistics
+from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
 from streamiter.deferred import Deferred
 from streamiter.records import Control, DataBatch, EndOfData, EpochWatermark, Idle, estimated_bytes
 from streamiter.runtime.port import BEFORE_ALL_EPOCHS, InputEnded, Port, WatermarkTracker

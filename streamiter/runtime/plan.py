@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
+from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.spill import SpillQueue
 from streamiter.clock import Clock
 from streamiter.errors import GraphError, StreamiterError
 from streamiter.operators.mini_batch import MiniBatch

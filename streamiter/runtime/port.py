@@ -35,7 +35,7 @@ from streamiter.records import (
 )
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.spill import SpillQueue
+    from streamiter.checkpoints.disk_queue import SpillQueue
 
 __all__ = [
     "BEFORE_ALL_EPOCHS",

@@ -7,8 +7,7 @@ from checkpoints.plain_values import Click, Point, many, same, some_int, some_pl
 from support.examples import random_examples
 
 from streamiter.checkpoints import PlainData
-from streamiter.checkpoints.pieces import DeferredFrames
-from streamiter.deferred import Deferred
+from streamiter.deferred import Deferred, DeferredFrames
 from streamiter.errors import PlainDataError
 
 PLAIN = PlainData([Click, Point])

@@ -100,7 +100,7 @@ class QueueBesideADeque:
 
     def take(self, count):
         if not self.expected:
-            with pytest.raises(IndexError, match="machine: nothing waits"):
+            with pytest.raises(IndexError, match="machine: the spill queue is empty"):
                 self.queue.take()
         for _ in range(min(count, len(self.expected))):
             expected = self.expected.popleft()
@@ -366,9 +366,9 @@ def test_past_the_disk_limit_it_fails_with_the_numbers_and_keeps_what_it_has(mak
     with pytest.raises(LoopOverflow) as raised:
         queue.put(batches(1)[0])
     assert str(raised.value) == (
-        "train: expected at most 2000 bytes of batches waiting on disk, given 2565 with the next batch (2 batches "
-        "there, 928 of 1000 bytes in memory); what reads the queue is slower than what fills it: emit less, "
-        "speed the reader up, or raise the disk limit (of a loop: "
+        "train: expected at most 2000 bytes of batches waiting on disk, given 2553 with the next batch (2 batches "
+        "there, 928 of 1000 bytes in memory); the consumer of the queue is slower than its producer: emit less, "
+        "make the consumer faster, or raise the disk limit (of a loop: "
         "IterationConfig(feedback_limits=FeedbackLimits(disk_bytes=…)))"
     )
     queue.put(EpochWatermark(3))
@@ -429,7 +429,7 @@ def test_structs_are_read_back_with_the_encoding_that_is_given(make_queue):
 
 def test_a_snapshot_of_a_full_queue_fits_into_an_empty_one(make_queue):
     """A job that checkpointed at its limit must be able to start again."""
-    options = {"memory_limit_bytes": 500, "disk_limit_bytes": 3 * 855}
+    options = {"memory_limit_bytes": 500, "disk_limit_bytes": 3 * 851}
     full = make_queue(**options)
     for batch in batches(4):
         full.put(batch)

@@ -35,9 +35,9 @@ from streamiter import (
     feedback_through,
     iterate_bounded_streams_until_termination,
 )
+from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.spill import SpillQueue
 from streamiter.errors import CheckpointError, JobFailed
 from streamiter.records import CheckpointBarrier
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackLog, TopicRange

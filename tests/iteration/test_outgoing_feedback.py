@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.spill import SpillQueue
 from streamiter.records import Batch, DataBatch, EpochWatermark
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.topic_feedback.outgoing import DATA, FeedbackOutlet, Message, OutgoingPump

@@ -21,9 +21,9 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     iterate_unbounded_streams,
 )
-from streamiter.checkpoints.pieces import entries_of
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.store import CheckpointStore
+from streamiter.deferred import entries_of
 from streamiter.runtime.checkpointing.task_parts import FEEDBACK, PartName
 from streamiter.runtime.feedback import TopicRange
 from streamiter.topics import ReadRequest, Topic

@@ -12,7 +12,7 @@ import numpy as np
 from operators.operator_harness import stored
 
 from streamiter.channels import Channel
-from streamiter.checkpoints.spill import SpillQueue
+from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.records import (
     CheckpointBarrier,
     Control,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from streamiter.channels import LIMIT_BYTES
-from streamiter.checkpoints.spill import SpillQueue
+from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.records import DataBatch
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.port import Port

@@ -13,9 +13,9 @@ from typing import Any, Final, final
 
 import orjson
 
+from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import CheckpointId
-from streamiter.checkpoints.spill import SpillQueue
 from streamiter.clock import Clock
 from streamiter.errors import (
     CheckpointError,

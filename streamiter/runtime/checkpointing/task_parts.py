@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, final
 
-from streamiter.checkpoints.pieces import release_all
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotPart
-from streamiter.deferred import Deferred
+from streamiter.deferred import Deferred, release_all
 from streamiter.errors import PlainDataError
 from streamiter.operators.operator import Boundary, ServiceWorker
 from streamiter.operators.rejection import RecordFailure

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from itertools import count
 from typing import Final, NamedTuple, Protocol, final
 
+from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.spill import SpillQueue
 from streamiter.clock import Clock
 from streamiter.errors import PlainDataError, TopicError, TopicNotFound
 from streamiter.operators.rejection import Origin

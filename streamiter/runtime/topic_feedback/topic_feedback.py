@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, final
 
+from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.spill import SpillQueue
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, GraphError, TopicNotFound
 from streamiter.operators.mini_batch import MiniBatch

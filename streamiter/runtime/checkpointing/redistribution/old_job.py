@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
-from streamiter.checkpoints.pieces import entries_of
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotHeader
+from streamiter.deferred import entries_of
 from streamiter.errors import CheckpointError
 from streamiter.records import Batch
 from streamiter.runtime.checkpointing.task_parts import FEEDBACK, STEP, TASK, PartName

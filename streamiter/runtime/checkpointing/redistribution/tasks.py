@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, final
 
+from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.keys import key_groups, normalize_key
-from streamiter.checkpoints.pieces import entries_of
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.spill import SpillQueue
 from streamiter.clock import Clock
+from streamiter.deferred import entries_of
 from streamiter.errors import StreamiterError
 from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import StateFrame, select_keys

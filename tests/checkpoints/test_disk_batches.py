@@ -1,0 +1,154 @@
+"""Batches on disk: in order, space is freed, and an error changes nothing."""
+
+import pathlib
+import resource
+
+import pytest
+from support.examples import random_examples
+
+from streamiter.checkpoints import PlainData
+from streamiter.checkpoints.disk_queue import DiskBatches, EncodedBatch
+from streamiter.errors import LoopOverflow, StorageFull
+
+HEAD_BYTES = 24  # before the content of each batch
+
+
+def disk_batches(directory, segment_bytes=None, limit_bytes=10**9):
+    return DiskBatches(
+        name="train",
+        directory=directory,
+        limit_bytes=limit_bytes,
+        plain_data=PlainData(),
+        contents="batches waiting",
+        explain_overflow=lambda: "; emit less",
+        segment_bytes=segment_bytes,
+    )
+
+
+@pytest.fixture
+def make_batches(tmp_path):
+    made = []
+
+    def make(**options):
+        made.append(disk_batches(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for batches in made:
+        batches.close()
+
+
+def take(batches):
+    encoded = batches.first()
+    batches.drop_first(encoded)
+    return encoded
+
+
+def encoded_and_segment_bytes(random):
+    encoded = [
+        EncodedBatch(
+            random.randint(-1, 9), random.randrange(5), random.randbytes(random.choice((0, 1, 30, 60)))
+        )
+        for _ in range(random.randrange(11))
+    ]
+    return encoded, random.randint(1, 200)
+
+
+@random_examples(encoded_and_segment_bytes)
+def test_any_batches_come_back_in_order_across_segments(example, tmp_path):
+    """Also batches without bytes, and batches longer than a segment."""
+    given, segment_bytes = example
+    batches = disk_batches(tmp_path, segment_bytes=segment_bytes)
+    for encoded in given:
+        batches.append(encoded)
+    held = batches.hold()
+    assert [take(batches) for _ in given] == given
+    assert list(held) == given
+    assert (batches.count, batches.size_bytes) == (0, 0)
+    batches.close()
+
+
+@random_examples(encoded_and_segment_bytes)
+def test_any_batch_is_read_by_its_position(example, tmp_path):
+    """A replay reads each batch once in each round, and what it reads may be changed."""
+    given, _ = example
+    batches = disk_batches(tmp_path)
+    positions = [batches.append(encoded) for encoded in given]
+    for position, encoded in reversed([*zip(positions, given, strict=True)]):
+        read = batches.read(position)
+        assert (read.epoch, read.records, bytes(read.content)) == encoded
+        assert not memoryview(read.content).readonly
+    batches.close()
+
+
+def test_reading_and_writing_may_alternate(make_batches):
+    """A file has one position; a read must not change where the next batch is written."""
+    batches = make_batches(segment_bytes=100)
+    batches.append(EncodedBatch(0, 1, b"a" * 30))
+    for number in range(50):
+        encoded = EncodedBatch(1, 1, bytes([number]) * 30)
+        batches.append(encoded)
+        assert len(take(batches).content) == 30
+        assert list(batches.hold()) == [encoded]
+
+
+def test_without_batches_there_is_no_first_one(make_batches):
+    """Also after the last segment was kept to be filled again."""
+    batches = make_batches(segment_bytes=100)
+    with pytest.raises(IndexError):
+        batches.first()
+    batches.append(EncodedBatch(0, 1, b"a"))
+    take(batches)
+    with pytest.raises(IndexError, match="train: no batch"):
+        batches.first()
+
+
+def test_a_batch_that_does_not_fit_on_the_disk_changes_nothing(make_batches):
+    """The system writes as much as fits before it fails: half a batch in the middle of a segment."""
+    batches = make_batches()
+    first, refused, second = (EncodedBatch(0, 1, letter * 1000) for letter in (b"a", b"b", b"c"))
+    batches.append(first)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
+    try:
+        with pytest.raises(
+            StorageFull, match=r"^train: expected room for 1024 bytes in .*, given File too large"
+        ):
+            batches.append(refused)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert batches.size_bytes == HEAD_BYTES + 1000
+    batches.append(second)
+    assert [take(batches), take(batches)] == [first, second]
+
+
+def test_a_batch_above_the_limit_is_refused(make_batches):
+    """The limit is on the size of the files; a batch that just fits is written."""
+    batches = make_batches(limit_bytes=HEAD_BYTES + 1000)
+    batches.append(EncodedBatch(0, 1, b"a" * 1000))
+    with pytest.raises(
+        LoopOverflow,
+        match="^train: expected at most 1024 bytes of batches waiting on disk, given 1048 .*emit less$",
+    ):
+        batches.append(EncodedBatch(0, 1, b""))
+    assert batches.count == 1
+
+
+def test_batches_behind_a_cut_are_gone(make_batches):
+    """A large batch is written in pieces; after an error none of them may stay."""
+    batches = make_batches()
+    kept, gone = EncodedBatch(0, 1, b"kept"), EncodedBatch(0, 1, b"gone" * 100)
+    batches.append(kept)
+    position = batches.append(gone)
+    batches.append(gone)
+    batches.cut(1, position)
+    assert (batches.count, batches.size_bytes) == (1, HEAD_BYTES + 4)
+    assert list(batches.hold()) == [kept]
+    assert batches.append(gone) == position
+
+
+def test_files_have_no_name(make_batches, tmp_path):
+    """A process that is killed must leave nothing behind."""
+    batches = make_batches()
+    batches.append(EncodedBatch(0, 1, b"a" * 1000))
+    assert [path for path in pathlib.Path(tmp_path).iterdir() if path.is_file()] == []
