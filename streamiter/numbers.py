@@ -6,10 +6,13 @@ import math
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, StreamiterError
 
 __all__ = [
+    "Floats",
+    "Indices",
     "fraction",
     "has_plain_digits",
     "is_number",
@@ -19,6 +22,12 @@ __all__ = [
     "whole_number",
     "whole_number_in",
 ]
+
+Floats = npt.NDArray[np.float64]
+"""An array of floats."""
+
+Indices = npt.NDArray[np.intp]
+"""An array of positions in another array."""
 
 # Every whole number of so many digits fits into 64 bits.
 _DIGITS: Final = 18

@@ -19,12 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError
+from streamiter.numbers import Floats, Indices
 from streamiter.tables import as_floats
 
-__all__ = ["Indices", "SparseRow", "SparseRows", "sums_by"]
-
-Floats = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.intp]
+__all__ = ["SparseRow", "SparseRows", "sums_by"]
 
 SparseRow = tuple[Indices, Floats]
 """The indices of the features that a row names, and their values, as two arrays of one length."""

@@ -20,21 +20,20 @@ A sub-package sees those below it, and none beside it:
 =======================  ===============================================================================
 """
 
-from streamiter.learn.clustering.k_means import KMeans, k_means
-from streamiter.learn.clustering.online_k_means import OnlineKMeans, online_k_means
-from streamiter.learn.features import FeatureHasher
+from streamiter.learn.centroids import OnlineKMeans, online_k_means
+from streamiter.learn.clustering import KMeans, k_means
+from streamiter.learn.decision_tree import DecisionTree
+from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
 from streamiter.learn.item_sets import AssociationRule, ItemSet, apriori, association_rules
-from streamiter.learn.linear.model import LinearModel
-from streamiter.learn.linear.weights import Gradient
+from streamiter.learn.linear import LinearModel
+from streamiter.learn.linear_weights import Gradient
 from streamiter.learn.offline import OfflineTraining, train_offline
 from streamiter.learn.on_parameter_server.k_means import k_means_on_parameter_server
 from streamiter.learn.on_parameter_server.training import ParameterServerTraining, train_on_parameter_server
 from streamiter.learn.on_parameter_server.worker import ParameterServerWorker
 from streamiter.learn.online import DelayedLabels, OnlineTraining, train_online
 from streamiter.learn.regression import Fit, LinearRegression, LogisticRegression
-from streamiter.learn.rows.examples import BadRows, Examples
-from streamiter.learn.scaling import StandardScaler, online_standard_scaler, scaled
-from streamiter.learn.trees.decision_tree import DecisionTree
+from streamiter.learn.rows import BadRows, Examples
 from streamiter.learn.validation import ProgressiveValidation
 from streamiter.optimizers import (
     FTRL,

@@ -17,7 +17,7 @@ from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.iteration.progress import EndReason
-from streamiter.learn.rows.examples import BadRows, Examples, Extract, Features, as_examples
+from streamiter.learn.rows import BadRows, Examples, Extract, Features, as_examples
 from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, Columns
 from streamiter.runtime.job import Job, StopMode

@@ -20,7 +20,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.learn.features import FeatureHasher
 from streamiter.learn.online import DelayedLabels
 from streamiter.learn.regression import LogisticRegression
-from streamiter.learn.rows.examples import Examples
+from streamiter.learn.rows import Examples
 from streamiter.optimizers import SGD
 from streamiter.records import Columns
 from streamiter.topics.formats import Json

@@ -16,15 +16,15 @@ from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.helpers import terminate_after
 from streamiter.iteration.replay import replayed
-from streamiter.learn.linear.model import (
+from streamiter.learn.linear import (
     MODELS,
     EpochGradients,
     LinearModel,
     ParameterOwner,
     check_makes_model,
 )
-from streamiter.learn.linear.weights import Gradient
-from streamiter.learn.rows.examples import CheckedExamples, Extract, as_examples, blaming_rows, of_good_rows
+from streamiter.learn.linear_weights import Gradient
+from streamiter.learn.rows import CheckedExamples, Extract, as_examples, blaming_rows, of_good_rows
 from streamiter.numbers import is_number, whole_number
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output

@@ -15,7 +15,7 @@ from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every
-from streamiter.learn.linear.model import (
+from streamiter.learn.linear import (
     MODELS,
     EpochGradients,
     LinearModel,
@@ -23,12 +23,11 @@ from streamiter.learn.linear.model import (
     ParameterOwner,
     check_makes_model,
 )
-from streamiter.learn.linear.weights import Gradient
-from streamiter.learn.rows.examples import (
+from streamiter.learn.linear_weights import Gradient
+from streamiter.learn.rows import (
     BadRows,
     Examples,
     Extract,
-    Floats,
     as_examples,
     blaming_rows,
     checked_rows,
@@ -37,7 +36,7 @@ from streamiter.learn.rows.examples import (
     without,
 )
 from streamiter.learn.validation import Validate
-from streamiter.numbers import whole_number
+from streamiter.numbers import Floats, whole_number
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import RejectionPolicy

@@ -24,19 +24,19 @@ from streamiter.learn.estimators import (
     run_offline,
     was_interrupted,
 )
-from streamiter.learn.linear.model import LinearModel, LogLoss, SquaredLoss
+from streamiter.learn.linear import LinearModel, LogLoss, SquaredLoss
 from streamiter.learn.offline import train_offline
-from streamiter.learn.rows.examples import (
+from streamiter.learn.rows import (
     CheckedExamples,
     Examples,
     Extract,
     Features,
-    Floats,
     as_examples,
     holds,
     refuse_rows,
     row_vector,
 )
+from streamiter.numbers import Floats
 from streamiter.optimizers import FTRL, SGD, GradientDescent, Optimizer, checked_optimizer
 from streamiter.records import Batch
 from streamiter.topics.topic import Decoder, Topic
@@ -217,7 +217,7 @@ def _no_weight(title: str) -> ModelError:
 class LinearRegression(OfflineModel):
     """Online linear regression: squared loss ½(prediction − target)²; SGD of rate 0.01 by default.
 
-    All other arguments as in :class:`~streamiter.learn.linear.model.LinearModel`.
+    All other arguments as in :class:`~streamiter.learn.linear.LinearModel`.
 
     Linear and logistic regression, online and offline.
 
@@ -260,7 +260,7 @@ class LogisticRegression(OfflineModel):
     some ten features of 0 or 1, more for mini-batches) or a larger alpha.
 
     ``labels`` says which targets come: ``"0/1"`` or ``"-1/1"``. All other arguments as in
-    :class:`~streamiter.learn.linear.model.LinearModel`.
+    :class:`~streamiter.learn.linear.LinearModel`.
     """
 
     def __init__(

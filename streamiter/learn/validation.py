@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn.linear.model import PROBABILITY_FLOOR, LinearLoss, LogLoss, SquaredLoss
-from streamiter.learn.rows.examples import Floats, holds, refuse_rows, row_vector, row_weights
+from streamiter.learn.linear import PROBABILITY_FLOOR, LinearLoss, LogLoss, SquaredLoss
+from streamiter.learn.rows import holds, refuse_rows, row_vector, row_weights
+from streamiter.numbers import Floats
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.sparse_rows import sums_by

@@ -8,18 +8,28 @@ Layers, from below: parameters, update; tree, formats; headers, chunks; encoder;
 follower, served.
 """
 
-from streamiter.models.encoder import (
-    ChunkSet,
+from streamiter.models.formats import UpdateFormat
+from streamiter.models.publisher import (
     EncoderState,
+    InitialModel,
+    ModelPublisher,
     ModelUpdateEncoder,
+    initial_model,
     record_limit,
 )
-from streamiter.models.formats import LinearPredictor, UpdateFormat
-from streamiter.models.last import OnError, RunStart, UpdateStatistics, last_update, next_generation, next_run
-from streamiter.models.publisher import InitialModel, ModelPublisher, initial_model
-from streamiter.models.reader import ModelUpdates, UpdateStart, model_updates
-from streamiter.models.served import NoModel, Prediction, ServedModel, ServedModelStatistics
-from streamiter.models.update import ModelSnapshot, ModelUpdate, Parameters
+from streamiter.models.reader import (
+    ModelUpdates,
+    OnError,
+    RunStart,
+    UpdateStart,
+    UpdateStatistics,
+    last_update,
+    model_updates,
+    next_generation,
+    next_run,
+)
+from streamiter.models.served import LinearPredictor, NoModel, Prediction, ServedModel, ServedModelStatistics
+from streamiter.models.update import ChunkSet, ModelSnapshot, ModelUpdate, Parameters
 
 __all__ = [
     "ChunkSet",

@@ -1,22 +1,403 @@
-"""Following a model: ``async for update in model_updates(topic(...), model="ctr")``."""
+"""Reading."""
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from streamiter.clock import Clock, SystemClock
-from streamiter.errors import ConfigurationError, DecodeError
-from streamiter.models.last import OnError, TailSearch, UpdateIntake, UpdateStatistics, checked_policy
-from streamiter.models.update import ModelUpdate, check_model_name
-from streamiter.topics.compacted import READ_RECORDS
-from streamiter.topics.topic import ReadRequest, StartPosition, Topic, TopicReader, TopicRecord
+from streamiter.errors import ConfigurationError, DecodeError, ModelError
+from streamiter.models.formats import decode_document
+from streamiter.models.update import (
+    ChunkAssembler,
+    ChunkSet,
+    ModelUpdate,
+    Rank,
+    UpdateHeaders,
+    check_model_name,
+    checked_parameters,
+    deleted_rank,
+    freeze_arrays,
+    is_key_of,
+    model_of,
+)
+from streamiter.topics.compacted import READ_RECORDS, BackwardReading
+from streamiter.topics.topic import ReadRequest, StartPosition, Topic, TopicBatch, TopicReader, TopicRecord
 
-__all__ = ["ModelUpdates", "UpdateStart", "model_updates"]
+__all__ = [
+    "ModelUpdates",
+    "OnError",
+    "RunStart",
+    "UpdateIntake",
+    "UpdateStart",
+    "UpdateStatistics",
+    "last_update",
+    "model_updates",
+    "next_generation",
+    "next_run",
+]
+
+
+OnError = Literal["fail", "skip"]
+"""``"fail"``: an error with topic, partition and offset; ``"skip"``: left out and counted."""
+
+
+def checked_policy(given: OnError, topic: Topic, model: str) -> OnError:
+    """``given``, or ``ConfigurationError`` for another word.
+
+    What to do about records that claim to be updates of a model and cannot be read.
+    """
+    if given not in ("fail", "skip"):
+        raise ConfigurationError(
+            f"model {model!r} of {topic.url}: expected on_error 'fail' or 'skip', given {given!r}"
+        )
+    return given
+
+
+_NO_RANK: Final[Rank] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStatistics:
+    """What became of the records of a model.
+
+    ``updates``: given out. ``older``: skipped, because a newer one (or the same) had been given out: a
+    superseded writer's, or a repetition after a restart. ``incomplete``: skipped, because chunks were
+    missing when a newer one came. ``unreadable``: records that claim to be of the model and cannot be
+    read; ``last_error`` says why the last of them could not.
+
+    From the records of a topic to the updates of a model: whole, readable, and never going back.
+
+    The reader and the search for the last update share it, so that both mean the same by *an update*.
+    """
+
+    updates: int = 0
+    older: int = 0
+    incomplete: int = 0
+    unreadable: int = 0
+    last_error: str | None = None
+
+    def plus(self, later: UpdateStatistics) -> UpdateStatistics:
+        """The counts of both together."""
+        return UpdateStatistics(
+            updates=self.updates + later.updates,
+            older=self.older + later.older,
+            incomplete=self.incomplete + later.incomplete,
+            unreadable=self.unreadable + later.unreadable,
+            last_error=later.last_error if later.last_error is not None else self.last_error,
+        )
+
+
+class UpdateIntake:
+    """Takes records one by one. Used by one task; holds no more than the chunks of unfinished updates."""
+
+    def __init__(self, topic: Topic, model: str) -> None:
+        self._topic = topic
+        self._model = model
+        self._model_header = model.encode()
+        self._assembler = ChunkAssembler()
+        self._rank = _NO_RANK
+        self._updates = 0
+        self._older = 0
+        self._unreadable = 0
+        self._last_error: str | None = None
+
+    def take(
+        self, record: TopicRecord, on_headers: Callable[[UpdateHeaders], None] | None = None
+    ) -> ModelUpdate | None:
+        """The update that ``record`` completes, if it does and is newer than all given out before.
+
+        ``on_headers`` is told of every record of the model that has readable headers.
+        Raises :class:`~streamiter.errors.DecodeError` with topic, partition and offset for a record
+        that claims to be of the model and cannot be read; the next one can be taken after it.
+        """
+        if record.value is None or not self._is_of_model(record):
+            return None
+        try:
+            headers = UpdateHeaders.parse(record.headers)
+            if on_headers is not None:
+                on_headers(headers)
+            return self._newer(headers, record.value)
+        except (ValueError, ModelError) as error:
+            raise self._unreadable_record(record, error) from error
+
+    def restart_counts(self, *, updates: int, unreadable: int, last_error: str | None) -> None:
+        """Count from here on, beginning with these numbers."""
+        self._updates, self._older, self._unreadable = updates, 0, unreadable
+        self._last_error = last_error
+        self._assembler.dropped = 0
+
+    @property
+    def closed_chunks(self) -> int:
+        """How many chunks there are of updates whose last one has come and another has not."""
+        return self._assembler.closed_chunks
+
+    @property
+    def statistics(self) -> UpdateStatistics:
+        """The counts so far."""
+        return UpdateStatistics(
+            self._updates, self._older, self._assembler.dropped, self._unreadable, self._last_error
+        )
+
+    def _is_of_model(self, record: TopicRecord) -> bool:
+        named = model_of(record.headers)
+        return named == self._model_header or (named is None and is_key_of(self._model, record.key))
+
+    def _newer(self, headers: UpdateHeaders, part: bytes) -> ModelUpdate | None:
+        if headers.rank <= self._rank:
+            self._older += headers.is_last
+            return None
+        value = part if headers.chunk is None else self._assembler.add(headers, part)
+        if value is None:
+            return None
+        update = _decoded(headers, value)
+        self._rank = headers.rank
+        self._assembler.drop_up_to(headers.rank)
+        self._updates += 1
+        return update
+
+    def _unreadable_record(self, record: TopicRecord, error: Exception) -> DecodeError:
+        self._unreadable += 1
+        self._last_error = (
+            f"{self._topic.url}, partition {record.partition}, offset {record.offset}: expected an update of"
+            f" model {self._model!r}: {error}"
+        )
+        return DecodeError({0: self._last_error})
+
+
+def _decoded(headers: UpdateHeaders, value: bytes) -> ModelUpdate:
+    document = decode_document(headers.content_type, value)
+    if (document.model, document.generation, document.version) != (headers.model, *headers.rank):
+        raise ValueError(
+            f"headers say update {headers.generation}.{headers.version} of {headers.model!r}, the value"
+            f" {document.generation}.{document.version} of {document.model!r}"
+        )
+    parameters = checked_parameters(document.parameters, "value")
+    freeze_arrays(parameters)
+    return ModelUpdate(
+        model=headers.model,
+        generation=headers.generation,
+        version=headers.version,
+        epoch=document.epoch,
+        created_at_ms=headers.created_at_ms,
+        records=document.records,
+        metrics=document.metrics,
+        parameters=parameters,
+    )
+
+
+# How far back a superseded writer's records may hide the newest update: at ten updates a second 1,024
+# records are over a minute, and a superseded writer that is fenced writes none at all. 64 MiB are read
+# in under a second.
+_RECORDS: Final = 1024
+_BYTES: Final = 64 * 1024 * 1024
+
+# Writers whose records may lie between the chunks of an update, it included. Chunks are written at once.
+_INTERLEAVED_WRITERS: Final = 4
+
+# Updates remembered for the chunks that a new run is to delete: the last one, and those of crashes before
+# it. Beyond that some stay in the topic, which costs its space and nothing else.
+_LEFTOVERS_MAX: Final = 1024
+
+_Place = tuple[int, int]
+"""Time stamp and offset: where a record lies, comparable also between partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundUpdates:
+    """What the search found.
+
+    ``update``: the last one, or None. ``error``: why a record after it could not be read. ``rank``: the
+    highest generation and version that any record of the model names, be it of an incomplete update; zeros
+    for none. ``leftovers``: the chunks that a new run is to delete. ``positions``: where to read on, by
+    partition, and ``identities`` to which topic these offsets belong.
+
+    The last update of a model, found from the end of its topic: in windows that go back and grow.
+
+    The end of a log is not always its newest update: a superseded writer may have written after the one that
+    took over, chunks may lie across windows, other models between, and a partition may be silent. So the
+    search does not stop at the first update it meets but goes back in each partition until
+
+    * it has read a good stretch (``_RECORDS`` records or ``_BYTES`` bytes) and awaits no chunk, and
+    * what it reads is older than the update found,
+
+    or the partition's beginning is reached. Each record is read once, a small batch at a time.
+    """
+
+    update: ModelUpdate | None
+    error: DecodeError | None
+    rank: Rank
+    leftovers: list[ChunkSet]
+    positions: dict[int, int]
+    identities: Mapping[int, str]
+
+
+@dataclass(slots=True)
+class _SeenChunks:
+    """An update in chunks: how many, and where the last of them lies that was met."""
+
+    count: int
+    last_place: _Place
+
+
+class _PartitionTail:
+    """How far back one partition has been read, and how much that was."""
+
+    def __init__(self, reading: BackwardReading) -> None:
+        self.reading = reading
+        self.records = 0
+        self.size_bytes = 0
+        self.oldest_ms: int | None = None
+
+    def add(self, batch: TopicBatch) -> None:
+        self.records += len(batch)
+        self.size_bytes += sum(len(value) for value in batch.values if value is not None)
+        first_ms = batch.timestamps_ms[0]
+        self.oldest_ms = first_ms if self.oldest_ms is None else min(self.oldest_ms, first_ms)
+
+
+class TailSearch:
+    """One search. ``intake`` can be used on for what comes after: it knows the chunks seen so far."""
+
+    def __init__(self, topic: Topic, model: str, clock: Clock) -> None:
+        self.intake = UpdateIntake(topic, model)
+        self._topic = topic
+        self._model = model
+        self._clock = clock
+        self._update: tuple[_Place, ModelUpdate] | None = None
+        self._error: tuple[_Place, DecodeError] | None = None
+        self._rank: Rank = (0, 0)
+        self._chunk_sets: dict[Rank, _SeenChunks] = {}
+        self._deleted: dict[Rank, None] = {}
+
+    async def run(self) -> FoundUpdates:
+        """Search. Raises what the topic raises, :class:`~streamiter.errors.TopicNotFound` above all."""
+        description = await self._topic.describe()
+        partitions = [
+            _PartitionTail(BackwardReading(self._topic, description, number, self._clock, waits=False))
+            for number in sorted(description.offsets)
+        ]
+        while unfinished := [partition for partition in partitions if not self._is_searched(partition)]:
+            for partition in unfinished:
+                await partition.reading.read_window(functools.partial(self._take, partition))
+        return FoundUpdates(
+            update=self._update[1] if self._update else None,
+            error=self._error_after_update(),
+            rank=self._rank,
+            leftovers=self._leftovers(),
+            positions={each.reading.number: each.reading.position for each in partitions},
+            identities=description.identities,
+        )
+
+    def _is_searched(self, partition: _PartitionTail) -> bool:
+        if partition.reading.is_at_beginning:
+            return True
+        if self._update is None or partition.oldest_ms is None:
+            return False
+        return partition.oldest_ms < self._update[0][0] and self._is_far_enough(partition)
+
+    def _is_far_enough(self, partition: _PartitionTail) -> bool:
+        chunks = self.intake.closed_chunks
+        if chunks:  # all lie before the last one, with records of a few other writers between them
+            return partition.records >= _RECORDS + _INTERLEAVED_WRITERS * chunks
+        return partition.records >= _RECORDS or partition.size_bytes >= _BYTES
+
+    def _take(self, partition: _PartitionTail, batch: TopicBatch) -> None:
+        partition.add(batch)
+        for record in batch.records():
+            self._take_record(record)
+
+    def _take_record(self, record: TopicRecord) -> None:
+        place = (record.timestamp_ms, record.offset)
+        if record.value is None:
+            self._note_deletion(record)
+            return
+        try:
+            update = self.intake.take(record, functools.partial(self._note_headers, place))
+        except DecodeError as error:
+            if self._error is None or self._error[0] < place:
+                self._error = (place, error)
+            return
+        if update is not None:
+            seen = self._chunk_sets.get(update.rank)
+            self._update = (place if seen is None else seen.last_place, update)
+
+    def _note_headers(self, place: _Place, headers: UpdateHeaders) -> None:
+        self._rank = max(self._rank, headers.rank)
+        seen = self._chunk_sets.get(headers.rank)
+        if seen is not None:
+            seen.last_place = max(seen.last_place, place)
+        elif headers.chunk is not None and len(self._chunk_sets) < _LEFTOVERS_MAX:
+            self._chunk_sets[headers.rank] = _SeenChunks(headers.chunk.count, place)
+
+    def _note_deletion(self, record: TopicRecord) -> None:
+        rank = deleted_rank(record.headers)
+        if rank is not None and is_key_of(self._model, record.key) and len(self._deleted) < _LEFTOVERS_MAX:
+            self._deleted[rank] = None
+
+    def _leftovers(self) -> list[ChunkSet]:
+        ranks = sorted(rank for rank in self._chunk_sets if rank not in self._deleted)
+        return [(*rank, self._chunk_sets[rank].count) for rank in ranks]
+
+    def _error_after_update(self) -> DecodeError | None:
+        if self._error is None or (self._update is not None and self._update[0] > self._error[0]):
+            return None
+        return self._error[1]
+
+
+async def last_update(
+    topic: Topic, model: str, *, on_error: OnError = "fail", clock: Clock | None = None
+) -> ModelUpdate | None:
+    """The last complete update of ``model``, or None if the topic has none.
+
+    Reads back from the topic's end, so the time it takes does not depend on the length of its history,
+    unless the model has not been published for long among others. Where a record *after* that update
+    claims to be one and cannot be read, it raises :class:`~streamiter.errors.DecodeError` with topic,
+    partition and offset; with ``on_error="skip"`` such records do not count.
+
+    What a topic of model updates knows by now: the last update, and where a new run begins.
+    """
+    check_model_name(model)
+    policy = checked_policy(on_error, topic, model)
+    tail = await TailSearch(topic, model, clock or SystemClock()).run()
+    if tail.error is not None and policy == "fail":
+        raise tail.error
+    return tail.update
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """What a run that restores nothing gives its :class:`~streamiter.models.ModelUpdateEncoder`.
+
+    One that is restored goes on from its state, unless the topic has a higher rank than that:
+    ``last_rank``, the highest generation and version in it (zeros in an empty topic).
+    """
+
+    generation: int
+    leftovers: list[ChunkSet]
+    last_rank: Rank = (0, 0)
+
+
+async def next_run(topic: Topic, model: str) -> RunStart:
+    """The generation after the topic's last one (1 in an empty topic), and the chunks to delete.
+
+    Found from the topic's end as in :func:`last_update`; updates that are incomplete or unreadable count
+    too. A topic that is not there is an error: :class:`~streamiter.errors.TopicNotFound`.
+    """
+    check_model_name(model)
+    tail = await TailSearch(topic, model, SystemClock()).run()
+    return RunStart(tail.rank[0] + 1, tail.leftovers, tail.rank)
+
+
+async def next_generation(topic: Topic, model: str) -> int:
+    """The generation of :func:`next_run`."""
+    return (await next_run(topic, model)).generation
+
 
 UpdateStart = Literal["earliest", "latest", "latest_model"] | Mapping[int, int] | datetime
 """Where following begins: as for any topic, or with the newest complete update (``"latest_model"``)."""
@@ -58,6 +439,8 @@ def model_updates(
     >>> asyncio.run(main())
     1 1 [0.5]
     1 2 [0.75]
+
+    Following a model: ``async for update in model_updates(topic(...), model="ctr")``.
     """
     check_model_name(model)
     checked_policy(on_error, topic, model)

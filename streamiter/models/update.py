@@ -21,6 +21,7 @@ __all__ = [
     "Array",
     "Chunk",
     "ChunkAssembler",
+    "ChunkSet",
     "ModelSnapshot",
     "ModelUpdate",
     "Parameters",
@@ -41,6 +42,9 @@ __all__ = [
 
 Rank = tuple[int, int]
 """Generation and version: updates of one model are ordered by it."""
+
+ChunkSet = tuple[int, int, int]
+"""Generation, version and number of chunks of an update that was written in chunks."""
 
 
 class ModelSnapshot(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from streamiter.errors import DecodeError, ModelError
 from streamiter.learn.estimators import examples_in_topic
-from streamiter.learn.rows.examples import Examples
+from streamiter.learn.rows import Examples
 from streamiter.networks.configuration.settings import DataSettings, LabelTransformation
 from streamiter.networks.parameters import Array
 from streamiter.numbers import fraction

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn.rows.examples import BadRows
+from streamiter.learn.rows import BadRows
 from streamiter.networks.layers.layer import Layer, LossLayer
 from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.networks.parameters import Array, Parameter

@@ -16,8 +16,8 @@ import numpy as np
 
 from streamiter.errors import ModelError
 from streamiter.learn.on_parameter_server.worker import Computed, Learner, ParameterServerWorker
-from streamiter.learn.rows.examples import holds
-from streamiter.models.last import last_update
+from streamiter.learn.rows import holds
+from streamiter.models.reader import last_update
 from streamiter.models.update import Parameters
 from streamiter.networks.losses import Diverged
 from streamiter.networks.mini_batches import FeatureMiniBatch, TrainingSteps, from_record

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn.rows.examples import holds, refuse_rows
+from streamiter.learn.rows import holds, refuse_rows
 from streamiter.networks.parameters import Array, logistic
 from streamiter.numbers import positive
 

@@ -20,7 +20,8 @@ from streamiter.errors import ModelError
 from streamiter.networks.configuration.settings import DataSettings
 from streamiter.networks.data import LabelledRows
 from streamiter.networks.parameters import Array
-from streamiter.sparse_rows import Indices, SparseRows
+from streamiter.numbers import Indices
+from streamiter.sparse_rows import SparseRows
 
 __all__ = [
     "FeatureMiniBatch",

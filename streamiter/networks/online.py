@@ -16,7 +16,7 @@ from streamiter.learn.on_parameter_server.training import (
     count_of,
     trained,
 )
-from streamiter.learn.rows.examples import Extract, as_examples, blaming_rows, of_good_rows
+from streamiter.learn.rows import Extract, as_examples, blaming_rows, of_good_rows
 from streamiter.networks.data import LabelledRows, as_labelled_rows, translated
 from streamiter.networks.learner import NetworkLearner, NetworkWorker, Start, check_start
 from streamiter.networks.mini_batches import prepared, to_record

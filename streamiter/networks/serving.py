@@ -18,8 +18,7 @@ from safetensors import SafetensorError
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.validation import area_under_curve
-from streamiter.models.formats import rows_to_predict
-from streamiter.models.served import ServedModel
+from streamiter.models.served import ServedModel, rows_to_predict
 from streamiter.models.update import ModelUpdate
 from streamiter.networks.data import LabelledRows
 from streamiter.networks.learner import checked_arrays, network_of_version

@@ -20,7 +20,7 @@ from streamiter.learn.on_parameter_server.training import (
     count_of,
     trained,
 )
-from streamiter.learn.rows.examples import BadRows, refuse_not_finite
+from streamiter.learn.rows import BadRows, refuse_not_finite
 from streamiter.models.update import ModelSnapshot
 from streamiter.networks.data import LabelledRows
 from streamiter.networks.learner import NETWORK, NetworkLearner, NetworkWorker, Start, check_start
@@ -29,7 +29,7 @@ from streamiter.networks.mini_batches import TrainingSteps
 from streamiter.networks.network import Network
 from streamiter.networks.parameters import Array
 from streamiter.networks.serving import EpochResult, Evaluation, NetworkPredictor, evaluate, evaluation_of
-from streamiter.numbers import whole_number
+from streamiter.numbers import Indices, whole_number
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import shortened
@@ -37,7 +37,7 @@ from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.parameter_server.consistency.models import BSP, Consistency
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.runtime.plan import ChannelLimits
-from streamiter.sparse_rows import Indices, SparseRows
+from streamiter.sparse_rows import SparseRows
 
 __all__ = [
     "NetworkTraining",

@@ -1,27 +1,31 @@
 """How a gradient changes weights: update rules and learning rates, for learners and for the parameter server.
 
-What all rules have in common is ``optimizer``; each has a file of its own.
+``optimizer`` defines an optimizer and the learning rates; ``rules`` has the update rules.
 """
 
-from streamiter.optimizers.adaptive import FTRL, AdaDelta, AdaGrad, Adam, RMSProp
-from streamiter.optimizers.learning_rates import (
+from streamiter.optimizers.optimizer import (
     Constant,
     Correction,
+    FloatArray,
+    FloatView,
     Inverse,
     InverseSquareRoot,
     LearningRate,
-    WarmRestarts,
-)
-from streamiter.optimizers.optimizer import (
-    SGD,
-    Floats,
-    FloatView,
-    GradientDescent,
-    Momentum,
     Optimizer,
     Slots,
+    WarmRestarts,
     checked_optimizer,
     view_of,
+)
+from streamiter.optimizers.rules import (
+    FTRL,
+    SGD,
+    AdaDelta,
+    AdaGrad,
+    Adam,
+    GradientDescent,
+    Momentum,
+    RMSProp,
 )
 
 __all__ = [
@@ -32,8 +36,8 @@ __all__ = [
     "Adam",
     "Constant",
     "Correction",
+    "FloatArray",
     "FloatView",
-    "Floats",
     "GradientDescent",
     "Inverse",
     "InverseSquareRoot",

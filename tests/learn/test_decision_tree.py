@@ -18,12 +18,9 @@ from support.waiting import PATIENCE_S
 from streamiter import Columns, Flow
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn import BadRows, DecisionTree
-from streamiter.learn.trees import decision_tree
-from streamiter.learn.trees import growing as owner
-from streamiter.learn.trees import tree as summaries
-from streamiter.learn.trees.growing import TreeOptions, grow_tree, grown_tree
-from streamiter.learn.trees.tree import Tree
+from streamiter.learn import BadRows, DecisionTree, decision_tree, tree_growing
+from streamiter.learn.decision_tree import Tree, grown_tree
+from streamiter.learn.tree_growing import TreeOptions, grow_tree
 from streamiter.topics import topic
 
 DAYS = """\
@@ -444,7 +441,7 @@ def test_histograms_that_do_not_fit_are_made_one_after_the_other(monkeypatch: py
     """A deep tree of many bins would take gigabytes for one level."""
     features, labels, weights = made_up(300)
     expected = DecisionTree("regression").fit(features, labels, weights)
-    monkeypatch.setattr(owner, "_HISTOGRAM_BYTES", 100_000)
+    monkeypatch.setattr(tree_growing, "_HISTOGRAM_BYTES", 100_000)
     one_by_one = DecisionTree("regression").fit(features, labels, weights)
     assert expected.leaves > 20
     assert same(one_by_one.parameters(), expected.parameters())
@@ -466,11 +463,11 @@ def test_of_many_values_the_cuts_are_quantiles() -> None:
 
 def test_too_many_values_are_sampled_alike_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each worker's own sample would make the tree depend on how many there are."""
-    monkeypatch.setattr(summaries, "_VALUES_KEPT", 50)
+    monkeypatch.setattr(tree_growing, "_VALUES_KEPT", 50)
     generator = np.random.default_rng(0)
     features, nothing, ones = generator.integers(0, 400, (2_000, 2)) / 3, np.zeros(2_000), np.ones(2_000)
-    whole = summaries.FeatureSummary.of(features, nothing, ones)
-    parts = [summaries.FeatureSummary.of(features[k::3], nothing[k::3], ones[k::3]) for k in range(3)]
+    whole = tree_growing.FeatureSummary.of(features, nothing, ones)
+    parts = [tree_growing.FeatureSummary.of(features[k::3], nothing[k::3], ones[k::3]) for k in range(3)]
     merged = parts[2].merged(parts[0]).merged(parts[1])
     assert same(merged.as_plain_data(), whole.as_plain_data())
     for column, values, counts in zip(features.T, whole.values, whole.counts, strict=True):

@@ -17,7 +17,7 @@ from support.waiting import until
 from streamiter import Columns, Flow, IterationConfig, OperatorLifeCycle, Stream
 from streamiter.errors import GraphError, JobFailed, ModelError
 from streamiter.learn import KMeans, k_means
-from streamiter.learn.clustering.clusters import (
+from streamiter.learn.centroids import (
     as_columns,
     choose_centroids,
     moved,
@@ -26,7 +26,7 @@ from streamiter.learn.clustering.clusters import (
     scoring_of,
     sums_by_cluster,
 )
-from streamiter.learn.clustering.k_means import KMeansOptions, cluster
+from streamiter.learn.clustering import KMeansOptions, cluster
 from streamiter.models import last_update
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
 

@@ -14,7 +14,7 @@ from streamiter.learn import (
     SGD,
     train_on_parameter_server,
 )
-from streamiter.learn.linear.model import LogLoss
+from streamiter.learn.linear import LogLoss
 from streamiter.learn.on_parameter_server.training import Versions
 from streamiter.learn.on_parameter_server.worker import LinearLearner
 from streamiter.models import ServedModel, model_updates

@@ -14,7 +14,7 @@ from support.waiting import until
 
 from streamiter import Checkpoints, Flow
 from streamiter.models import ModelSnapshot
-from streamiter.models.last import UpdateIntake
+from streamiter.models.reader import UpdateIntake
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions
 from streamiter.runtime.job import Job

@@ -9,7 +9,7 @@ from networks.layers.cases import FIELDS, Nodes
 from networks.rows_at_hand import rows_of
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn.rows.examples import BadRows
+from streamiter.learn.rows import BadRows
 from streamiter.networks.graph import LayerGraph
 from streamiter.networks.losses import LOSSES, Diverged
 from streamiter.networks.mini_batches import PlaceHolder

@@ -17,7 +17,7 @@ from support.waiting import until
 
 from streamiter import Flow
 from streamiter.errors import GraphError, ModelError
-from streamiter.learn.rows.examples import BadRows
+from streamiter.learn.rows import BadRows
 from streamiter.networks.data import LabelledRows, part, read_rows
 from streamiter.networks.learner import NetworkLearner
 from streamiter.networks.mini_batches import prepared

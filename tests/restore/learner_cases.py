@@ -40,11 +40,12 @@ from streamiter.learn import (
     train_on_parameter_server,
     train_online,
 )
-from streamiter.learn.clustering.k_means import _SomePoints
-from streamiter.learn.clustering.online_k_means import _Learn
+from streamiter.learn.centroids import _Learn
+from streamiter.learn.clustering import _SomePoints
+from streamiter.learn.features import _ScaleWindows
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
-from streamiter.learn.linear.model import ParameterOwner
-from streamiter.learn.linear.weights import LinearWeights
+from streamiter.learn.linear import ParameterOwner
+from streamiter.learn.linear_weights import LinearWeights
 from streamiter.learn.offline import (
     AsynchronousOfflineOwner,
     AsynchronousWorker,
@@ -63,8 +64,7 @@ from streamiter.learn.online import (
     SynchronousOwner,
     _StartedOwner,
 )
-from streamiter.learn.scaling import _ScaleWindows
-from streamiter.learn.trees.growing import HistogramWorker, TreeOptions, TreeOwner, grow_tree
+from streamiter.learn.tree_growing import HistogramWorker, TreeOptions, TreeOwner, grow_tree
 from streamiter.learn.validation import ScoreHistogram, Validate
 from streamiter.operators import Output
 from streamiter.parameter_server import ASP, BSP, ParameterServer

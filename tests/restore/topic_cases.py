@@ -20,8 +20,7 @@ from streamiter import (
     topic,
 )
 from streamiter.models import ModelSnapshot, initial_model
-from streamiter.models.encoder import ModelUpdateEncoder
-from streamiter.models.publisher import ModelPublisher
+from streamiter.models.publisher import ModelPublisher, ModelUpdateEncoder
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
 from streamiter.topics.memory import MemoryReader
 from streamiter.topics.topic_sink import TopicSink

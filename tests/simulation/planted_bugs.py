@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamiter.learn.linear.weights import LinearWeights
+from streamiter.learn.linear_weights import LinearWeights
 from streamiter.parameter_server.holding import Holding
 from streamiter.parameter_server.requests import AddRequest
 from streamiter.parameter_server.shard import Shard

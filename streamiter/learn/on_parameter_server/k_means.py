@@ -14,7 +14,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
-from streamiter.learn.clustering.clusters import as_columns, nearest, scoring_of
+from streamiter.learn.centroids import as_columns, nearest, scoring_of
 from streamiter.learn.on_parameter_server.training import (
     REPEAT_MEMORY_BYTES,
     ParameterServerTraining,
@@ -27,8 +27,8 @@ from streamiter.learn.on_parameter_server.training import (
     trained,
 )
 from streamiter.learn.on_parameter_server.worker import Computed, Learner, ParameterServerWorker
-from streamiter.learn.rows.examples import Floats, as_points, blaming_rows, of_good_rows
-from streamiter.numbers import plain_float
+from streamiter.learn.rows import as_points, blaming_rows, of_good_rows
+from streamiter.numbers import Floats, plain_float
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import RejectionPolicy

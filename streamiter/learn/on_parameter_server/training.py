@@ -13,7 +13,7 @@ from streamiter.flow.graph_checks import check_function
 from streamiter.flow.next_step import StepOptions, add_next_step
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators import labelled
-from streamiter.learn.linear.model import LogLoss, SquaredLoss
+from streamiter.learn.linear import LogLoss, SquaredLoss
 from streamiter.learn.on_parameter_server.worker import (
     Labels,
     Learner,
@@ -22,7 +22,7 @@ from streamiter.learn.on_parameter_server.worker import (
     PrepareExamples,
     ServerWorkerOptions,
 )
-from streamiter.learn.rows.examples import CheckedExamples, Extract, as_examples
+from streamiter.learn.rows import CheckedExamples, Extract, as_examples
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import whole_number
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Operator

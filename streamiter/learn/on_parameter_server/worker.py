@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from streamiter.errors import ModelError
-from streamiter.learn.linear.model import LinearLoss, LogLoss
-from streamiter.learn.rows.examples import (
+from streamiter.learn.linear import LinearLoss, LogLoss
+from streamiter.learn.rows import (
     CheckedExamples,
     Examples,
-    Floats,
     Rows,
     blaming_rows,
     checked_rows,
@@ -28,6 +27,7 @@ from streamiter.learn.rows.examples import (
     row_vector,
     row_weights,
 )
+from streamiter.numbers import Floats
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.optimizers import Optimizer

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.rows.examples import BadRows
+from streamiter.learn.rows import BadRows
 from streamiter.networks.layers.layer import Layer, LayerSettings, required_optimizer
 from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.networks.parameters import Array, Parameter
-from streamiter.sparse_rows import Indices
+from streamiter.numbers import Indices
 
 if TYPE_CHECKING:
     from streamiter.networks.transfer_functions import TransferFunction

@@ -7,7 +7,7 @@ import pytest
 from networks.layers.cases import Nodes
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.rows.examples import BadRows
+from streamiter.learn.rows import BadRows
 from streamiter.networks.layers import LAYER_TYPES
 from streamiter.networks.layers.layer import LayerSettings
 from streamiter.networks.losses import LOSSES

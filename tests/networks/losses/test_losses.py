@@ -9,7 +9,7 @@ import pytest
 from networks.finite_differences import assert_agree, differences
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.rows.examples import BadRows
+from streamiter.learn.rows import BadRows
 from streamiter.networks.losses import LOSSES, HuberLoss
 
 CLASSES = 4

@@ -1,4 +1,4 @@
-"""What k-means can be told."""
+"""k-means on bounded data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
 from streamiter.iteration.helpers import all_reduce, last_round, map_with, terminate_after
 from streamiter.iteration.replay import replayed
-from streamiter.learn.clustering.clusters import (
+from streamiter.learn.centroids import (
     Spread,
     as_columns,
     choose_centroids,
@@ -34,9 +34,9 @@ from streamiter.learn.clustering.clusters import (
     sums_by_cluster,
 )
 from streamiter.learn.estimators import no_path, read_topic, refuse_options_of_topics, run_offline
-from streamiter.learn.rows.examples import Floats, as_points
+from streamiter.learn.rows import as_points
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import plain_float, whole_number
+from streamiter.numbers import Floats, plain_float, whole_number
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch
@@ -51,7 +51,7 @@ __all__ = [
 
 
 class KMeansOptions:
-    """The options of :func:`~streamiter.learn.clustering.k_means.k_means`, checked.
+    """The options of :func:`~streamiter.learn.clustering.k_means`, checked.
 
     Raises GraphError for those that cannot be.
     """
@@ -331,7 +331,7 @@ def _check_points(points: Any) -> None:
 class KMeans:
     """Clusters around centroids, learned offline.
 
-    It runs a flow of its own around :func:`~streamiter.learn.clustering.k_means.k_means`, whose options it takes.
+    It runs a flow of its own around :func:`~streamiter.learn.clustering.k_means`, whose options it takes.
 
     >>> points = [[0, 0], [0, 0.3], [0.3, 0], [9, 0], [9, 0.6], [9.6, 0]]
     >>> model = KMeans(clusters=2, rounds=2, initial=[[0, 0], [9, 0]]).fit(points)
@@ -341,6 +341,8 @@ class KMeans:
     0.6
 
     k-means as an object: fit, predict.
+
+    What k-means can be told.
     """
 
     def __init__(

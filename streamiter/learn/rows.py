@@ -1,4 +1,4 @@
-"""What the learners refuse, and how they say so."""
+"""Mini-batches as arrays."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.numbers import Floats, Indices
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, Columns, take
-from streamiter.sparse_rows import Indices, SparseRows
+from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
 
 __all__ = [
@@ -23,7 +24,6 @@ __all__ = [
     "Examples",
     "Extract",
     "Features",
-    "Floats",
     "Rows",
     "all_are_few",
     "as_examples",
@@ -45,8 +45,6 @@ __all__ = [
     "without",
 ]
 
-
-Floats = npt.NDArray[np.float64]
 
 # Rows named in a message; more would bury the reason. All of them are in ``BadRows.rows``.
 _ROWS_NAMED: Final = 5
@@ -310,6 +308,8 @@ class Examples:
     shares: they change nothing in a mini-batch of one row.
 
     What a learner needs of a mini-batch.
+
+    What the learners refuse, and how they say so.
     """
 
     features: Features

@@ -1,8 +1,9 @@
-"""What a tree is fitted to: features, labels and weights, checked."""
+"""Decision trees."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
@@ -18,11 +19,10 @@ from streamiter.learn.estimators import (
     refuse_options_of_topics,
     run_offline,
 )
-from streamiter.learn.rows.examples import (
+from streamiter.learn.rows import (
     Examples,
     Extract,
     Features,
-    Floats,
     checked_rows,
     dense_features,
     holds,
@@ -31,9 +31,8 @@ from streamiter.learn.rows.examples import (
     row_vector,
     row_weights,
 )
-from streamiter.learn.trees.growing import TreeOptions, grow_tree, grown_tree
-from streamiter.learn.trees.tree import Tree, tree_lines
-from streamiter.numbers import whole_number
+from streamiter.learn.tree_growing import TreeOptions, grow_tree
+from streamiter.numbers import Floats, Indices, whole_number
 from streamiter.operators.rejection import shortened
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows
@@ -42,7 +41,122 @@ from streamiter.topics.topic import Decoder, Topic
 
 __all__ = [
     "DecisionTree",
+    "Tree",
+    "grown_tree",
+    "tree_lines",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Node 0 is the root. Rows up to the threshold go on at ``child``, the others at the node behind it.
+
+    >>> tree = Tree(np.array([1, -1, -1]), np.array([2.5, 0, 0]), np.array([1, 0, 0]),
+    ...             np.array([7, 4, 3]), np.array([[0.5], [0.0], [1.0]]))
+    >>> tree.leaves_of(np.array([[9.0, 2.0], [9.0, 3.0]])).tolist(), tree.depth, tree.leaves
+    ([1, 2], 1, 2)
+
+    A decision tree as arrays.
+    """
+
+    feature: Indices
+    """Which feature each node is split by; -1 for a leaf."""
+    threshold: Floats
+    child: Indices
+    rows: Indices
+    """How many rows it has learned from that came to each node."""
+    values: Floats
+    """An array (nodes, values): the probability of each class, or the one value to predict."""
+
+    def leaves_of(self, features: Floats) -> Indices:
+        """The leaf of each row of a matrix (rows, features)."""
+        nodes = np.zeros(len(features), dtype=np.intp)
+        rows = np.arange(len(features))
+        while len(rows := rows[self.feature[nodes[rows]] >= 0]):
+            at = nodes[rows]
+            right = features[rows, self.feature[at]] > self.threshold[at]
+            nodes[rows] = self.child[at] + right
+        return nodes
+
+    @property
+    def depths(self) -> Indices:
+        """How far each node is from the root."""
+        depths = np.zeros(len(self.feature), dtype=np.intp)
+        for node in np.flatnonzero(self.feature >= 0):  # Children come behind their parents.
+            child = self.child[node]
+            depths[child : child + 2] = depths[node] + 1
+        return depths
+
+    @property
+    def depth(self) -> int:
+        """Splits between the root and the farthest leaf."""
+        return int(self.depths.max())
+
+    @property
+    def leaves(self) -> int:
+        """How many leaves there are."""
+        return int(np.count_nonzero(self.feature < 0))
+
+    def as_plain_data(self) -> dict[str, Any]:
+        """Its arrays by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_plain_data(cls, arrays: Mapping[str, Any]) -> Tree:
+        """What :meth:`as_plain_data` gave."""
+        return cls(*(arrays[name] for name in cls.__slots__))
+
+
+_INDENT: Final = "│   "
+
+
+def tree_lines(
+    tree: Tree, feature_names: Sequence[str] | None, describe_leaf: Callable[[int], str]
+) -> Iterator[str]:
+    """A line for each branch; behind it the leaf, or its branches below it.
+
+    >>> import numpy as np
+    >>> tree = Tree(np.array([1, -1, -1]), np.array([2.5, 0, 0]), np.array([1, 0, 0]),
+    ...             np.array([7, 4, 3]), np.array([[0.5], [0.0], [1.0]]))
+    >>> for line in tree_lines(tree, ["length", "width"], lambda leaf: f"leaf {leaf}"):
+    ...     print(line)
+    width ≤ 2.5: leaf 1
+    width > 2.5: leaf 2
+
+    A decision tree as text.
+    """
+    if tree.feature[0] < 0:
+        yield describe_leaf(0)
+        return
+    waiting = list(reversed(_branches(tree, 0, 0)))
+    while waiting:
+        node, sign, parent, indent = waiting.pop()
+        feature = tree.feature[parent]
+        name = f"x[{feature}]" if feature_names is None else feature_names[feature]
+        branch = f"{_INDENT * indent}{name} {sign} {tree.threshold[parent]:.6g}"
+        if tree.feature[node] < 0:
+            yield f"{branch}: {describe_leaf(node)}"
+        else:
+            yield branch
+            waiting.extend(reversed(_branches(tree, node, indent + 1)))
+
+
+def _branches(tree: Tree, node: int, indent: int) -> list[tuple[int, str, int, int]]:
+    child = int(tree.child[node])
+    return [(child, "≤", node, indent), (child + 1, ">", node, indent)]
+
+
+def grown_tree(grown: dict[str, Any], options: TreeOptions) -> Tree:
+    """The tree itself, with what its nodes predict."""
+    arrays, plan, criterion = grown["tree"], grown["plan"], options.criterion()
+    statistics = arrays["statistics"]
+    return Tree(
+        feature=arrays["feature"],
+        threshold=arrays["threshold"],
+        child=arrays["child"],
+        rows=criterion.rows(statistics).astype(np.intp),
+        values=criterion.values(statistics) * plan["scale"] + plan["center"],
+    )
 
 
 Task = Literal["classification", "regression"]
@@ -187,6 +301,8 @@ class DecisionTree:
     ['setosa', 'virginica']
 
     Decision trees for classes and for numbers.
+
+    What a tree is fitted to: features, labels and weights, checked.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Gradients that can be added, so that several workers can take part in one step."""
+"""Weights of linear models."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn.rows.examples import FEW, Floats
-from streamiter.numbers import whole_number
+from streamiter.learn.rows import FEW
+from streamiter.numbers import Floats, Indices, whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer, view_of
-from streamiter.sparse_rows import Indices, sums_by
+from streamiter.sparse_rows import sums_by
 from streamiter.tables import as_floats
 
 __all__ = [
@@ -38,6 +38,8 @@ class Gradient:
     >>> both = first + second
     >>> both.total.tolist(), both.weight, both.records
     ([1.0, 5.0], 4.0, 3)
+
+    Gradients that can be added, so that several workers can take part in one step.
     """
 
     __slots__ = ("indices", "intercept", "records", "total", "weight", "width")

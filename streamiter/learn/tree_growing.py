@@ -1,8 +1,10 @@
-"""The step that holds rows and makes histograms of them."""
+"""Growing a tree."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -13,17 +15,7 @@ from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult
 from streamiter.iteration.helpers import all_reduce, last_round
-from streamiter.learn.rows.examples import Floats
-from streamiter.learn.trees.tree import (
-    Criterion,
-    FeatureSummary,
-    Gini,
-    Tree,
-    Variance,
-    best_splits,
-    cuts_between,
-    exact_grid,
-)
+from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, OutputTag, concatenate
@@ -33,8 +25,290 @@ __all__ = [
     "TreeOptions",
     "TreeOwner",
     "grow_tree",
-    "grown_tree",
 ]
+
+
+class Criterion(ABC):
+    """Statistics are lines of numbers that can be added: the number of rows, then what the criterion needs.
+
+    What is counted of rows, and how good that makes a split.
+    """
+
+    columns: int
+    """How many numbers."""
+
+    @abstractmethod
+    def histogram(self, at: Indices, length: int, targets: Floats, weights: Floats) -> Floats:
+        """Statistics of the rows at each of ``length`` places: an array (length, columns)."""
+
+    @abstractmethod
+    def weight(self, statistics: Floats) -> Floats:
+        """The sum of the weights of the rows."""
+
+    @abstractmethod
+    def score(self, statistics: Floats) -> Floats:
+        """How alike the rows are, between 0 and their weight; a split is as good as it raises the sum."""
+
+    @abstractmethod
+    def values(self, statistics: Floats) -> Floats:
+        """What is predicted: the share of each class, or the mean of the targets."""
+
+    def rows(self, statistics: Floats) -> Floats:
+        """How many rows."""
+        rows: Floats = statistics[..., 0]
+        return rows
+
+
+class Gini(Criterion):
+    """For classes: the weight of each. Targets are the numbers of the classes, from 0."""
+
+    def __init__(self, classes: int) -> None:
+        self._classes = classes
+        self.columns = 1 + classes
+
+    def histogram(self, at: Indices, length: int, targets: Floats, weights: Floats) -> Floats:
+        by_class = np.bincount(
+            at * self._classes + targets.astype(np.intp), weights, minlength=length * self._classes
+        ).reshape(length, self._classes)
+        rows = by_class.sum(axis=1) if (weights == 1.0).all() else np.bincount(at, minlength=length)
+        return np.column_stack([rows, by_class])
+
+    def weight(self, statistics: Floats) -> Floats:
+        weight: Floats = statistics[..., 1:].sum(axis=-1)
+        return weight
+
+    def score(self, statistics: Floats) -> Floats:
+        squares = np.einsum("...c,...c->...", statistics[..., 1:], statistics[..., 1:])
+        return _ratio(squares, self.weight(statistics))
+
+    def values(self, statistics: Floats) -> Floats:
+        shares: Floats = statistics[..., 1:] / self.weight(statistics)[..., np.newaxis]
+        return shares
+
+
+class Variance(Criterion):
+    """For numbers: the weight, and the weighted sum of the targets, which are between -1 and 1."""
+
+    columns = 3
+
+    def histogram(self, at: Indices, length: int, targets: Floats, weights: Floats) -> Floats:
+        return np.column_stack(
+            [
+                np.bincount(at, minlength=length),
+                np.bincount(at, weights, minlength=length),
+                np.bincount(at, targets, minlength=length),
+            ]
+        )
+
+    def weight(self, statistics: Floats) -> Floats:
+        weight: Floats = statistics[..., 1]
+        return weight
+
+    def score(self, statistics: Floats) -> Floats:
+        return _ratio(np.square(statistics[..., 2]), self.weight(statistics))
+
+    def values(self, statistics: Floats) -> Floats:
+        means: Floats = statistics[..., 2:] / statistics[..., 1:2]
+        return means
+
+
+_MANTISSA_BITS: Final = 52
+
+
+def exact_grid(numbers: int, largest: float) -> float:
+    """A power of two: so many of its multiples up to ``largest`` add up without rounding, in any order.
+
+    So sums do not depend on how the rows were divided among workers.
+
+    >>> grid = exact_grid(1_000, 7.0)
+    >>> thirds = np.rint(np.full(999, 1 / 3) / grid) * grid
+    >>> float(thirds.sum()) == float(thirds[:500].sum() + thirds[500:].sum()), round(float(thirds.sum()), 6)
+    (True, 333.0)
+    """
+    _, exponent = np.frexp(numbers * largest)
+    return max(float(np.ldexp(1.0, int(exponent) - _MANTISSA_BITS)), np.finfo(np.float64).smallest_subnormal)
+
+
+def _ratio(above: Floats, below: Floats) -> Floats:
+    """0 where there is nothing."""
+    ratio: npt.NDArray[np.float64] = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+    return ratio
+
+
+class Splits(NamedTuple):
+    """An entry for each node; a gain of minus infinity where it cannot be split.
+
+    The best split of each node, from its histogram.
+    """
+
+    feature: Indices
+    cut: Indices
+    """Bins up to this one go left."""
+    gain: Floats
+    """By how much the score rises."""
+    left: Floats
+    """Statistics of the rows that go left."""
+
+
+def best_splits(histograms: Floats, bins: Sequence[int], criterion: Criterion, minimum_rows: int) -> Splits:
+    """Of all cuts that leave ``minimum_rows`` on both sides, the one with the largest gain.
+
+    ``histograms`` is an array (nodes, bins of all features, columns). Of equal gains the first feature and the
+    lowest cut; where bins are empty several cuts are one, and the middle one is taken.
+
+    >>> from streamiter.learn.tree_growing import Gini
+    >>> red, blue = [3.0, 3.0, 0.0], [2.0, 0.0, 2.0]
+    >>> splits = best_splits(np.array([[red, [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], blue]]), [4], Gini(2), 1)
+    >>> splits.cut.tolist(), splits.gain.round(9).tolist(), splits.left.tolist()
+    ([1], [2.4], [[3.0, 3.0, 0.0]])
+    """
+    nodes = np.arange(len(histograms))
+    total = histograms[:, : bins[0]].sum(axis=1)
+    best = Splits(
+        feature=np.zeros(len(nodes), dtype=np.intp),
+        cut=np.zeros(len(nodes), dtype=np.intp),
+        gain=np.full(len(nodes), -np.inf),
+        left=np.zeros_like(total),
+    )
+    start = 0
+    for feature, count in enumerate(bins):
+        part = histograms[:, start : start + count]
+        start += count
+        if count == 1:
+            continue
+        left = np.cumsum(part[:, :-1], axis=1)
+        scores = _scores(left, total, criterion, minimum_rows)
+        cuts = scores.argmax(axis=1)
+        gains = scores[nodes, cuts] - criterion.score(total)
+        for node in np.flatnonzero(gains > best.gain):
+            best.feature[node], best.gain[node] = feature, gains[node]
+            best.left[node] = left[node, cuts[node]]
+            best.cut[node] = _middle(criterion.rows(part[node]), int(cuts[node]))
+    return best
+
+
+def _scores(left: Floats, total: Floats, criterion: Criterion, minimum_rows: int) -> Floats:
+    right = total[:, np.newaxis] - left
+    enough = (criterion.rows(left) >= minimum_rows) & (criterion.rows(right) >= minimum_rows)
+    return np.where(enough, criterion.score(left) + criterion.score(right), -np.inf)
+
+
+def _middle(rows: Floats, cut: int) -> int:
+    """The middle of the cuts that divide these bins as ``cut`` does, which is the lowest of them."""
+    empty = int(np.argmax(rows[cut + 1 :] > 0))
+    return cut + empty // 2
+
+
+_Counts = npt.NDArray[np.int64]
+
+# A quantile of so many values is off by less than half a percent of the rows; 256 bins hold as much each. A
+# summary of 1,000 such features takes 256 MB, and no more for more rows.
+_VALUES_KEPT: Final = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSummary:
+    """The distinct values of each feature, ascending, with their counts; and what the labels are like.
+
+    Of more than 16,384 distinct values those are kept whose hashes are smallest, with all their counts: a
+    sample that does not depend on how the rows were divided among workers.
+
+    What is known of the features before the first split, and where to cut them.
+    """
+
+    rows: int
+    largest_weight: float
+    lowest_label: float
+    highest_label: float
+    values: list[Floats]
+    counts: list[_Counts]
+
+    @classmethod
+    def of(cls, features: Floats, labels: Floats, weights: Floats) -> FeatureSummary:
+        """Of one worker's rows: at least one."""
+        kept = [_kept(*_distinct(column)) for column in features.T]
+        return cls(
+            rows=len(labels),
+            largest_weight=float(weights.max()),
+            lowest_label=float(labels.min()),
+            highest_label=float(labels.max()),
+            values=[values for values, _ in kept],
+            counts=[counts for _, counts in kept],
+        )
+
+    def merged(self, other: FeatureSummary) -> FeatureSummary:
+        """Of the rows of both."""
+        merged = [
+            _kept(*_added(*mine, *theirs))
+            for mine, theirs in zip(
+                zip(self.values, self.counts, strict=True),
+                zip(other.values, other.counts, strict=True),
+                strict=True,
+            )
+        ]
+        return FeatureSummary(
+            rows=self.rows + other.rows,
+            largest_weight=max(self.largest_weight, other.largest_weight),
+            lowest_label=min(self.lowest_label, other.lowest_label),
+            highest_label=max(self.highest_label, other.highest_label),
+            values=[values for values, _ in merged],
+            counts=[counts for _, counts in merged],
+        )
+
+    def as_plain_data(self) -> dict[str, Any]:
+        """Its fields by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def cuts_between(values: Floats, counts: _Counts, maximum_bins: int) -> Floats:
+    """Thresholds that cut the values into bins: between all neighbours, or at quantiles where that is too many.
+
+    >>> cuts_between(np.array([1.0, 2.0, 4.0]), np.array([5, 1, 1]), 256).tolist()
+    [1.5, 3.0]
+    >>> cuts_between(np.arange(100.0), np.ones(100, dtype=np.int64), 4).tolist()
+    [24.5, 49.5, 74.5]
+    """
+    if len(values) <= maximum_bins:
+        below = np.arange(len(values) - 1)
+    else:
+        so_far = np.cumsum(counts)
+        # Whole numbers, so that rounding does not move a cut.
+        wanted = np.arange(1, maximum_bins) * so_far[-1] // maximum_bins
+        below = np.unique(np.searchsorted(so_far, wanted))
+        below = below[below < len(values) - 1]
+    low, high = values[below], values[below + 1]
+    middle: Floats = low / 2 + high / 2  # The sum of two large values may be none.
+    # Between neighbouring floats there is no middle, and the upper one itself would be on the wrong side.
+    return np.where((low <= middle) & (middle < high), middle, low)
+
+
+def _distinct(column: Floats) -> tuple[Floats, _Counts]:
+    values, counts = np.unique(column, return_counts=True)
+    return values, counts.astype(np.int64)
+
+
+def _added(
+    values: Floats, counts: _Counts, more_values: Floats, more_counts: _Counts
+) -> tuple[Floats, _Counts]:
+    all_values, at = np.unique(np.concatenate([values, more_values]), return_inverse=True)
+    totals = np.zeros(len(all_values), dtype=np.int64)
+    np.add.at(totals, at, np.concatenate([counts, more_counts]))
+    return all_values, totals
+
+
+def _kept(values: Floats, counts: _Counts) -> tuple[Floats, _Counts]:
+    if len(values) <= _VALUES_KEPT:
+        return values, counts
+    kept = np.sort(np.argsort(_hashes(values), kind="stable")[:_VALUES_KEPT])
+    return values[kept], counts[kept]
+
+
+def _hashes(values: Floats) -> npt.NDArray[np.uint64]:
+    """Of the bits of each value, by splitmix64; different ones for different values (0 and -0 are one)."""
+    mixed = (values + 0.0).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 SUMMARIES: Final = OutputTag("summaries")
@@ -44,6 +318,8 @@ class HistogramWorker(Operator, IterationListener):
     """Epoch 0: takes its rows and sums them up. Then, for each tree, a histogram of each node it asks for.
 
     Once the plan has come with the first tree, only the bins of the features are kept.
+
+    The step that holds rows and makes histograms of them.
     """
 
     def __init__(self, criterion: Criterion) -> None:
@@ -187,7 +463,7 @@ class TreeOwner(Operator):
         self._depth = [0]
         self._statistics: list[Floats] = [np.zeros(self._criterion.columns)]
         self._waiting = [0]
-        """Nodes that may be split, in the order of the tree."""
+        """Indices that may be split, in the order of the tree."""
 
     def process_summary(self, summary: dict[str, Any], out: Output) -> None:
         self._plan = self._planned(FeatureSummary(**summary))
@@ -323,19 +599,6 @@ def grow_tree(rows: Stream, options: TreeOptions) -> dict[str, Stream]:
         )
 
     return iterate_bounded_streams_until_termination([no_tree], [rows], body)
-
-
-def grown_tree(grown: dict[str, Any], options: TreeOptions) -> Tree:
-    """The tree itself, with what its nodes predict."""
-    arrays, plan, criterion = grown["tree"], grown["plan"], options.criterion()
-    statistics = arrays["statistics"]
-    return Tree(
-        feature=arrays["feature"],
-        threshold=arrays["threshold"],
-        child=arrays["child"],
-        rows=criterion.rows(statistics).astype(np.intp),
-        values=criterion.values(statistics) * plan["scale"] + plan["center"],
-    )
 
 
 def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

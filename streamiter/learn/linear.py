@@ -1,11 +1,4 @@
-"""Losses of linear models, each with its canonical link.
-
-With the canonical link the derivative of the loss by the margin (the linear part, w·x + b) is simply
-``prediction − target``; both losses here have it.
-
->>> LogLoss().predict(np.array([0.0, 2.0, 800.0])).round(4).tolist()
-[0.5, 0.8808, 1.0]
-"""
+"""Linear models."""
 
 from __future__ import annotations
 
@@ -19,12 +12,11 @@ import numpy.typing as npt
 
 from streamiter.errors import GraphError
 from streamiter.flow.graph_checks import check_function
-from streamiter.learn.linear.weights import GRADIENT_LIMIT, Gradient, LinearWeights, is_tame
-from streamiter.learn.rows.examples import (
+from streamiter.learn.linear_weights import GRADIENT_LIMIT, Gradient, LinearWeights, is_tame
+from streamiter.learn.rows import (
     CheckedExamples,
     Examples,
     Features,
-    Floats,
     Rows,
     all_are_few,
     checked_rows,
@@ -40,6 +32,7 @@ from streamiter.learn.rows.examples import (
     weighted_sum,
 )
 from streamiter.models.update import ModelSnapshot
+from streamiter.numbers import Floats
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import shortened
@@ -68,7 +61,16 @@ _LOG_ODDS_LIMIT: Final = 700.0
 
 
 class LinearLoss(abc.ABC):
-    """How a margin becomes a prediction, and what a wrong one costs."""
+    """How a margin becomes a prediction, and what a wrong one costs.
+
+    Losses of linear models, each with its canonical link.
+
+    With the canonical link the derivative of the loss by the margin (the linear part, w·x + b) is simply
+    ``prediction − target``; both losses here have it.
+
+    >>> LogLoss().predict(np.array([0.0, 2.0, 800.0])).round(4).tolist()
+    [0.5, 0.8808, 1.0]
+    """
 
     link: ClassVar[str]
     """What leads from the prediction back to the margin: "identity" or "logit"."""
@@ -92,7 +94,7 @@ class LinearLoss(abc.ABC):
 
     @abc.abstractmethod
     def check_targets(self, owner: str, targets: Floats) -> None:
-        """Raises :class:`~streamiter.learn.rows.examples.BadRows` for targets that cannot be."""
+        """Raises :class:`~streamiter.learn.rows.BadRows` for targets that cannot be."""
 
 
 class SquaredLoss(LinearLoss):
@@ -168,7 +170,7 @@ class LinearModel(LinearWeights):
     ``intercept=False`` does without.
 
     Belongs to one task. A :class:`~streamiter.errors.ModelError` leaves the model as it was; where
-    single rows are at fault it is a :class:`~streamiter.learn.rows.examples.BadRows` that names them.
+    single rows are at fault it is a :class:`~streamiter.learn.rows.BadRows` that names them.
 
     The online linear model: weights, an intercept, a loss and an optimizer.
 

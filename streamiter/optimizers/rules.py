@@ -1,0 +1,613 @@
+"""Rules."""
+
+from __future__ import annotations
+
+import abc
+import math
+from dataclasses import dataclass, field, replace
+from itertools import repeat
+from typing import ClassVar, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ConfigurationError
+from streamiter.numbers import fraction, is_number, not_negative, positive
+from streamiter.optimizers.optimizer import (
+    FloatArray,
+    FloatView,
+    IndexList,
+    LearningRate,
+    Numbers,
+    Optimizer,
+    Slots,
+    Views,
+    rate_of,
+)
+
+__all__ = [
+    "FTRL",
+    "SGD",
+    "AdaDelta",
+    "AdaGrad",
+    "Adam",
+    "GradientDescent",
+    "Momentum",
+    "RMSProp",
+]
+
+
+def soft(weight: float, threshold: float) -> float:
+    """``sign(w)·max(|w| − threshold, 0)``, the proximal step of l1; never −0.0.
+
+    What l1 and l2 do to weights, and the rules that have them in common.
+    """
+    return math.copysign(max(abs(weight) - threshold, 0.0), weight) + 0.0
+
+
+def soften(weights: FloatArray, threshold: float) -> None:
+    """The same for all weights, in place."""
+    shrunk = np.abs(weights)
+    shrunk -= threshold
+    np.maximum(shrunk, 0.0, out=shrunk)
+    np.copysign(shrunk, weights, out=weights)
+    weights += 0.0  # turns −0.0 into 0.0
+
+
+def with_l2(gradient: FloatArray, weights: FloatArray, l2: float | FloatArray) -> FloatArray:
+    """``g + l2·w``: a new array, of the weights' type also where l2 is an array of another."""
+    total = np.multiply(weights, l2, dtype=weights.dtype, casting="same_kind")
+    total += gradient
+    return total
+
+
+@dataclass(frozen=True)
+class RegularizedRule(Optimizer):
+    """A rule with a learning rate, l2 within the gradient and l1 after the step.
+
+    ``g += l2·w``, then what the rule says (``_move``), then ``w = soft(w, lr·l1)``.
+    """
+
+    learning_rate: float | LearningRate = 0.01
+    l1: float = field(default=0.0, kw_only=True)
+    l2: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._check_settings(not_negative, "l1", "l2")
+        object.__setattr__(self, "learning_rate", rate_of(self.learning_rate))
+
+    def update(self, weights: FloatArray, gradient: FloatArray, slots: Slots, step: int) -> None:
+        rate = self._rate(step)
+        self._move(weights, with_l2(gradient, weights, self.l2) if self.l2 else gradient, slots, rate, step)
+        if self.l1:
+            soften(weights, rate * self.l1)
+
+    def update_few(
+        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int
+    ) -> None:
+        rate, l2 = self._rate(step), self.l2
+        if l2:
+            gradient = [l2 * weights[index] + g for index, g in zip(indices, gradient, strict=True)]
+        self._move_few(indices, weights, gradient, slots, rate, step)
+        if self.l1:
+            threshold = rate * self.l1
+            for index in indices:
+                weights[index] = soft(weights[index], threshold)
+
+    @abc.abstractmethod
+    def _move(self, weights: FloatArray, gradient: FloatArray, slots: Slots, rate: float, step: int) -> None:
+        """The rule itself, without l1 and l2, in place; the gradient is not to be changed."""
+
+    @abc.abstractmethod
+    def _move_few(
+        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
+    ) -> None:
+        """The same, to the last bit, one number at a time: the order of operations must be that of ``_move``."""
+
+    def _rate(self, step: int) -> float:
+        assert isinstance(self.learning_rate, LearningRate)
+        return self.learning_rate.at(step)
+
+    def without_regularization(self) -> Self:
+        return replace(self, l1=0.0, l2=0.0)
+
+
+@dataclass(frozen=True)
+class GradientDescent(Optimizer):
+    """Gradient descent that shrinks after its step: ``w −= lr·g``, then ``w ·= 1 − lr·l2``, ``w −= lr·l1·sign(w)``.
+
+    What offline training uses unless told otherwise. ``learning_rate`` as for :class:`SGD`; times l2 it is at most 1.
+
+    >>> weights = np.array([1.0, -1.0])
+    >>> GradientDescent(0.5, l2=1.0).update(weights, np.array([-1.0, 0.0]), {}, step=1)
+    >>> weights.tolist()
+    [0.75, -0.5]
+
+    Gradient descent as offline training does it.
+    """
+
+    learning_rate: float | LearningRate = 0.1
+    l1: float = 0.0
+    l2: float = 0.0
+
+    name: ClassVar[str] = "gradient descent"
+
+    def __post_init__(self) -> None:
+        self._check_settings(not_negative, "l1", "l2")
+        rate = rate_of(self.learning_rate)
+        object.__setattr__(self, "learning_rate", rate)
+        if (shrinking := rate.at(1) * self.l2) > 1.0:
+            raise ConfigurationError(
+                f"GradientDescent(l2=): expected learning_rate·l2 of at most 1, given {rate.at(1):g}·{self.l2:g} = "
+                f"{shrinking:g}, which turns weights round instead of shrinking them; lower one of them"
+            )
+
+    def update(self, weights: FloatArray, gradient: FloatArray, slots: Slots, step: int) -> None:
+        assert isinstance(self.learning_rate, LearningRate)
+        rate = self.learning_rate.at(step)
+        weights -= rate * gradient
+        if self.l2:
+            weights *= 1.0 - rate * self.l2
+        if self.l1:
+            weights -= rate * self.l1 * np.sign(weights)
+
+    def without_regularization(self) -> GradientDescent:
+        return replace(self, l1=0.0, l2=0.0)
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent: ``w −= lr·(g + l2·w)``, then ``w = soft(w, lr·l1)``.
+
+    ``soft(x, k) = sign(x)·max(|x| − k, 0)``. ``learning_rate`` is a number or a
+    :class:`~streamiter.optimizers.optimizer.LearningRate`. With sparse gradients l1 and l2 shrink the
+    weights of the features that are there, when they are there: rare features are shrunk less often.
+
+    ``l2`` may be an array, one number for each weight: some may forget quickly what was learned from them,
+    such as those that follow the hour's conditions, while others keep it.
+
+    >>> weights = np.array([1.0, 1.0])
+    >>> SGD(0.5, l2=[0.0, 1.0]).update(weights, np.zeros(2), {}, step=1)
+    >>> weights.tolist()
+    [1.0, 0.5]
+
+    Stochastic gradient descent.
+    """
+
+    learning_rate: float | LearningRate = 0.5
+    l1: float = 0.0
+    l2: float | npt.ArrayLike = field(default=0.0, hash=False)  # an array has no hash
+
+    name: ClassVar[str] = "sgd"
+
+    def __post_init__(self) -> None:
+        self._check_settings(not_negative, "l1")
+        object.__setattr__(self, "learning_rate", rate_of(self.learning_rate))
+        object.__setattr__(self, "l2", _checked_l2(self.l2))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SGD):
+            return NotImplemented
+        same_numbers = (self.learning_rate, self.l1) == (other.learning_rate, other.l1)
+        return same_numbers and np.array_equal(self.l2, other.l2)
+
+    def new_slots(self, weights: FloatArray) -> dict[str, FloatArray]:
+        self.check_width(weights.size)
+        return super().new_slots(weights)
+
+    def check_width(self, width: int) -> None:
+        l2 = self._l2()
+        if isinstance(l2, np.ndarray) and l2.size != width:
+            raise ConfigurationError(
+                f"SGD(l2=): expected one number for each of the {width} weights, given {l2.size}"
+            )
+
+    def _rate(self, step: int) -> float:
+        assert isinstance(self.learning_rate, LearningRate)
+        return self.learning_rate.at(step)
+
+    def _l2(self) -> float | FloatArray:
+        return cast("float | FloatArray", self.l2)
+
+    def update(self, weights: FloatArray, gradient: FloatArray, slots: Slots, step: int) -> None:
+        self._move(weights, gradient, self._l2(), self._rate(step))
+
+    def update_at(
+        self,
+        indices: npt.NDArray[np.intp],
+        weights: FloatArray,
+        gradient: FloatArray,
+        slots: Slots,
+        step: int,
+    ) -> None:
+        l2, gathered = self._l2(), weights[indices]
+        self._move(gathered, gradient, l2[indices] if isinstance(l2, np.ndarray) else l2, self._rate(step))
+        weights[indices] = gathered
+
+    def _move(self, weights: FloatArray, gradient: FloatArray, l2: float | FloatArray, rate: float) -> None:
+        shrinks = isinstance(l2, np.ndarray) or l2 > 0.0
+        if shrinks:
+            move = with_l2(gradient, weights, l2)
+            move *= rate
+            weights -= move
+        else:
+            weights -= rate * gradient
+        if self.l1:
+            soften(weights, rate * self.l1)
+
+    def update_few(
+        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int
+    ) -> None:
+        rate, l2, threshold = self._rate(step), self._l2(), self._rate(step) * self.l1
+        shrinking = (
+            map(cast(FloatView, l2.data).__getitem__, indices) if isinstance(l2, np.ndarray) else repeat(l2)
+        )
+        for index, slope, shrink in zip(indices, gradient, shrinking, strict=False):
+            weight = weights[index]
+            weight -= rate * (slope + shrink * weight)
+            if threshold:
+                weight = math.copysign(max(abs(weight) - threshold, 0.0), weight) + 0.0
+            weights[index] = weight
+
+    def part(self, weights: slice | npt.NDArray[np.intp]) -> SGD:
+        l2 = self._l2()
+        return replace(self, l2=l2[weights]) if isinstance(l2, np.ndarray) else self
+
+    def without_regularization(self) -> SGD:
+        return replace(self, l1=0.0, l2=0.0)
+
+
+def _checked_l2(l2: float | npt.ArrayLike) -> float | FloatArray:
+    """A number, or an array that nobody changes."""
+    if is_number(l2):
+        return not_negative("SGD(l2=)", l2)
+    try:
+        each = np.array(l2, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):  # no numbers, or rows of different lengths
+        raise _refused_l2(repr(l2)) from None
+    if each.ndim != 1 or not each.size:
+        raise _refused_l2(f"an array of shape {each.shape}")
+    if not ((each >= 0.0) & (each < math.inf)).all():
+        raise _refused_l2(f"an array with values from {each.min()} to {each.max()}")
+    each.flags.writeable = False
+    return each
+
+
+def _refused_l2(given: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"SGD(l2=): expected a number of 0 or more, or one for each weight, given {given}"
+    )
+
+
+@dataclass(frozen=True)
+class Momentum(RegularizedRule):
+    """Gradient descent with momentum (Polyak 1964): ``g += l2·w``; ``v = momentum·v + g``; ``w −= lr·v``.
+
+    Then ``w = soft(w, lr·l1)``. The velocity adds up to ``1/(1 − momentum)`` gradients: the learning rate is
+    to be so much smaller than that of SGD, or a :class:`~streamiter.optimizers.optimizer.Correction`. A
+    sparse gradient moves what it names; the velocity of other weights waits.
+
+    >>> import numpy as np
+    >>> momentum, weights = Momentum(0.5, momentum=0.5), np.array([1.0])
+    >>> slots = momentum.new_slots(weights)
+    >>> momentum.update(weights, np.array([1.0]), slots, step=1)
+    >>> momentum.update(weights, np.array([0.0]), slots, step=2)
+    >>> weights.tolist(), slots["v"].tolist()
+    ([0.25], [0.5])
+
+    Gradient descent with momentum.
+    """
+
+    learning_rate: float | LearningRate = 0.01
+    momentum: float = 0.9
+
+    name: ClassVar[str] = "momentum"
+    slot_names: ClassVar[tuple[str, ...]] = ("v",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_settings(fraction, "momentum")
+
+    def _move(self, weights: FloatArray, gradient: FloatArray, slots: Slots, rate: float, step: int) -> None:
+        v = slots["v"]
+        v *= self.momentum
+        v += gradient
+        weights -= v * rate
+
+    def _move_few(
+        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
+    ) -> None:
+        momentum = self.momentum
+        (all_v,) = slots
+        for index, g in zip(indices, gradient, strict=True):
+            v = all_v[index] = all_v[index] * momentum + g
+            weights[index] -= v * rate
+
+
+@dataclass(frozen=True)
+class _ScaledBySquares(RegularizedRule):
+    """``n = kept·n + taken·g²``; ``w −= lr·g / (√n + epsilon)``."""
+
+    epsilon: float = 1e-8
+
+    slot_names: ClassVar[tuple[str, ...]] = ("n",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_settings(positive, "epsilon")
+
+    @abc.abstractmethod
+    def _shares(self) -> tuple[float, float]:
+        """How much of n is kept, and how much of g² is taken."""
+
+    def _move(self, weights: FloatArray, gradient: FloatArray, slots: Slots, rate: float, step: int) -> None:
+        n, (kept, taken) = slots["n"], self._shares()
+        work = gradient * gradient
+        if kept != 1.0:
+            n *= kept
+            work *= taken
+        n += work
+        np.sqrt(n, out=work)
+        work += self.epsilon
+        move = gradient * rate
+        move /= work
+        weights -= move
+
+    def _move_few(
+        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
+    ) -> None:
+        epsilon, (kept, taken) = self.epsilon, self._shares()
+        (all_n,) = slots
+        for index, g in zip(indices, gradient, strict=True):
+            n = all_n[index] = all_n[index] * kept + g * g * taken
+            weights[index] -= g * rate / (math.sqrt(n) + epsilon)
+
+
+@dataclass(frozen=True)
+class AdaGrad(_ScaledBySquares):
+    """AdaGrad (Duchi et al. 2011): ``n += g²``; ``w −= lr·g / (√n + epsilon)``; rare features learn in larger steps.
+
+    ``g`` is with ``l2·w``, and ``w = soft(w, lr·l1)`` after the step.
+
+    >>> adagrad, weights = AdaGrad(0.5), np.array([1.0, 1.0])
+    >>> adagrad.update(weights, np.array([1.0, 100.0]), adagrad.new_slots(weights), step=1)
+    >>> weights.round(6).tolist()
+    [0.5, 0.5]
+
+    Gradient descent in steps that are scaled by the size of each weight's gradients.
+
+    Optimizers with a rate for each parameter: AdaGrad, AdaDelta, Adam, FTRL.
+    """
+
+    learning_rate: float | LearningRate = 0.01
+    epsilon: float = 1e-8
+
+    name: ClassVar[str] = "adagrad"
+
+    def _shares(self) -> tuple[float, float]:
+        return 1.0, 1.0
+
+
+@dataclass(frozen=True)
+class RMSProp(_ScaledBySquares):
+    """RMSProp (Hinton 2012): ``n = beta·n + (1 − beta)·g²``; ``w −= lr·g / (√n + epsilon)``.
+
+    What Angel calls "adagrad". Unlike with :class:`AdaGrad` old gradients are forgotten, and steps do not
+    end. ``g`` is with ``l2·w``, and ``w = soft(w, lr·l1)`` after the step.
+
+    >>> rule, weights = RMSProp(0.5, beta=0.75), np.array([1.0])
+    >>> rule.update(weights, np.array([3.0]), rule.new_slots(weights), step=1)
+    >>> weights.round(6).tolist()
+    [0.0]
+    """
+
+    learning_rate: float | LearningRate = 0.01
+    beta: float = 0.9
+    epsilon: float = 1e-8
+
+    name: ClassVar[str] = "rmsprop"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_settings(fraction, "beta")
+
+    def _shares(self) -> tuple[float, float]:
+        return self.beta, 1.0 - self.beta
+
+
+@dataclass(frozen=True)
+class AdaDelta(RegularizedRule):
+    """AdaDelta (Zeiler 2012): the step is as large as earlier steps, in the ratio of this gradient to earlier ones.
+
+    ``n = alpha·n + (1 − alpha)·g²``; ``Δ = g·√((v + epsilon)/(n + epsilon))``; ``w −= lr·Δ``;
+    ``v = beta·v + (1 − beta)·Δ²``. The learning rate is 1 in the paper, and unless given. ``g`` is with ``l2·w``, and
+    ``w = soft(w, lr·l1)`` after the step.
+
+    >>> rule, weights = AdaDelta(alpha=0.75, epsilon=1.0), np.array([1.0])
+    >>> rule.update(weights, np.array([2.0]), rule.new_slots(weights), step=1)
+    >>> weights.round(6).tolist()
+    [-0.414214]
+
+    Steps in the unit of the weights, without a learning rate to choose.
+    """
+
+    learning_rate: float | LearningRate = 1.0
+    alpha: float = 0.9
+    beta: float = 0.9
+    epsilon: float = 1e-7
+
+    name: ClassVar[str] = "adadelta"
+    slot_names: ClassVar[tuple[str, ...]] = ("n", "v")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_settings(fraction, "alpha", "beta")
+        self._check_settings(positive, "epsilon")
+
+    def _move(self, weights: FloatArray, gradient: FloatArray, slots: Slots, rate: float, step: int) -> None:
+        n, v = slots["n"], slots["v"]
+        work = gradient * gradient
+        work *= 1.0 - self.alpha
+        n *= self.alpha
+        n += work
+        np.add(n, self.epsilon, out=work)
+        delta = v + self.epsilon
+        delta /= work
+        np.sqrt(delta, out=delta)
+        delta *= gradient
+        np.multiply(delta, rate, out=work)
+        weights -= work
+        delta *= delta
+        delta *= 1.0 - self.beta
+        v *= self.beta
+        v += delta
+
+    def _move_few(
+        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
+    ) -> None:
+        alpha, beta, epsilon = self.alpha, self.beta, self.epsilon
+        new_n, new_v = 1.0 - alpha, 1.0 - beta
+        all_n, all_v = slots
+        for index, g in zip(indices, gradient, strict=True):
+            n = all_n[index] = all_n[index] * alpha + g * g * new_n
+            v = all_v[index]
+            delta = math.sqrt((v + epsilon) / (n + epsilon)) * g
+            weights[index] -= delta * rate
+            all_v[index] = v * beta + delta * delta * new_v
+
+
+@dataclass(frozen=True)
+class Adam(RegularizedRule):
+    """Adam (Kingma and Ba 2015): ``m = beta·m + (1 − beta)·g``; ``v = gamma·v + (1 − gamma)·g²``;
+    ``w −= lr·(m/(1 − betaᵗ)) / (√(v/(1 − gammaᵗ)) + epsilon)``, t counting all steps from 1.
+
+    gamma is .99 as in Angel, .999 in the paper. A sparse gradient touches what it names; m and v of other weights wait.
+    ``g`` is with ``l2·w``, and ``w = soft(w, lr·l1)`` after the step.
+
+    >>> adam, weights = Adam(0.5), np.array([1.0, 1.0])
+    >>> adam.update(weights, np.array([-1.0, 100.0]), adam.new_slots(weights), step=1)
+    >>> weights.round(6).tolist()
+    [1.5, 0.5]
+
+    Momentum and scaled steps at once.
+    """
+
+    learning_rate: float | LearningRate = 0.001
+    beta: float = 0.9
+    gamma: float = 0.99
+    epsilon: float = 1e-8
+
+    name: ClassVar[str] = "adam"
+    slot_names: ClassVar[tuple[str, ...]] = ("m", "v")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_settings(fraction, "beta", "gamma")
+        self._check_settings(positive, "epsilon")
+
+    def _move(self, weights: FloatArray, gradient: FloatArray, slots: Slots, rate: float, step: int) -> None:
+        m, v = slots["m"], slots["v"]
+        work = gradient * (1.0 - self.beta)
+        m *= self.beta
+        m += work
+        np.multiply(gradient, gradient, out=work)
+        work *= 1.0 - self.gamma
+        v *= self.gamma
+        v += work
+        np.divide(v, 1.0 - self.gamma**step, out=work)
+        np.sqrt(work, out=work)
+        work += self.epsilon
+        move = m / (1.0 - self.beta**step)
+        move *= rate
+        move /= work
+        weights -= move
+
+    def _move_few(
+        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
+    ) -> None:
+        beta, gamma, epsilon = self.beta, self.gamma, self.epsilon
+        new_m, new_v = 1.0 - beta, 1.0 - gamma
+        m_share, v_share = 1.0 - beta**step, 1.0 - gamma**step
+        all_m, all_v = slots
+        for index, g in zip(indices, gradient, strict=True):
+            m = all_m[index] = all_m[index] * beta + g * new_m
+            v = all_v[index] = all_v[index] * gamma + g * g * new_v
+            weights[index] -= m / m_share * rate / (math.sqrt(v / v_share) + epsilon)
+
+
+@dataclass(frozen=True)
+class FTRL(Optimizer):
+    """Follow the regularized leader, per coordinate (McMahan et al. 2013, "Ad click prediction").
+
+    ``δ = (√(n + g²) − √n)/α``; ``n += g²``; ``z += g − δ·w``; ``w = 0`` where ``|z| ≤ l1``, else
+    ``w = −(z − sign(z)·l1) / (l2 + (β + √n)/α)``.
+
+    A gradient of 0 changes nothing, so dense and sparse updates are the same. z and n start at 0 also
+    for weights that start elsewhere: those count in the gradient and in ``δ·w`` until their coordinate
+    gets its first gradient, and are given up for what the formula says then. ``keep_start=True``
+    chooses z so that the formula gives the start weights back, and learning goes on from there, as it
+    does in any case after a warm start from a published model.
+
+    Follow the regularized leader.
+    """
+
+    alpha: float = 0.1
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+    keep_start: bool = False
+
+    name: ClassVar[str] = "ftrl"
+    slot_names: ClassVar[tuple[str, ...]] = ("z", "n")
+
+    def __post_init__(self) -> None:
+        self._check_settings(positive, "alpha")
+        self._check_settings(not_negative, "beta", "l1", "l2")
+
+    def new_slots(self, weights: FloatArray) -> dict[str, FloatArray]:
+        return self.slots_to_go_on(weights) if self.keep_start else super().new_slots(weights)
+
+    def slots_to_go_on(self, weights: FloatArray) -> dict[str, FloatArray]:
+        slots = super().new_slots(weights)
+        slots["z"] -= weights * (self.l2 + self.beta / self.alpha) + np.sign(weights) * self.l1
+        return slots
+
+    def update(self, weights: FloatArray, gradient: FloatArray, slots: Slots, step: int) -> None:
+        z, n = slots["z"], slots["n"]
+        work, root = np.sqrt(n), gradient * gradient
+        n += root
+        np.sqrt(n, out=root)
+        np.subtract(root, work, out=work)  # δ·α
+        work /= self.alpha
+        work *= weights
+        np.subtract(gradient, work, out=work)
+        z += work
+        np.abs(z, out=work)
+        work -= self.l1
+        np.maximum(work, 0.0, out=work)
+        np.copysign(work, z, out=work)
+        # 0 − x and not −x: a weight of −0.0 would look odd in a published model. Where n is 0 there
+        # never was a gradient: the start weight stays, and a beta of 0 would divide by 0.
+        np.subtract(0.0, work, out=work)
+        root += self.beta
+        root /= self.alpha
+        root += self.l2
+        np.divide(work, root, out=weights, where=n > 0.0)
+
+    def update_few(
+        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int
+    ) -> None:
+        alpha, beta, l1, l2 = self.alpha, self.beta, self.l1, self.l2
+        all_z, all_n = slots
+        for index, slope in zip(indices, gradient, strict=True):
+            n_before = all_n[index]
+            n = n_before + slope * slope
+            root = math.sqrt(n)
+            z = all_z[index] + (slope - (root - math.sqrt(n_before)) / alpha * weights[index])
+            all_z[index], all_n[index] = z, n
+            if n > 0.0:
+                shrunk = z - l1 if z > l1 else z + l1 if z < -l1 else 0.0
+                weights[index] = (0.0 - shrunk) / (l2 + (beta + root) / alpha)
+
+    def without_regularization(self) -> FTRL:
+        return replace(self, l1=0.0, l2=0.0)
