@@ -128,7 +128,7 @@ def test_a_batch_above_the_limit_is_refused(make_batches):
     batches.append(EncodedBatch(0, 1, b"a" * 1000))
     with pytest.raises(
         LoopOverflow,
-        match="^train: expected at most 1024 bytes of batches waiting on disk, given 1048 .*emit less$",
+        match=r"^train: expected at most 1024 bytes of batches waiting on disk, given 1048 .*emit less$",
     ):
         batches.append(EncodedBatch(0, 1, b""))
     assert batches.count == 1
