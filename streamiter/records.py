@@ -1,7 +1,23 @@
-"""Batches of records, and the control records that travel in-band with them.
+"""Batches of records, and the control records that travel between them.
 
-What travels between operators is a *batch*: a list, a numpy array whose first axis is the record, or
-:class:`Columns`. Batches are shared between consumers and never changed in place.
+A *batch* holds the records that one operator gives to the next: a list, a numpy array whose first axis is the record,
+or :class:`Columns`. Several operators may read the same batch, so no operator changes a batch in place.
+
+Everything that a channel carries has a *kind*. Snapshots, the topics of feedback edges and messages use the same words:
+
+====================  ==========================  ==============================================================
+kind                  class                       meaning
+====================  ==========================  ==============================================================
+``data``              :class:`DataBatch`          a batch and the epoch of its records
+``watermark``         :class:`EpochWatermark`     the channel brings no more records of this epoch
+``barrier``           :class:`CheckpointBarrier`  the records before it belong to this checkpoint
+``idle``              :class:`Idle`               the channel brings no records for now
+``end of data``       :class:`EndOfData`          the channel brings no more records before the iteration ends
+``end of input``      :class:`EndOfInput`         the channel brings nothing more
+====================  ==========================  ==============================================================
+
+All but ``data`` are *control records*. In the topic of a feedback edge a barrier that stops the job is a ``suspend``.
+Control records that stay inside one task are in :mod:`streamiter.runtime.controls`.
 
 >>> batch = Columns({"x": np.array([1.0, 2.0, 3.0]), "y": np.array([0, 1, 0])})
 >>> len(batch), batch[1]
@@ -43,12 +59,12 @@ Array = npt.NDArray[Any]
 
 @final
 class Columns:
-    """Named arrays of one length: a batch of records with fields, kept as columns.
+    """A batch of records with fields: one array for each field, all of the same length.
 
-    ``columns["x"]`` is the array of a field (first axis = record), ``columns[3]`` the fourth record as a
-    dict, ``columns[2:5]`` a part; iterating yields the records as dicts.
+    ``columns["x"]`` is the array of a field, whose first axis is the record. ``columns[3]`` is the fourth record as a
+    dict, ``columns[2:5]`` are three records as ``Columns``. Iterating gives the records as dicts.
 
-    Raises ``ValueError`` when the lengths differ or there is no column.
+    Raises ``ValueError`` if the lengths differ or there is no array.
     """
 
     __slots__ = ("_arrays", "_length")
@@ -63,17 +79,17 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the fields, in the order given."""
+        """The names of the fields, in the order in which they were given."""
         return tuple(self._arrays)
 
     @property
     def arrays(self) -> dict[str, Array]:
-        """The arrays by name (a new dict; the arrays themselves are shared)."""
+        """The arrays by name. The dict is new, the arrays are shared."""
         return dict(self._arrays)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by the arrays."""
+        """The size of all arrays in bytes."""
         return sum(array.nbytes for array in self._arrays.values())
 
     def __len__(self) -> int:
@@ -122,16 +138,16 @@ class Columns:
 
 
 Batch = Sequence[Any] | Array | Columns
-"""A list (any sequence is taken), a numpy array or :class:`Columns`; never changed in place."""
+"""A list or another sequence, a numpy array, or :class:`Columns`. No operator changes a batch in place."""
 
 
 def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
-    """Records ``start`` to ``stop`` (half-open); arrays are views, not copies."""
+    """Return the records from ``start`` to before ``stop``. Arrays are views, not copies."""
     return batch[start:stop]
 
 
 def take(batch: Batch, indices: Sequence[int] | Array) -> Batch:
-    """The records at ``indices``, in that order."""
+    """Return the records at ``indices``, in that order."""
     if isinstance(batch, np.ndarray):
         return batch[np.asarray(indices, dtype=np.intp)]
     if isinstance(batch, Columns):
@@ -140,7 +156,7 @@ def take(batch: Batch, indices: Sequence[int] | Array) -> Batch:
 
 
 def can_concatenate(first: Batch, second: Batch) -> bool:
-    """Whether the two can become one batch without changing the type of any record."""
+    """Return whether two batches can become one without a change to the type of any record."""
     if type(first) is not type(second):
         return False
     if isinstance(first, np.ndarray):
@@ -155,16 +171,16 @@ def can_concatenate(first: Batch, second: Batch) -> bool:
 
 
 def _same_records(first: np.dtype[Any], second: np.dtype[Any]) -> bool:
-    """Texts are the same kind of record whatever width numpy has given the array."""
+    """Return whether records of these types are alike. Texts are, whatever width numpy has given the array."""
     if first is second:
         return True
     if first == second:
-        return first.char == second.char  # numpy's long and long long are equal, and their scalars are not
+        return first.char == second.char  # numpy's long and long long are equal, but not their scalars
     return first.kind == second.kind and first.kind in "US"
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """One batch of all; each pair must satisfy :func:`can_concatenate`."""
+    """Return one batch with the records of all. Each pair must satisfy :func:`can_concatenate`."""
     first = batches[0]
     if len(batches) == 1:
         return first
@@ -183,20 +199,20 @@ def _concatenated(arrays: Sequence[Array]) -> Array:
     dtype = arrays[0].dtype
     if dtype.isnative and dtype.names is None:
         return np.concatenate(arrays)
-    # By itself numpy would turn the byte order to the machine's and pack the fields of a record. Zeros, since
-    # gaps between fields are not copied.
+    # np.concatenate alone would change the byte order to that of the machine, and close the gaps between fields. The
+    # gaps are not copied, so they are filled with zeros.
     widest = max((array.dtype for array in arrays), key=lambda each: each.itemsize)
     room = np.zeros((sum(map(len, arrays)), *arrays[0].shape[1:]), widest)
     return np.concatenate(arrays, out=room)
 
 
-# Records looked at to estimate the size of a list: enough to see through one odd record, few enough
-# that a batch of one costs one look.
+# The estimate for a list looks at so many records: enough that one unusual record does not decide alone, and few
+# enough to be cheap.
 _SAMPLES: Final = 4
 
 
 def estimated_bytes(batch: Batch) -> int:
-    """Bytes of memory a batch holds: exact for arrays, estimated from a few records for lists."""
+    """Return the bytes of memory that a batch holds: exact for arrays, estimated from a few records for lists."""
     size_bytes: int | None = getattr(batch, "nbytes", None)
     if size_bytes is not None:
         return size_bytes
@@ -210,7 +226,7 @@ def estimated_bytes(batch: Batch) -> int:
     return sum(_record_bytes(batch[index]) for index in looked_at) * length // len(looked_at)
 
 
-# Lists in lists that are looked into: JSON may nest more than a thousand, and a list may contain itself.
+# The estimate looks into lists in lists only so deep: JSON may nest a thousand lists, and a list may contain itself.
 _LEVELS: Final = 32
 
 
@@ -226,9 +242,9 @@ def _record_bytes(record: Any, levels: int = _LEVELS) -> int:
 
 
 class BatchOrigin(NamedTuple):
-    """Where all records of a batch were read; the offsets are between two offsets, both included.
+    """The place in a topic where all records of a batch were read.
 
-    ``partition`` and the offsets are None where the records come from several partitions.
+    The partition and the offsets are None if the records were read from several partitions.
 
     >>> BatchOrigin("memory://clicks", 0, 3, 5).joined(BatchOrigin("memory://clicks", 0, 6, 9))
     BatchOrigin(topic='memory://clicks', partition=0, first_offset=3, last_offset=9)
@@ -237,12 +253,16 @@ class BatchOrigin(NamedTuple):
     """
 
     topic: str
+    """The URL of the topic."""
     partition: int | None = None
+    """The number of the partition."""
     first_offset: int | None = None
+    """The lowest offset of any record."""
     last_offset: int | None = None
+    """The highest offset of any record."""
 
     def joined(self, other: BatchOrigin | None) -> BatchOrigin | None:
-        """The origin of a batch that was joined of two; None where that is not known."""
+        """Return the origin of two batches together, or None if it is unknown."""
         if other is None or other.topic != self.topic:
             return None
         first, last = (self.first_offset, other.first_offset), (self.last_offset, other.last_offset)
@@ -253,13 +273,14 @@ class BatchOrigin(NamedTuple):
 
 @final
 class DataBatch:
-    """A batch on its way, with the one epoch that all its records share (0 outside iterations).
+    """A batch in a channel, with the epoch that all its records share. Outside of iterations the epoch is 0.
 
-    ``origin`` tells dead letters where all its records were read, where that is known. It is not state: a batch that
-    was written to disk comes back without.
+    ``origin`` is the place where all records were read, if it is known; dead letters report it. It is not part of any
+    state: a batch that is read back from disk has none.
     """
 
     __slots__ = ("epoch", "origin", "records")
+    kind: Final = "data"
 
     def __init__(self, records: Batch, epoch: int = 0, origin: BatchOrigin | None = None) -> None:
         self.records = records
@@ -271,16 +292,17 @@ class DataBatch:
 
 
 class Control:
-    """A record of the engine's own, in order with the data of its channel."""
+    """A record that the engine makes. It keeps its place among the data of its channel."""
 
     __slots__ = ()
 
 
 @final
 class EpochWatermark(Control):
-    """Every record still to come on this channel has an epoch above ``epoch``."""
+    """All records that follow on this channel have an epoch above ``epoch``."""
 
     __slots__ = ("epoch",)
+    kind: Final = "watermark"
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -291,12 +313,13 @@ class EpochWatermark(Control):
 
 @final
 class CheckpointBarrier(Control):
-    """What lies before it belongs to checkpoint ``checkpoint``, what lies behind it does not.
+    """The records before it belong to the checkpoint with the number ``checkpoint``, the records behind it do not.
 
-    With ``suspend`` the job stops at this barrier: nothing lies behind it.
+    With ``suspend`` the job stops at this barrier, and nothing follows it.
     """
 
     __slots__ = ("checkpoint", "suspend")
+    kind: Final = "barrier"
 
     def __init__(self, checkpoint: int, *, suspend: bool = False) -> None:
         self.checkpoint = checkpoint
@@ -308,13 +331,15 @@ class CheckpointBarrier(Control):
 
 @final
 class EndOfData(Control):
-    """No data will come on this channel, so it holds no epoch back; the iteration goes on.
+    """The data of this channel has ended, but the iteration has not. The channel delays no epoch any more.
 
-    It is the watermark of ``epoch`` too: that the data has ended is heard before its last epoch is complete. Where the
-    data is stamped, ``epoch`` is its last, and operators hear of the end in the epoch after that at the latest.
+    It is a watermark of ``epoch``, too: operators are told of the end before the last epoch is complete. If the data is
+    stamped, ``epoch`` is the last epoch of the data; operators are told of the end in the next epoch at the latest. At
+    the end of the iteration the operators upstream may emit more records, before ``EndOfInput``.
     """
 
     __slots__ = ("epoch",)
+    kind: Final = "end of data"
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
@@ -325,9 +350,10 @@ class EndOfData(Control):
 
 @final
 class Idle(Control):
-    """For now nothing is to be expected on this channel: no partition belongs to it. Data ends that."""
+    """The channel brings no data for now, because its source has no partition. The next data ends the idleness."""
 
     __slots__ = ()
+    kind: Final = "idle"
 
     def __repr__(self) -> str:
         return "Idle()"
@@ -335,9 +361,10 @@ class Idle(Control):
 
 @final
 class EndOfInput(Control):
-    """Nothing at all will come on this channel. In an iteration ``epoch`` is the one it ends in."""
+    """Nothing follows on this channel. In an iteration ``epoch`` is the epoch in which the iteration has ended."""
 
     __slots__ = ("epoch",)
+    kind: Final = "end of input"
 
     def __init__(self, epoch: int | None = None) -> None:
         self.epoch = epoch
@@ -348,9 +375,9 @@ class EndOfInput(Control):
 
 @final
 class OutputTag:
-    """Names a side output: ``out.emit(record, tag=TAG)``, read with ``stream.side_output(TAG)``.
+    """The name of a side output: ``out.emit(record, tag=TAG)`` writes it, ``stream.side_output(TAG)`` reads it.
 
-    Two tags of the same name are the same side output.
+    Two tags with the same name are the same side output.
     """
 
     __slots__ = ("name",)

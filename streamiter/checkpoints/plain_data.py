@@ -229,39 +229,37 @@ def _listed(batch: Any) -> list[Any]:
 
 
 def control_to_plain(control: Control) -> tuple[Any, ...]:
-    """The name of the kind, then what it carries.
+    """Return a control record as plain data, for snapshots of queues: its kind, then its fields.
 
-    Control records as plain data, for snapshots of queues that hold some.
-
-    >>> control_to_plain(EpochWatermark(3)), control_from_plain(("epoch_watermark", 3))
-    (('epoch_watermark', 3), EpochWatermark(3))
+    >>> control_to_plain(EpochWatermark(3)), control_from_plain(("watermark", 3))
+    (('watermark', 3), EpochWatermark(3))
     """
     match control:
         case EpochWatermark():
-            return ("epoch_watermark", control.epoch)
+            return (control.kind, control.epoch)
         case CheckpointBarrier():
-            return ("checkpoint_barrier", control.checkpoint, control.suspend)
+            return (control.kind, control.checkpoint, control.suspend)
         case EndOfData():
-            return ("end_of_data", control.epoch)
+            return (control.kind, control.epoch)
         case EndOfInput():
-            return ("end_of_input", control.epoch)
+            return (control.kind, control.epoch)
         case Idle():
-            return ("idle",)
+            return (control.kind,)
     raise InternalError(f"{control!r} has no form as plain data")
 
 
 def control_from_plain(plain: Any) -> Control:
-    """The control record; ``PlainDataError`` for what is none."""
+    """Return the control record that ``control_to_plain`` gave. Raises ``PlainDataError`` for other data."""
     match plain:
-        case ["epoch_watermark", int() as epoch]:
+        case [EpochWatermark.kind, int() as epoch]:
             return EpochWatermark(epoch)
-        case ["checkpoint_barrier", int() as checkpoint, bool() as suspend]:
+        case [CheckpointBarrier.kind, int() as checkpoint, bool() as suspend]:
             return CheckpointBarrier(checkpoint, suspend=suspend)
-        case ["end_of_data", int() as epoch]:
+        case [EndOfData.kind, int() as epoch]:
             return EndOfData(epoch)
-        case ["end_of_input", int() | None as epoch]:
+        case [EndOfInput.kind, int() | None as epoch]:
             return EndOfInput(epoch)
-        case ["idle"]:
+        case [Idle.kind]:
             return Idle()
     raise PlainDataError(
         f"expected the plain data of a control record, given {plain!r:.100}; it is of something else, or of "

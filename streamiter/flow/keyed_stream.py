@@ -16,7 +16,7 @@ from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMa
 from streamiter.operators.operator import OperatorFactory, Service
 from streamiter.operators.rejection import RejectionPolicy
 from streamiter.runtime.graph import SINGLE_INPUT, KeySelector
-from streamiter.runtime.partitioning import ByKey
+from streamiter.runtime.output import ByKey
 from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:

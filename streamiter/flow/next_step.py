@@ -23,7 +23,7 @@ from streamiter.operators.source import Collect, Collected
 from streamiter.records import OutputTag
 from streamiter.runtime.entries import check_can_listen
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, KeySelector, Step
-from streamiter.runtime.partitioning import Forward, Partitioning, Rebalance
+from streamiter.runtime.output import Forward, Partitioning, Rebalance
 from streamiter.topics.formats import Json
 from streamiter.topics.secrets import shown_given
 from streamiter.topics.topic import Encoder, Topic

@@ -38,7 +38,7 @@ from streamiter.operators.source import Collected
 from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBatch
 from streamiter.records import Batch, OutputTag
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step
-from streamiter.runtime.partitioning import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
+from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
 from streamiter.topics.topic import Encoder, Topic
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from streamiter.iteration.loop import Admit, Advance, LoopCoordinator, Release, 
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Sharing
 from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
+from streamiter.runtime.controls import InputEnded
 from streamiter.runtime.gate_epochs import EpochsAside
-from streamiter.runtime.port import InputEnded
 
 if TYPE_CHECKING:
     from streamiter.runtime.plan import Surroundings

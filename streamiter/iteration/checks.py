@@ -15,7 +15,7 @@ from streamiter.iteration.replay import DataStream, Replayed
 from streamiter.iteration.rounds import for_each_epoch
 from streamiter.operators.output import asynchronous_kind, misfit
 from streamiter.operators.rejection import shortened
-from streamiter.runtime.partitioning import Forward
+from streamiter.runtime.output import Forward
 
 __all__ = [
     "check_arguments",

@@ -12,8 +12,9 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.progress import EpochGrouping, GroupsOf, GroupsUpToMarks
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, OperatorFactory
 from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle
+from streamiter.runtime.controls import InputEnded
+from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
 from streamiter.runtime.graph import Step
-from streamiter.runtime.port import BEFORE_ALL_EPOCHS, InputEnded
 from streamiter.user_code import user_line
 
 __all__ = [

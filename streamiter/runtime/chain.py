@@ -10,11 +10,10 @@ from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.operators.operator import Operator, Progress
 from streamiter.operators.rejection import RecordFailure
 from streamiter.records import Control, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.graph import SINGLE_INPUT
-from streamiter.runtime.instance import OperatorInstance
-from streamiter.runtime.writers import Writer
+from streamiter.runtime.instance import Feeder, OperatorInstance
+from streamiter.runtime.output import Writer
 
 __all__ = [
     "Chain",

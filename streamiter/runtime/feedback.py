@@ -12,7 +12,8 @@ from streamiter.deferred import Deferred, entries_of
 from streamiter.errors import CheckpointError
 from streamiter.operators.rejection import Origin
 from streamiter.records import CheckpointBarrier, Control, DataBatch
-from streamiter.runtime.port import BarrierReturned, Port
+from streamiter.runtime.controls import BarrierReturned
+from streamiter.runtime.port import Port
 from streamiter.topics.topic import Topic, TopicDescription
 
 __all__ = [

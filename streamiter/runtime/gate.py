@@ -24,9 +24,10 @@ from streamiter.records import (
     EpochWatermark,
     Idle,
 )
+from streamiter.runtime.controls import InputEnded, RestHandled, from_plain, plain_log
 from streamiter.runtime.feedback import FeedbackLog
 from streamiter.runtime.gate_epochs import EpochsAside, GateEpochs
-from streamiter.runtime.port import InputEnded, LastOfAll, Port, PortState, ReadyPorts, from_plain, plain_log
+from streamiter.runtime.port import Port, PortState, ReadyPorts
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue
@@ -145,7 +146,7 @@ class Gate:
         }
         if not lowest:
             self._ending = None
-            return port, LastOfAll(end)
+            return port, RestHandled(end)
         turn = self._epochs.turn_at_end = min(lowest.values())
         self.reconsider_wanted()
         due = [other for other, epoch in lowest.items() if epoch == turn]
@@ -267,7 +268,7 @@ class Gate:
             return self._input_ended(port, control)
         if isinstance(control, Idle):
             return self._epochs.is_idle(port)
-        if isinstance(control, LastOfAll):
+        if isinstance(control, RestHandled):
             ended = [event for other in self.ports for event in self._epochs.data_ended(other)]
             return [*(event for event in ended if isinstance(event, InputEnded)), control.end]
         raise TypeError(f"no control record of a channel: {control!r}")

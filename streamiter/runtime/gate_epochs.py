@@ -4,18 +4,99 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from streamiter.channels import LIMIT_BYTES
 from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
 from streamiter.deferred import Deferred
+from streamiter.errors import InternalError
 from streamiter.records import Control, DataBatch, EndOfData, EpochWatermark, Idle, estimated_bytes
-from streamiter.runtime.port import BEFORE_ALL_EPOCHS, InputEnded, Port, WatermarkTracker
+from streamiter.runtime.controls import InputEnded
+from streamiter.runtime.port import Port
 
 __all__ = [
+    "BEFORE_ALL_EPOCHS",
     "EpochsAside",
     "GateEpochs",
+    "WatermarkTracker",
 ]
+
+
+BEFORE_ALL_EPOCHS: Final = -1
+"""The watermark of a channel that has brought none."""
+
+
+class WatermarkTracker:
+    """The watermark of an operator: the minimum over its channels. Pure data, no I/O.
+
+    Watermarks of channels only grow. Invariant: ``watermark`` is the least watermark of the unfinished channels,
+    and never decreases. When all channels are finished, it is the greatest of all watermarks.
+
+    >>> tracker = WatermarkTracker(2)
+    >>> tracker.advance(0, 0), tracker.advance(1, 0)
+    (None, 0)
+    >>> tracker.advance(0, 5), tracker.finish(1)
+    (None, 5)
+    >>> tracker.finish(0)
+    """
+
+    __slots__ = ("_finished", "_watermarks", "watermark")
+
+    def __init__(self, channels: int) -> None:
+        self._watermarks = [BEFORE_ALL_EPOCHS] * channels
+        self._finished = [False] * channels
+        self.watermark = BEFORE_ALL_EPOCHS
+
+    @property
+    def all_finished(self) -> bool:
+        """Whether no channel can hold the watermark back any more."""
+        return all(self._finished)
+
+    def has_finished(self, channel: int) -> bool:
+        """Return whether ``channel`` brings no more data."""
+        return self._finished[channel]
+
+    def reached(self, channel: int) -> int:
+        """The last watermark that ``channel`` has brought."""
+        return self._watermarks[channel]
+
+    def advance(self, channel: int, epoch: int) -> int | None:
+        """``channel`` has brought a watermark; the operator's new one, or None if that did not move."""
+        if epoch < self._watermarks[channel]:
+            raise InternalError(
+                f"channel {channel}: epoch watermark went back from {self._watermarks[channel]} to {epoch}"
+            )
+        self._watermarks[channel] = epoch
+        return self._moved()
+
+    def finish(self, channel: int, at_least: int = BEFORE_ALL_EPOCHS) -> int | None:
+        """``channel`` brings no more data; the operator's new watermark, or None if that did not move.
+
+        ``at_least`` is an epoch that has been completed by that.
+        """
+        self._watermarks[channel] = max(self._watermarks[channel], at_least)
+        self._finished[channel] = True
+        return self._moved()
+
+    def _moved(self) -> int | None:
+        pairs = zip(self._watermarks, self._finished, strict=True)
+        unfinished = [watermark for watermark, finished in pairs if not finished]
+        least = min(unfinished) if unfinished else max(self._watermarks, default=self.watermark)
+        if least <= self.watermark:
+            return None
+        self.watermark = least
+        return least
+
+    def snapshot(self) -> dict[str, list[int]]:
+        """Plain data."""
+        return {"watermarks": list(self._watermarks), "finished": [int(done) for done in self._finished]}
+
+    def restore(self, state: dict[str, list[int]]) -> None:
+        """Take over what ``snapshot`` gave, for the same number of channels."""
+        self._watermarks = list(state["watermarks"])
+        self._finished = [bool(done) for done in state["finished"]]
+        self.watermark = BEFORE_ALL_EPOCHS
+        self._moved()
 
 
 class GateEpochs:

@@ -11,7 +11,7 @@ from streamiter.operators.operator import OperatorFactory, Service
 from streamiter.operators.rejection import RejectionPolicy
 from streamiter.operators.source import SourceFactory
 from streamiter.records import OutputTag
-from streamiter.runtime.partitioning import Forward, Partitioning
+from streamiter.runtime.output import Forward, Partitioning
 from streamiter.topics.topic import Topic
 
 __all__ = [

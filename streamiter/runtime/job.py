@@ -21,6 +21,7 @@ from streamiter.operators.rejection import RecordFailure
 from streamiter.runtime.checkpointing.barriers import Barriers
 from streamiter.runtime.checkpointing.commit import JobSnapshot, in_memory
 from streamiter.runtime.checkpointing.restore import Restore
+from streamiter.runtime.controls import DrainInput
 from streamiter.runtime.failure import (
     call_unless_cancelled,
     first_failure,
@@ -32,14 +33,15 @@ from streamiter.runtime.graph import Step
 from streamiter.runtime.plan import ChannelLimits, Planner, new_id
 from streamiter.runtime.services import JobServices, service_key
 from streamiter.runtime.statistics import (
+    STALL_AFTER_S,
     JobState,
     JobStatistics,
     StepStatistics,
     TaskStatistics,
+    Watchdog,
 )
-from streamiter.runtime.task import DrainInput, Task
+from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback.topic_feedback import Worker, check_shared
-from streamiter.runtime.watchdog import STALL_AFTER_S, Watchdog
 
 if TYPE_CHECKING:
     from streamiter.runtime.checkpointing.checkpointer import Checkpointer

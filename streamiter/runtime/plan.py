@@ -23,16 +23,14 @@ from streamiter.runtime.entries import (
     is_awaited,
 )
 from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step, edge_number
-from streamiter.runtime.instance import OperatorInstance
-from streamiter.runtime.partitioning import Forward
+from streamiter.runtime.instance import Feeder, OperatorInstance
+from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Forward, Writer
 from streamiter.runtime.port import Port, PortOrigin
 from streamiter.runtime.task import Acknowledge, Task
 from streamiter.runtime.topic_feedback.topic_feedback import TopicFeedback, Worker, check_shared_operator
-from streamiter.runtime.writers import ChannelOutput, EdgeWriter, FeedbackWriter, Writer
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -1,33 +1,20 @@
-"""The epoch watermark of an operator: the minimum over its input channels. Pure data, no I/O.
-
->>> tracker = WatermarkTracker(2)
->>> tracker.advance(0, 0), tracker.advance(1, 0)
-(None, 0)
->>> tracker.advance(0, 5), tracker.finish(1)
-(None, 5)
->>> tracker.finish(0)
-"""
+"""The port: one channel of a task as its gate sees it, with what it has taken from the channel."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
 
 from streamiter.channels import LIMIT_BYTES, Channel
-from streamiter.deferred import Deferred
 from streamiter.errors import InternalError
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
     CheckpointBarrier,
     Control,
     DataBatch,
-    EndOfData,
     EndOfInput,
-    EpochWatermark,
-    Idle,
     can_concatenate,
     concatenate,
     estimated_bytes,
@@ -38,182 +25,15 @@ if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue
 
 __all__ = [
-    "BEFORE_ALL_EPOCHS",
     "TURN_S",
-    "AskAgain",
-    "BarrierReturned",
-    "BarrierTrigger",
-    "CheckpointAbandoned",
-    "InputEnded",
-    "LastOfAll",
     "Port",
+    "PortLog",
     "PortOrigin",
     "PortState",
+    "ReadableChannel",
     "ReadyPorts",
     "TurnSize",
-    "WatermarkTracker",
-    "from_plain",
-    "plain_log",
 ]
-
-
-BEFORE_ALL_EPOCHS: Final = -1
-
-
-class WatermarkTracker:
-    """Follows the watermarks of a fixed number of channels, each of which only grows.
-
-    Invariant: ``watermark`` is the least watermark of the unfinished channels, and never goes back; when
-    all are finished it is the greatest of all, whichever finished last.
-    """
-
-    __slots__ = ("_finished", "_watermarks", "watermark")
-
-    def __init__(self, channels: int) -> None:
-        self._watermarks = [BEFORE_ALL_EPOCHS] * channels
-        self._finished = [False] * channels
-        self.watermark = BEFORE_ALL_EPOCHS
-
-    @property
-    def all_finished(self) -> bool:
-        """Whether no channel can hold the watermark back any more."""
-        return all(self._finished)
-
-    def has_finished(self, channel: int) -> bool:
-        """Return whether ``channel`` brings no more data."""
-        return self._finished[channel]
-
-    def reached(self, channel: int) -> int:
-        """The last watermark that ``channel`` has brought."""
-        return self._watermarks[channel]
-
-    def advance(self, channel: int, epoch: int) -> int | None:
-        """``channel`` has brought a watermark; the operator's new one, or None if that did not move."""
-        if epoch < self._watermarks[channel]:
-            raise InternalError(
-                f"channel {channel}: epoch watermark went back from {self._watermarks[channel]} to {epoch}"
-            )
-        self._watermarks[channel] = epoch
-        return self._moved()
-
-    def finish(self, channel: int, at_least: int = BEFORE_ALL_EPOCHS) -> int | None:
-        """``channel`` brings no more data; the operator's new watermark, or None if that did not move.
-
-        ``at_least`` is an epoch that has been completed by that.
-        """
-        self._watermarks[channel] = max(self._watermarks[channel], at_least)
-        self._finished[channel] = True
-        return self._moved()
-
-    def _moved(self) -> int | None:
-        pairs = zip(self._watermarks, self._finished, strict=True)
-        unfinished = [watermark for watermark, finished in pairs if not finished]
-        least = min(unfinished) if unfinished else max(self._watermarks, default=self.watermark)
-        if least <= self.watermark:
-            return None
-        self.watermark = least
-        return least
-
-    def snapshot(self) -> dict[str, list[int]]:
-        """Plain data."""
-        return {"watermarks": list(self._watermarks), "finished": [int(done) for done in self._finished]}
-
-    def restore(self, state: dict[str, list[int]]) -> None:
-        """Take over what ``snapshot`` gave, for the same number of channels."""
-        self._watermarks = list(state["watermarks"])
-        self._finished = [bool(done) for done in state["finished"]]
-        self.watermark = BEFORE_ALL_EPOCHS
-        self._moved()
-
-
-@final
-class InputEnded(Control):
-    """No data will come on any channel of this input.
-
-    Control records that a gate makes or is sent, and what it holds as plain data.
-    """
-
-    __slots__ = ("input_name",)
-
-    def __init__(self, input_name: str) -> None:
-        self.input_name = input_name
-
-
-@final
-class BarrierTrigger(Control):
-    """Posted by the coordinator to where barriers start, and to tasks that may keep one waiting."""
-
-    __slots__ = ("barrier",)
-
-    def __init__(self, barrier: CheckpointBarrier) -> None:
-        self.barrier = barrier
-
-
-@final
-class AskAgain(Control):
-    """Posted to a task that is to ask again whether to stand still; see ``ClockAlignment``."""
-
-    __slots__ = ()
-
-
-@final
-class CheckpointAbandoned(Control):
-    """Posted to all tasks: what belongs to this checkpoint is dropped, and its barrier is passed on without meaning."""
-
-    __slots__ = ("checkpoint",)
-
-    def __init__(self, checkpoint: int) -> None:
-        self.checkpoint = checkpoint
-
-
-@final
-class BarrierReturned(Control):
-    """The barrier of a checkpoint has come back on every feedback channel; ``logged`` came before it, by port."""
-
-    __slots__ = ("checkpoint", "logged")
-
-    def __init__(self, checkpoint: int, logged: list[tuple[int, Deferred]]) -> None:
-        self.checkpoint = checkpoint
-        self.logged = logged
-
-
-@final
-class LastOfAll(Control):
-    """The end of all inputs, kept back until what was set aside has been handled."""
-
-    __slots__ = ("end",)
-
-    def __init__(self, end: EndOfInput) -> None:
-        self.end = end
-
-
-def plain_log(logged: Iterable[tuple[int, DataBatch | Control]]) -> list[tuple[Any, ...]]:
-    """What was taken from ports as plain data, in the form that ``Gate.restore`` takes."""
-    return [_plain(index, item) for index, item in logged]
-
-
-def _plain(index: int, item: DataBatch | Control) -> tuple[int, str, Any, int | None]:
-    if isinstance(item, DataBatch):
-        return index, "data", item.records, item.epoch
-    if isinstance(item, EpochWatermark):
-        return index, "watermark", None, item.epoch
-    if isinstance(item, EndOfInput):
-        return index, "end of input", None, item.epoch
-    if isinstance(item, Idle):
-        return index, "idle", None, None
-    assert isinstance(item, EndOfData), item
-    return index, "end of data", None, item.epoch
-
-
-def from_plain(kind: str, payload: Any, epoch: Any) -> DataBatch | Control:
-    """One item of ``plain_log``, without the number of its port."""
-    if kind == "data":
-        return DataBatch(payload, epoch)
-    if kind == "watermark":
-        return EpochWatermark(epoch)
-    if kind == "idle":
-        return Idle()
-    return EndOfData(epoch) if kind == "end of data" else EndOfInput(epoch)
 
 
 # Small batches that wait in a channel are joined up to this many records, so that work comes in larger

@@ -12,7 +12,7 @@ from streamiter.operators.operator import Service
 from streamiter.operators.rejection import RecordFailure
 from streamiter.runtime.checkpointing.clock_alignment import ClockAlignment
 from streamiter.runtime.checkpointing.task_parts import SERVICE, PartName, encode_service, release_parts
-from streamiter.runtime.port import AskAgain
+from streamiter.runtime.controls import CheckAlignment
 from streamiter.runtime.task import Task
 
 __all__ = ["JobServices", "service_key"]
@@ -143,7 +143,7 @@ class JobServices:
 
 
 def _asking_again(task: Task) -> Callable[[], None]:
-    return lambda: task.post(AskAgain())
+    return lambda: task.post(CheckAlignment())
 
 
 def _check_names(flow: str, services: Sequence[Service], tasks: Sequence[Task]) -> None:

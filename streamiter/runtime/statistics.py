@@ -1,15 +1,20 @@
-"""What a job tells of itself."""
+"""What a job reports about itself: its statistics, and the tasks that stand still."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from streamiter.channels import ChannelStatistics
+from streamiter.clock import Clock
 from streamiter.operators.operator import OperatorStatistics
 from streamiter.runtime.feedback import FeedbackStatistics
+from streamiter.runtime.task import Task
 
 __all__ = [
+    "STALL_AFTER_S",
     "CheckpointStatistics",
     "JobState",
     "JobStatistics",
@@ -17,6 +22,8 @@ __all__ = [
     "RoundStatistics",
     "StepStatistics",
     "TaskStatistics",
+    "Watchdog",
+    "blocked_tasks",
 ]
 
 
@@ -26,7 +33,10 @@ JobState = Literal["running", "finished", "suspended", "aborted", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class StepStatistics:
-    """One operator instance."""
+    """One operator instance.
+
+    What a job tells of itself.
+    """
 
     step: str
     subtask: int
@@ -182,3 +192,144 @@ class CheckpointStatistics:
     """Of that, until all steps had given their state."""
     last_size_bytes: int
     """Of the snapshot in the store."""
+
+
+_log = logging.getLogger("streamiter.job")
+
+# Longer than any pause of a healthy broker (session and transaction timeouts are 10 to 45 s), short
+# enough to be seen by whoever is on call.
+STALL_AFTER_S: Final = 60.0
+
+# Looks in that time. A stall takes as many in a row that found no progress, not time alone: after a step that
+# blocked the event loop, or a machine that slept, time has passed for tasks that had no turn.
+_LOOKS: Final = 4
+
+# Looks after which a task is reported that has input it does not want, while others move: a fast partition
+# waits for a slow one until an epoch is complete, and an epoch may well take minutes.
+_LOOKS_WHILE_HELD: Final = 10 * _LOOKS
+
+
+class Watchdog:
+    """Looks at the tasks now and then; reports each that stands still, once, and when it goes on.
+
+    Each task is judged by its own progress, so one that hangs is found beside others that are busy. A task
+    without input is idle, one that waits for room is as well as the task that is to make it, and one that
+    is held by what it wants is given ten times as long while anything moves.
+
+    Never a silent stall: says which tasks stand still although there is something for them to do.
+    """
+
+    def __init__(self, tasks: Sequence[Task], clock: Clock, stall_after_s: float = STALL_AFTER_S) -> None:
+        self._watched = [_Watched(task) for task in tasks]
+        self._clock = clock
+        self._stall_after_s = stall_after_s
+        self._readers = {
+            id(port.channel): watched for watched in self._watched for port in watched.task.gate.ports
+        }
+        self._stalled: dict[str, str] = {}
+
+    @property
+    def stalled(self) -> tuple[str, ...]:
+        """What the last look found: a line for each task that stands still; empty when all is well."""
+        return tuple(self._stalled.values())
+
+    async def run(self) -> None:
+        """Look for ever."""
+        self._look()
+        while True:
+            await self._clock.sleep(self._stall_after_s / _LOOKS)
+            self._look()
+            self._report()
+
+    def _look(self) -> None:
+        now_s = self._clock.monotonic_s()
+        for watched in self._watched:
+            watched.look(now_s)
+
+    def _report(self) -> None:
+        still = self._standing_still()
+        new = [watched for watched in still if watched.task.name not in self._stalled]
+        over = [name for name in self._stalled if name not in {watched.task.name for watched in still}]
+        self._stalled = {watched.task.name: watched.blocked_by or "" for watched in still}
+        if over:
+            _log.warning("progress again after a stall: %s", ", ".join(over))
+        if new:
+            _log.warning(
+                "no progress for %.0f s although there is input: %s",
+                self._clock.monotonic_s() - max(watched.moved_at_s for watched in new),
+                "; ".join(watched.blocked_by or "" for watched in new),
+            )
+
+    def _standing_still(self) -> list[_Watched]:
+        """Those that do not move, but for those that wait for room behind one that does."""
+        still: dict[str, _Watched] = {}
+        something_moves = any(watched.has_moved for watched in self._watched)
+        for watched in reversed(self._watched):  # Downstream first: they make the room.
+            room = watched.task.waits_for_room_in
+            reader = None if room is None else self._readers[id(room)]
+            waits_in_vain = reader is None or reader.task.ended or reader.task.name in still
+            if watched.stands_still(something_moves) and waits_in_vain:
+                still[watched.task.name] = watched
+        return list(reversed(still.values()))
+
+
+class _Watched:
+    """What is known of one task."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.moved_at_s = 0.0
+        self.blocked_by: str | None = None
+        self._mark = -1
+        self._looks_unmoved = 0
+        self._looks_blocked = 0
+        """As many of them, the last ones, have found that there is something to do."""
+
+    @property
+    def has_moved(self) -> bool:
+        return self._looks_unmoved < _LOOKS
+
+    def stands_still(self, something_moves: bool) -> bool:
+        patient = something_moves and _is_held(self.task)
+        return self._looks_blocked >= (_LOOKS_WHILE_HELD if patient else _LOOKS)
+
+    def look(self, now_s: float) -> None:
+        mark, self.blocked_by = _mark_of(self.task), _blocked_by(self.task)
+        moved, self._mark = mark != self._mark, mark
+        self._looks_unmoved = 0 if moved else self._looks_unmoved + 1
+        if moved or self.blocked_by is None:
+            self._looks_blocked, self.moved_at_s = 0, now_s
+        else:
+            self._looks_blocked += 1
+
+
+def blocked_tasks(tasks: Iterable[Task]) -> list[str]:
+    """A line for each task that has something to do now: what it waits for."""
+    return [line for task in tasks if (line := _blocked_by(task)) is not None]
+
+
+def _mark_of(task: Task) -> int:
+    """Grows with whatever the task does. What is emitted tells of progress within a batch."""
+    outputs = [instance.out for instance in task.instances]
+    return task.progress.handled + sum(out.records_emitted + out.rejected for out in outputs)
+
+
+def _blocked_by(task: Task) -> str | None:
+    if task.ended:
+        return None
+    if task.waits_for_room_in is not None:
+        return f"{task.name} waits for room in {task.waits_for_room_in.name}"
+    if task.is_handling:
+        return f"{task.name} is at work on a batch"
+    if awaited := task.gate.awaited_barriers():
+        return f"{task.name} waits for the checkpoint barrier of {', '.join(awaited)}"
+    if _is_held(task):
+        held = task.gate.held_records
+        return f"{task.name} is held: {task.held_for()}{f'; {held:,} records are set aside' if held else ''}"
+    if any(port.peek() is not None for port in task.gate.ports):
+        return f"{task.name} has input that it does not take"
+    return None
+
+
+def _is_held(task: Task) -> bool:
+    return not task.is_handling and task.gate.has_parked and not task.gate.awaited_barriers()

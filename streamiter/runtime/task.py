@@ -28,22 +28,21 @@ from streamiter.records import (
 from streamiter.runtime.chain import Chain, Rounds
 from streamiter.runtime.checkpointing.clock_alignment import ClockAlignment
 from streamiter.runtime.checkpointing.task_parts import TaskBarriers
-from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.feeder import Feeder
-from streamiter.runtime.gate import Gate
-from streamiter.runtime.instance import OperatorInstance, TimerDue
-from streamiter.runtime.port import (
-    TURN_S,
-    AskAgain,
+from streamiter.runtime.controls import (
     BarrierReturned,
     BarrierTrigger,
+    CheckAlignment,
     CheckpointAbandoned,
+    DrainInput,
     InputEnded,
-    Port,
 )
-from streamiter.runtime.writers import ChannelOutput, Writer, restore_turns, turns_of
+from streamiter.runtime.feedback import FeedbackChannel
+from streamiter.runtime.gate import Gate
+from streamiter.runtime.instance import Feeder, OperatorInstance, TimerDue
+from streamiter.runtime.output import ChannelOutput, Writer, restore_turns, turns_of
+from streamiter.runtime.port import TURN_S, Port
 
-__all__ = ["Acknowledge", "DrainInput", "Task"]
+__all__ = ["Acknowledge", "Task"]
 
 # Batches handled in a row before other tasks get a turn even if nothing blocks: a step of some 100 µs
 # then keeps the rest of the job waiting for a millisecond or two. In a loop it is one: the sooner what is
@@ -54,13 +53,6 @@ _BATCHES_IN_A_ROW: Final = 16
 _RECORDS_IN_A_ROW: Final = 8192
 
 _State = dict[str, Any]
-
-
-@final
-class DrainInput(Control):
-    """Posted to what brings input: no more from here, go to the end."""
-
-    __slots__ = ()
 
 
 class Acknowledge(Protocol):
@@ -444,7 +436,7 @@ class Task:
         elif isinstance(control, DrainInput) and self.feeder is not None:
             self.feeder.stop(EndOfInput())
             events = []
-        elif isinstance(control, AskAgain):  # Done after whatever is handled.
+        elif isinstance(control, CheckAlignment):  # Done after whatever is handled.
             events = []
         else:
             events = [control]

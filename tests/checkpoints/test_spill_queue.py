@@ -463,7 +463,7 @@ def test_a_snapshot_changes_nothing(make_queue):
         ("data",),
         5,
         None,
-        ("epoch_watermark", "1"),
+        ("watermark", "1"),
     ],
 )
 def test_entries_of_no_snapshot_are_refused(make_queue, entry):

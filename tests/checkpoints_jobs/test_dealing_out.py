@@ -24,7 +24,7 @@ from streamiter.runtime.checkpointing.redistribution.old_job import (
     entry_of,
 )
 from streamiter.runtime.checkpointing.redistribution.tasks import KeyShare, timers_of
-from streamiter.runtime.partitioning import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
+from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
 from streamiter.topics.topic_source import TopicSource
 
 Waited = list[tuple[int, list[int]]]
@@ -158,7 +158,7 @@ def test_batches_that_waited_behind_a_watermark_are_those_of_its_level() -> None
         WaitingBatch(5, 7, 1, 1, [4], None),
     ]
     content = plain_data.encode_batch([1])
-    queued = [("data", 4, 1, content), ("epoch_watermark", 5), ("end_of_data", 0), ("data", 6, 1, content)]
+    queued = [("data", 4, 1, content), ("watermark", 5), ("end of data", 0), ("data", 6, 1, content)]
     assert list(batches_queued(QueueFrames(lambda: iter(queued)), 2, 1)) == [
         WaitingBatch(2, 4, 1, 1, None, content),
         WaitingBatch(5, 6, 1, 1, None, content),

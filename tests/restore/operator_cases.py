@@ -15,9 +15,8 @@ from streamiter.operators.keyed_state import KeyedState
 from streamiter.operators.mini_batch import MiniBatch, _Timeouts
 from streamiter.operators.source import Collect
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_epochs import GateEpochs
+from streamiter.runtime.gate_epochs import GateEpochs, WatermarkTracker
 from streamiter.runtime.instance import OperatorInstance
-from streamiter.runtime.port import WatermarkTracker
 from streamiter.runtime.task import Task
 
 # Keys whose order in a set differs from process to process, values with all that is easily lost.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from operators.operator_harness import stored
+from streamiter.runtime.controls import InputEnded
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.disk_queue import SpillQueue
@@ -24,7 +25,7 @@ from streamiter.records import (
 )
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
-from streamiter.runtime.port import InputEnded, Port
+from streamiter.runtime.port import Port
 
 Item = DataBatch | Control
 Wants = Callable[["GateRun"], tuple[str, ...] | None]

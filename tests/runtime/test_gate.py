@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 from runtime.gate_run import GateRun, Seen, array, data
+from streamiter.runtime.controls import BarrierTrigger, InputEnded
 
 from streamiter.channels import Channel
 from streamiter.errors import ConfigurationError
@@ -20,7 +21,7 @@ from streamiter.records import (
     Idle,
 )
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.port import BarrierTrigger, InputEnded, Port
+from streamiter.runtime.port import Port
 
 
 class TestTurns:

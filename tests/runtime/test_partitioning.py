@@ -15,7 +15,7 @@ from support.examples import random_examples
 from streamiter.checkpoints.keys import KEY_GROUPS, key_group
 from streamiter.errors import ConfigurationError, PlainDataError
 from streamiter.records import Batch, Columns, slice_batch
-from streamiter.runtime.partitioning import (
+from streamiter.runtime.output import (
     Broadcast,
     ByFunction,
     ByKey,

@@ -8,7 +8,7 @@ import pytest
 from support.examples import random_examples
 
 from streamiter.errors import InternalError
-from streamiter.runtime.port import BEFORE_ALL_EPOCHS, WatermarkTracker
+from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, WatermarkTracker
 
 Steps = list[tuple[int, int | None]]
 

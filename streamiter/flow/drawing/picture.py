@@ -17,7 +17,7 @@ from typing import Any, Literal
 from streamiter.errors import ConfigurationError
 from streamiter.operators.operator import Service
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step
-from streamiter.runtime.partitioning import Broadcast, ByFunction, ByKey, Rebalance
+from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Rebalance
 from streamiter.runtime.statistics import JobStatistics, LoopStatistics
 
 __all__ = [

@@ -12,7 +12,7 @@ from streamiter.clock import Clock
 from streamiter.errors import CheckpointError
 from streamiter.records import CheckpointBarrier
 from streamiter.runtime.checkpointing.task_parts import release_parts
-from streamiter.runtime.port import BarrierTrigger, CheckpointAbandoned
+from streamiter.runtime.controls import BarrierTrigger, CheckpointAbandoned
 from streamiter.runtime.task import Task
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from streamiter.operators.rejection import RecordFailure
 from streamiter.operators.source import Positions
 from streamiter.records import CheckpointBarrier, Control
 from streamiter.runtime.checkpointing.clock_alignment import ClockAlignment
+from streamiter.runtime.controls import BarrierReturned
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.port import BarrierReturned
 
 __all__ = [
     "PartName",

@@ -208,10 +208,11 @@ class OutgoingPump:
 Kind = Literal["data", "watermark", "end of data", "barrier", "suspend", "start"]
 
 RUN_HEADER: Final = "feedback-run"
-DATA: Final = "data"
+DATA: Final = DataBatch.kind
 START: Final = "start"
-_BARRIERS: Final = ("barrier", "suspend")
-_KINDS: Final = ("data", "watermark", "end of data", *_BARRIERS, "start")
+SUSPEND: Final = "suspend"
+_BARRIERS: Final = (CheckpointBarrier.kind, SUSPEND)
+_KINDS: Final = (DATA, EpochWatermark.kind, EndOfData.kind, *_BARRIERS, START)
 
 # All headers of one record of data, with what topics add around it: 6 names of 37 characters in all, a run id
 # of 64, 4 numbers of 20, lengths of some 10 for each header, and Kafka's framing of a batch with one record.
@@ -297,21 +298,21 @@ class Message:
 def message_of(control: Control) -> tuple[Kind, int]:
     """The kind of a control record, and its number."""
     if isinstance(control, EpochWatermark):
-        return "watermark", control.epoch
+        return control.kind, control.epoch
     if isinstance(control, EndOfData):
-        return "end of data", control.epoch
+        return control.kind, control.epoch
     if isinstance(control, CheckpointBarrier):
-        return "suspend" if control.suspend else "barrier", control.checkpoint
+        return SUSPEND if control.suspend else control.kind, control.checkpoint
     raise InternalError(f"{control!r} has no form in a topic")
 
 
 def control_of(kind: Kind, number: int) -> Control:
     """The control record of a kind that is neither data nor a start."""
-    if kind == "watermark":
+    if kind == EpochWatermark.kind:
         return EpochWatermark(number)
-    if kind == "end of data":
+    if kind == EndOfData.kind:
         return EndOfData(number)
-    return CheckpointBarrier(number, suspend=kind == "suspend")
+    return CheckpointBarrier(number, suspend=kind == SUSPEND)
 
 
 def not_fed_back(topic: Topic, partition: int, offset: int, error: ValueError) -> TopicError:

@@ -19,7 +19,7 @@ from streamiter.operators.rejection import RecordFailure
 from streamiter.runtime.failure import call_unless_cancelled
 from streamiter.runtime.feedback import FeedbackChannel, check_is_there
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
-from streamiter.runtime.partitioning import Forward
+from streamiter.runtime.output import Forward
 from streamiter.runtime.topic_feedback.outgoing import HEADER_BYTES_MAX, FeedbackOutlet, OutgoingPump
 from streamiter.runtime.topic_feedback.returning import (
     RECORDS_PER_READ,

@@ -12,7 +12,7 @@ from typing import Any, final
 from streamiter.checkpoints.plain_data import PlainData, control_to_plain
 from streamiter.errors import CheckpointError
 from streamiter.operators.operator import Boundary, Operator
-from streamiter.records import Batch, EndOfData, EpochWatermark
+from streamiter.records import Batch, DataBatch, EndOfData, EndOfInput, EpochWatermark
 from streamiter.runtime.checkpointing.redistribution.old_job import (
     OldJob,
     OldPort,
@@ -26,9 +26,10 @@ from streamiter.runtime.checkpointing.redistribution.old_job import (
     gate_watermark,
     old_ports,
 )
+from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_number
-from streamiter.runtime.partitioning import Broadcast, Forward, Partitioning
-from streamiter.runtime.port import BEFORE_ALL_EPOCHS, Port, PortOrigin
+from streamiter.runtime.output import Broadcast, Forward, Partitioning
+from streamiter.runtime.port import Port, PortOrigin
 
 __all__ = [
     "EdgeSharing",
@@ -346,15 +347,15 @@ class GateShares:
         for each in batches:
             if level < each.level <= tail.said.watermark:
                 level = each.level
-                yield "watermark", None, level
-            yield "data", each.records(self._plain_data), each.epoch
+                yield EpochWatermark.kind, None, level
+            yield DataBatch.kind, each.records(self._plain_data), each.epoch
         if not tail.data_end_heard:
             if tail.said.watermark > level:
-                yield "watermark", None, tail.said.watermark
+                yield EpochWatermark.kind, None, tail.said.watermark
             if tail.said.data_ended and not tail.said.ended:
-                yield "end of data", None, tail.said.watermark
+                yield EndOfData.kind, None, tail.said.watermark
         if tail.said.ended and not tail.end_heard:
-            yield "end of input", None, tail.end_epoch
+            yield EndOfInput.kind, None, tail.end_epoch
 
     def _entries(
         self, batches: Iterator[WaitingBatch], begin: int, tail: _PortTail

@@ -10,11 +10,12 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotHeader
 from streamiter.deferred import entries_of
 from streamiter.errors import CheckpointError
-from streamiter.records import Batch
+from streamiter.records import Batch, DataBatch, EndOfInput, EpochWatermark
 from streamiter.runtime.checkpointing.task_parts import FEEDBACK, STEP, TASK, PartName
 from streamiter.runtime.feedback import TopicRange
-from streamiter.runtime.partitioning import Broadcast, Forward, Partitioning
-from streamiter.runtime.port import BEFORE_ALL_EPOCHS, PortOrigin, WatermarkTracker
+from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, WatermarkTracker
+from streamiter.runtime.output import Broadcast, Forward, Partitioning
+from streamiter.runtime.port import PortOrigin
 
 __all__ = [
     "OldJob",
@@ -95,9 +96,9 @@ class WaitingBatch(NamedTuple):
 def batches_held(items: Iterable[tuple[str, Any, Any]], level: int, reader: int) -> Iterator[WaitingBatch]:
     """Of what a gate held of one port: kind, payload and epoch."""
     for kind, payload, epoch in items:
-        if kind == "data":
+        if kind == DataBatch.kind:
             yield WaitingBatch(level, epoch, reader, len(payload), payload, None)
-        elif kind == "watermark":
+        elif kind == EpochWatermark.kind:
             level = epoch
 
 
@@ -105,10 +106,10 @@ def batches_queued(frames: Iterable[Any], level: int, reader: int) -> Iterator[W
     """Of a queue, which may have control records among its batches."""
     for entry in entries_of(frames):
         kind, *rest = entry
-        if kind == "data":
+        if kind == DataBatch.kind:
             epoch, count, content = rest
             yield WaitingBatch(level, epoch, reader, count, None, content)
-        elif kind == "epoch_watermark":
+        elif kind == EpochWatermark.kind:
             [level] = rest
 
 
@@ -118,7 +119,7 @@ def entry_of(waiting: WaitingBatch, plain_data: PlainData) -> tuple[Any, ...]:
     if content is None:
         assert waiting.given is not None
         content = plain_data.encode_batch(waiting.given)
-    return ("data", waiting.epoch, waiting.size, content)
+    return (DataBatch.kind, waiting.epoch, waiting.size, content)
 
 
 @final
@@ -141,7 +142,7 @@ def deal(
     Where partitioning leaves it open, records are dealt out in turn, from the first subtask on; what went from subtask
     i to subtask i goes to i modulo the new number. What all had, all get, once.
 
-    >>> from streamiter.runtime.partitioning import Rebalance
+    >>> from streamiter.runtime.output import Rebalance
     >>> list(deal([(0, ["a", "b"]), (1, ["c"])], Rebalance(), 2))
     [(0, ['a']), (1, ['b']), (0, ['c'])]
     >>> list(deal([(0, ["a"]), (2, ["b"])], Forward(), 2))
@@ -292,7 +293,7 @@ class OldPort:
         level = self.watermark
         yield from batches_held(self.held, level, self.reader)
         for kind, _, epoch in self.held:
-            level = epoch if kind == "watermark" else level
+            level = epoch if kind == EpochWatermark.kind else level
         yield from batches_queued(self.aside, level, self.reader)
         yield from batches_queued(self.logged, level, self.reader)
 
@@ -307,7 +308,7 @@ class OldPort:
     @property
     def end_epoch(self) -> int | None:
         """The epoch of its end, where that waited."""
-        return next((epoch for kind, _, epoch in self.held if kind == "end of input"), None)
+        return next((epoch for kind, _, epoch in self.held if kind == EndOfInput.kind), None)
 
 
 def old_ports(task: OldTask) -> list[OldPort]:

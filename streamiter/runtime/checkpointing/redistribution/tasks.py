@@ -28,10 +28,9 @@ from streamiter.runtime.checkpointing.redistribution.old_job import (
     origins,
 )
 from streamiter.runtime.feedback import TopicRange
-from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step, edge_number
-from streamiter.runtime.instance import OperatorInstance
-from streamiter.runtime.partitioning import subtask_of_group
+from streamiter.runtime.instance import Feeder, OperatorInstance
+from streamiter.runtime.output import subtask_of_group
 from streamiter.runtime.port import PortOrigin
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback.returning import gather

@@ -1,16 +1,22 @@
-"""The output side of a task: what its operators emit, on its way into channels."""
+"""The output side of a task: which subtask a record goes to, and how it gets there."""
 
 from __future__ import annotations
 
+import operator
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Final, Protocol, final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar, final
+
+import numpy as np
+import numpy.typing as npt
 
 from streamiter.channels import Channel
+from streamiter.checkpoints.keys import KEY_GROUPS, key_groups
 from streamiter.clock import Clock
-from streamiter.errors import OutputOverflow, StreamiterError
+from streamiter.errors import ConfigurationError, OutputOverflow, StreamiterError
 from streamiter.operators.operator import Progress
-from streamiter.operators.rejection import RecordFailure
+from streamiter.operators.rejection import RecordFailure, shortened
 from streamiter.records import (
     Batch,
     Control,
@@ -20,11 +26,176 @@ from streamiter.records import (
     EpochWatermark,
     estimated_bytes,
     slice_batch,
+    take,
 )
 from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.partitioning import Splitter, Turns
 
-__all__ = ["ChannelOutput", "EdgeWriter", "FeedbackWriter", "Writer", "restore_turns", "turns_of"]
+__all__ = [
+    "Broadcast",
+    "ByFunction",
+    "ByKey",
+    "ChannelOutput",
+    "EdgeWriter",
+    "FeedbackWriter",
+    "Forward",
+    "Partitioning",
+    "Rebalance",
+    "Writer",
+    "restore_turns",
+    "subtask_of_group",
+    "turns_of",
+]
+
+
+Groups = TypeVar("Groups", int, npt.NDArray[np.int64])
+
+Splitter = Callable[[Batch], Iterable[tuple[int, Batch]]]
+"""Splits a batch into parts, each with the index of the subtask it goes to; keeps state between calls."""
+
+
+class Partitioning(Protocol):
+    """How an edge distributes records.
+
+    Which subtask a record goes to. None depends on where transport batches are cut.
+    """
+
+    def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        """A new splitter for one upstream subtask."""
+
+
+def subtask_of_group(group: Groups, subtasks: int) -> Groups:
+    """The subtask that owns a key group, or each of an array of them."""
+    return group * subtasks // KEY_GROUPS
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Subtask i to subtask i."""
+
+    def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        return lambda batch: ((subtask, batch),)
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Every record to every subtask."""
+
+    def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        everyone = range(subtasks_downstream)
+        return lambda batch: [(downstream, batch) for downstream in everyone]
+
+
+class Turns:
+    """The splitter that gives each subtask a record in turn. Whose turn it is, is state of the job."""
+
+    __slots__ = ("_subtasks", "following")
+
+    def __init__(self, following: int, subtasks: int) -> None:
+        self.following = following
+        """The subtask that the next record goes to."""
+        self._subtasks = subtasks
+
+    def __call__(self, batch: Batch) -> Iterable[tuple[int, Batch]]:
+        first, length, subtasks = self.following, len(batch), self._subtasks
+        self.following = (first + length) % subtasks
+        return [((first + turn) % subtasks, batch[turn::subtasks]) for turn in range(min(length, subtasks))]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """In turn, record by record; upstream subtask i begins with downstream subtask i."""
+
+    def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        return Turns(subtask % subtasks_downstream, subtasks_downstream)
+
+
+@dataclass(frozen=True, slots=True)
+class ByKey:
+    """All records of a key to one subtask. ``key_of`` takes a record, or with ``whole_batches`` a batch.
+
+    With ``tolerant``, records without a good key go to the first subtask: the step there asks for their
+    key again and refuses them by its policy.
+    """
+
+    key_of: Callable[[Any], Any]
+    whole_batches: bool = False
+    tolerant: bool = False
+
+    def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        split = self._splitter(subtasks_downstream)
+        return self._tolerant_splitter(split, subtasks_downstream) if self.tolerant else split
+
+    def _tolerant_splitter(self, split: Splitter, subtasks_downstream: int) -> Splitter:
+        def owner(record: Any) -> int:
+            try:
+                return subtask_of_group(int(key_groups([self.key_of(record)])[0]), subtasks_downstream)
+            except Exception:
+                return 0
+
+        def split_tolerantly(batch: Batch) -> Iterable[tuple[int, Batch]]:
+            try:
+                return split(batch)
+            except Exception:
+                return _parts_of_owners(
+                    batch, np.array([owner(record) for record in batch]), subtasks_downstream
+                )
+
+        return split_tolerantly
+
+    def _splitter(self, subtasks_downstream: int) -> Splitter:
+        key_of, whole_batches = self.key_of, self.whole_batches
+
+        def split(batch: Batch) -> Iterable[tuple[int, Batch]]:
+            keys = key_of(batch) if whole_batches else [key_of(record) for record in batch]
+            if len(keys) != len(batch):
+                raise ConfigurationError(
+                    f"key_by_batch: expected the function to give a key for each of {len(batch)} records, "
+                    f"given {len(keys)}; return an array as long as the batch"
+                )
+            return _parts_of_owners(
+                batch, subtask_of_group(key_groups(keys), subtasks_downstream), subtasks_downstream
+            )
+
+        return split
+
+
+@dataclass(frozen=True, slots=True)
+class ByFunction:
+    """``function(record)`` modulo the number of subtasks."""
+
+    function: Callable[[Any], int]
+
+    def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        function = self.function
+
+        def split(batch: Batch) -> Iterable[tuple[int, Batch]]:
+            chosen = [_whole_number(function(record)) % subtasks_downstream for record in batch]
+            return _parts_of_owners(batch, np.array(chosen, np.int64), subtasks_downstream)
+
+        return split
+
+
+def _whole_number(chosen: Any) -> int:
+    try:
+        return operator.index(chosen)
+    except TypeError:
+        raise ConfigurationError(
+            f"partition_by: expected the function to give a whole number, given {shortened(chosen)}; "
+            "use int(…), or key_by for keys of other types"
+        ) from None
+
+
+def _parts_of_owners(
+    batch: Batch, owners: np.ndarray[Any, Any], subtasks: int
+) -> Iterable[tuple[int, Batch]]:
+    parts = []
+    for subtask in range(subtasks):
+        indices = np.flatnonzero(owners == subtask)
+        if len(indices) == len(batch) > 0:
+            parts.append((subtask, slice_batch(batch, 0, len(batch))))
+        elif len(indices):
+            parts.append((subtask, take(batch, indices.tolist() if isinstance(batch, list) else indices)))
+    return parts
 
 
 # What one call may emit beyond what its channel holds: generous for any batch, small beside the memory of
@@ -39,6 +210,8 @@ class ChannelOutput:
     An operator that is called directly cannot wait in the middle of a call, so what it emits beyond the
     channel's limit is kept here, and its task handles no further input until the lane is clear: at most
     the output of one call waits, and that must stay below ``LANE_LIMIT_BYTES``.
+
+    The output side of a task: what its operators emit, on its way into channels.
     """
 
     __slots__ = ("_waiting_bytes", "blocked_s", "channel", "waiting")
@@ -132,7 +305,7 @@ class EdgeWriter:
         if self.split is None:
             self.lanes[0].put(DataBatch(batch, epoch, origin))
             return
-        for subtask, part in _parts(self.split, batch, self._step):
+        for subtask, part in _split(self.split, batch, self._step):
             self.lanes[subtask].put(DataBatch(part, epoch, origin))
 
     def control(self, control: Control) -> None:
@@ -160,7 +333,7 @@ class FeedbackWriter:
 
     def __call__(self, batch: Batch) -> None:
         epoch = self._progress.epoch + 1
-        parts = ((0, batch),) if self.split is None else _parts(self.split, batch, self._step)
+        parts = ((0, batch),) if self.split is None else _split(self.split, batch, self._step)
         try:
             for subtask, part in parts:
                 self._channels[subtask].put(DataBatch(part, epoch))
@@ -188,7 +361,7 @@ def restore_turns(writers: Iterable[Writer], state: Iterable[int | None]) -> Non
             writer.split.following = following
 
 
-def _parts(split: Splitter, batch: Batch, step: str) -> Iterable[tuple[int, Batch]]:
+def _split(split: Splitter, batch: Batch, step: str) -> Iterable[tuple[int, Batch]]:
     """The parts of a batch; a failure names the step that reads them and the record."""
     try:
         return split(batch)
