@@ -15,7 +15,7 @@ from streamiter.parameter_server.consistency.models import BulkSynchronousModel,
 from streamiter.parameter_server.consistency.progress_tracker import PendingAdds, ProgressTracker
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.storage.dense import DenseBlock
+from streamiter.parameter_server.storage.block import DenseBlock
 from streamiter.parameter_server.storage.sparse import SparseBlock
 
 KINDS = {"ASP": ASP(), "BSP": BSP(), "SSP": SSP(staleness=1)}

@@ -1,6 +1,8 @@
-"""Functions that run where the parameters are: ``client.update(psf.Axpy(…))``, ``client.aggregate(psf.Sum(…))``.
+"""Functions that run on the shards, where the parameters are stored (psf: parameter server function).
 
-The first argument of all of them is the name of the matrix. How to write one: ``UpdateFunction`` and ``GetFunction``.
+An update function changes parameters (``client.update(psf.Axpy(…))``); a get function computes a result from them
+(``client.aggregate(psf.Sum(…))``). The first argument of each is the name of the matrix. ``PartitionFunction`` says how
+to write one.
 
 >>> import asyncio
 >>> from streamiter.parameter_server import ParameterServer, psf
@@ -19,10 +21,13 @@ from streamiter.parameter_server.psf.aggregates import (
     Asum,
     Dot,
     Equal,
+    FullPull,
     Max,
     Min,
     Nnz,
     Nrm2,
+    Pull,
+    PullSparse,
     Size,
     Sum,
 )
@@ -41,6 +46,8 @@ from streamiter.parameter_server.psf.elementwise import (
     Log,
     Log1p,
     Log10,
+    Map,
+    MapWithIndex,
     MaxV,
     MinV,
     Mul,
@@ -52,16 +59,12 @@ from streamiter.parameter_server.psf.elementwise import (
     Sqrt,
     Sub,
     SubS,
-)
-from streamiter.parameter_server.psf.function import GetFunction, PartitionFunction, UpdateFunction
-from streamiter.parameter_server.psf.maps import (
-    Map,
-    MapWithIndex,
     Zip2Map,
     Zip2MapWithIndex,
     Zip3Map,
     Zip3MapWithIndex,
 )
+from streamiter.parameter_server.psf.function import GetFunction, PartitionFunction, UpdateFunction
 from streamiter.parameter_server.psf.optimize import InitialSlots, Optimize
 from streamiter.parameter_server.psf.random import (
     KaimingNormal,
@@ -76,12 +79,9 @@ from streamiter.parameter_server.psf.rows import (
     Eye,
     Fill,
     FullFill,
-    FullPull,
     Increment,
     MaxA,
     MinA,
-    Pull,
-    PullSparse,
     Push,
     Put,
     Reset,

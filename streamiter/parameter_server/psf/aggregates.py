@@ -1,22 +1,33 @@
-"""What is computed from one or two rows where they lie: a number comes back, not the rows.
+"""Functions that read: aggregates, which return one number for one or two rows, and pulls, which return the rows.
 
-Sums are taken in float64 for float32, too, and in int64 for whole numbers, where they wrap around. How the row is
-cut into blocks changes a sum in its last bits at most.
+Aggregates run on the shards, so the numbers of a row are not sent. A sum of floats is computed in float64, also for
+float32. A sum of whole numbers is computed in int64, and wraps around. How a row is cut into blocks changes at most the
+last bits of a sum.
 """
 
 from __future__ import annotations
 
-import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.psf.function import GetFunction, aligned, set_not_negative, set_rows
-from streamiter.parameter_server.storage.block import Block, Numbers
+from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
+from streamiter.parameter_server.psf.function import (
+    ComparedByContent,
+    GetFunction,
+    aligned,
+    check_columns,
+    same_numbers,
+    set_columns,
+    set_not_negative,
+    set_rows,
+    without_default,
+)
+from streamiter.parameter_server.storage.block import Block, Columns, Number, Numbers, SparseRow
 
 __all__ = [
     "Amax",
@@ -24,71 +35,96 @@ __all__ = [
     "Asum",
     "Dot",
     "Equal",
+    "FullPull",
     "Max",
     "Min",
     "Nnz",
     "Nrm2",
+    "Pull",
+    "PullSparse",
     "Size",
     "Sum",
 ]
 
-_PIECE = 1 << 16
-"""Numbers converted to float64 at a time: half a megabyte, which stays in the cache."""
+_PIECE_COLUMNS = 1 << 16
+"""Columns converted to float64 at a time: half a megabyte, which stays in the processor's cache."""
+
+_PlainNumber: TypeAlias = int | float | bool
 
 
-class Reduction(GetFunction):
-    """One number from each piece of the rows; numbers are then brought together."""
+class _Reduction(GetFunction):
+    """One number for the rows that ``row_fields`` names, computed piece by piece.
+
+    Class keywords: ``piece`` computes the number of some columns, from one array of float64 or int64 for each row;
+    ``merge`` computes one number from those of all pieces.
+    """
 
     row_fields: ClassVar[tuple[str, ...]]
-    together: ClassVar[Literal["sum", "max", "min", "all"]]
+    _piece: ClassVar[Callable[..., Number | int]]
+    _merge: ClassVar[Callable[..., Number]]
+
+    def __init_subclass__(
+        cls,
+        *,
+        piece: Callable[..., Number | int] | None = None,
+        merge: Callable[..., Number] | None = None,
+    ) -> None:
+        super().__init_subclass__()
+        if piece is not None:
+            cls._piece = staticmethod(piece)
+        if merge is not None:
+            cls._merge = staticmethod(merge)
 
     def __post_init__(self) -> None:
         set_rows(self, *self.row_fields)
 
-    @abc.abstractmethod
-    def of(self, *values: Numbers) -> Any:
-        """The number for some columns; of float64 or int64. There is at least one column."""
-
     def rows(self, matrix: Matrix) -> Sequence[int]:
         return tuple(getattr(self, field) for field in self.row_fields)
 
-    def partition_get(self, block: Block, part: Any) -> Any:
+    def of_columns(self, *values: Numbers) -> Number | int:
+        """Return the number of some columns, of which there is at least one."""
+        return self._piece(*values)
+
+    def partition_get(self, block: Block, part: Any) -> _PlainNumber:
         del part
         rows = [getattr(self, field) for field in self.row_fields]
         with np.errstate(all="ignore"):
             if not block.is_sparse:
                 return self._over_pieces([block.dense_row(row) for row in rows])
             columns, values = aligned([block.sparse_row(row) for row in rows], block.dtype)
-            there = [each[:-1] for each in values]
+            present = [each[:-1] for each in values]
             absent = self._of_absent([each[-1:] for each in values], len(block.columns) - len(columns))
-            return self._over_pieces(there, absent)
+            return self._over_pieces(present, absent)
 
-    def _over_pieces(self, rows: Sequence[Numbers], more: Sequence[Any] = ()) -> Any:
+    def _over_pieces(
+        self, rows: Sequence[Numbers], more: Sequence[Number | _PlainNumber] = ()
+    ) -> _PlainNumber:
         dtype = np.int64 if rows[0].dtype.kind == "i" else np.float64
         numbers = [
-            self.of(*(row[start : start + _PIECE].astype(dtype, copy=False) for row in rows))
-            for start in range(0, len(rows[0]), _PIECE)
+            self.of_columns(*(row[start : start + _PIECE_COLUMNS].astype(dtype, copy=False) for row in rows))
+            for start in range(0, len(rows[0]), _PIECE_COLUMNS)
         ]
-        return self._together([*numbers, *more])
+        return self._merged([*numbers, *more])
 
-    def _of_absent(self, defaults: Sequence[Numbers], count: int) -> Sequence[Any]:
-        """What columns that are not there add; none of them adds nothing (0 · ∞ would be NaN)."""
+    def _of_absent(self, defaults: Sequence[Numbers], count: int) -> Sequence[Number | _PlainNumber]:
+        """Return the contribution of absent columns; no column contributes nothing (0 · ∞ would be NaN)."""
         if not count:
             return ()
         one = self._over_pieces(defaults)
-        return (np.multiply(one, count),) if self.together == "sum" else (one,)
+        return (np.multiply(one, count),) if self._merge is np.sum else (one,)
 
-    def _together(self, numbers: Sequence[Any]) -> Any:
-        return getattr(np.array(numbers), self.together)().item()
+    def _merged(self, numbers: Sequence[Number | _PlainNumber]) -> _PlainNumber:
+        merged: _PlainNumber = self._merge(np.array(numbers)).item()
+        return merged
 
-    def merge(self, parts: Sequence[Any]) -> Any:
+    def merge(self, parts: Sequence[_PlainNumber]) -> _PlainNumber:
         with np.errstate(all="ignore"):
-            return self._together(parts)
+            return self._merged(parts)
 
 
 @dataclass(frozen=True)
-class OneRow(Reduction):
-    """Of one row.
+class _OfOneRow(_Reduction):
+    """A number for one row.
 
     >>> Sum("w", row=0)
     Sum(matrix='w', row=0)
@@ -100,96 +136,53 @@ class OneRow(Reduction):
     row_fields = ("row",)
 
 
-class Sum(OneRow):
-    """Σ x."""
-
-    together = "sum"
-
-    def of(self, *values: Numbers) -> Any:
-        return values[0].sum()
+class Sum(_OfOneRow, piece=np.sum, merge=np.sum):
+    """Return Σ x of a row."""
 
 
-class Max(OneRow):
-    """The largest number; NaN if one is NaN."""
-
-    together = "max"
-
-    def of(self, *values: Numbers) -> Any:
-        return values[0].max()
+class Max(_OfOneRow, piece=np.max, merge=np.max):
+    """Return the largest number of a row; NaN if one is NaN."""
 
 
-class Min(OneRow):
-    """The smallest number; NaN if one is NaN."""
-
-    together = "min"
-
-    def of(self, *values: Numbers) -> Any:
-        return values[0].min()
+class Min(_OfOneRow, piece=np.min, merge=np.min):
+    """Return the smallest number of a row; NaN if one is NaN."""
 
 
-class Amax(OneRow):
-    """The largest ``|x|``; NaN if one is NaN."""
-
-    together = "max"
-
-    def of(self, *values: Numbers) -> Any:
-        return np.absolute(values[0]).max()
+class Amax(_OfOneRow, piece=lambda x: np.absolute(x).max(), merge=np.max):
+    """Return the largest ``|x|`` of a row; NaN if one is NaN."""
 
 
-class Amin(OneRow):
-    """The smallest ``|x|``; NaN if one is NaN."""
-
-    together = "min"
-
-    def of(self, *values: Numbers) -> Any:
-        return np.absolute(values[0]).min()
+class Amin(_OfOneRow, piece=lambda x: np.absolute(x).min(), merge=np.min):
+    """Return the smallest ``|x|`` of a row; NaN if one is NaN."""
 
 
-class Asum(OneRow):
-    """Σ ``|x|``."""
-
-    together = "sum"
-
-    def of(self, *values: Numbers) -> Any:
-        return np.absolute(values[0]).sum()
+class Asum(_OfOneRow, piece=lambda x: np.absolute(x).sum(), merge=np.sum):
+    """Return Σ ``|x|`` of a row."""
 
 
-class Nnz(OneRow):
-    """How many numbers are not 0; NaN counts as one."""
-
-    together = "sum"
-
-    def of(self, *values: Numbers) -> Any:
-        return np.count_nonzero(values[0])
+class Nnz(_OfOneRow, piece=np.count_nonzero, merge=np.sum):
+    """Return the count of numbers of a row that are not 0; NaN is not 0."""
 
 
-class Nrm2(OneRow):
-    """√Σx², a float."""
+class Nrm2(_OfOneRow, piece=lambda x: np.square(x, dtype=np.float64).sum(), merge=np.sum):
+    """Return √Σx² of a row, a float."""
 
-    together = "sum"
-
-    def of(self, *values: Numbers) -> Any:
-        return np.square(values[0], dtype=np.float64).sum()
-
-    def merge(self, parts: Sequence[Any]) -> Any:
+    def merge(self, parts: Sequence[_PlainNumber]) -> float:
         return math.sqrt(super().merge(parts))
 
 
-class Size(OneRow):
-    """How many numbers are stored: all columns of a dense row, of a sparse one those that differ from its default."""
+class Size(_OfOneRow, piece=len, merge=np.sum):
+    """Return the count of stored numbers: all columns of a dense row; the columns of a sparse row that differ from its
+    default.
+    """
 
-    together = "sum"
-
-    def of(self, *values: Numbers) -> Any:
-        return len(values[0])
-
-    def _of_absent(self, defaults: Sequence[Numbers], count: int) -> Sequence[Any]:
+    def _of_absent(self, defaults: Sequence[Numbers], count: int) -> Sequence[int]:
         return (0,)
 
 
 @dataclass(frozen=True)
-class Dot(Reduction):
-    """Σ x·y of rows ``first`` and ``second``.
+class Dot(_Reduction, piece=lambda x, y: np.multiply(x, y).sum(), merge=np.sum):
+    """Return Σ x·y of rows ``first`` and ``second``.
 
     >>> Dot("w", 0, 1)
     Dot(matrix='w', first=0, second=1)
@@ -200,17 +193,13 @@ class Dot(Reduction):
     second: int
 
     row_fields = ("first", "second")
-    together = "sum"
-
-    def of(self, *values: Numbers) -> Any:
-        return np.multiply(*values).sum()
 
 
 @dataclass(frozen=True)
-class Equal(Reduction):
-    """Whether no two numbers of rows ``first`` and ``second`` differ by more than ``tolerance``.
+class Equal(_Reduction, merge=np.all):
+    """Return True if no two numbers of rows ``first`` and ``second`` differ by more than ``tolerance``.
 
-    Infinities are equal to themselves; NaN equals nothing, unless ``equal_nan`` says that it equals NaN.
+    An infinity equals itself. NaN equals nothing; with ``equal_nan=True`` it equals NaN.
 
     >>> Equal("w", 0, 1)
     Equal(matrix='w', first=0, second=1, tolerance=1e-10, equal_nan=False)
@@ -223,18 +212,153 @@ class Equal(Reduction):
     equal_nan: bool = False
 
     row_fields = ("first", "second")
-    together = "all"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         set_not_negative(self, "tolerance")
 
-    def of(self, *values: Numbers) -> Any:
+    def of_columns(self, *values: Numbers) -> Number:
         first, second = values
-        # The larger minus the smaller wraps around to the right number where it is read as unsigned.
+        # The larger minus the smaller wraps around; read as an unsigned number, it is right.
         apart = np.maximum(first, second) - np.minimum(first, second)
         apart = apart.view(np.uint64) if apart.dtype.kind == "i" else apart
         same = (first == second) | (apart <= self.tolerance)
         if self.equal_nan:
             same |= np.isnan(first) & np.isnan(second)
-        return same.all()
+        is_equal: Number = same.all()
+        return is_equal
+
+
+# -- pulls -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Pull(ComparedByContent, GetFunction):
+    """Return a row, or some of its ``columns`` in the given order: an array of the matrix's dtype.
+
+    >>> Pull("w", row=0, columns=[5, 2])
+    Pull(matrix='w', row=0, columns=array([5, 2]))
+    """
+
+    matrix: str
+    row: int
+    columns: npt.ArrayLike | None = None
+
+    def __post_init__(self) -> None:
+        set_rows(self, "row")
+        if self.columns is not None:
+            set_columns(self, "columns")
+
+    def rows(self, matrix: Matrix) -> Sequence[int]:
+        return (self.row,)
+
+    def check(self, matrix: Matrix) -> None:
+        if self.columns is not None:
+            check_columns(self, matrix, np.asarray(self.columns))
+
+    def split(
+        self, matrix: Matrix, partitioning: MatrixPartitioning
+    ) -> list[tuple[BlockRange, _PulledColumns]]:
+        columns = None if self.columns is None else np.asarray(self.columns)
+        slices = partitioning.split(self.row, columns)
+        if not slices:  # An empty result has the dtype of the matrix, too.
+            return [(partitioning.blocks_of_row(self.row)[0], (columns, 0))]
+        return [(part.block, (part.columns, _place(part.positions))) for part in slices]
+
+    def partition_get(self, block: Block, part: _PulledColumns) -> tuple[_Place, Numbers]:
+        columns, place = part
+        return place, block.get(self.row, columns)
+
+    def merge(self, parts: Sequence[tuple[_Place, Numbers]]) -> Numbers:
+        merged = np.empty(sum(len(values) for _, values in parts), parts[0][1].dtype)
+        for place, values in parts:
+            merged[slice(place, place + len(values)) if isinstance(place, int) else place] = values
+        return merged
+
+
+_Place: TypeAlias = int | npt.NDArray[np.intp]
+"""Positions in the result of ``Pull``: the first of consecutive ones, or all of them."""
+_PulledColumns: TypeAlias = tuple[Columns | None, _Place]
+
+
+def _place(positions: slice | npt.NDArray[np.intp]) -> _Place:
+    """Return positions as plain data: a slice as its start."""
+    return positions.start if isinstance(positions, slice) else positions
+
+
+@dataclass(frozen=True)
+class FullPull(GetFunction):
+    """Return the whole matrix: an array of (rows, columns), of the matrix's dtype.
+
+    >>> FullPull("w")
+    FullPull(matrix='w')
+    """
+
+    matrix: str
+
+    def partition_get(self, block: Block, part: Any) -> tuple[int, int, Numbers]:
+        del part
+        values = np.stack([block.get(row, None) for row in block.rows])
+        return block.rows.start, block.columns.start, values
+
+    def merge(self, parts: Sequence[tuple[int, int, Numbers]]) -> Numbers:
+        rows = max(row + len(values) for row, _, values in parts)
+        columns = max(column + values.shape[1] for _, column, values in parts)
+        merged = np.empty((rows, columns), parts[0][2].dtype)
+        for row, column, values in parts:
+            merged[row : row + len(values), column : column + values.shape[1]] = values
+        return merged
+
+
+_PulledSparse: TypeAlias = tuple[int, int, Columns, Numbers, float]
+"""First column and end of a block, then the fields of a ``SparseRow``."""
+
+
+@dataclass(frozen=True)
+class PullSparse(GetFunction):
+    """Return the columns of a row that differ from its default, with their values: a ``SparseRow``.
+
+    The default of a dense row is 0.
+
+    >>> PullSparse("w", row=0)
+    PullSparse(matrix='w', row=0)
+    """
+
+    matrix: str
+    row: int
+
+    def __post_init__(self) -> None:
+        set_rows(self, "row")
+
+    def rows(self, matrix: Matrix) -> Sequence[int]:
+        return (self.row,)
+
+    def partition_get(self, block: Block, part: Any) -> _PulledSparse:
+        del part
+        start, stop = block.columns.start, block.columns.stop
+        if block.is_sparse:
+            content = block.sparse_row(self.row)
+            # Copies: the row may change before the reply is read.
+            content = SparseRow(content.columns.copy(), content.values.copy(), content.default)
+        else:
+            content = without_default(np.arange(start, stop), block.get(self.row, None), 0)
+        return start, stop, content.columns, content.values, content.default
+
+    def merge(self, parts: Sequence[_PulledSparse]) -> SparseRow:
+        default = parts[0][-1]
+        blocks = [_with_default(part, default) for part in parts]
+        return SparseRow(
+            np.concatenate([content.columns for content in blocks]),
+            np.concatenate([content.values for content in blocks]),
+            default,
+        )
+
+
+def _with_default(part: _PulledSparse, default: float) -> SparseRow:
+    """Return the columns that differ from ``default``; a block without absent columns may have a default of its own."""
+    start, stop, columns, values, own = part
+    if same_numbers(np.array([own]), default)[0]:
+        return SparseRow(columns, values, default)
+    every = np.full(stop - start, own, values.dtype)
+    every[columns - start] = values
+    return without_default(np.arange(start, stop), every, default)

@@ -1,11 +1,15 @@
-"""What all psfs have in common whose result in a column depends on that column only."""
+"""Update functions that compute a row number by number, from other rows or from itself.
+
+A result in a column depends on the numbers in that column only, so the function runs on each block by itself. Most
+classes here differ in one numpy function only: a class statement names it (``ufunc=``) and says what the function does
+to a matrix of int64 (``int64=``). The last family, the maps, applies a function of the user.
+"""
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -16,12 +20,15 @@ from streamiter.parameter_server.psf.function import (
     aligned,
     check_fits_dtype,
     check_fractions_fit,
+    importable_name,
+    imported,
+    same_numbers,
     set_numbers,
     set_rows,
     where,
     without_default,
 )
-from streamiter.parameter_server.storage.block import Block, Numbers
+from streamiter.parameter_server.storage.block import Block, Columns, Numbers
 
 __all__ = [
     "Abs",
@@ -32,13 +39,14 @@ __all__ = [
     "Copy",
     "Div",
     "DivS",
-    "Elementwise",
     "Exp",
     "Expm1",
     "Floor",
     "Log",
     "Log1p",
     "Log10",
+    "Map",
+    "MapWithIndex",
     "MaxV",
     "MinV",
     "Mul",
@@ -50,32 +58,49 @@ __all__ = [
     "Sqrt",
     "Sub",
     "SubS",
+    "Zip2Map",
+    "Zip2MapWithIndex",
+    "Zip3Map",
+    "Zip3MapWithIndex",
 ]
 
+_ForInt64: TypeAlias = Literal["computed", "copied", "refused"]
+"""What a function does to int64: compute as for floats, copy the row (the function changes no whole number), or raise
+an error (the results are fractions)."""
 
-class Elementwise(UpdateFunction):
-    """A row becomes a function of others, or of itself; a derived class names its fields and has the body.
 
-    Results are those of IEEE arithmetic (log 0 = −inf, √−1 = NaN), without exceptions or warnings. On whole numbers
-    arithmetic is numpy's, and wraps around at 64 bits.
+class _Elementwise(UpdateFunction):
+    """A target row becomes a function of source rows and of numbers.
 
-    Of a sparse row the values that are there and the default are both mapped; rows that are combined bring the
-    union of their columns. A value that equals the new default is not stored (−0 counts as 0 there).
+    A derived class is a dataclass; ``source_fields``, ``target_field`` and ``number_fields`` name its fields. Class
+    keywords: ``ufunc`` is called as ``ufunc(*sources, *numbers, out=target)``; ``int64`` is the rule for whole numbers.
+
+    Results are those of IEEE arithmetic (log 0 = −inf, √−1 = NaN), without exceptions or warnings. Arithmetic on int64
+    is numpy's, and wraps around at 64 bits. A number is first converted to the dtype of the row: a row of float32 stays
+    float32, and a number that is too large for it becomes infinite.
+
+    In a sparse row, the stored values and the default are both computed. Rows that are combined give the union of their
+    columns. A value that equals the new default is not stored (−0 equals 0 here).
     """
 
     source_fields: ClassVar[tuple[str, ...]] = ()
     target_field: ClassVar[str]
     number_fields: ClassVar[tuple[str, ...]] = ()
-    gives_fractions: ClassVar[bool] = False
-    """Then it is refused for a matrix of whole numbers."""
+    _ufunc: ClassVar[Callable[..., object]]
+    _int64: ClassVar[_ForInt64] = "computed"
+
+    def __init_subclass__(
+        cls, *, ufunc: Callable[..., object] | None = None, int64: _ForInt64 | None = None
+    ) -> None:
+        super().__init_subclass__()
+        if ufunc is not None:
+            cls._ufunc = staticmethod(ufunc)
+        if int64 is not None:
+            cls._int64 = int64
 
     def __post_init__(self) -> None:
         set_rows(self, *self.source_fields, self.target_field)
         set_numbers(self, *self.number_fields)
-
-    @abc.abstractmethod
-    def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
-        """The body: the same columns of each source, to ``out``, which may be one of the sources itself."""
 
     @property
     def sources(self) -> tuple[int, ...]:
@@ -95,9 +120,17 @@ class Elementwise(UpdateFunction):
         return (self.target,)
 
     def check(self, matrix: Matrix) -> None:
-        if self.gives_fractions:
+        if self._int64 == "refused":
             check_fractions_fit(self, matrix)
         check_fits_dtype(self, matrix, self.number_fields)
+
+    def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
+        """Write the result for some columns to ``out``, which may be one of the sources."""
+        if self._int64 == "copied" and out.dtype.kind == "i":
+            np.copyto(out, sources[0])
+        else:
+            numbers = [out.dtype.type(getattr(self, field)) for field in self.number_fields]
+            self._ufunc(*sources, *numbers, out=out)
 
     def partition_update(self, block: Block, part: Any) -> None:
         del part
@@ -108,21 +141,22 @@ class Elementwise(UpdateFunction):
                 self.compute([block.dense_row(row) for row in self.sources], block.dense_row(self.target))
 
     def _update_sparse(self, block: Block) -> None:
-        # The default stands behind the values, and is mapped with them.
+        # The default is the last element of each array, and is computed with the values.
         columns, sources = aligned([block.sparse_row(row) for row in self.sources], block.dtype)
         out = np.empty(len(columns) + 1, block.dtype)
         self.compute(sources, out)
         block.replace_row(self.target, without_default(columns, out[:-1], out[-1].item()))
 
 
+# -- functions of one row --------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class Unary(Elementwise):
-    """Row ``to`` = function of row ``source``.
+class _Unary(_Elementwise):
+    """Row ``to`` = function of row ``source``; both may be the same row.
 
     >>> Sqrt("w", source=0, to=1)
     Sqrt(matrix='w', source=0, to=1)
-
-    Elementwise functions of one row: the result overwrites row ``to``, which may be the same row.
     """
 
     matrix: str
@@ -131,77 +165,6 @@ class Unary(Elementwise):
 
     source_fields = ("source",)
     target_field = "to"
-    body: ClassVar[Callable[..., Any]]
-    keeps_whole_numbers: ClassVar[bool] = False
-    """It changes no whole number."""
-
-    def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
-        if self.keeps_whole_numbers and out.dtype.kind == "i":
-            np.copyto(out, sources[0])
-        else:
-            type(self).body(sources[0], out=out)
-
-
-class Abs(Unary):
-    """``|x|``."""
-
-    body = np.absolute
-
-
-class Ceil(Unary):
-    """The least whole number that is not below x."""
-
-    body = np.ceil
-    keeps_whole_numbers = True
-
-
-class Copy(Unary):
-    """x."""
-
-    body = np.positive
-    keeps_whole_numbers = True
-
-
-class Exp(Unary):
-    """e to the x. Not for int64."""
-
-    body = np.exp
-    gives_fractions = True
-
-
-class Expm1(Unary):
-    """eˣ − 1, precise near 0. Not for int64."""
-
-    body = np.expm1
-    gives_fractions = True
-
-
-class Floor(Unary):
-    """The greatest whole number that is not above x."""
-
-    body = np.floor
-    keeps_whole_numbers = True
-
-
-class Log(Unary):
-    """The natural logarithm; of 0 it is −inf, below 0 NaN. Not for int64."""
-
-    body = np.log
-    gives_fractions = True
-
-
-class Log10(Unary):
-    """The logarithm to base 10. Not for int64."""
-
-    body = np.log10
-    gives_fractions = True
-
-
-class Log1p(Unary):
-    """log(1 + x), precise near 0. Not for int64."""
-
-    body = np.log1p
-    gives_fractions = True
 
 
 def _round(values: Numbers, out: Numbers) -> None:
@@ -209,34 +172,63 @@ def _round(values: Numbers, out: Numbers) -> None:
     np.floor(out, out=out)
 
 
-class Round(Unary):
-    """⌊x + ½⌋: ties go up (0.5 → 1, −0.5 → 0, 2.5 → 3), unlike numpy's."""
-
-    body = _round
-    keeps_whole_numbers = True
+class Abs(_Unary, ufunc=np.absolute):
+    """Row ``to`` = ``|x|`` of row ``source``."""
 
 
-class Signum(Unary):
-    """−1, 0 or 1; of NaN, NaN."""
-
-    body = np.sign
+class Ceil(_Unary, ufunc=np.ceil, int64="copied"):
+    """Row ``to`` = the least whole number that is not below x, of row ``source``."""
 
 
-class Sqrt(Unary):
-    """The square root; below 0 NaN. Not for int64."""
+class Copy(_Unary, ufunc=np.positive, int64="copied"):
+    """Row ``to`` = row ``source``."""
 
-    body = np.sqrt
-    gives_fractions = True
+
+class Exp(_Unary, ufunc=np.exp, int64="refused"):
+    """Row ``to`` = eˣ of row ``source``. Not for int64."""
+
+
+class Expm1(_Unary, ufunc=np.expm1, int64="refused"):
+    """Row ``to`` = eˣ − 1 of row ``source``, precise near 0. Not for int64."""
+
+
+class Floor(_Unary, ufunc=np.floor, int64="copied"):
+    """Row ``to`` = the greatest whole number that is not above x, of row ``source``."""
+
+
+class Log(_Unary, ufunc=np.log, int64="refused"):
+    """Row ``to`` = the natural logarithm of row ``source``: −inf for 0, NaN below 0. Not for int64."""
+
+
+class Log10(_Unary, ufunc=np.log10, int64="refused"):
+    """Row ``to`` = the logarithm to base 10 of row ``source``. Not for int64."""
+
+
+class Log1p(_Unary, ufunc=np.log1p, int64="refused"):
+    """Row ``to`` = log(1 + x) of row ``source``, precise near 0. Not for int64."""
+
+
+class Round(_Unary, ufunc=_round, int64="copied"):
+    """Row ``to`` = ⌊x + ½⌋ of row ``source``. Ties go up (0.5 → 1, −0.5 → 0, 2.5 → 3), unlike numpy's."""
+
+
+class Signum(_Unary, ufunc=np.sign):
+    """Row ``to`` = −1, 0 or 1, the sign of row ``source``; NaN for NaN."""
+
+
+class Sqrt(_Unary, ufunc=np.sqrt, int64="refused"):
+    """Row ``to`` = the square root of row ``source``; NaN below 0. Not for int64."""
+
+
+# -- functions of two rows -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Binary(Elementwise):
-    """Row ``to`` = function of rows ``first`` and ``second``.
+class _Binary(_Elementwise):
+    """Row ``to`` = function of rows ``first`` (x) and ``second`` (y); ``to`` may be one of them.
 
     >>> Add("w", 0, 1, to=2)
     Add(matrix='w', first=0, second=1, to=2)
-
-    Elementwise functions of two rows: the result overwrites row ``to``, which may be one of them.
     """
 
     matrix: str
@@ -246,61 +238,41 @@ class Binary(Elementwise):
 
     source_fields = ("first", "second")
     target_field = "to"
-    body: ClassVar[Callable[..., Any]]
-
-    def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
-        type(self).body(*sources, out=out)
 
 
-class Add(Binary):
-    """x + y."""
-
-    body = np.add
+class Add(_Binary, ufunc=np.add):
+    """Row ``to`` = x + y of rows ``first`` and ``second``."""
 
 
-class Sub(Binary):
-    """x − y."""
-
-    body = np.subtract
+class Sub(_Binary, ufunc=np.subtract):
+    """Row ``to`` = x − y of rows ``first`` and ``second``."""
 
 
-class Mul(Binary):
-    """x · y, number by number."""
-
-    body = np.multiply
+class Mul(_Binary, ufunc=np.multiply):
+    """Row ``to`` = x · y of rows ``first`` and ``second``, number by number."""
 
 
-class Div(Binary):
-    """x / y; x/0 = ±inf, 0/0 = NaN. Not for int64."""
-
-    body = np.divide
-    gives_fractions = True
+class Div(_Binary, ufunc=np.divide, int64="refused"):
+    """Row ``to`` = x / y of rows ``first`` and ``second``; x/0 = ±inf, 0/0 = NaN. Not for int64."""
 
 
-class MaxV(Binary):
-    """The larger of x and y; NaN where one is NaN."""
-
-    body = np.maximum
+class MaxV(_Binary, ufunc=np.maximum):
+    """Row ``to`` = the larger of x and y, of rows ``first`` and ``second``; NaN if one is NaN."""
 
 
-class MinV(Binary):
-    """The smaller of x and y; NaN where one is NaN."""
-
-    body = np.minimum
+class MinV(_Binary, ufunc=np.minimum):
+    """Row ``to`` = the smaller of x and y, of rows ``first`` and ``second``; NaN if one is NaN."""
 
 
-# Where a number stands beside a row it is first made one of the row's dtype: a row of float32 stays one, and what is
-# too large for it is infinite.
+# -- functions of rows and a number ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Scalar(Elementwise):
-    """Row ``to`` = function of row ``source`` and a number. For int64 the number has to be whole.
+class _Scalar(_Elementwise):
+    """Row ``to`` = function of row ``source`` (x) and ``scalar``, which must be whole for int64.
 
     >>> MulS("w", source=0, to=1, scalar=2.0)
     MulS(matrix='w', source=0, to=1, scalar=2.0)
-
-    Elementwise functions of a row and a number, and those that change a row in place.
     """
 
     matrix: str
@@ -311,35 +283,22 @@ class Scalar(Elementwise):
     source_fields = ("source",)
     target_field = "to"
     number_fields = ("scalar",)
-    body: ClassVar[Callable[..., Any]]
-
-    def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
-        type(self).body(sources[0], out.dtype.type(self.scalar), out=out)
 
 
-class AddS(Scalar):
-    """x + scalar."""
-
-    body = np.add
+class AddS(_Scalar, ufunc=np.add):
+    """Row ``to`` = x + ``scalar`` of row ``source``. For int64 ``scalar`` must be whole."""
 
 
-class SubS(Scalar):
-    """x − scalar."""
-
-    body = np.subtract
+class SubS(_Scalar, ufunc=np.subtract):
+    """Row ``to`` = x − ``scalar`` of row ``source``. For int64 ``scalar`` must be whole."""
 
 
-class MulS(Scalar):
-    """x · scalar."""
-
-    body = np.multiply
+class MulS(_Scalar, ufunc=np.multiply):
+    """Row ``to`` = x · ``scalar`` of row ``source``. For int64 ``scalar`` must be whole."""
 
 
-class DivS(Scalar):
-    """x / scalar, which is not 0. Not for int64."""
-
-    body = np.divide
-    gives_fractions = True
+class DivS(_Scalar, ufunc=np.divide, int64="refused"):
+    """Row ``to`` = x / ``scalar`` of row ``source``; ``scalar`` is not 0. Not for int64."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -350,8 +309,8 @@ class DivS(Scalar):
 
 
 @dataclass(frozen=True)
-class Pow(Elementwise):
-    """Row ``to`` = row ``source`` to a power. For int64 the exponent has to be whole and not negative."""
+class Pow(_Elementwise, ufunc=np.power):
+    """Row ``to`` = row ``source`` to the power ``exponent``. For int64 the exponent must be whole and not negative."""
 
     matrix: str
     source: int
@@ -370,13 +329,10 @@ class Pow(Elementwise):
                 f"given {self.exponent!r}"
             )
 
-    def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
-        np.power(sources[0], out.dtype.type(self.exponent), out=out)
-
 
 @dataclass(frozen=True)
-class Scale(Elementwise):
-    """The row itself times ``scalar``."""
+class Scale(_Elementwise, ufunc=np.multiply):
+    """Row = row · ``scalar``. For int64 ``scalar`` must be whole."""
 
     matrix: str
     row: int
@@ -386,13 +342,14 @@ class Scale(Elementwise):
     target_field = "row"
     number_fields = ("scalar",)
 
-    def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
-        np.multiply(sources[0], out.dtype.type(self.scalar), out=out)
+
+def _axpy(x: Numbers, y: Numbers, a: Numbers, out: Numbers) -> None:
+    np.add(np.multiply(x, a), y, out=out)
 
 
 @dataclass(frozen=True)
-class Axpy(Elementwise):
-    """Row ``y`` = a · row ``x`` + row ``y``.
+class Axpy(_Elementwise, ufunc=_axpy):
+    """Row ``y`` = a · row ``x`` + row ``y``. For int64 ``a`` must be whole.
 
     >>> Axpy("w", x=0, y=1, a=2.0)
     Axpy(matrix='w', x=0, y=1, a=2.0)
@@ -407,5 +364,235 @@ class Axpy(Elementwise):
     target_field = "y"
     number_fields = ("a",)
 
+
+# -- functions of the user -------------------------------------------------------------------------------------
+
+_UserFunction: TypeAlias = Callable[..., Any] | str
+
+
+class _Mapped(_Elementwise):
+    """Row ``to`` = a function of the user, applied to source rows.
+
+    ``function`` takes one array for each source row, with the same columns, and returns an array of as many numbers. It
+    must not change its arguments. It is a callable, or its name as ``"module:function"``. Where shards run in other
+    processes, they must be able to import it. The engine may call it for any columns, in any number, so the result for
+    one column must not depend on another column. The engine may call it twice: once to check it, before any block is
+    changed.
+    """
+
+    function: _UserFunction
+
+    target_field = "to"
+    checks_blocks = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.function) and not isinstance(self.function, str):
+            raise ConfigurationError(
+                f"{self._option}: expected a function or its name as 'module:function', given {self.function!r}"
+            )
+
+    @property
+    def _option(self) -> str:
+        return f"psf.{self.name}(function=)"
+
+    def check(self, matrix: Matrix) -> None:
+        super().check(matrix)
+        self._callable()
+
+    def require_importable(self) -> Self:
+        super().require_importable()
+        if isinstance(self.function, str):
+            return self
+        name = importable_name(self.function, self._option, "a function")
+        return replace(self, function=name)  # type: ignore[type-var]
+
+    def partition_check(self, block: Block, part: Any) -> object:
+        with np.errstate(all="ignore"):
+            if block.is_sparse:
+                _, sources = aligned([block.sparse_row(row) for row in self.sources], block.dtype)
+            else:
+                sources = [block.dense_row(row) for row in self.sources]
+            self.call(sources, block.dtype)
+        return None
+
     def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
-        np.add(np.multiply(sources[0], out.dtype.type(self.a)), sources[1], out=out)
+        np.copyto(out, self.call(sources, out.dtype), casting="unsafe")
+
+    def call(self, arguments: Sequence[Numbers], dtype: np.dtype[Any]) -> Numbers:
+        """Return the result of the function; raise ParameterServerError unless it fits numbers of ``dtype``."""
+        expected = f"psf.{self.name} on matrix {self.matrix!r}: expected its function to return"
+        views = [argument.view() for argument in arguments]
+        for view in views:
+            view.setflags(write=False)
+        try:
+            result = np.asarray(self._callable()(*views))
+        except Exception as error:
+            raise ParameterServerError(
+                f"{expected} an array, given {type(error).__name__}: {error}"
+            ) from error
+        if result.shape != arguments[0].shape:
+            raise ParameterServerError(
+                f"{expected} an array of shape {arguments[0].shape}, as its arguments have, given {result.shape}"
+            )
+        if result.dtype.kind not in ("iub" if dtype.kind == "i" else "iubf"):
+            numbers = "whole numbers" if dtype.kind == "i" else "numbers"
+            raise ParameterServerError(f"{expected} {numbers}, for a matrix of {dtype}; given {result.dtype}")
+        return result
+
+    def _callable(self) -> Callable[..., Any]:
+        if not isinstance(self.function, str):
+            return self.function
+        function = imported(self.function, self._option)
+        if not callable(function):
+            raise ConfigurationError(
+                f"{self._option}: expected a function, given {self.function!r}, which is {function!r}"
+            )
+        return function  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Map(_Mapped):
+    """Row ``to`` = f(x) of row ``source``.
+
+    >>> Map("w", 0, 1, "numpy:tanh")
+    Map(matrix='w', source=0, to=1, function='numpy:tanh')
+    """
+
+    matrix: str
+    source: int
+    to: int
+    function: _UserFunction
+
+    source_fields = ("source",)
+
+
+@dataclass(frozen=True)
+class Zip2Map(_Mapped):
+    """Row ``to`` = f(x, y) of rows ``first`` and ``second``.
+
+    >>> Zip2Map("w", 0, 1, to=2, function="numpy:hypot")
+    Zip2Map(matrix='w', first=0, second=1, to=2, function='numpy:hypot')
+    """
+
+    matrix: str
+    first: int
+    second: int
+    to: int
+    function: _UserFunction
+
+    source_fields = ("first", "second")
+
+
+@dataclass(frozen=True)
+class Zip3Map(_Mapped):
+    """Row ``to`` = f(x, y, z) of rows ``first``, ``second`` and ``third``."""
+
+    matrix: str
+    first: int
+    second: int
+    third: int
+    to: int
+    function: _UserFunction
+
+    source_fields = ("first", "second", "third")
+
+
+_TRIED_COLUMNS = 1 << 16
+"""Absent columns for which the function is called at a time: a megabyte of arguments, however wide the matrix is."""
+
+
+class _IndexedMap(_Mapped):
+    """Row ``to`` = a function of the user, applied to global column numbers (int64) and source rows.
+
+    On sparse rows the function must return one number for all columns that are absent from all source rows: this
+    number is the new default. The engine calls the function for each absent column, which takes time in proportion to
+    the width of the matrix. The settings are those of the map without the index.
+    """
+
+    def partition_check(self, block: Block, part: Any) -> tuple[int, float] | None:
+        with np.errstate(all="ignore"):
+            if block.is_sparse:
+                columns, sources = aligned([block.sparse_row(row) for row in self.sources], block.dtype)
+                self._present_values(columns, sources, block.dtype)
+                return self._new_default(block, columns, sources)
+            self._dense_values(block)
+            return None
+
+    def check_together(self, checks: Sequence[tuple[int, float] | None]) -> None:
+        """Raise ParameterServerError unless the absent columns of all blocks get the same number."""
+        found = [check for check in checks if check is not None]
+        for column, default in found[1:]:
+            self._check_same(found[0], np.array([column]), np.array([default]))
+
+    def partition_update(self, block: Block, part: Any) -> None:
+        with np.errstate(all="ignore"):
+            if block.is_sparse:
+                columns, sources = aligned([block.sparse_row(row) for row in self.sources], block.dtype)
+                values = self._present_values(columns, sources, block.dtype)
+                found = self._new_default(block, columns, sources)
+                # If no column is absent, no column has the default.
+                default = block.sparse_row(self.target).default if found is None else found[1]
+                block.replace_row(self.target, without_default(columns, values, default))
+            else:
+                np.copyto(block.dense_row(self.target), self._dense_values(block), casting="unsafe")
+
+    def _dense_values(self, block: Block) -> Numbers:
+        index = np.arange(block.columns.start, block.columns.stop)
+        return self.call([index, *(block.dense_row(row) for row in self.sources)], block.dtype)
+
+    def _present_values(self, columns: Columns, sources: Sequence[Numbers], dtype: np.dtype[Any]) -> Numbers:
+        """Return the results for the columns that at least one source row stores."""
+        if not len(columns):
+            return np.empty(0, dtype)
+        return self.call([columns, *(source[:-1] for source in sources)], dtype).astype(dtype)
+
+    def _new_default(
+        self, block: Block, columns: Columns, sources: Sequence[Numbers]
+    ) -> tuple[int, float] | None:
+        """Return the first absent column and the number of all absent columns; None if no column is absent."""
+        found: tuple[int, float] | None = None
+        for start in range(block.columns.start, block.columns.stop, _TRIED_COLUMNS):
+            stop = min(start + _TRIED_COLUMNS, block.columns.stop)
+            present = columns[np.searchsorted(columns, start) : np.searchsorted(columns, stop)]
+            is_absent = np.ones(stop - start, bool)
+            is_absent[present - start] = False
+            absent = np.flatnonzero(is_absent) + start
+            if not len(absent):
+                continue
+            values = self.call(
+                [absent, *(np.full(len(absent), source[-1]) for source in sources)], block.dtype
+            ).astype(block.dtype)
+            if found is None:
+                found = int(absent[0]), values[0].item()
+            self._check_same(found, absent, values)
+        return found
+
+    def _check_same(self, first: tuple[int, float], columns: Columns, values: Numbers) -> None:
+        same = same_numbers(values, first[1])
+        if not same.all():
+            at = int(same.argmin())
+            given = f"{first[1]} for column {first[0]} and {values[at].item()} for column {columns[at]}"
+            raise ParameterServerError(
+                f"psf.{self.name} on matrix {self.matrix!r}: expected its function to return one number for all "
+                f"columns that are absent from sparse rows, given {given}; use a dense matrix"
+            )
+
+
+@dataclass(frozen=True)
+class MapWithIndex(_IndexedMap, Map):
+    """Row ``to`` = f(i, x) of column numbers and row ``source``.
+
+    >>> MapWithIndex("w", 0, 1, function="numpy:multiply")
+    MapWithIndex(matrix='w', source=0, to=1, function='numpy:multiply')
+    """
+
+
+@dataclass(frozen=True)
+class Zip2MapWithIndex(_IndexedMap, Zip2Map):
+    """Row ``to`` = f(i, x, y) of column numbers and rows ``first`` and ``second``."""
+
+
+@dataclass(frozen=True)
+class Zip3MapWithIndex(_IndexedMap, Zip3Map):
+    """Row ``to`` = f(i, x, y, z) of column numbers and rows ``first``, ``second`` and ``third``."""

@@ -1,4 +1,10 @@
-"""Functions by their names, so that they can go to another process."""
+"""The base classes of psfs, and what their implementations share.
+
+A psf (parameter server function) runs on the shards, where the parameters are stored: :class:`UpdateFunction` changes
+parameters, :class:`GetFunction` computes a result from them. The functions behind them check settings where a psf is
+written, check settings against a matrix, compute with the rows of sparse blocks, and name functions so that another
+process can import them.
+"""
 
 from __future__ import annotations
 
@@ -45,66 +51,14 @@ __all__ = [
 ]
 
 
-def imported(name: str, who: str) -> Any:
-    """What stands under ``module:name``. Raises ConfigurationError, which begins with ``who``.
-
-    >>> imported("math:sqrt", "psf.Map")(4.0)
-    2.0
-    """
-    module, colon, qualified_name = name.partition(":")
-    if not (module and colon and qualified_name):
-        raise ConfigurationError(
-            f"{who}: expected a function or its name as 'module:function', given {name!r}"
-        )
-    try:
-        return reduce(getattr, qualified_name.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"{who}: expected a function that can be imported, given {name!r}: {error}"
-        ) from error
-
-
-def importable_name(thing: Callable[..., Any], who: str, what: str) -> str:
-    """``module:name``, under which another process finds the same; raises ConfigurationError if none does.
-
-    >>> importable_name(np.exp, "psf.Map", "its function")
-    'numpy:exp'
-    """
-    module = "numpy" if isinstance(thing, np.ufunc) else getattr(thing, "__module__", None)
-    qualified_name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
-    reason = _why_not(thing, module, qualified_name)
-    if reason is not None:
-        raise ConfigurationError(
-            f"{who}: expected {what} at the top level of a module, so that another process can import it, given "
-            f"{thing!r}, which {reason}"
-        )
-    return f"{module}:{qualified_name}"
-
-
-def _why_not(thing: Any, module: str | None, qualified_name: str | None) -> str | None:
-    if not module or not qualified_name:
-        return "has no name of its own"
-    if module == "__main__":
-        return "is part of the program that was started; move it to a module"
-    if "<" in qualified_name:  # <lambda>, <locals>
-        return "is a lambda or is made inside a function; move it to the top level"
-    try:
-        found = imported(f"{module}:{qualified_name}", "")
-    except ConfigurationError:
-        found = None
-    return None if found is thing else f"is not what '{module}:{qualified_name}' names"
-
-
 class PartitionFunction(abc.ABC):
-    """A function on a matrix that is split by block (``split``) and runs where each block lies.
+    """A function on a matrix that runs on each block, on the shard that stores the block.
 
-    Derived classes are frozen dataclasses of plain settings, so that they are compared, printed and sent.
+    Derived classes are frozen dataclasses of plain settings, so that they can be compared, printed and sent.
 
-    What all functions that run where the parameters are have in common, and how to write one.
-
-    A function that changes parameters derives from :class:`UpdateFunction`. It is a frozen dataclass whose first
-    setting is the name of the matrix; it says which rows it needs, and changes one block at a time. ``get`` and ``put``
-    work on blocks of dense and of sparse matrices alike:
+    A function that changes parameters derives from :class:`UpdateFunction`. Its first setting is the name of the
+    matrix; it names the rows that it needs, and changes one block at a time. ``get`` and ``put`` work on blocks of
+    dense and of sparse matrices:
 
     >>> import asyncio
     >>> from dataclasses import dataclass
@@ -122,8 +76,8 @@ class PartitionFunction(abc.ABC):
     ...     def partition_update(self, block, part):
     ...         block.put(self.row, None, block.get(self.row, None).clip(-self.limit, self.limit))
 
-    One that computes something derives from :class:`GetFunction`: each block contributes plain data (numbers, strings,
-    arrays, tuples and lists of them), and ``merge`` makes the result of it, on the caller's side:
+    A function that computes a result derives from :class:`GetFunction`: each block returns plain data (numbers,
+    strings, arrays, tuples and lists of them), and ``merge`` computes the result in the caller's process:
 
     >>> @dataclass(frozen=True)
     ... class Mean(GetFunction):
@@ -149,39 +103,39 @@ class PartitionFunction(abc.ABC):
     >>> asyncio.run(use())
     [-3.  1.  2.  3.] 0.75
 
-    ``split`` may be overridden to run on some blocks only, or to send each block its part of an array (``part`` above);
-    its numbers should not depend on how the matrix is cut. Where shards are in other processes, the class must be at
-    the top level of a module that they can import.
+    Override ``split`` to run on some blocks only, or to send each block its part of an array (``part`` above). The
+    result should not depend on how the matrix is cut into blocks. If shards run in other processes, the class must be
+    at the top level of a module that they can import.
     """
 
     matrix: str
 
     @property
     def name(self) -> str:
-        """For errors and statistics."""
+        """The name in errors and statistics."""
         return type(self).__name__
 
     def rows(self, matrix: Matrix) -> Sequence[int]:
-        """The rows it reads or changes: they must be there, and lie in one row block. Empty: none in particular."""
+        """Return the rows it reads or changes: they must exist, in one row block. Empty: no rows in particular."""
         return ()
 
     def check(self, matrix: Matrix) -> None:
-        """Raise a ParameterServerError for what does not fit the matrix, before any block is touched."""
+        """Raise ParameterServerError if the settings do not fit the matrix; called before any block is touched."""
         del matrix
 
     def require_importable(self) -> PartitionFunction:
-        """The same, fit for another process; raises ConfigurationError if that cannot import what it is made of."""
+        """Return an equal function that another process can import; raise ConfigurationError if it cannot."""
         importable_name(type(self), f"psf.{self.name}", "its class")
         return self
 
     def without_arrays(self) -> PartitionFunction:
-        """What is sent with the parts that ``split`` has given, for these and not for another ``split``."""
+        """Return the function as it is sent with the parts of ``split``: for these parts only."""
         return self
 
     def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
-        """The blocks it runs on, each with what it needs there.
+        """Return the blocks it runs on, each with its part.
 
-        All blocks of its rows' row block, or of the matrix where it names no rows, unless overridden.
+        Unless overridden: all blocks of the row block of its rows, or of the matrix if it names no rows.
         """
         rows = self.rows(matrix)
         blocks = partitioning.blocks_of_row(rows[0]) if rows else partitioning.blocks
@@ -189,46 +143,46 @@ class PartitionFunction(abc.ABC):
 
 
 class UpdateFunction(PartitionFunction):
-    """A psf that changes parameters: ``rows`` and ``partition_update``, as the example at the top of this module."""
+    """A psf that changes parameters: override ``rows`` and ``partition_update`` (example: ``PartitionFunction``)."""
 
     checks_blocks: ClassVar[bool] = False
-    """Whether ``partition_check`` has something to say: it is then asked of all blocks before any is changed."""
+    """True: ``partition_check`` runs on all blocks before any block is changed."""
 
     checks_when_run: ClassVar[bool] = False
-    """Whether ``partition_update`` asks it by itself: enough beside an add, which then takes one message, not two."""
+    """True: ``partition_update`` calls ``partition_check`` itself; an add with such an update takes one message."""
 
     def partition_check(self, block: Block, part: Any) -> Any:
-        """Raise a ParameterServerError if this block cannot be updated; changes nothing.
+        """Raise ParameterServerError if this block cannot be updated; change nothing.
 
-        What it returns is plain data for ``check_together``.
+        The result is plain data for ``check_together``.
         """
 
     def check_together(self, checks: Sequence[Any]) -> None:
-        """Raise a ParameterServerError if the blocks do not fit together; ``checks`` is what each has said."""
+        """Raise ParameterServerError if the results of ``partition_check`` of all blocks do not fit together."""
 
     def changed_rows(self, matrix: Matrix, block: Block) -> Sequence[int]:
-        """Rows of a block that it may have changed, for subscribers: all that it touches, unless overridden."""
+        """Return the rows of a block that it may have changed, for subscribers; unless overridden, ``rows``, or all."""
         return self.rows(matrix) or block.rows
 
     @abc.abstractmethod
     def partition_update(self, block: Block, part: Any) -> None:
-        """Change one block; ``part`` is what ``split`` has given for it."""
+        """Change one block; ``part`` comes from ``split``."""
 
 
 class GetFunction(PartitionFunction):
-    """A psf that computes something from parameters, an aggregate: ``rows``, ``partition_get`` and ``merge``."""
+    """A psf that computes a result from parameters: override ``rows``, ``partition_get`` and ``merge``."""
 
     @abc.abstractmethod
     def partition_get(self, block: Block, part: Any) -> Any:
-        """What one block contributes: plain data."""
+        """Return the contribution of one block: plain data."""
 
     @abc.abstractmethod
     def merge(self, parts: Sequence[Any]) -> Any:
-        """The result, from what the blocks gave, in their order."""
+        """Return the result, from the contributions of the blocks in their order."""
 
 
 def check_function(function: PartitionFunction, matrix: Matrix, partitioning: MatrixPartitioning) -> None:
-    """Raise what is wrong with a function on a matrix, before any block is touched."""
+    """Raise an error if a function does not fit a matrix; called before any block is touched."""
     if function.matrix != matrix.name:
         raise ParameterServerError(
             f"{function.name}: expected matrix {matrix.name!r}, given {function.matrix!r}; name that one"
@@ -240,15 +194,11 @@ def check_function(function: PartitionFunction, matrix: Matrix, partitioning: Ma
     function.check(matrix)
 
 
-_LARGEST_SEED = 2**64 - 1
-"""A seed is one word of the generator's key."""
+# -- settings: made plain and checked where the psf is written -----------------------------------------------
 
 
 class ComparedByContent:
-    """What has arrays among its settings: they are compared number by number.
-
-    Settings of psfs: made plain and checked where the psf is written, so that the error points at that line.
-    """
+    """A psf with arrays among its settings: two are equal if all numbers are."""
 
     matrix: str
 
@@ -264,7 +214,7 @@ class ComparedByContent:
         return hash((type(self), self.matrix))
 
     def without_arrays(self) -> Self:
-        """The same, but for arrays: of these each block has its part already."""
+        """Return a copy with empty arrays: each block has its part of them already."""
         made = copy(self)
         for field, value in vars(self).items():
             if isinstance(value, np.ndarray):
@@ -272,12 +222,16 @@ class ComparedByContent:
         return made
 
 
+_LARGEST_SEED = 2**64 - 1
+"""The largest number of 64 bits: a seed is one word of the generator's key."""
+
+
 def where(function: PartitionFunction, matrix: Matrix) -> str:
-    """How errors begin: which psf, on which matrix."""
+    """Return the beginning of an error: which psf, on which matrix."""
     return f"psf.{function.name} on matrix {matrix.name!r}"
 
 
-def _set(function: PartitionFunction, field: str, value: Any) -> None:
+def _set(function: PartitionFunction, field: str, value: object) -> None:
     object.__setattr__(function, field, value)
 
 
@@ -286,14 +240,14 @@ def _option(function: PartitionFunction, field: str) -> str:
 
 
 def set_rows(function: PartitionFunction, *fields: str) -> None:
-    """Rows become plain ints; whether the matrix has them is checked when the psf is used."""
+    """Make row numbers plain ints; whether the matrix has these rows is checked when the psf is used."""
     for field in fields:
         row = whole_number(_option(function, field), getattr(function, field), 0, error=OutOfRange)
         _set(function, field, row)
 
 
 def set_numbers(function: PartitionFunction, *fields: str) -> None:
-    """Numbers become plain ints or floats. NaN and infinities are allowed."""
+    """Make numbers plain ints or floats; NaN and infinities are allowed."""
     for field in fields:
         value = getattr(function, field)
         if not is_number(value) or isinstance(value, bool):
@@ -308,7 +262,7 @@ def set_numbers(function: PartitionFunction, *fields: str) -> None:
 
 
 def set_finite(function: PartitionFunction, *fields: str) -> None:
-    """Numbers become floats that are finite."""
+    """Make numbers floats; raise ConfigurationError unless they are finite."""
     for field in fields:
         value = plain_float(getattr(function, field))
         if not math.isfinite(value):
@@ -319,25 +273,25 @@ def set_finite(function: PartitionFunction, *fields: str) -> None:
 
 
 def set_not_negative(function: PartitionFunction, *fields: str) -> None:
-    """Numbers become floats, finite and 0 or more."""
+    """Make numbers floats; raise ConfigurationError unless they are finite and 0 or more."""
     for field in fields:
         _set(function, field, not_negative(_option(function, field), getattr(function, field)))
 
 
 def set_positive(function: PartitionFunction, *fields: str) -> None:
-    """Numbers become floats, finite and above 0."""
+    """Make numbers floats; raise ConfigurationError unless they are finite and above 0."""
     for field in fields:
         _set(function, field, positive(_option(function, field), getattr(function, field)))
 
 
 def set_seed(function: PartitionFunction, field: str) -> None:
-    """A seed becomes a plain int."""
+    """Make a seed a plain int."""
     seed = whole_number(_option(function, field), getattr(function, field), 0, _LARGEST_SEED)
     _set(function, field, seed)
 
 
 def set_values(function: PartitionFunction, field: str) -> None:
-    """An array of numbers becomes a copy that nobody changes."""
+    """Replace an array of numbers with a read-only copy."""
     given = getattr(function, field)
     try:
         values = np.array(given)
@@ -352,7 +306,7 @@ def set_values(function: PartitionFunction, field: str) -> None:
 
 
 def set_columns(function: PartitionFunction, field: str, values_field: str | None = None) -> None:
-    """Column numbers become an int64 array that nobody changes, as long as the values that belong to them."""
+    """Replace column numbers with a read-only int64 copy; it must be as long as the values of ``values_field``."""
     given = getattr(function, field)
     columns = np.array(given) if np.size(given) else np.empty(0, np.int64)
     if columns.ndim != 1 or columns.dtype.kind not in "iu":
@@ -369,12 +323,15 @@ def set_columns(function: PartitionFunction, field: str, values_field: str | Non
     _set(function, field, columns)
 
 
-def _shape(values: npt.NDArray[Any]) -> str:
+def _shape(values: Numbers) -> str:
     return f"{values.dtype} of shape {values.shape}"
 
 
+# -- checks of settings against the matrix -------------------------------------------------------------------
+
+
 def check_fractions_fit(function: PartitionFunction, matrix: Matrix) -> None:
-    """Raise if the matrix holds whole numbers only."""
+    """Raise ParameterServerError if the matrix stores whole numbers."""
     if matrix.dtype == "int64":
         raise ParameterServerError(
             f"{where(function, matrix)}: expected a matrix of float32 or float64, for its results are fractions; "
@@ -383,7 +340,7 @@ def check_fractions_fit(function: PartitionFunction, matrix: Matrix) -> None:
 
 
 def check_fits_dtype(function: PartitionFunction, matrix: Matrix, fields: Iterable[str]) -> None:
-    """Raise if a number, several, or an array among the settings cannot be held by a matrix of whole numbers."""
+    """Raise ParameterServerError if a matrix of whole numbers cannot store the numbers of these settings."""
     if matrix.dtype != "int64":
         return
     for field in fields:
@@ -393,7 +350,7 @@ def check_fits_dtype(function: PartitionFunction, matrix: Matrix, fields: Iterab
                 continue
             given = str(value.dtype)
         else:
-            # Compared as Python does, exactly: 2.0 ** 63 is one too many.
+            # Python compares exactly: 2.0 ** 63 is one too many.
             numbers = value if isinstance(value, tuple) else (value,)
             others = [
                 number
@@ -409,7 +366,7 @@ def check_fits_dtype(function: PartitionFunction, matrix: Matrix, fields: Iterab
 
 
 def check_width(function: PartitionFunction, matrix: Matrix, field: str) -> None:
-    """Raise unless an array is as long as a row."""
+    """Raise ParameterServerError unless an array is as long as a row."""
     length = len(getattr(function, field))
     if length != matrix.columns:
         raise ParameterServerError(
@@ -418,8 +375,8 @@ def check_width(function: PartitionFunction, matrix: Matrix, field: str) -> None
         )
 
 
-def check_columns(function: PartitionFunction, matrix: Matrix, columns: npt.NDArray[np.int64]) -> None:
-    """Raise OutOfRange for the first column that the matrix does not have."""
+def check_columns(function: PartitionFunction, matrix: Matrix, columns: Columns) -> None:
+    """Raise OutOfRange if the matrix does not have one of these columns."""
     outside = (columns < 0) | (columns >= matrix.columns)
     if outside.any():
         raise OutOfRange(
@@ -428,17 +385,17 @@ def check_columns(function: PartitionFunction, matrix: Matrix, columns: npt.NDAr
         )
 
 
-def same_numbers(values: Numbers, number: Any) -> npt.NDArray[np.bool_]:
-    """Where the values are that number; here NaN is the same as NaN.
+# -- rows of sparse blocks -----------------------------------------------------------------------------------
 
-    Rows of sparse blocks, as psfs compute with them.
-    """
+
+def same_numbers(values: Numbers, number: float) -> npt.NDArray[np.bool_]:
+    """Return which values equal a number; NaN equals NaN here."""
     same: npt.NDArray[np.bool_] = np.isnan(values) if number != number else values == number
     return same
 
 
 def without_default(columns: Columns, values: Numbers, default: float) -> SparseRow:
-    """A row that stores no column whose value is the default.
+    """Return a row that stores no column whose value is the default.
 
     >>> without_default(np.array([3, 5]), np.array([1.0, 0.0]), 0.0).columns.tolist()
     [3]
@@ -450,7 +407,7 @@ def without_default(columns: Columns, values: Numbers, default: float) -> Sparse
 
 
 def aligned(rows: Sequence[SparseRow], dtype: np.dtype[Any]) -> tuple[Columns, list[Numbers]]:
-    """The union of their columns, and for each row its values there, with its default as one more at the end.
+    """Return the union of the rows' columns, and for each row its values there, followed by its default.
 
     >>> one = SparseRow(np.array([2]), np.array([1.0]), 0.0)
     >>> two = SparseRow(np.array([4]), np.array([3.0]), 9.0)
@@ -470,3 +427,56 @@ def _at(columns: Columns, row: SparseRow, dtype: np.dtype[Any]) -> Numbers:
     else:
         values[np.searchsorted(columns, row.columns)] = row.values
     return values
+
+
+# -- functions by name ---------------------------------------------------------------------------------------
+
+
+def imported(name: str, who: str) -> Any:
+    """Return the object that ``"module:name"`` names; raise ConfigurationError (beginning with ``who``) if it fails.
+
+    >>> imported("math:sqrt", "psf.Map")(4.0)
+    2.0
+    """
+    module, colon, qualified_name = name.partition(":")
+    if not (module and colon and qualified_name):
+        raise ConfigurationError(
+            f"{who}: expected a function or its name as 'module:function', given {name!r}"
+        )
+    try:
+        return reduce(getattr, qualified_name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{who}: expected a function that can be imported, given {name!r}: {error}"
+        ) from error
+
+
+def importable_name(thing: Callable[..., Any], who: str, what: str) -> str:
+    """Return the ``"module:name"`` of a function or class; raise ConfigurationError if it has none.
+
+    >>> importable_name(np.exp, "psf.Map", "its function")
+    'numpy:exp'
+    """
+    module = "numpy" if isinstance(thing, np.ufunc) else getattr(thing, "__module__", None)
+    qualified_name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
+    reason = _why_not_importable(thing, module, qualified_name)
+    if reason is not None:
+        raise ConfigurationError(
+            f"{who}: expected {what} at the top level of a module, so that another process can import it, given "
+            f"{thing!r}, which {reason}"
+        )
+    return f"{module}:{qualified_name}"
+
+
+def _why_not_importable(thing: object, module: str | None, qualified_name: str | None) -> str | None:
+    if not module or not qualified_name:
+        return "has no name of its own"
+    if module == "__main__":
+        return "is part of the program that was started; move it to a module"
+    if "<" in qualified_name:  # <lambda>, <locals>
+        return "is a lambda or is made inside a function; move it to the top level"
+    try:
+        found = imported(f"{module}:{qualified_name}", "")
+    except ConfigurationError:
+        found = None
+    return None if found is thing else f"is not what '{module}:{qualified_name}' names"

@@ -1,16 +1,16 @@
-"""Update rules that run where the parameters are.
+"""Optimizers as psfs: they update the weights on the shards, where the weights are stored.
 
-The weights, what the rule remembers of each of them, and the sum of the gradients that workers add are rows
-of one matrix, all in one row block. For Adam on two rows of weights (``weights=2``):
+The weights, the optimizer's slots (its state for each weight, such as Adam's m and v) and the sum of the workers'
+gradients are rows of one matrix, in one row block. For Adam on two rows of weights (``weights=2``):
 
-===========  ====================================
-rows         what they hold
-===========  ====================================
+===========  ====================================================
+rows         content
+===========  ====================================================
 0, 1         the weights
-2, 3         slot m of row 0, and of row 1
-4, 5         slot v
-6, 7         the gradients of rows 0 and 1: ``add`` to these
-===========  ====================================
+2, 3         slot m of row 0, slot m of row 1
+4, 5         slot v of row 0, slot v of row 1
+6, 7         the gradients of rows 0 and 1: ``add`` to these rows
+===========  ====================================================
 
 >>> from streamiter.optimizers import Adam
 >>> optimize = Optimize("w", Adam(0.01), weights=2)
@@ -36,18 +36,18 @@ from streamiter.parameter_server.psf.function import (
     importable_name,
     where,
 )
-from streamiter.parameter_server.storage.block import Block, SparseRow
+from streamiter.parameter_server.storage.block import Block, Numbers, SparseRow
 
 __all__ = ["InitialSlots", "Optimize", "OptimizerRows"]
 
-# Columns of a row that are updated at once: the rule's two or three temporary arrays stay below 1 MB, and in a
-# processor's cache. For a row of 10 M numbers as a whole they would take 240 MB.
+# Columns of a row that are updated at once: the two or three temporary arrays of the optimizer stay below 1 MB, and in
+# the processor's cache. For a whole row of 10 M numbers they would take 240 MB.
 _CHUNK_COLUMNS: Final = 1 << 15
 
 
 @dataclass(frozen=True)
 class OptimizerRows(UpdateFunction):
-    """Functions on the rows that an optimizer works on: where each of them lies."""
+    """A psf on the rows of an optimizer; its methods return the number of each row."""
 
     matrix: str
     optimizer: Optimizer
@@ -66,15 +66,15 @@ class OptimizerRows(UpdateFunction):
 
     @staticmethod
     def rows_needed(optimizer: Optimizer, weights: int = 1) -> int:
-        """How many rows the matrix must have at least: those of weights, of slots, and of gradients."""
+        """Return the least number of rows of the matrix: those of the weights, the slots and the gradients."""
         return weights * (2 + len(checked_optimizer("Optimize.rows_needed", optimizer).slot_names))
 
     def gradient_row(self, weight_row: int = 0) -> int:
-        """The row that gradients for a row of weights are added to."""
+        """Return the row of the gradients of a row of weights."""
         return self._row(1 + len(self.optimizer.slot_names), weight_row)
 
     def slot_row(self, slot: str, weight_row: int = 0) -> int:
-        """The row that holds a slot (a name of ``optimizer.slot_names``) of a row of weights."""
+        """Return the row of a slot (a name of ``optimizer.slot_names``) of a row of weights."""
         names = self.optimizer.slot_names
         if slot not in names:
             raise OutOfRange(
@@ -89,7 +89,7 @@ class OptimizerRows(UpdateFunction):
 
     def rows(self, matrix: Matrix) -> Sequence[int]:
         needed = self.rows_needed(self.optimizer, self.weights)
-        if matrix.rows < needed:  # said here, before anybody else misses the last of them
+        if matrix.rows < needed:  # Checked first: the error of a missing row would not say why.
             raise ParameterServerError(
                 f"{where(self, matrix)}: expected at least {needed} rows ({self.weights} each of weights, "
                 f"{''.join(f'{name}, ' for name in self.optimizer.slot_names)}and gradients), given {matrix.rows}; "
@@ -102,7 +102,7 @@ class OptimizerRows(UpdateFunction):
         check_fractions_fit(self, matrix)
         if matrix.default:
             raise ParameterServerError(
-                f"{where(self, matrix)}: expected default=0.0, which gradients and slots begin with, given "
+                f"{where(self, matrix)}: expected default=0.0, the first value of gradients and slots, given "
                 f"{matrix.default}; give the weights their default with psf.Fill"
             )
         try:
@@ -113,20 +113,19 @@ class OptimizerRows(UpdateFunction):
 
 @dataclass(frozen=True)
 class Optimize(OptimizerRows):
-    """Apply the gradients that were added up, once, and clear them. Not for int64.
+    """Update the weights with the sum of the gradients, once, and set the gradients to 0. Not for int64.
 
-    ``optimizer`` is any of :mod:`streamiter.optimizers`. The gradient is divided by ``scale`` first: the number
-    of workers or examples whose gradients were summed up. ``step`` is the number of the update, from 1, for
-    rates that decay and for Adam; None: each block counts how often it was updated. ``weights`` is how many
-    rows of weights there are.
+    ``optimizer`` is one of :mod:`streamiter.optimizers`. The gradients are first divided by ``scale``: the number of
+    workers or examples whose gradients were added. ``step`` is the number of the update, from 1, for rates that decay
+    and for Adam; None: each block counts its updates. ``weights`` is the number of rows of weights.
 
-    On a dense matrix all columns are updated, also where the gradient is 0: momentum goes on, l2 shrinks. With
-    ``sparse=True``, and always on a sparse matrix, only columns whose gradient is not 0 are updated; weights
-    and slots of the others stay. (Gradients whose sum is exactly 0 are none.) Both are the same for FTRL, and
-    without l1 and l2 for SGD and AdaGrad.
+    On a dense matrix all columns are updated, also those whose gradient is 0: momentum and l2 still change the weight.
+    With ``sparse=True``, and always on a sparse matrix, only columns whose gradient is not 0 are updated; the weights
+    and slots of the other columns stay. (A sum of gradients that is exactly 0 counts as no gradient.) For FTRL both are
+    the same; for SGD and AdaGrad both are the same without l1 and l2.
 
-    As ``on_clock=`` of a matrix it runs whenever the minimum clock moves; as ``update=`` of an ``add``, once for
-    each add. Raises a ParameterServerError if the matrix has too few rows, or int64, or a default other than 0.
+    As ``on_clock=`` of a matrix it runs whenever the minimum clock advances; as ``update=`` of an ``add``, once for
+    each add. Raises ParameterServerError if the matrix has too few rows, or int64, or a default other than 0.
 
     >>> from streamiter.optimizers import SGD
     >>> Optimize("w", SGD(0.5), scale=4).gradient_row()
@@ -154,14 +153,14 @@ class Optimize(OptimizerRows):
             row = self.gradient_row(weight_row)
             if default := block.sparse_row(row).default:
                 raise ParameterServerError(
-                    f"psf.Optimize on matrix {self.matrix!r}: expected gradients (row {row}) of which absent columns "
-                    f"are 0, given a default of {default}; add gradients for the columns that have one"
+                    f"psf.Optimize on matrix {self.matrix!r}: expected gradients (row {row}) with a "
+                    f"default of 0, given a default of {default}; add gradients for the columns that have one"
                 )
 
     def partition_update(self, block: Block, part: Any) -> None:
-        self.partition_check(block, part)  # nobody asks it for ``on_clock`` and ``update=``
+        self.partition_check(block, part)  # The shard does not call it for ``on_clock`` and ``update=``.
         step = block.updates + 1 if self.step is None else self.step
-        # Numbers that run away become infinite, as everywhere on the server; they end no other worker's work.
+        # Numbers that grow too large become infinite, as everywhere on the server; they must not fail other workers.
         with np.errstate(all="ignore"):
             for weight_row in range(self.weights):
                 if block.is_sparse:
@@ -209,10 +208,10 @@ class Optimize(OptimizerRows):
 
 @dataclass(frozen=True)
 class InitialSlots(OptimizerRows):
-    """Fill the rows of slots as the optimizer begins with them, for the weights as they are now. Not for int64.
+    """Fill the rows of slots with the optimizer's initial slots for the weights as they are now. Not for int64.
 
-    Most slots begin at 0, as the rows of a matrix do. It is needed for ``FTRL(keep_start=True)``, and to begin
-    anew. As part of ``init=`` it comes after what sets the weights.
+    Most slots are 0 initially, as the rows of a matrix are. ``FTRL(keep_start=True)`` needs this psf, and so does a
+    reset of the optimizer. In ``init=``, write it behind the function that sets the weights.
 
     >>> from streamiter.optimizers import FTRL
     >>> InitialSlots("w", FTRL(keep_start=True)).slot_row("z")
@@ -240,5 +239,5 @@ class InitialSlots(OptimizerRows):
             content = SparseRow(weights.columns.copy(), slot[:-1], float(slot[-1]))
             block.replace_row(self.slot_row(name, weight_row), content)
 
-    def _slots(self, weights: Any) -> dict[str, Any]:
+    def _slots(self, weights: Numbers) -> dict[str, Numbers]:
         return self.optimizer.new_slots(weights) if self.optimizer.slot_names else {}

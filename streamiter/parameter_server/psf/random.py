@@ -1,4 +1,10 @@
-"""Update functions that draw random numbers."""
+"""Update functions that fill rows with random numbers.
+
+A random number depends on seed, row and column only, and not on how a row is cut into blocks. Philox (Salmon, Moraes,
+Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) is a function of a key, here (seed, row), and of a
+counter; it gives four words of 64 bits for each value of the counter. A column has a fixed number of words: one for a
+uniform number, two for a normal number (Box, Muller, "A note on the generation of random normal deviates", 1958).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +47,7 @@ _UNIT = 2.0**-53
 
 
 def _words(seed: int, row: int, first: int, count: int) -> npt.NDArray[np.uint64]:
-    """Words ``first`` to ``first + count`` of the row, as whole numbers of 53 bits."""
+    """Return words ``first`` to ``first + count`` of a row, as whole numbers of 53 bits."""
     counter, skipped = divmod(first, _WORDS_PER_COUNT)
     generator = np.random.Philox(
         key=np.array([seed, row], np.uint64), counter=np.array([counter, 0, 0, 0], np.uint64)
@@ -51,47 +57,39 @@ def _words(seed: int, row: int, first: int, count: int) -> npt.NDArray[np.uint64
 
 
 def uniforms(seed: int, row: int, columns: range) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) for each column.
+    """Return a number in [0, 1) for each column.
 
     >>> uniforms(7, 0, range(0, 9))[5:].tolist() == uniforms(7, 0, range(5, 9)).tolist()
     True
-
-    Random numbers that depend on seed, row and column, and on nothing else: not on how a row is cut into blocks.
-
-    Philox (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) is a function of a key,
-    here (seed, row), and of a counter, which gives four words of 64 bits for each. A column has a fixed number of them:
-    one for a uniform number, two for a normal one (Box, Muller, "A note on the generation of random normal deviates",
-    1958).
     """
     return _words(seed, row, columns.start, len(columns)).astype(np.float64) * _UNIT
 
 
 def normals(seed: int, row: int, columns: range) -> npt.NDArray[np.float64]:
-    """A number of the standard normal distribution for each column."""
+    """Return a number of the standard normal distribution for each column."""
     words = _words(seed, row, 2 * columns.start, 2 * len(columns))
-    # Contiguous, both: numpy's loops for arrays with gaps may differ in the last bit.
+    # Contiguous copies: numpy's loops for arrays with gaps may differ in the last bit.
     first, second = words[0::2].astype(np.float64), words[1::2].astype(np.float64)
-    # In (0, 1]: of 0 there is no logarithm.
+    # In (0, 1]: 0 has no logarithm.
     radius: npt.NDArray[np.float64] = np.sqrt(-2.0 * np.log((first + 1.0) * _UNIT))
     return radius * np.cos(second * (2.0 * np.pi * _UNIT))
 
 
 _PIECE = 1 << 16
-"""Columns drawn at a time: half a megabyte for each array in between, which stays in the cache."""
+"""Columns drawn at a time: half a megabyte for each temporary array, which stays in the processor's cache."""
 
 
-class Random(UpdateFunction):
-    """Random numbers for one row, or for all (``row=None``).
+class _Random(UpdateFunction):
+    """Random numbers for one row, or for all rows (``row=None``). Not for int64.
 
-    A number depends on seed, row and column only; see :mod:`~streamiter.parameter_server.psf.random`. So two
-    calls with one seed are not independent of each other: give each its own. A sparse row holds all columns afterwards.
-    Not for int64.
+    A number depends on seed, row and column only. Two calls with the same seed draw the same numbers: give each call
+    its own seed. A sparse row stores all columns afterwards.
     """
 
     row: int | None
     seed: int
     standard: ClassVar[Callable[[int, int, range], npt.NDArray[np.float64]]]
-    """Numbers of the standard distribution: of mean 0 and deviation 1, or from 0 to 1."""
+    """Draws numbers of the standard distribution: mean 0 and deviation 1, or from 0 to 1."""
 
     def __post_init__(self) -> None:
         if self.row is not None:
@@ -101,7 +99,7 @@ class Random(UpdateFunction):
     @property
     @abc.abstractmethod
     def scale_and_shift(self) -> tuple[float, float]:
-        """What standard numbers are multiplied by, and what is then added."""
+        """The factor of the standard numbers, and the summand that is then added."""
 
     def rows(self, matrix: Matrix) -> Sequence[int]:
         return () if self.row is None else (self.row,)
@@ -128,13 +126,11 @@ class Random(UpdateFunction):
 
 
 @dataclass(frozen=True)
-class RandomNormal(Random):
-    """Normal numbers of this mean and standard deviation.
+class RandomNormal(_Random):
+    """Row (``row=None``: each row) = normal numbers with this mean and standard deviation. Not for int64.
 
     >>> RandomNormal("w", row=0, mean=0.0, std=0.1, seed=7)
     RandomNormal(matrix='w', row=0, mean=0.0, std=0.1, seed=7)
-
-    Rows, or a whole matrix, of random numbers; the same numbers for the same seed, however the matrix is cut.
     """
 
     matrix: str
@@ -157,8 +153,8 @@ class RandomNormal(Random):
 
 
 @dataclass(frozen=True)
-class RandomUniform(Random):
-    """Numbers from ``low`` up to ``high``, all as likely.
+class RandomUniform(_Random):
+    """Row (``row=None``: each row) = uniform numbers from ``low`` to ``high``. Not for int64.
 
     >>> RandomUniform("w", row=None, low=-1.0, high=1.0, seed=7)
     RandomUniform(matrix='w', row=None, low=-1.0, high=1.0, seed=7)
@@ -187,7 +183,7 @@ class RandomUniform(Random):
 
 
 @dataclass(frozen=True)
-class _Xavier(Random):
+class _Xavier(_Random):
     matrix: str
     gain: float
     fan_in: float
@@ -203,14 +199,14 @@ class _Xavier(Random):
 
     @property
     def std(self) -> float:
-        """Of the numbers drawn."""
+        """The standard deviation of the numbers."""
         return self.gain * math.sqrt(2.0 / (self.fan_in + self.fan_out))
 
 
 class XavierNormal(_Xavier):
-    """Normal numbers, mean 0, deviation gain · √(2 / (fan_in + fan_out)) (Glorot and Bengio 2010).
+    """Matrix, or ``row`` = normal numbers with mean 0 and deviation gain · √(2 / (fan_in + fan_out)). Not for int64.
 
-    For the whole matrix, unless ``row`` is given.
+    Glorot and Bengio 2010.
 
     >>> XavierNormal("w", gain=1.0, fan_in=30, fan_out=20, seed=7).std
     0.2
@@ -224,7 +220,7 @@ class XavierNormal(_Xavier):
 
 
 class XavierUniform(_Xavier):
-    """Uniform numbers of the same deviation as :class:`XavierNormal`'s: from −√3 times it to √3 times it."""
+    """Matrix, or ``row`` = uniform numbers from −√3 · d to √3 · d, with d the deviation of :class:`XavierNormal`."""
 
     standard = uniforms
 
@@ -235,10 +231,10 @@ class XavierUniform(_Xavier):
 
 
 @dataclass(frozen=True)
-class KaimingNormal(Random):
-    """Normal numbers, mean 0, deviation gain · √(1 / fan_in) (He, Zhang, Ren, Sun 2015).
+class KaimingNormal(_Random):
+    """Matrix, or ``row`` = normal numbers with mean 0 and deviation gain · √(1 / fan_in). Not for int64.
 
-    For the whole matrix, unless ``row`` is given.
+    He, Zhang, Ren, Sun 2015.
     """
 
     matrix: str

@@ -1,7 +1,12 @@
-"""Update functions of whole rows and matrices, and pulls."""
+"""Update functions that write whole rows and matrices: with an array of the caller or a constant.
+
+With an array: ``Increment``, ``CompressUpdate``, ``Put``, ``Push``, ``MaxA``, ``MinA``, ``SparsePush``. With a
+constant: ``Fill`` and ``Reset`` (some rows), ``FullFill``, ``Eye`` and ``Diag`` (the whole matrix).
+"""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast
@@ -14,13 +19,11 @@ from streamiter.numbers import is_number, whole_number
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.psf.function import (
     ComparedByContent,
-    GetFunction,
     UpdateFunction,
     check_columns,
     check_fits_dtype,
     check_fractions_fit,
     check_width,
-    same_numbers,
     set_columns,
     set_numbers,
     set_rows,
@@ -36,12 +39,9 @@ __all__ = [
     "Eye",
     "Fill",
     "FullFill",
-    "FullPull",
     "Increment",
     "MaxA",
     "MinA",
-    "Pull",
-    "PullSparse",
     "Push",
     "Put",
     "Reset",
@@ -49,22 +49,28 @@ __all__ = [
 ]
 
 
-# A number in few bits is a whole number of this type; one bit is the sign.
-_POINTS: Final = {8: np.int8, 16: np.int16, 32: np.int32}
+# -- a row and an array ----------------------------------------------------------------------------------------
 
 
 class _OfArrays(ComparedByContent, UpdateFunction):
+    """Row = function of itself and of arrays of the caller; each block receives its part of them."""
+
     row: int
 
     def rows(self, matrix: Matrix) -> Sequence[int]:
         return (self.row,)
 
 
-class _WholeRow(_OfArrays):
-    """Row = function of itself and of an array of the matrix's full width; another width is an error."""
+class _OfWholeRow(_OfArrays):
+    """Row = ``ufunc(row, array)``; the array, ``array_field``, must be as wide as the matrix."""
 
     array_field: ClassVar[str]
-    body: ClassVar[Callable[..., Any]]
+    _ufunc: ClassVar[Callable[..., Numbers]]
+
+    def __init_subclass__(cls, *, ufunc: Callable[..., Numbers] | None = None) -> None:
+        super().__init_subclass__()
+        if ufunc is not None:
+            cls._ufunc = staticmethod(ufunc)
 
     def __post_init__(self) -> None:
         set_rows(self, "row")
@@ -83,30 +89,27 @@ class _WholeRow(_OfArrays):
         ]
 
     def partition_update(self, block: Block, part: Numbers) -> None:
-        body = type(self).body
         with np.errstate(all="ignore"):
             if block.is_sparse:
-                values = body(block.get(self.row, None), part)
+                values = self._ufunc(block.get(self.row, None), part)
                 columns = np.arange(block.columns.start, block.columns.stop)
                 default = block.sparse_row(self.row).default
                 block.replace_row(self.row, without_default(columns, values, default))
             else:
                 row = block.dense_row(self.row)
-                body(row, part, out=row)
+                self._ufunc(row, part, out=row)
 
 
 @dataclass(frozen=True, eq=False)
-class Increment(_WholeRow):
-    """Row += delta, or (``columns``) some of its columns; where a column is named twice, both count.
+class Increment(_OfWholeRow, ufunc=np.add):
+    """Row += ``delta``, or some of its ``columns`` += ``delta``; a column that is named twice gets both.
 
-    As :meth:`Client.add` does, but at once, whatever the consistency.
+    :meth:`Client.add` does the same, but waits where the consistency says so; ``Increment`` never waits.
 
     >>> Increment("w", row=0, delta=[1.0, 2.0])
     Increment(matrix='w', row=0, delta=array([1., 2.]), columns=None)
     >>> Increment("w", row=0, delta=[1.0, 2.0], columns=[3, 3])
     Increment(matrix='w', row=0, delta=array([1., 2.]), columns=array([3, 3]))
-
-    Functions of a row and an array, in place.
     """
 
     matrix: str
@@ -115,7 +118,6 @@ class Increment(_WholeRow):
     columns: npt.ArrayLike | None = None
 
     array_field = "delta"
-    body = np.add
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,7 +147,7 @@ class Increment(_WholeRow):
 def _split_columns(
     row: int, columns: npt.ArrayLike, values: npt.ArrayLike, matrix: Matrix, partitioning: MatrixPartitioning
 ) -> list[tuple[BlockRange, Any]]:
-    """The columns of each block and their values, for the blocks that have any."""
+    """Return the blocks that have some of the columns, each with its columns and their values."""
     with np.errstate(over="ignore"):
         numbers = np.asarray(values).astype(matrix.numpy_dtype, copy=False)
     return [
@@ -154,12 +156,16 @@ def _split_columns(
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class CompressUpdate(_WholeRow):
-    """Row += delta, which is sent to the shards in 8, 16 or 32 ``bits`` a number. Not for int64.
+# A number in few bits is a whole number of this type; one bit is the sign.
+_POINTS: Final = {8: np.int8, 16: np.int16, 32: np.int32}
 
-    Each number becomes a whole multiple, the nearest, of the largest absolute value of ``delta`` divided by
-    2^(bits − 1) − 1: the error of a number is at most half of that. ``delta`` has to be finite.
+
+@dataclass(frozen=True, eq=False)
+class CompressUpdate(_OfWholeRow, ufunc=np.add):
+    """Row += ``delta``, which is sent to the shards in 8, 16 or 32 ``bits`` a number. Not for int64.
+
+    The step is the largest absolute value of ``delta``, divided by 2^(bits − 1) − 1. Each number is rounded to the
+    nearest multiple of the step, so its error is at most half a step. ``delta`` must be finite.
 
     >>> CompressUpdate("w", row=0, delta=[1.0, 0.3], bits=8)
     CompressUpdate(matrix='w', row=0, delta=array([1. , 0.3]), bits=8)
@@ -171,7 +177,6 @@ class CompressUpdate(_WholeRow):
     bits: int = 8
 
     array_field = "delta"
-    body = np.add
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,7 +195,7 @@ class CompressUpdate(_WholeRow):
 
     def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
         delta = np.asarray(self.delta, np.float64)
-        # Of the whole row, not of each block: the result does not depend on how the matrix is cut.
+        # The largest of the whole row, not of each block: the result does not depend on how the matrix is cut.
         largest = float(np.abs(delta).max(initial=0.0))
         points = np.rint(delta / (largest or 1.0) * (2 ** (self.bits - 1) - 1)).astype(_POINTS[self.bits])
         return [
@@ -212,19 +217,18 @@ def _put(values: Numbers, given: Numbers, out: Numbers | None = None) -> Numbers
 
 
 @dataclass(frozen=True, eq=False)
-class Put(_WholeRow):
-    """Row = values."""
+class Put(_OfWholeRow, ufunc=_put):
+    """Row = ``values``, as many as the matrix has columns."""
 
     matrix: str
     row: int
     values: npt.ArrayLike
 
     array_field = "values"
-    body = _put
 
 
 class Push(Put):
-    """Row = values: the same as :class:`Put`. It replaces; what adds is :class:`Increment`.
+    """Row = ``values``, as :class:`Put` does. ``Push`` replaces the row; :class:`Increment` adds to it.
 
     >>> Push("w", row=0, values=[1.0, 2.0])
     Push(matrix='w', row=0, values=array([1., 2.]))
@@ -232,32 +236,25 @@ class Push(Put):
 
 
 @dataclass(frozen=True, eq=False)
-class MaxA(_WholeRow):
-    """Row = the larger of each of its numbers and that of ``other``; NaN where one is NaN."""
-
+class _WithOther(_OfWholeRow):
     matrix: str
     row: int
     other: npt.ArrayLike
 
     array_field = "other"
-    body = np.maximum
 
 
-@dataclass(frozen=True, eq=False)
-class MinA(_WholeRow):
-    """Row = the smaller of each of its numbers and that of ``other``; NaN where one is NaN."""
+class MaxA(_WithOther, ufunc=np.maximum):
+    """Row = the larger of each of its numbers and the number of ``other``; NaN if one is NaN."""
 
-    matrix: str
-    row: int
-    other: npt.ArrayLike
 
-    array_field = "other"
-    body = np.minimum
+class MinA(_WithOther, ufunc=np.minimum):
+    """Row = the smaller of each of its numbers and the number of ``other``; NaN if one is NaN."""
 
 
 @dataclass(frozen=True, eq=False)
 class SparsePush(_OfArrays):
-    """Row = ``values`` in ``columns``, and 0 in all others; where a column is named twice, the last value counts.
+    """Row = ``values`` in ``columns``, and 0 in all others; a column that is named twice gets the last value.
 
     >>> SparsePush("w", row=0, columns=[3, 7], values=[1.0, 2.0])
     SparsePush(matrix='w', row=0, columns=array([3, 7]), values=array([1., 2.]))
@@ -297,141 +294,23 @@ class SparsePush(_OfArrays):
             row[columns - block.columns.start] = values
 
 
-@dataclass(frozen=True, eq=False)
-class Pull(ComparedByContent, GetFunction):
-    """A row, or (``columns``) some of its columns in the order given: an array of the matrix's dtype.
-
-    >>> Pull("w", row=0, columns=[5, 2])
-    Pull(matrix='w', row=0, columns=array([5, 2]))
-
-    Rows as they are.
-    """
-
-    matrix: str
-    row: int
-    columns: npt.ArrayLike | None = None
-
-    def __post_init__(self) -> None:
-        set_rows(self, "row")
-        if self.columns is not None:
-            set_columns(self, "columns")
-
-    def rows(self, matrix: Matrix) -> Sequence[int]:
-        return (self.row,)
-
-    def check(self, matrix: Matrix) -> None:
-        if self.columns is not None:
-            check_columns(self, matrix, np.asarray(self.columns))
-
-    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Any]]:
-        columns = None if self.columns is None else np.asarray(self.columns)
-        slices = partitioning.split(self.row, columns)
-        if not slices:  # the dtype of no columns at all is the matrix's, too
-            return [(partitioning.blocks_of_row(self.row)[0], (columns, 0))]
-        return [(part.block, (part.columns, _place(part.positions))) for part in slices]
-
-    def partition_get(self, block: Block, part: Any) -> Any:
-        columns, place = part
-        return place, block.get(self.row, columns)
-
-    def merge(self, parts: Sequence[Any]) -> npt.NDArray[Any]:
-        merged = np.empty(sum(len(values) for _, values in parts), parts[0][1].dtype)
-        for place, values in parts:
-            merged[slice(place, place + len(values)) if isinstance(place, int) else place] = values
-        return merged
-
-
-def _place(positions: slice | npt.NDArray[np.intp]) -> int | npt.NDArray[np.intp]:
-    """Plain data: a slice as its start."""
-    return positions.start if isinstance(positions, slice) else positions
-
-
-@dataclass(frozen=True)
-class FullPull(GetFunction):
-    """The whole matrix: an array of (rows, columns), of the matrix's dtype.
-
-    >>> FullPull("w")
-    FullPull(matrix='w')
-    """
-
-    matrix: str
-
-    def partition_get(self, block: Block, part: Any) -> Any:
-        del part
-        values = np.stack([block.get(row, None) for row in block.rows])
-        return block.rows.start, block.columns.start, values
-
-    def merge(self, parts: Sequence[Any]) -> npt.NDArray[Any]:
-        rows = max(row + len(values) for row, _, values in parts)
-        columns = max(column + values.shape[1] for _, column, values in parts)
-        merged = np.empty((rows, columns), parts[0][2].dtype)
-        for row, column, values in parts:
-            merged[row : row + len(values), column : column + values.shape[1]] = values
-        return merged
-
-
-@dataclass(frozen=True)
-class PullSparse(GetFunction):
-    """The columns of a row that differ from its default (of a dense row: from 0), and their values: a ``SparseRow``.
-
-    >>> PullSparse("w", row=0)
-    PullSparse(matrix='w', row=0)
-    """
-
-    matrix: str
-    row: int
-
-    def __post_init__(self) -> None:
-        set_rows(self, "row")
-
-    def rows(self, matrix: Matrix) -> Sequence[int]:
-        return (self.row,)
-
-    def partition_get(self, block: Block, part: Any) -> Any:
-        del part
-        start, stop = block.columns.start, block.columns.stop
-        if block.is_sparse:
-            content = block.sparse_row(self.row)
-            # Copies: the reply may be looked at after the row has changed.
-            content = SparseRow(content.columns.copy(), content.values.copy(), content.default)
-        else:
-            content = without_default(np.arange(start, stop), block.get(self.row, None), 0)
-        return start, stop, content.columns, content.values, content.default
-
-    def merge(self, parts: Sequence[Any]) -> SparseRow:
-        default = parts[0][-1]
-        blocks = [_with_default(part, default) for part in parts]
-        return SparseRow(
-            np.concatenate([content.columns for content in blocks]),
-            np.concatenate([content.values for content in blocks]),
-            default,
-        )
-
-
-def _with_default(part: Any, default: float) -> SparseRow:
-    """The block's columns beside another default: one with no absent column may have its own."""
-    start, stop, columns, values, own = part
-    if same_numbers(np.array([own]), default)[0]:
-        return SparseRow(columns, values, default)
-    every = np.full(stop - start, own, values.dtype)
-    every[columns - start] = values
-    return without_default(np.arange(start, stop), every, default)
+# -- a constant ------------------------------------------------------------------------------------------------
 
 
 def _fill(block: Block, rows: Iterable[int], value: float) -> None:
-    """All numbers of these rows; of a sparse row this is its new default."""
+    """Write ``value`` to all numbers of these rows; for a sparse row it becomes the default."""
     with np.errstate(over="ignore"):
         number = block.dtype.type(value)
     for row in rows:
         if block.is_sparse:
-            nothing = SparseRow(np.empty(0, np.int64), np.empty(0, block.dtype), number.item())
-            block.replace_row(row, nothing)
+            empty = SparseRow(np.empty(0, np.int64), np.empty(0, block.dtype), number.item())
+            block.replace_row(row, empty)
         else:
             block.dense_row(row).fill(number)
 
 
 def _diagonal(block: BlockRange | Block) -> range:
-    """The rows, and columns, of the matrix's diagonal that lie in a block."""
+    """Return the rows, which are also the columns, of the part of the matrix's diagonal in a block."""
     return range(
         max(block.rows.start, block.columns.start),
         min(block.rows.stop, block.columns.stop),
@@ -439,14 +318,14 @@ def _diagonal(block: BlockRange | Block) -> range:
 
 
 def _fill_diagonal(block: Block, values: Numbers) -> None:
-    """``values`` on the diagonal, 0 elsewhere."""
+    """Write ``values`` to the diagonal, and 0 elsewhere."""
     _fill(block, block.rows, 0)
     for row, value in zip(_diagonal(block), values, strict=True):
         block.put(row, np.array([row]), value)
 
 
 class _FillsRows(UpdateFunction):
-    """One row, or several, which may lie in any blocks."""
+    """Give one row, or several rows in any blocks, a value each."""
 
     row: int | Sequence[int]
 
@@ -457,8 +336,9 @@ class _FillsRows(UpdateFunction):
         else:
             set_rows(self, "row")
 
+    @abc.abstractmethod
     def _values(self) -> dict[int, float]:
-        raise NotImplementedError
+        """Return the value of each row."""
 
     def rows(self, matrix: Matrix) -> Sequence[int]:
         return (self.row,) if isinstance(self.row, int) else ()
@@ -480,16 +360,14 @@ class _FillsRows(UpdateFunction):
 
 @dataclass(frozen=True)
 class Fill(_FillsRows):
-    """Every number of the row = ``value``; a sparse row then holds no more than its new default.
+    """Every number of the row = ``value``; ``value`` becomes the default of a sparse row.
 
-    Of several rows, all have this value, or (a sequence as long) each its own.
+    ``row`` may be a sequence of rows; ``value`` is then one number for all of them, or one for each.
 
     >>> Fill("w", row=0, value=1)
     Fill(matrix='w', row=0, value=1)
     >>> Fill("w", row=[0, 7], value=[1.0, 2.0])
     Fill(matrix='w', row=(0, 7), value=(1.0, 2.0))
-
-    Functions that give some rows of a matrix, or all of them, new values.
     """
 
     matrix: str
@@ -522,7 +400,7 @@ class Fill(_FillsRows):
 
 @dataclass(frozen=True)
 class Reset(_FillsRows):
-    """Every number of a row, or of several, = 0; a sparse row then holds nothing, and its default is 0.
+    """Every number of a row, or of several rows, = 0; a sparse row stores nothing, and its default becomes 0.
 
     >>> Reset("w", row=[0, 7])
     Reset(matrix='w', row=(0, 7))
@@ -555,7 +433,7 @@ class FullFill(UpdateFunction):
 
 @dataclass(frozen=True)
 class Eye(UpdateFunction):
-    """1 on the diagonal, 0 elsewhere; the matrix need not be square."""
+    """The matrix = 1 on the diagonal, 0 elsewhere; it need not be square."""
 
     matrix: str
 
@@ -568,7 +446,7 @@ class Eye(UpdateFunction):
 
 @dataclass(frozen=True, eq=False)
 class Diag(ComparedByContent, UpdateFunction):
-    """``values`` on the diagonal, 0 elsewhere: as many as there are rows, or columns where these are fewer."""
+    """The matrix = ``values`` on the diagonal, 0 elsewhere; as many values as rows or columns, whichever are fewer."""
 
     matrix: str
     values: npt.ArrayLike

@@ -1,9 +1,16 @@
-"""A sparse row as a hash table of numpy arrays, in which many columns are looked up at once."""
+"""Sparse blocks: for each row a default, and the columns whose values differ from it.
+
+A row is stored in *cells*, in one of two forms: a hash table of numpy arrays, in which many columns are looked up at
+once (``HashedCells``), or, for a row that is almost full, an array as wide as the block (``FilledCells``).
+``SparseBlock`` chooses the form, and copies cells before they change while a frozen state (``FrozenCells``) still
+holds them.
+"""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, Self, TypeAlias, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,23 +19,91 @@ from streamiter.deferred import Deferred, Encode
 from streamiter.errors import CheckpointError, InternalError
 from streamiter.parameter_server.matrix import BlockRange, Matrix
 from streamiter.parameter_server.storage.block import (
-    PART_COLUMNS,
     Block,
-    Cells,
     Columns,
+    FrozenState,
+    Number,
     Numbers,
     SparseRow,
     block_shape,
     check_shape,
-    differs_from,
     gathered,
 )
 
-__all__ = [
-    "FrozenCells",
-    "SparseBlock",
-]
+__all__ = ["FrozenCells", "SparseBlock"]
 
+
+# -- cells ---------------------------------------------------------------------------------------------------
+
+PART_COLUMNS: Final = 1 << 16
+"""Columns of one part of a row: with their numbers about 0.8 MB, and a millisecond."""
+
+
+class Cells(abc.ABC):
+    """One row of a sparse block: a default, and columns with values of their own, which may equal the default."""
+
+    default: Number
+    """A scalar of the dtype."""
+    made_after: int
+    """The count of freezes of the block when these cells were made: only later frozen states hold them."""
+
+    @abc.abstractmethod
+    def get(self, columns: Columns, out: Numbers | None) -> Numbers:
+        """Return the values of these columns, in ``out`` if that is given."""
+
+    @abc.abstractmethod
+    def write_to(self, out: Numbers) -> None:
+        """Write the values of all columns of the block to ``out``."""
+
+    @abc.abstractmethod
+    def add(self, columns: Columns, values: Numbers) -> bool:
+        """Add values; a column that is named twice gets both. Return False, and change nothing, if there is no room."""
+
+    @abc.abstractmethod
+    def put(self, columns: Columns, values: Numbers) -> bool:
+        """Overwrite values; a column that is named twice gets the last one. Return False as ``add`` does."""
+
+    @abc.abstractmethod
+    def count_absent(self, columns: Columns) -> int:
+        """Return how many different columns of these the cells do not store yet."""
+
+    @abc.abstractmethod
+    def reset(self, default: Number) -> None:
+        """Set the default and all columns to this value."""
+
+    @abc.abstractmethod
+    def content(self) -> tuple[Columns, Numbers]:
+        """Return the columns that differ from the default, ascending, and their values, for reading only."""
+
+    @abc.abstractmethod
+    def parts(self) -> Iterator[tuple[Columns, Numbers]]:
+        """Yield the columns that differ from the default and their values, in no order, a part at a time."""
+
+    def count_different(self) -> int:
+        """Return the count of columns that differ from the default."""
+        return sum(len(columns) for columns, _ in self.parts())
+
+    @abc.abstractmethod
+    def copy(self) -> Self:
+        """Return a copy."""
+
+    @abc.abstractmethod
+    def is_large_for(self, count: int) -> bool:
+        """Return whether smaller cells are better for so few columns."""
+
+    @abc.abstractmethod
+    def size_bytes(self) -> int:
+        """Return the memory of the cells."""
+
+
+def differs_from(values: Numbers, default: Number) -> npt.NDArray[np.bool_]:
+    """Return which values differ from the default in a bit: NaN equals NaN; −0.0 differs from 0.0, as 1/x shows."""
+    bits = np.dtype(f"u{values.itemsize}")
+    differs: npt.NDArray[np.bool_] = values.view(bits) != np.asarray(default, values.dtype).view(bits)
+    return differs
+
+
+# -- a hash table --------------------------------------------------------------------------------------------
 
 _EMPTY: Final = -1
 
@@ -39,41 +114,41 @@ _MULTIPLIER: Final = 0x9E3779B97F4A7C15
 
 
 def capacity_for(count: int) -> int:
-    """Slots for so many columns: between 19 and 38 % are taken, so that half as many more find room, too."""
+    """Return the slots for so many columns: 19 to 38 % are taken, so that half as many columns more have room."""
     return max(_CAPACITY_MIN, 1 << (8 * count // 3).bit_length())
 
 
 def hashed_bytes(count: int, dtype: np.dtype[Any]) -> int:
-    """Memory for so many columns."""
+    """Return the memory of a hash table for so many columns."""
     return capacity_for(count) * (8 + dtype.itemsize)
 
 
 @final
 class HashedCells(Cells):
-    """Open addressing, at most half of the slots taken, none ever freed.
+    """A hash table with open addressing: at most half of the slots are taken, and no slot is ever freed.
 
-    A lookup goes round by round for all columns at once, with ever fewer columns that have not found their slot; steps
-    of 1, 2, 3, … reach each slot of a power of two (triangular probing), and need half the rounds of steps of 1. 10,000
-    columns of a million take some 130 µs; a binary search in sorted arrays takes 3 ms.
+    A lookup of many columns takes several rounds; each round looks at the next slot of all columns that have not found
+    theirs. Steps of 1, 2, 3, … reach each slot of a power of two (triangular probing), and need half the rounds of
+    steps of 1. Looking up 10,000 of a million columns takes about 130 µs; a binary search in sorted arrays takes 3 ms.
     """
 
     def __init__(
-        self, capacity: int, dtype: np.dtype[Any], first: int, default: Any, made_after: int
+        self, capacity: int, dtype: np.dtype[Any], first: int, default: Number, made_after: int
     ) -> None:
         """``capacity`` is a power of two; ``first`` is the first column of the block."""
         self.default = default
         self.made_after = made_after
         self._first = first
         self._columns = np.full(capacity, _EMPTY, np.int64)
-        # An empty slot has the default, so what is looked up is read without asking whether it is there.
+        # An empty slot has the default, so a lookup reads the value without checking whether the column is stored.
         self._values = np.full(capacity, default, dtype)
         self._taken = 0
         self._set_constants()
         self._order: tuple[npt.NDArray[np.intp], Columns] | None = None
-        """The taken slots by column, and their columns; None after others were taken."""
+        """The taken slots in the order of their columns, and the columns; None after new slots were taken."""
 
     def _set_constants(self) -> None:
-        # As arrays without axes: a Python int costs as much again to convert as 100 columns to hash.
+        # Arrays without axes: converting a Python int takes as long as hashing 100 columns.
         capacity = len(self._columns)
         self._multiplier = np.array(_MULTIPLIER, np.uint64)
         self._shift = np.array(65 - capacity.bit_length(), np.uint64)
@@ -104,7 +179,7 @@ class HashedCells(Cells):
     def count_absent(self, columns: Columns) -> int:
         return len(_distinct(columns[self._find(columns)[1]]))
 
-    def reset(self, default: Any) -> None:
+    def reset(self, default: Number) -> None:
         self.default = default
         self._values.fill(default)
 
@@ -114,7 +189,7 @@ class HashedCells(Cells):
             columns = self._columns[slots]
             ascending = columns.argsort()
             self._order = slots[ascending], columns[ascending]
-            self._order[1].flags.writeable = False  # It is handed out.
+            self._order[1].flags.writeable = False  # The caller gets this array.
         slots, columns = self._order
         values = self._values[slots]
         differs = differs_from(values, self.default)
@@ -122,7 +197,7 @@ class HashedCells(Cells):
 
     def parts(self) -> Iterator[tuple[Columns, Numbers]]:
         for begin in range(0, len(self._columns), PART_COLUMNS):
-            # Empty slots have the default.
+            # Empty slots have the default, so they are not found.
             slots = (
                 differs_from(self._values[begin : begin + PART_COLUMNS], self.default).nonzero()[0] + begin
             )
@@ -145,7 +220,7 @@ class HashedCells(Cells):
         return self._columns.nbytes + self._values.nbytes + ordered
 
     def _find(self, columns: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
-        """The slot of each column, or the empty one where its search ends; and which of the columns are absent."""
+        """Return the slot of each column (of an absent one: an empty slot), and the positions of the absent columns."""
         slots = ((columns.view(np.uint64) * self._multiplier) >> self._shift).view(np.int64)
         seen = self._columns[slots]
         at = ((seen != columns) & (seen >= 0)).nonzero()[0]
@@ -161,7 +236,7 @@ class HashedCells(Cells):
         return slots, (seen < 0).nonzero()[0]
 
     def _claim(self, columns: Columns) -> npt.NDArray[np.int64] | None:
-        """The slot of each column, taken now where it was absent; None where more than half would be taken."""
+        """Return the slot of each column, taking slots for absent ones; None if more than half would be taken."""
         slots, absent = self._find(columns)
         if len(absent):
             missing = columns[absent]
@@ -173,12 +248,14 @@ class HashedCells(Cells):
         return slots
 
     def _take(self, new: Columns) -> None:
-        """Slots for columns that are absent and distinct."""
+        """Take slots for columns that are absent and distinct."""
         self._taken += len(new)
         self._order = None
         while len(new):
             slots, _ = self._find(new)
-            self._columns[slots] = new  # Where several want a slot the last has it, and the others search on.
+            self._columns[slots] = (
+                new  # If several columns want a slot, the last gets it; the others search again.
+            )
             new = new[self._columns[slots] != new]
 
 
@@ -193,12 +270,9 @@ def _distinct(columns: Columns) -> Columns:
 
 @final
 class FilledCells(Cells):
-    """An array as wide as the block.
+    """An array as wide as the block, for a row that stores almost every column."""
 
-    A sparse row that has become full enough to hold every column.
-    """
-
-    def __init__(self, values: Numbers, first: int, default: Any, made_after: int) -> None:
+    def __init__(self, values: Numbers, first: int, default: Number, made_after: int) -> None:
         """``values`` is kept; ``first`` is the first column of the block."""
         self.default = default
         self.made_after = made_after
@@ -220,14 +294,14 @@ class FilledCells(Cells):
         return True
 
     def add_all(self, values: Numbers) -> None:
-        """Add to every column."""
+        """Add values to all columns."""
         np.add(self._values, values, out=self._values)
 
     def count_absent(self, columns: Columns) -> int:
         del columns
         return 0
 
-    def reset(self, default: Any) -> None:
+    def reset(self, default: Number) -> None:
         self.default = default
         self._values.fill(default)
 
@@ -252,18 +326,165 @@ class FilledCells(Cells):
         return self._values.nbytes
 
 
-# A millisecond or two to gather and to encode; a small row takes some 10 µs.
+# -- the block -----------------------------------------------------------------------------------------------
+
+AnyCells = TypeVar("AnyCells", bound=Cells)
+
+
+@final
+class SparseBlock(Block):
+    """A block that stores, for each row, a default and the columns that differ from it.
+
+    A row is a hash table until an array as wide as the block is smaller. A row that was never changed takes no memory.
+    """
+
+    is_sparse = True
+
+    def __init__(self, matrix: Matrix, block: BlockRange) -> None:
+        super().__init__(matrix, block)
+        self._default = self.dtype.type(matrix.default)
+        self._cells: dict[int, Cells] = {}
+        """The cells of each row; a row without cells has the matrix's default in all columns."""
+        self._freezes = 0
+        self._frozen: list[FrozenCells] = []
+        """Frozen states that are not written yet; the block copies cells that they hold before it changes them."""
+
+    def get(self, row: int, columns: Columns | None, out: Numbers | None = None) -> Numbers:
+        cells = self._cells.get(row)
+        if columns is not None and cells is not None:
+            return cells.get(columns, out)
+        if out is None:
+            out = np.empty(len(self.columns) if columns is None else len(columns), self.dtype)
+        if cells is None:
+            out.fill(self._default)
+        else:
+            cells.write_to(out)
+        return out
+
+    def add(self, row: int, columns: Columns | None, values: Numbers) -> None:
+        if columns is None:
+            at = values.nonzero()[0]
+            if self._is_better_filled(len(at)):
+                self._changeable_filled(row).add_all(values)
+                return
+            columns, values = at + self.columns.start, values[at]
+        cells = self._changeable_row(row)
+        if not cells.add(columns, values):
+            self._enlarged(row, cells, columns).add(columns, values)
+
+    def put(self, row: int, columns: Columns | None, values: Numbers) -> None:
+        if columns is None:
+            cells = self._cells.get(row)
+            default = self._default if cells is None else cells.default
+            at = differs_from(values, default).nonzero()[0]
+            self._replace(row, at + self.columns.start, values[at], default)
+            return
+        cells = self._changeable_row(row)
+        if not cells.put(columns, values):
+            self._enlarged(row, cells, columns).put(columns, values)
+
+    def dense_row(self, row: int) -> Numbers:
+        raise InternalError(f"{self._name}: expected a dense block, given row {row} of a sparse block")
+
+    def sparse_row(self, row: int) -> SparseRow:
+        cells = self._cells.get(row)
+        if cells is None:
+            return SparseRow(np.empty(0, np.int64), np.empty(0, self.dtype), self._default.item())
+        columns, values = cells.content()
+        return SparseRow(columns, values, cells.default.item())
+
+    def replace_row(self, row: int, content: SparseRow) -> None:
+        self._replace(row, content.columns, content.values, self.dtype.type(content.default))
+
+    def _replace(self, row: int, columns: Columns, values: Numbers, default: Number) -> None:
+        cells = self._cells.get(row)
+        if cells is not None and not self._is_held(cells) and not cells.is_large_for(len(columns)):
+            # The usual case: an optimizer writes the same columns again and again.
+            cells.reset(default)
+            if cells.put(columns, values):
+                return
+        self._cells[row] = made = self._made(len(columns), default)
+        made.put(columns, values)
+
+    def size_bytes(self) -> int:
+        return sum(cells.size_bytes() for cells in self._cells.values())
+
+    def freeze(self, encode: Encode) -> FrozenState:
+        self._freezes += 1
+        cells = FrozenCells(self._cells, self.dtype, name=self._name, encode=encode, unfinished=self._frozen)
+        return {"shape": block_shape(self), "updates": self.updates, "cells": cells}
+
+    def restore(self, state: FrozenState) -> None:
+        check_shape(self, state["shape"], self._name)
+        self._cells = {}
+        for row, default, columns, values in segments_of(state["cells"], self, self._name):
+            if row not in self._cells:
+                self._cells[row] = self._made(len(columns), self.dtype.type(default))
+            self.put(row, columns, values)
+        self.updates = state["updates"]
+
+    def _made(self, count: int, default: Number) -> Cells:
+        """Return empty cells with room for so many columns."""
+        first = self.columns.start
+        if self._is_better_filled(count):
+            return FilledCells(np.full(len(self.columns), default, self.dtype), first, default, self._freezes)
+        return HashedCells(capacity_for(count), self.dtype, first, default, self._freezes)
+
+    def _is_better_filled(self, count: int) -> bool:
+        return hashed_bytes(count, self.dtype) >= len(self.columns) * self.dtype.itemsize
+
+    def _changeable_row(self, row: int) -> Cells:
+        cells = self._cells.get(row)
+        if cells is None:
+            cells = self._cells[row] = self._made(0, self._default)
+            return cells
+        return self._changeable(row, cells)
+
+    def _changeable_filled(self, row: int) -> FilledCells:
+        cells = self._cells.get(row)
+        if isinstance(cells, FilledCells):
+            return self._changeable(row, cells)
+        default = self._default if cells is None else cells.default
+        filled = FilledCells(self.get(row, None), self.columns.start, default, self._freezes)
+        self._cells[row] = filled
+        return filled
+
+    def _changeable(self, row: int, cells: AnyCells) -> AnyCells:
+        if not self._is_held(cells):
+            return cells
+        twin = cells.copy()
+        twin.made_after = self._freezes
+        self._cells[row] = twin
+        return twin
+
+    def _is_held(self, cells: Cells) -> bool:
+        return cells.made_after < self._freezes and bool(self._frozen)
+
+    def _enlarged(self, row: int, cells: Cells, columns: Columns) -> Cells:
+        """Return larger cells with room for these columns; columns whose values equal the default are dropped."""
+        larger = self._made(cells.count_different() + cells.count_absent(columns), cells.default)
+        for some_columns, values in cells.parts():
+            larger.put(some_columns, values)
+        self._cells[row] = larger
+        return larger
+
+
+# -- in checkpoints ------------------------------------------------------------------------------------------
+
+Segment: TypeAlias = tuple[int, Number, Columns, Numbers]
+"""The row, its default, and columns with their values."""
+
+# A millisecond or two to gather and to encode; a small row takes about 10 µs.
 _FRAME_BYTES: Final = 1 << 20
 _FRAME_SEGMENTS: Final = 256
 
 
 @final
 class FrozenCells(Deferred):
-    """The cells of all rows of a block. It costs a list of them; the block copies those that change later.
+    """The rows of a sparse block as they were at one moment, encoded while the block changes.
 
-    A frame is ``(rows, defaults, lengths, columns, values)``, arrays: a *segment* for each row, or part of a large one.
-
-    Sparse rows as they were at one moment, encoded while others change.
+    Freezing takes a list of the cells only; the block copies cells before it changes them. A frame is a tuple of
+    arrays, ``(rows, defaults, lengths, columns, values)``, with a *segment* for each row, or a part of a large row.
     """
 
     def __init__(
@@ -275,12 +496,12 @@ class FrozenCells(Deferred):
         encode: Encode,
         unfinished: list[FrozenCells],
     ) -> None:
-        """``unfinished``, a list of the owner of the cells, has this one from now on until it is done."""
+        """``unfinished`` is a list of the block; it contains this object until all frames are read or released."""
         self.name = name
         self._dtype = dtype
         self._encode = encode
         self._is_released = False
-        # The next one last: so they are given back bit by bit. Two lists, for pairs take ten times as long to make.
+        # The next row is last, so memory is freed row by row. Two lists: pairs take ten times as long to make.
         self._rows = list(reversed(cells))
         self._cells = list(reversed(cells.values()))
         self._unfinished = unfinished
@@ -288,7 +509,7 @@ class FrozenCells(Deferred):
 
     def frames(self) -> Iterator[bytes]:
         rows: list[int] = []
-        defaults: list[Any] = []
+        defaults: list[Number] = []
         columns: list[Columns] = []
         values: list[Numbers] = []
         size_bytes = 0
@@ -306,7 +527,7 @@ class FrozenCells(Deferred):
             yield self._frame(rows, defaults, columns, values)
         self.release()
 
-    def _segments(self) -> Iterator[tuple[int, Any, Columns, Numbers]]:
+    def _segments(self) -> Iterator[Segment]:
         self._check()
         while self._cells:
             row, cells = self._rows.pop(), self._cells.pop()
@@ -314,11 +535,11 @@ class FrozenCells(Deferred):
             for columns, values in cells.parts():
                 is_empty = False
                 yield row, cells.default, columns, values
-            if is_empty:  # Its default may be another than the matrix's.
+            if is_empty:  # Its default may differ from the matrix's.
                 yield row, cells.default, np.empty(0, np.int64), np.empty(0, self._dtype)
 
     def _frame(
-        self, rows: list[int], defaults: list[Any], columns: list[Columns], values: list[Numbers]
+        self, rows: list[int], defaults: list[Number], columns: list[Columns], values: list[Numbers]
     ) -> bytes:
         content = (
             np.array(rows, np.int64),
@@ -342,10 +563,8 @@ class FrozenCells(Deferred):
             self._unfinished.remove(self)
 
 
-def segments_of(
-    frames: Iterable[Any], block: Block, name: str
-) -> Iterator[tuple[int, Any, Columns, Numbers]]:
-    """Row, default, columns and values of each segment. Raises ``CheckpointError`` for what does not fit the block."""
+def segments_of(frames: Iterable[Any], block: Block, name: str) -> Iterator[Segment]:
+    """Yield the segments of decoded frames; raise CheckpointError for a frame that does not fit the block."""
     for frame in frames:
         if not _fits(frame, block):
             raise CheckpointError(
@@ -380,144 +599,3 @@ def _fits(frame: Any, block: Block) -> bool:
 
 def _all_in(numbers: Columns, expected: range) -> bool:
     return bool(((numbers >= expected.start) & (numbers < expected.stop)).all())
-
-
-AnyCells = TypeVar("AnyCells", bound=Cells)
-
-
-@final
-class SparseBlock(Block):
-    """For each row a default, and the columns that differ from it.
-
-    A row is a hash table, until an array as wide as the block is smaller. Rows that nobody has changed take no memory.
-
-    Blocks that hold what differs from a default.
-    """
-
-    is_sparse = True
-
-    def __init__(self, matrix: Matrix, block: BlockRange) -> None:
-        super().__init__(matrix, block)
-        self._default = self.dtype.type(matrix.default)
-        self._cells: dict[int, Cells] = {}
-        """By row; one that is not there has the matrix's default everywhere."""
-        self._freezes = 0
-        self._frozen: list[FrozenCells] = []
-        """Those that are not written yet: they hold cells of this block, which are copied before they change."""
-
-    def get(self, row: int, columns: Columns | None, out: Numbers | None = None) -> Numbers:
-        cells = self._cells.get(row)
-        if columns is not None and cells is not None:
-            return cells.get(columns, out)
-        if out is None:
-            out = np.empty(len(self.columns) if columns is None else len(columns), self.dtype)
-        if cells is None:
-            out.fill(self._default)
-        else:
-            cells.write_to(out)
-        return out
-
-    def add(self, row: int, columns: Columns | None, values: Numbers) -> None:
-        if columns is None:
-            at = values.nonzero()[0]
-            if self._is_better_filled(len(at)):
-                self._changeable_filled(row).add_all(values)
-                return
-            columns, values = at + self.columns.start, values[at]
-        cells = self._changeable_row(row)
-        if not cells.add(columns, values):
-            self._enlarged(row, cells, columns).add(columns, values)
-
-    def put(self, row: int, columns: Columns | None, values: Numbers) -> None:
-        if columns is None:
-            cells = self._cells.get(row)
-            default = self._default if cells is None else cells.default
-            at = differs_from(values, default).nonzero()[0]
-            self.replace_row(row, SparseRow(at + self.columns.start, values[at], default))
-            return
-        cells = self._changeable_row(row)
-        if not cells.put(columns, values):
-            self._enlarged(row, cells, columns).put(columns, values)
-
-    def dense_row(self, row: int) -> npt.NDArray[Any]:
-        raise InternalError(f"{self._name}: expected a dense block, row {row} lies in a sparse one")
-
-    def sparse_row(self, row: int) -> SparseRow:
-        cells = self._cells.get(row)
-        if cells is None:
-            return SparseRow(np.empty(0, np.int64), np.empty(0, self.dtype), self._default.item())
-        return SparseRow(*cells.content(), cells.default.item())
-
-    def replace_row(self, row: int, content: SparseRow) -> None:
-        count = len(content.columns)
-        default = self.dtype.type(content.default)
-        cells = self._cells.get(row)
-        if cells is not None and not self._is_frozen(cells) and not cells.is_large_for(count):
-            # The usual case: an optimizer writes the same columns again and again.
-            cells.reset(default)
-            if cells.put(content.columns, content.values):
-                return
-        self._cells[row] = made = self._made(count, default)
-        made.put(content.columns, content.values)
-
-    def size_bytes(self) -> int:
-        return sum(cells.size_bytes() for cells in self._cells.values())
-
-    def freeze(self, encode: Encode) -> dict[str, Any]:
-        self._freezes += 1
-        cells = FrozenCells(self._cells, self.dtype, name=self._name, encode=encode, unfinished=self._frozen)
-        return {"shape": block_shape(self), "updates": self.updates, "cells": cells}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        check_shape(self, state["shape"], self._name)
-        self._cells = {}
-        for row, default, columns, values in segments_of(state["cells"], self, self._name):
-            if row not in self._cells:
-                self._cells[row] = self._made(len(columns), self.dtype.type(default))
-            self.put(row, columns, values)
-        self.updates = state["updates"]
-
-    def _made(self, count: int, default: Any) -> Cells:
-        """Empty ones, with room for so many columns."""
-        first = self.columns.start
-        if self._is_better_filled(count):
-            return FilledCells(np.full(len(self.columns), default, self.dtype), first, default, self._freezes)
-        return HashedCells(capacity_for(count), self.dtype, first, default, self._freezes)
-
-    def _is_better_filled(self, count: int) -> bool:
-        return hashed_bytes(count, self.dtype) >= len(self.columns) * self.dtype.itemsize
-
-    def _changeable_row(self, row: int) -> Cells:
-        cells = self._cells.get(row)
-        if cells is None:
-            cells = self._cells[row] = self._made(0, self._default)
-            return cells
-        return self._changeable(row, cells)
-
-    def _changeable_filled(self, row: int) -> FilledCells:
-        cells = self._cells.get(row)
-        if isinstance(cells, FilledCells):
-            return self._changeable(row, cells)
-        default = self._default if cells is None else cells.default
-        filled = FilledCells(self.get(row, None), self.columns.start, default, self._freezes)
-        self._cells[row] = filled
-        return filled
-
-    def _changeable(self, row: int, cells: AnyCells) -> AnyCells:
-        if not self._is_frozen(cells):
-            return cells
-        twin = cells.copy()
-        twin.made_after = self._freezes
-        self._cells[row] = twin
-        return twin
-
-    def _is_frozen(self, cells: Cells) -> bool:
-        return cells.made_after < self._freezes and bool(self._frozen)
-
-    def _enlarged(self, row: int, cells: Cells, columns: Columns) -> Cells:
-        """The same with room for further columns; those that have come to equal the default are dropped."""
-        larger = self._made(cells.count_different() + cells.count_absent(columns), cells.default)
-        for some_columns, values in cells.parts():
-            larger.put(some_columns, values)
-        self._cells[row] = larger
-        return larger

@@ -327,7 +327,7 @@ def test_a_gradient_for_all_absent_columns_is_refused_before_anything_changes():
         block.replace_row(1, SparseRow(np.empty(0, np.int64), np.empty(0), 0.5))
     with pytest.raises(
         ParameterServerError,
-        match=r"psf.Optimize on matrix 'w': expected gradients \(row 1\) of which absent .* default of 0.5",
+        match=r"psf.Optimize on matrix 'w': expected gradients \(row 1\) with a default of 0, given a default of 0.5",
     ):
         blocks.run(Optimize("w", SGD()))
     with pytest.raises(ParameterServerError, match=r"a default of 0\.5"):

@@ -10,11 +10,7 @@ import pytest
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
-from streamiter.parameter_server.storage import Block, make_block
-from streamiter.parameter_server.storage import dense as frozen_arrays
-from streamiter.parameter_server.storage import sparse as filled_cells
-from streamiter.parameter_server.storage import sparse as frozen_cells
-from streamiter.parameter_server.storage import sparse as hashed_cells
+from streamiter.parameter_server.storage import Block, block, make_block, sparse
 
 __all__ = ["KINDS", "PLAIN", "block_of", "columns_of", "decoded", "deferred_of", "restored", "small_frames"]
 
@@ -25,9 +21,9 @@ KINDS = [(is_sparse, dtype) for is_sparse in (False, True) for dtype in ("float3
 
 def block_of(matrix: Matrix, row: int = 0, column: int = 0) -> tuple[Block, BlockRange]:
     """The block of a matrix that a number lies in."""
-    for block in MatrixPartitioning(matrix, shards=2).blocks:
-        if row in block.rows and column in block.columns:
-            return make_block(matrix, block), block
+    for place in MatrixPartitioning(matrix, shards=2).blocks:
+        if row in place.rows and column in place.columns:
+            return make_block(matrix, place), place
     raise AssertionError((row, column))
 
 
@@ -47,9 +43,9 @@ def decoded(state: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
     return PLAIN.decode_state(data, resolve), frames
 
 
-def restored(matrix: Matrix, block: BlockRange, state: dict[str, Any]) -> Block:
+def restored(matrix: Matrix, place: BlockRange, state: dict[str, Any]) -> Block:
     """A new block that has taken over a frozen state."""
-    other = make_block(matrix, block)
+    other = make_block(matrix, place)
     other.restore(decoded(state)[0])
     return other
 
@@ -62,8 +58,7 @@ def deferred_of(state: dict[str, Any]) -> Deferred:
 
 def small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames of a few numbers, so that small blocks have many."""
-    monkeypatch.setattr(frozen_arrays, "_FRAME_BYTES", 64)
-    monkeypatch.setattr(frozen_cells, "_FRAME_BYTES", 64)
-    monkeypatch.setattr(frozen_cells, "_FRAME_SEGMENTS", 2)
-    monkeypatch.setattr(filled_cells, "PART_COLUMNS", 16)
-    monkeypatch.setattr(hashed_cells, "PART_COLUMNS", 16)
+    monkeypatch.setattr(block, "_FRAME_BYTES", 64)
+    monkeypatch.setattr(sparse, "_FRAME_BYTES", 64)
+    monkeypatch.setattr(sparse, "_FRAME_SEGMENTS", 2)
+    monkeypatch.setattr(sparse, "PART_COLUMNS", 16)

@@ -243,9 +243,15 @@ def test_a_block_of_one_kind_refuses_what_only_the_other_has() -> None:
     """A function that took a sparse row for a dense one would change a copy, and nobody would see it."""
     dense, _ = block_of(Matrix("w", rows=1, columns=4))
     sparse, _ = block_of(Matrix("w", rows=1, columns=4, sparse=True))
-    with pytest.raises(InternalError, match="matrix 'w': expected a sparse block, row 0 lies in a dense one"):
+    with pytest.raises(
+        InternalError, match="matrix 'w': expected a sparse block, given row 0 of a dense block"
+    ):
         dense.sparse_row(0)
-    with pytest.raises(InternalError, match="matrix 'w': expected a sparse block, row 0 lies in a dense one"):
+    with pytest.raises(
+        InternalError, match="matrix 'w': expected a sparse block, given row 0 of a dense block"
+    ):
         dense.replace_row(0, sparse.sparse_row(0))
-    with pytest.raises(InternalError, match="matrix 'w': expected a dense block, row 0 lies in a sparse one"):
+    with pytest.raises(
+        InternalError, match="matrix 'w': expected a dense block, given row 0 of a sparse block"
+    ):
         sparse.dense_row(0)
