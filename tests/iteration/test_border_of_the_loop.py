@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from operators.operator_harness import stored
-from streamiter.runtime.controls import InputEnded
 
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
@@ -20,6 +19,7 @@ from streamiter.iteration.progress import Completed, Ended, LoopProgress, Releas
 from streamiter.iteration.replay import Replayer
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Progress
 from streamiter.records import Control, EndOfInput, EpochWatermark
+from streamiter.runtime.controls import InputEnded
 from streamiter.runtime.plan import Surroundings
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from operators.operator_harness import stored
-from streamiter.runtime.controls import InputEnded
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.disk_queue import SpillQueue
@@ -23,6 +22,7 @@ from streamiter.records import (
     EpochWatermark,
     slice_batch,
 )
+from streamiter.runtime.controls import InputEnded
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.port import Port

@@ -7,7 +7,6 @@ import asyncio
 import numpy as np
 import pytest
 from runtime.gate_run import GateRun, Seen, array, data
-from streamiter.runtime.controls import BarrierTrigger, InputEnded
 
 from streamiter.channels import Channel
 from streamiter.errors import ConfigurationError
@@ -20,6 +19,7 @@ from streamiter.records import (
     EpochWatermark,
     Idle,
 )
+from streamiter.runtime.controls import BarrierTrigger, InputEnded
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.port import Port
 

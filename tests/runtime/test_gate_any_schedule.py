@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 from runtime.gate_run import GateRun, Item, Seen, held_records
-from streamiter.runtime.controls import InputEnded
 from support.examples import random_examples
 
 from streamiter.records import CheckpointBarrier, DataBatch, EndOfInput, EpochWatermark
+from streamiter.runtime.controls import InputEnded
 
 NAMES = ("a", "b")
 

@@ -9,7 +9,6 @@ import numpy as np
 from checkpoints.deferred_support import unnamed_files
 from operators.operator_harness import stored
 from runtime.gate_run import GateRun, array, data, held_records, spill_queue
-from streamiter.runtime.controls import BarrierReturned
 
 from streamiter.channels import Channel
 from streamiter.records import (
@@ -21,6 +20,7 @@ from streamiter.records import (
     EpochWatermark,
     Idle,
 )
+from streamiter.runtime.controls import BarrierReturned
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.port import Port
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from streamiter.runtime.controls import BarrierReturned
 
 from streamiter.learn.linear_weights import LinearWeights
 from streamiter.parameter_server.holding import Holding
 from streamiter.parameter_server.requests import AddRequest
 from streamiter.parameter_server.shard import Shard
 from streamiter.runtime.checkpointing.commit import TransactionalWriter
+from streamiter.runtime.controls import BarrierReturned
 from streamiter.runtime.feedback import FeedbackLog
 from streamiter.runtime.services import JobServices
 from streamiter.runtime.task import Task
