@@ -62,6 +62,21 @@ class WaitingReply(Generic[T]):
             if self.on_given_up is not None:
                 self.on_given_up()
 
+    def follow(self, reply: T | WaitingReply[T]) -> None:
+        """Be settled with a reply, which may itself have to wait; giving this one up gives that one up."""
+        if not isinstance(reply, WaitingReply):
+            self.succeed(reply)
+            return
+
+        def settle() -> None:
+            try:
+                self.succeed(reply.result())
+            except BaseException as error:
+                self.fail(error)
+
+        self.on_given_up = reply.give_up
+        reply.when_settled(settle)
+
     def result(self) -> T:
         """The reply; raises what it failed with. Only once it is settled."""
         assert self.is_settled

@@ -13,7 +13,6 @@ from streamiter.numbers import whole_number
 from streamiter.parameter_server.calls import Call, ShardLink
 from streamiter.parameter_server.consistency.models import ASP
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
-from streamiter.parameter_server.matrix_access import MatrixAccess, MatrixRead
 from streamiter.parameter_server.participation import Heartbeats, Participation
 from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
 from streamiter.parameter_server.requests import (
@@ -26,7 +25,7 @@ from streamiter.parameter_server.requests import (
     GetRequest,
     PassBarrier,
 )
-from streamiter.parameter_server.rows import CachedRows, RowRead
+from streamiter.parameter_server.rows import CachedRows, MatrixAccess, MatrixRead, RowRead
 from streamiter.parameter_server.subscriptions import Subscription
 
 if TYPE_CHECKING:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from streamiter.errors import CheckpointError, StreamiterError
-from streamiter.parameter_server import add_parts
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency.models import ASP, BSP
 from streamiter.parameter_server.matrix_shard import MatrixShard
@@ -21,12 +20,15 @@ from streamiter.parameter_server.requests import (
     LeaveRequest,
     PassBarrier,
     UpdateRequest,
+    copied_add,
+    size_of_adds,
+    summed_adds,
 )
 
 if TYPE_CHECKING:
     from streamiter.parameter_server.shard import Shard
 
-__all__ = ["Holding", "NumberedSnapshots"]
+__all__ = ["Holding", "NumberedSnapshots", "SeenAdds"]
 
 # Above it, adds and clocks under ASP and SSP wait for the checkpoint, too: as much as adds of one iteration may take
 # elsewhere.
@@ -46,6 +48,26 @@ class NumberedSnapshots:
 
     take: Callable[[int, Any], None]
     completed: int = 0
+
+
+# As many parts are looked through in some µs.
+_FEW: Final = 64
+
+
+@final
+class SeenAdds:
+    """What a worker has added and its reads are to show, though it is not applied yet: summed up as it becomes more."""
+
+    def __init__(self) -> None:
+        self.parts: list[AddPart] = []
+        self._sum_up_above = _FEW
+
+    def note(self, parts: Iterable[AddPart]) -> None:
+        """The worker has added these, too; their arrays do not change."""
+        self.parts.extend(parts)
+        if len(self.parts) > self._sum_up_above:
+            self.parts = summed_adds(self.parts)
+            self._sum_up_above = max(_FEW, 2 * len(self.parts))
 
 
 @final
@@ -72,7 +94,7 @@ class Holding:
         """What was held for a barrier that is complete, as long as it is being applied."""
         self._is_releasing = False
         self._held_bytes = 0
-        self._seen: dict[tuple[int, str], add_parts.SeenAdds] = {}
+        self._seen: dict[tuple[int, str], SeenAdds] = {}
         """The adds that are held, by worker and matrix."""
         self._clocks: dict[tuple[int, str], int] = {}
         """How many clocks are held, by worker and matrix."""
@@ -268,7 +290,7 @@ class Holding:
                 waiting.fail(error)
             return
         if waiting is not None:
-            _pass_on(reply, waiting)
+            waiting.follow(reply)
 
     # -- requests --------------------------------------------------------------------------------------
 
@@ -285,7 +307,7 @@ class Holding:
     def add(self, request: AddRequest) -> Any:
         """Keep a copy; under ASP and SSP that is enough for the worker to continue."""
         matrix = self._shard.matrix(request.matrix)
-        copied = add_parts.kept(request)
+        copied = copied_add(request)
         size_bytes = _size_bytes(copied)
         # What a function makes of the row shows only when it has run.
         reads_result = request.get is not None and request.update is not None
@@ -324,7 +346,7 @@ class Holding:
     def _hold(self, request: Any, waiting: WaitingReply[Any] | None) -> None:
         self._held.append((request, waiting))
         if isinstance(request, AddRequest):
-            self._seen.setdefault((request.worker, request.matrix), add_parts.SeenAdds()).note(request.parts)
+            self._seen.setdefault((request.worker, request.matrix), SeenAdds()).note(request.parts)
         elif isinstance(request, ClockRequest):
             of_worker = (request.worker, request.matrix)
             self._clocks[of_worker] = self._clocks.get(of_worker, 0) + 1
@@ -350,21 +372,5 @@ class Holding:
 
 def _size_bytes(request: Any) -> int:
     if isinstance(request, AddRequest):
-        return add_parts.size_bytes(request.parts)
+        return size_of_adds(request.parts)
     return _CLOCK_BYTES if isinstance(request, ClockRequest) else 0
-
-
-def _pass_on(reply: Any, waiting: WaitingReply[Any]) -> None:
-    """Settle a wait with a reply, which may itself have to wait."""
-    if not isinstance(reply, WaitingReply):
-        waiting.succeed(reply)
-        return
-
-    def settle() -> None:
-        try:
-            waiting.succeed(reply.result())
-        except BaseException as error:
-            waiting.fail(error)
-
-    waiting.on_given_up = reply.give_up
-    reply.when_settled(settle)

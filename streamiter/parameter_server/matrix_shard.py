@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, final
 
 import numpy as np
@@ -18,7 +19,6 @@ from streamiter.errors import (
     StreamiterError,
 )
 from streamiter.numbers import is_number
-from streamiter.parameter_server import add_parts
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency import model_of
 from streamiter.parameter_server.consistency.models import BSP, ConsistencyModel, Released
@@ -32,13 +32,19 @@ from streamiter.parameter_server.requests import (
     GetReply,
     GetRequest,
     UpdateRequest,
+    add_pending,
+    copied_add,
+    size_of_adds,
+    summed_adds,
 )
-from streamiter.parameter_server.statistics import MatrixCounts, MatrixStatistics
+from streamiter.parameter_server.snapshots import check_state, frozen_blocks, restore_blocks
 from streamiter.parameter_server.storage import make_block
 from streamiter.parameter_server.storage.block import Block, GuardedBlock
 
 __all__ = [
+    "MatrixCounts",
     "MatrixShard",
+    "MatrixStatistics",
     "check_first_values",
     "init_functions",
 ]
@@ -87,71 +93,68 @@ def init_values(matrix: Matrix) -> npt.NDArray[Any] | None:
     return np.broadcast_to(given.astype(matrix.numpy_dtype, copy=False), shape)
 
 
-_SETTINGS = ("rows", "columns", "dtype", "sparse")
-"""Those that numbers cannot be taken over without."""
-
-_Span = tuple[int, int]
-
-
-def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> dict[str, Any]:
-    """The matrix and these of its blocks as they are now: plain data, with ``Deferred`` pieces.
-
-    The part of a snapshot that says what one matrix holds.
-    """
-    return {
-        "settings": {name: getattr(matrix, name) for name in _SETTINGS},
-        "blocks": [
-            {
-                "rows": [block.rows.start, block.rows.stop],
-                "columns": [block.columns.start, block.columns.stop],
-                "content": block.freeze(encode),
-            }
-            for block in blocks
-        ],
-    }
-
-
-def check_state(matrix: Matrix, blocks: Iterable[Block], state: Mapping[str, Any]) -> None:
-    """Raise what keeps these blocks from taking over a state of all blocks."""
-    for name, value in state["settings"].items():
-        if (now := getattr(matrix, name)) != value:
-            raise ParameterServerError(
-                f"matrix {matrix.name!r}: expected {name}={value!r} as in the snapshot, given {now!r}; "
-                "make it as it was, or begin without the snapshot"
-            )
-    saved = _by_place(state)
-    for block in blocks:
-        rows, columns = _place(block)
-        if (rows, columns) not in saved:
-            (of_rows, of_columns) = next(iter(saved))
-            raise ParameterServerError(
-                f"matrix {matrix.name!r}: expected a snapshot of blocks such as rows {_shown(rows)}, columns "
-                f"{_shown(columns)}, given blocks such as rows {_shown(of_rows)}, columns {_shown(of_columns)}; "
-                f"make the matrix with block=({of_rows[1] - of_rows[0]}, {of_columns[1] - of_columns[0]})"
-            )
-
-
-def restore_blocks(blocks: Iterable[Block], state: Mapping[str, Any]) -> None:
-    """Have each of these blocks hold what it holds in a state of all blocks, which has been checked."""
-    saved = _by_place(state)
-    for block in blocks:
-        block.restore(saved[_place(block)])
-
-
-def _by_place(state: Mapping[str, Any]) -> dict[tuple[_Span, _Span], Any]:
-    return {(tuple(block["rows"]), tuple(block["columns"])): block["content"] for block in state["blocks"]}
-
-
-def _place(block: Block) -> tuple[_Span, _Span]:
-    return (block.rows.start, block.rows.stop), (block.columns.start, block.columns.stop)
-
-
-def _shown(ends: _Span) -> str:
-    return f"{ends[0]:,} to {ends[1] - 1:,}"
-
-
 # Adds of one worker that wait for a clock are summed up past this: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20
+
+
+@dataclass(slots=True)
+class MatrixCounts:
+    """Counts of one matrix on one shard, since it was made."""
+
+    gets: int = 0
+    adds: int = 0
+    clocks: int = 0
+    updates: int = 0
+    aggregates: int = 0
+    numbers_read: int = 0
+    numbers_added: int = 0
+    waits: int = 0
+    """Gets that had to wait."""
+    waiting_peak: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixStatistics:
+    """One matrix on one shard at one moment, or on all of them. Counts are since it was made there.
+
+    On all of them (``ParameterServerStatistics.matrix``) counts are sums: a call to two shards counts twice.
+    """
+
+    matrix: str
+    """Its name."""
+    consistency: str
+    """As it is written: ``"SSP(staleness=2)"``."""
+    minimum_clock: int
+    """That of the slowest worker; on all shards, the lowest."""
+    clocks: dict[str, int]
+    """Where each worker stands, by its number, as text, which JSON wants of keys."""
+    gets: int
+    """Requests to read; those of ``add_get``, too."""
+    adds: int
+    """Requests to add."""
+    clock_calls: int
+    """How often workers have clocked, all together; on all shards, the highest."""
+    updates: int
+    """How often a function has run that changes parameters, ``init`` and ``on_clock`` included."""
+    aggregates: int
+    """How often one has run that computes something."""
+    numbers_read: int
+    """By gets."""
+    numbers_added: int
+    """By adds that were applied."""
+    waits: int
+    """Gets that had to wait."""
+    waiting: int
+    """Gets that wait now."""
+    waiting_peak: int
+    """The most that waited at the same time; on all shards, the highest of one shard."""
+    buffered_adds: int
+    """Adds that wait for a clock."""
+    blocks: int
+    """How many there are."""
+    size_bytes: int
+    """Memory of its blocks."""
+
 
 OwnAdds = Callable[[GetRequest], Iterable[AddPart]]
 """The adds of a worker that are held elsewhere, and that its get is to show."""
@@ -258,7 +261,7 @@ class MatrixShard:
             for add in self.model.pending_adds(request.worker):
                 pending.extend(add.parts)
         for part, found in zip(request.parts, values, strict=True):
-            add_parts.with_pending(found, part, pending, self.blocks[part.block].columns.start)
+            add_pending(found, part, pending, self.blocks[part.block].columns.start)
 
     def _forget(self, request: GetRequest) -> None:
         self._waiting.pop(id(request), None)
@@ -284,9 +287,9 @@ class MatrixShard:
                 f"matrix {self.matrix.name!r}: expected an add without update= under BSP, where adds wait for the "
                 f"clock, given {_name_of(request.update)}; give it as on_clock= when you make the matrix"
             )
-        worker, copied = request.worker, add_parts.kept(request)
+        worker, copied = request.worker, copied_add(request)
         self.model.add(worker, copied, request.observed)
-        held_bytes = self._pending_bytes.get(worker, 0) + add_parts.size_bytes(copied.parts)
+        held_bytes = self._pending_bytes.get(worker, 0) + size_of_adds(copied.parts)
         if held_bytes > self._sum_up_above.get(worker, _PENDING_BYTES):
             held_bytes = self._sum_up(worker)
             self._sum_up_above[worker] = max(_PENDING_BYTES, 2 * held_bytes)
@@ -302,8 +305,8 @@ class MatrixShard:
 
         def merge(adds: Sequence[AddRequest]) -> list[AddRequest]:
             nonlocal size_bytes
-            parts = add_parts.summed(part for add in adds for part in add.parts)
-            size_bytes = add_parts.size_bytes(parts)
+            parts = summed_adds(part for add in adds for part in add.parts)
+            size_bytes = size_of_adds(parts)
             return [AddRequest(self.matrix.name, worker, -1, parts)]
 
         self.model.merge_pending(worker, merge)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,10 @@ __all__ = [
     "TellStatistics",
     "Unsubscribe",
     "UpdateRequest",
+    "add_pending",
+    "copied_add",
+    "size_of_adds",
+    "summed_adds",
 ]
 
 
@@ -58,6 +62,80 @@ class AddPart(NamedTuple):
     row: int
     columns: npt.NDArray[np.int64] | None
     values: npt.NDArray[Any]
+
+
+# Beside the numbers: an add of one part takes that much for its objects. Of adds of one key it is nearly all.
+_PART_BYTES: Final = 480
+
+
+def copied_add(request: AddRequest) -> AddRequest:
+    """The same with arrays of its own: the caller may change theirs once the call has returned."""
+    parts = [
+        AddPart(
+            part.block, part.row, None if part.columns is None else part.columns.copy(), part.values.copy()
+        )
+        for part in request.parts
+    ]
+    return AddRequest(request.matrix, request.worker, request.observed, parts, request.update, request.get)
+
+
+def size_of_adds(parts: Iterable[AddPart]) -> int:
+    """Memory of the adds."""
+    return sum(
+        _PART_BYTES + part.values.nbytes + (0 if part.columns is None else part.columns.nbytes)
+        for part in parts
+    )
+
+
+def summed_adds(parts: Iterable[AddPart]) -> list[AddPart]:
+    """At most two parts for each row and block in place of many: no larger than the columns that were named."""
+    grouped: dict[tuple[int, int, bool], list[AddPart]] = {}
+    for part in parts:
+        grouped.setdefault((part.block, part.row, part.columns is None), []).append(part)
+    return [_sum(block, row, group) for (block, row, _), group in grouped.items()]
+
+
+def _sum(block: int, row: int, group: Sequence[AddPart]) -> AddPart:
+    named = [part.columns for part in group if part.columns is not None]
+    if not named:
+        total = group[0].values.copy()
+        for part in group[1:]:
+            total += part.values
+        return AddPart(block, row, None, total)
+    names, where = np.unique(np.concatenate(named), return_inverse=True)
+    values = np.zeros(len(names), dtype=group[0].values.dtype)
+    np.add.at(values, where, np.concatenate([part.values for part in group]))
+    return AddPart(block, row, names, values)
+
+
+def add_pending(
+    values: npt.NDArray[Any], part: GetPart, pending: Iterable[AddPart], first_column: int
+) -> npt.NDArray[Any]:
+    """What was read, and on top of it those pending adds that touch it; ``first_column`` is the block's.
+
+    ``values`` is changed in place.
+    """
+    relevant = [add for add in pending if add.block == part.block and add.row == part.row]
+    if not relevant:
+        return values
+    if part.columns is None:
+        for add in relevant:
+            if add.columns is None:
+                values += add.values
+            else:
+                np.add.at(values, add.columns - first_column, add.values)
+        return values
+    names, where = np.unique(part.columns, return_inverse=True)
+    extra = np.zeros(len(names), dtype=values.dtype)
+    for add in relevant:
+        if add.columns is None:
+            extra += add.values[names - first_column]
+        else:
+            at = np.minimum(np.searchsorted(names, add.columns), len(names) - 1)
+            is_there = names[at] == add.columns
+            np.add.at(extra, at[is_there], add.values[is_there])
+    values += extra[where]
+    return values
 
 
 class GetReply(NamedTuple):

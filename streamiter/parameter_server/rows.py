@@ -3,199 +3,259 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias, final
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.errors import ParameterServerError
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.consistency.models import BSP, SSP, Consistency
-from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
+from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning, Slice, fits_int64
+from streamiter.parameter_server.psf.function import (
+    GetFunction,
+    PartitionFunction,
+    UpdateFunction,
+    check_function,
+)
 from streamiter.parameter_server.requests import (
+    AddPart,
     AddRequest,
-    ChangedRows,
-    Changes,
+    AggregateRequest,
+    GetPart,
     GetReply,
-    RowChange,
+    GetRequest,
     UpdateRequest,
 )
-from streamiter.parameter_server.storage.block import Block, Columns, Numbers
+from streamiter.parameter_server.storage.block import Columns, Numbers
 
 __all__ = [
     "CachedRows",
-    "Marks",
-    "Positions",
-    "RowAssembly",
+    "FunctionParts",
+    "MatrixAccess",
+    "MatrixRead",
     "RowCache",
     "RowRead",
-    "RowsOfBlocks",
     "cache_rules",
 ]
 
 
-Positions: TypeAlias = "npt.NDArray[np.intp]"
+FunctionParts = dict[int, list[tuple[int, Any]]]
+"""What a function does where: blocks by number and their parts, by shard."""
+
+_KINDS_FOR_INTEGERS: Final = "iub"
+_KINDS_FOR_FLOATS: Final = "iubf"
 
 
 @final
-class RowsOfBlocks:
-    """Gives each row of each block a position: block by block, row by row.
+class MatrixRead:
+    """Columns of some rows being read: what to ask which shard, and how its replies come together."""
 
-    The rows of several blocks, numbered through.
+    __slots__ = ("_scattered", "parts", "result")
+
+    def __init__(self, result: npt.NDArray[Any]) -> None:
+        self.result = result
+        self.parts: dict[int, list[GetPart]] = {}
+        """By shard."""
+        self._scattered: dict[int, list[tuple[int, npt.NDArray[Any], Any]]] = {}
+
+    def ask_all(self, row: int, slices: Sequence[Slice], into: npt.NDArray[Any]) -> None:
+        """Have the parts of a row read into one row of the result."""
+        for block, keys, positions in slices:
+            parts = self.parts.get(block.shard)
+            if parts is None:
+                parts = self.parts[block.shard] = []
+                self._scattered[block.shard] = []
+            out = into[positions] if isinstance(positions, slice) else None
+            self._scattered[block.shard].append((len(parts), into, positions))
+            parts.append(GetPart(block.number, row, keys, out))
+
+    def take(self, shard: int, reply: GetReply) -> None:
+        """Put what a shard has read where it belongs; what it wrote there itself is there."""
+        for number, row, positions in self._scattered[shard]:
+            values = reply.values[number]
+            if values is not self.parts[shard][number].out:
+                row[positions] = values
+
+
+@final
+class MatrixAccess:
+    """One matrix as one worker's client sees it. ``observed`` is the highest minimum clock that it has been told of.
+
+    ``with_own``: what it reads is to have adds of its own in it that wait for a clock.
     """
 
-    def __init__(self, blocks: Mapping[int, Block]) -> None:
-        self._blocks = blocks
-        self._numbers = list(blocks)
-        self._starts = np.cumsum([0, *(len(block.rows) for block in blocks.values())])
-        self._start_of = dict(zip(self._numbers, self._starts.tolist(), strict=False))
-        self._row_bytes = np.array(
-            [len(block.columns) * block.dtype.itemsize for block in blocks.values()], np.int64
-        )
-        self.count = int(self._starts[-1])
+    __slots__ = ("_dtype", "_kinds", "_with_own", "_worker", "matrix", "observed", "partitioning", "shards")
 
-    def positions(self, block: int, rows: Sequence[int]) -> slice | list[int]:
-        """Where these rows of a block stand."""
-        offset = self._start_of[block] - self._blocks[block].rows.start
-        if isinstance(rows, range) and rows.step == 1:
-            return slice(rows.start + offset, rows.stop + offset)
-        return [row + offset for row in rows]
+    def __init__(
+        self, matrix: Matrix, partitioning: MatrixPartitioning, worker: int, *, with_own: bool
+    ) -> None:
+        self._worker = worker
+        self._with_own = with_own
+        self.matrix = matrix
+        self.partitioning = partitioning
+        self.shards = tuple(dict.fromkeys(block.shard for block in partitioning.blocks))
+        """Those that hold a part of it."""
+        self.observed = -1
+        self._dtype = matrix.numpy_dtype
+        self._kinds = _KINDS_FOR_INTEGERS if self._dtype.kind == "i" else _KINDS_FOR_FLOATS
 
-    def mask(self, rows: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
-        """True where one of these rows stands; None: everywhere."""
+    # -- what callers give -----------------------------------------------------------------------------
+
+    def rows_of(self, row: Any, rows: Any, call: str) -> tuple[list[int], bool]:
+        """The rows that a call names, checked, and whether it is one row only."""
+        if (row is None) == (rows is None):
+            raise ParameterServerError(
+                f"{call} on matrix {self.matrix.name!r}: expected row= or rows=, given "
+                f"{'neither' if row is None else 'both'}; name one row, or a list of rows"
+            )
         if rows is None:
-            return np.ones(self.count, np.bool_)
-        mask = np.zeros(self.count, np.bool_)
-        for number, block in self._blocks.items():
-            here = rows[(rows >= block.rows.start) & (rows < block.rows.stop)]
-            mask[here + (self._start_of[number] - block.rows.start)] = True
-        return mask
+            return [self.partitioning.checked_row(row)], True
+        return self.partitioning.checked_rows(rows), False
 
-    def size_bytes(self, positions: Positions) -> npt.NDArray[np.int64]:
-        """What the values of each of these rows take."""
-        return self._row_bytes[self._index_of_block(positions)]
+    def columns_of(self, columns: Any) -> npt.NDArray[np.int64] | None:
+        """The columns that a call names, checked; None for all."""
+        return None if columns is None else self.partitioning.checked_columns(columns)
 
-    def read(self, positions: Positions) -> list[ChangedRows]:
-        """These rows as they are now; ``positions`` ascending."""
-        found: list[ChangedRows] = []
-        indices, begins = np.unique(self._index_of_block(positions), return_index=True)
-        ends = [*begins[1:].tolist(), len(positions)]
-        for index, begin, end in zip(indices.tolist(), begins.tolist(), ends, strict=True):
-            number = self._numbers[index]
-            block = self._blocks[number]
-            rows = positions[begin:end].astype(np.int64) + (block.rows.start - int(self._starts[index]))
-            values: npt.NDArray[Any] = np.empty((len(rows), len(block.columns)), block.dtype)
-            for row, out in zip(rows.tolist(), values, strict=True):
-                block.get(row, None, out)
-            found.append(ChangedRows(number, rows, values))
-        return found
-
-    def _index_of_block(self, positions: Positions) -> Positions:
-        return np.searchsorted(self._starts, positions, side="right") - 1
-
-
-@final
-class Marks:
-    """A set of positions, in a byte for each that there could be; quick where those in it lie close together."""
-
-    def __init__(self, count: int) -> None:
-        self._is_marked = np.zeros(count, np.bool_)
-        self._low, self._high = count, 0
-        """All that are marked lie from here to below there."""
-
-    def __bool__(self) -> bool:
-        return self._low < self._high
-
-    def add(self, positions: slice | list[int] | Positions) -> None:
-        """Mark these; an array is ascending."""
-        if isinstance(positions, slice):
-            low, high = positions.start, positions.stop
-        elif isinstance(positions, list):
-            low, high = min(positions, default=0), max(positions, default=-1) + 1
-        else:
-            low, high = (int(positions[0]), int(positions[-1]) + 1) if len(positions) else (0, 0)
-        if low < high:
-            self._is_marked[positions] = True
-            self._low, self._high = min(low, self._low), max(high, self._high)
-
-    def take(self) -> Positions:
-        """All that are marked, ascending; none is any more."""
-        low, high = self._low, self._high
-        if low >= high:
-            return np.empty(0, np.intp)
-        span = self._is_marked[low:high]
-        positions = np.flatnonzero(span) + low
-        span[:] = False
-        self._low, self._high = len(self._is_marked), 0
-        return positions
-
-
-@final
-class RowAssembly:
-    """What has come of some rows, and which of them are still to be told of: in the order they first changed.
-
-    A row is told of only when all of its blocks have come. If rows lie in several blocks, a copy of each is kept.
-
-    Rows that are followed, put together from their blocks.
-    """
-
-    def __init__(self, matrix: Matrix, partitioning: MatrixPartitioning) -> None:
-        self._matrix = matrix
-        self._partitioning = partitioning
-        self._rows: dict[int, npt.NDArray[Any]] = {}
-        self._missing: dict[int, set[int]] = {}
-        """Blocks that have not come yet, by row."""
-        self._news: dict[int, dict[int, int]] = {}
-        """What is to be told: by row and block, the clock."""
-        self._parts: dict[int, dict[int, int]] = {}
-        """The same of rows that are not complete."""
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there is a row to tell of."""
-        return bool(self._news)
-
-    def take(self, changes: Changes) -> None:
-        """Take what has come from a shard."""
-        for number, rows, values in changes.parts:
-            columns = self._partitioning.blocks[number].columns
-            is_whole = len(columns) == self._matrix.columns
-            for row, part in zip(rows.tolist(), values, strict=True):
-                if is_whole:
-                    # A row that a subscriber keeps must not keep the whole reply in memory.
-                    self._rows[row] = part if len(rows) == 1 else part.copy()
-                    self._news.setdefault(row, {})[number] = changes.clock
-                else:
-                    self._put(row, number, columns, part, changes.clock)
-
-    def _put(self, row: int, block: int, columns: range, part: npt.NDArray[Any], clock: int) -> None:
-        if row not in self._rows:
-            self._rows[row] = np.empty(self._matrix.columns, self._matrix.numpy_dtype)
-            self._missing[row] = {one.number for one in self._partitioning.blocks_of_row(row)}
-        self._rows[row][columns.start : columns.stop] = part
-        missing = self._missing.get(row)
-        if missing is None:
-            self._news.setdefault(row, {})[block] = clock
-            return
-        missing.discard(block)
-        self._parts.setdefault(row, {})[block] = clock
-        if not missing:
-            del self._missing[row]
-            self._news[row] = self._parts.pop(row)
-
-    def tell(self) -> RowChange:
-        """The first row that there is to tell of."""
-        row = next(iter(self._news))
-        clocks = self._news.pop(row)
-        blocks = [self._partitioning.blocks[number].columns for number in clocks]
-        start, stop = min(columns.start for columns in blocks), max(columns.stop for columns in blocks)
-        is_whole = stop - start == self._matrix.columns
-        is_in_one_block = len(blocks[0]) == self._matrix.columns
-        values = self._rows.pop(row) if is_in_one_block else self._rows[row].copy()
-        return RowChange(
-            self._matrix.name, row, min(clocks.values()), None if is_whole else range(start, stop), values
+    def values_of(self, values: Any, shape: tuple[int, ...], call: str) -> npt.NDArray[Any]:
+        """Numbers of the matrix's dtype in the shape that the call names; one number stands for all."""
+        try:
+            given = np.asarray(values)
+        except ValueError as error:
+            raise ParameterServerError(
+                f"{call} on matrix {self.matrix.name!r}: expected values of shape {shape}, given lists of different "
+                f"lengths ({error})"
+            ) from error
+        if given.dtype != self._dtype:
+            if given.dtype.kind not in self._kinds:
+                raise ParameterServerError(
+                    f"{call} on matrix {self.matrix.name!r}: expected values of {self._dtype.name}, given "
+                    f"{given.dtype}; convert them first, or make the matrix with another dtype"
+                )
+            if self._dtype.kind == "i" and not fits_int64(given):
+                raise ParameterServerError(
+                    f"{call} on matrix {self.matrix.name!r}: expected values of int64, which are below 2**63, given "
+                    f"{given.max()}; make the matrix with another dtype"
+                )
+            given = given.astype(self._dtype)
+        if given.shape == shape:
+            return given
+        if given.ndim == 0:
+            return np.full(shape, given, self._dtype)
+        raise ParameterServerError(
+            f"{call} on matrix {self.matrix.name!r}: expected values of shape {shape}, one for each column named "
+            f"(for all {self.matrix.columns:,} where none is), given shape {given.shape}"
         )
+
+    def width(self, columns: Columns | None) -> int:
+        """How many numbers of each row a call is about."""
+        return self.matrix.columns if columns is None else len(columns)
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def reading(self, rows: Sequence[int], columns: Columns | None) -> MatrixRead:
+        """What to ask the shards for, to be read into an array of (rows, columns)."""
+        reading = MatrixRead(np.empty((len(rows), self.width(columns)), self._dtype))
+        for into, (row, slices) in zip(reading.result, self._split(rows, columns), strict=True):
+            reading.ask_all(row, slices, into)
+        return reading
+
+    def reading_of_row(self, row: int, columns: Columns | None, slices: Sequence[Slice]) -> MatrixRead:
+        """The same for one row that has been split already."""
+        reading = MatrixRead(np.empty((1, self.width(columns)), self._dtype))
+        reading.ask_all(row, slices, reading.result[0])
+        return reading
+
+    def _split(self, rows: Sequence[int], columns: Columns | None) -> Iterator[tuple[int, Sequence[Slice]]]:
+        """Each row with its parts; rows of one row block are split alike, so only the numbers of blocks differ."""
+        block_rows: range | None = None
+        slices: Sequence[Slice] = ()
+        for row in rows:
+            if block_rows is None or row not in block_rows:
+                slices = self.partitioning.split(row, columns)
+                block_rows = slices[0].block.rows if slices else None
+            yield row, slices
+
+    def add_parts(
+        self, rows: Sequence[int], columns: Columns | None, values: npt.NDArray[Any]
+    ) -> dict[int, list[AddPart]]:
+        """What to have added, by shard; ``values`` are (rows, columns)."""
+        parts: dict[int, list[AddPart]] = {}
+        for of_row, (row, slices) in zip(values, self._split(rows, columns), strict=True):
+            for shard, of_shard in self.parts_of_row(row, slices, of_row).items():
+                parts.setdefault(shard, []).extend(of_shard)
+        return parts
+
+    def parts_of_row(
+        self, row: int, slices: Sequence[Slice], values: npt.NDArray[Any]
+    ) -> dict[int, list[AddPart]]:
+        """The same for one row that has been split already."""
+        parts: dict[int, list[AddPart]] = {}
+        for block, keys, positions in slices:
+            parts.setdefault(block.shard, []).append(AddPart(block.number, row, keys, values[positions]))
+        return parts
+
+    def get_requests(self, reading: MatrixRead) -> list[tuple[int, GetRequest]]:
+        """Of each shard."""
+        name, worker, observed, own = self.matrix.name, self._worker, self.observed, self._with_own
+        return [
+            (shard, GetRequest(name, worker, observed, parts, own)) for shard, parts in reading.parts.items()
+        ]
+
+    def adds(self, parts: Mapping[int, Sequence[AddPart]]) -> list[tuple[int, AddRequest]]:
+        """Of each shard."""
+        name, worker, observed = self.matrix.name, self._worker, self.observed
+        return [(shard, AddRequest(name, worker, observed, of_shard)) for shard, of_shard in parts.items()]
+
+    def add_requests(
+        self, row: Any, rows: Any, columns: Any, values: Any, update: UpdateFunction | None
+    ) -> list[tuple[int, AddRequest]]:
+        """Of each shard that gets some of the values, or runs the function beside them."""
+        name, worker, observed = self.matrix.name, self._worker, self.observed
+        numbers, is_single = self.rows_of(row, rows, "add")
+        keys = self.columns_of(columns)
+        width = self.width(keys)
+        given = self.values_of(values, (width,) if is_single else (len(numbers), width), "add")
+        parts = self.add_parts(numbers, keys, given[np.newaxis] if is_single else given)
+        if update is None:
+            return self.adds(parts)
+        runs = dict(self.update_requests(update, self.function_parts(update)))
+        return [
+            (shard, AddRequest(name, worker, observed, parts.get(shard, ()), runs.get(shard)))
+            for shard in dict.fromkeys((*parts, *runs))
+        ]
+
+    # -- functions -------------------------------------------------------------------------------------
+
+    def function_parts(self, function: PartitionFunction) -> FunctionParts:
+        """What a function does where, by shard; raises what is wrong with it."""
+        check_function(function, self.matrix, self.partitioning)
+        parts: FunctionParts = {}
+        for block, part in function.split(self.matrix, self.partitioning):
+            parts.setdefault(block.shard, []).append((block.number, part))
+        return parts
+
+    def update_requests(
+        self, function: UpdateFunction, parts: FunctionParts, *, only_check: bool = False
+    ) -> list[tuple[int, UpdateRequest]]:
+        """Of each shard."""
+        name, worker, observed = self.matrix.name, self._worker, self.observed
+        return [
+            (shard, UpdateRequest(name, worker, observed, function, of_shard, only_check))
+            for shard, of_shard in parts.items()
+        ]
+
+    def aggregate_requests(
+        self, function: GetFunction, parts: FunctionParts
+    ) -> list[tuple[int, AggregateRequest]]:
+        """Of each shard."""
+        name, worker, observed = self.matrix.name, self._worker, self.observed
+        return [
+            (shard, AggregateRequest(name, worker, observed, function, of_shard))
+            for shard, of_shard in parts.items()
+        ]
 
 
 # Writes are counted by this many groups of rows, and not by row, so that the counters have a bound. Rows of one group

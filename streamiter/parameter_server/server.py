@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
@@ -24,7 +25,7 @@ from streamiter.operators.rejection import shortened
 from streamiter.parameter_server.calls import Call, ShardLink, WaitingReply
 from streamiter.parameter_server.client import MAX_CALLS, Client
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
-from streamiter.parameter_server.matrix_shard import check_first_values
+from streamiter.parameter_server.matrix_shard import MatrixStatistics, check_first_values
 from streamiter.parameter_server.participation import Heartbeats, SilenceWatch
 from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
 from streamiter.parameter_server.requests import (
@@ -37,18 +38,14 @@ from streamiter.parameter_server.requests import (
     RestoreState,
     TakeState,
 )
-from streamiter.parameter_server.shard import Shard
+from streamiter.parameter_server.shard import Shard, ShardStatistics
 from streamiter.parameter_server.snapshots import SnapshotEvery, clock_in, in_memory, is_state, merged, thawed
-from streamiter.parameter_server.statistics import ParameterServerStatistics, ShardStatistics
 
 if TYPE_CHECKING:
     from streamiter.parameter_server.transport.ray.hosting import RemoteServer
     from streamiter.parameter_server.transport.ray.protocol import RayAddress
 
-__all__ = [
-    "MatrixDirectory",
-    "ParameterServer",
-]
+__all__ = ["MatrixDirectory", "ParameterServer", "ParameterServerStatistics"]
 
 
 @final
@@ -197,6 +194,64 @@ class InProcess:
 
     async def close(self) -> None:
         pass
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterServerStatistics:
+    """All shards at one moment."""
+
+    name: str
+    """Of the server."""
+    workers: tuple[int, ...]
+    """Those of this process that take part."""
+    shards: tuple[ShardStatistics, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a drawing says of it, a line each: its workers while it has any, and where each matrix stands."""
+        found = [self.matrix(name) for name in self._names()]
+        count = len(self.workers)
+        workers = [f"{count:,} worker{'s' if count > 1 else ''}"] if count else []
+        return (
+            *workers,
+            *(
+                f"{one.matrix}, {one.consistency.removesuffix('()')}: minimum clock {one.minimum_clock:,}"
+                for one in found
+            ),
+        )
+
+    def matrix(self, name: str) -> MatrixStatistics:
+        """A matrix on all shards together; raises UnknownMatrix."""
+        parts = [matrix for shard in self.shards for matrix in shard.matrices if matrix.matrix == name]
+        if not parts:
+            known = ", ".join(map(repr, self._names())) or "none yet"
+            raise UnknownMatrix(
+                f"{self.name}, statistics of matrix {name!r}: expected one of {known}, given {name!r}; make it first, "
+                "with create_matrix"
+            )
+        slowest = min(parts, key=lambda part: part.minimum_clock)
+        return MatrixStatistics(
+            matrix=name,
+            consistency=slowest.consistency,
+            minimum_clock=slowest.minimum_clock,
+            clocks=slowest.clocks,
+            gets=sum(part.gets for part in parts),
+            adds=sum(part.adds for part in parts),
+            clock_calls=max(part.clock_calls for part in parts),
+            updates=sum(part.updates for part in parts),
+            aggregates=sum(part.aggregates for part in parts),
+            numbers_read=sum(part.numbers_read for part in parts),
+            numbers_added=sum(part.numbers_added for part in parts),
+            waits=sum(part.waits for part in parts),
+            waiting=sum(part.waiting for part in parts),
+            waiting_peak=max(part.waiting_peak for part in parts),
+            buffered_adds=sum(part.buffered_adds for part in parts),
+            blocks=sum(part.blocks for part in parts),
+            size_bytes=sum(part.size_bytes for part in parts),
+        )
+
+    def _names(self) -> Iterable[str]:
+        return dict.fromkeys(matrix.matrix for shard in self.shards for matrix in shard.matrices)
 
 
 Place = Literal["process", "ray"]

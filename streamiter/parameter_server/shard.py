@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ParameterServerError, ServerReset, StreamiterError, UnknownMatrix, WorkerHasLeft
 from streamiter.parameter_server.calls import Arrivals, WaitingReply
 from streamiter.parameter_server.holding import Holding, NumberedSnapshots
-from streamiter.parameter_server.matrix_shard import MatrixShard
+from streamiter.parameter_server.matrix_shard import MatrixShard, MatrixStatistics
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
     AddRequest,
@@ -34,12 +35,27 @@ from streamiter.parameter_server.requests import (
     UpdateRequest,
 )
 from streamiter.parameter_server.snapshots import thawed
-from streamiter.parameter_server.statistics import ShardStatistics
 from streamiter.parameter_server.subscriptions import Subscriptions
 
-__all__ = ["Shard"]
+__all__ = ["Shard", "ShardStatistics"]
 
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatistics:
+    """One shard at one moment."""
+
+    shard: int
+    """Its number, from 0."""
+    matrices: tuple[MatrixStatistics, ...]
+    held: int
+    """Requests held while a checkpoint's barrier has passed some workers and not others."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of its blocks."""
+        return sum(matrix.size_bytes for matrix in self.matrices)
 
 
 @final

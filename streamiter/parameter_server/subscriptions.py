@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,17 @@ from streamiter.errors import OutOfTurn, ParameterServerError, RolledBack, Strea
 from streamiter.parameter_server.calls import ShardLink, WaitingReply
 from streamiter.parameter_server.consistency.models import ASP
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
-from streamiter.parameter_server.requests import Changes, NextChanges, RowChange, Unsubscribe
-from streamiter.parameter_server.rows import Marks, Positions, RowAssembly, RowsOfBlocks
+from streamiter.parameter_server.requests import ChangedRows, Changes, NextChanges, RowChange, Unsubscribe
+from streamiter.parameter_server.storage.block import Block
 
 if TYPE_CHECKING:
     from streamiter.parameter_server.matrix_shard import MatrixShard
 
 __all__ = [
+    "Marks",
+    "Positions",
+    "RowAssembly",
+    "RowsOfBlocks",
     "Subscription",
     "Subscriptions",
 ]
@@ -417,3 +421,166 @@ class _SubscriptionState:
         self._sent = np.sort(in_turn[:count])
         self.number += 1
         return self._sent
+
+
+Positions: TypeAlias = "npt.NDArray[np.intp]"
+
+
+@final
+class RowsOfBlocks:
+    """Gives each row of each block a position: block by block, row by row.
+
+    The rows of several blocks, numbered through.
+    """
+
+    def __init__(self, blocks: Mapping[int, Block]) -> None:
+        self._blocks = blocks
+        self._numbers = list(blocks)
+        self._starts = np.cumsum([0, *(len(block.rows) for block in blocks.values())])
+        self._start_of = dict(zip(self._numbers, self._starts.tolist(), strict=False))
+        self._row_bytes = np.array(
+            [len(block.columns) * block.dtype.itemsize for block in blocks.values()], np.int64
+        )
+        self.count = int(self._starts[-1])
+
+    def positions(self, block: int, rows: Sequence[int]) -> slice | list[int]:
+        """Where these rows of a block stand."""
+        offset = self._start_of[block] - self._blocks[block].rows.start
+        if isinstance(rows, range) and rows.step == 1:
+            return slice(rows.start + offset, rows.stop + offset)
+        return [row + offset for row in rows]
+
+    def mask(self, rows: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
+        """True where one of these rows stands; None: everywhere."""
+        if rows is None:
+            return np.ones(self.count, np.bool_)
+        mask = np.zeros(self.count, np.bool_)
+        for number, block in self._blocks.items():
+            here = rows[(rows >= block.rows.start) & (rows < block.rows.stop)]
+            mask[here + (self._start_of[number] - block.rows.start)] = True
+        return mask
+
+    def size_bytes(self, positions: Positions) -> npt.NDArray[np.int64]:
+        """What the values of each of these rows take."""
+        return self._row_bytes[self._index_of_block(positions)]
+
+    def read(self, positions: Positions) -> list[ChangedRows]:
+        """These rows as they are now; ``positions`` ascending."""
+        found: list[ChangedRows] = []
+        indices, begins = np.unique(self._index_of_block(positions), return_index=True)
+        ends = [*begins[1:].tolist(), len(positions)]
+        for index, begin, end in zip(indices.tolist(), begins.tolist(), ends, strict=True):
+            number = self._numbers[index]
+            block = self._blocks[number]
+            rows = positions[begin:end].astype(np.int64) + (block.rows.start - int(self._starts[index]))
+            values: npt.NDArray[Any] = np.empty((len(rows), len(block.columns)), block.dtype)
+            for row, out in zip(rows.tolist(), values, strict=True):
+                block.get(row, None, out)
+            found.append(ChangedRows(number, rows, values))
+        return found
+
+    def _index_of_block(self, positions: Positions) -> Positions:
+        return np.searchsorted(self._starts, positions, side="right") - 1
+
+
+@final
+class Marks:
+    """A set of positions, in a byte for each that there could be; quick where those in it lie close together."""
+
+    def __init__(self, count: int) -> None:
+        self._is_marked = np.zeros(count, np.bool_)
+        self._low, self._high = count, 0
+        """All that are marked lie from here to below there."""
+
+    def __bool__(self) -> bool:
+        return self._low < self._high
+
+    def add(self, positions: slice | list[int] | Positions) -> None:
+        """Mark these; an array is ascending."""
+        if isinstance(positions, slice):
+            low, high = positions.start, positions.stop
+        elif isinstance(positions, list):
+            low, high = min(positions, default=0), max(positions, default=-1) + 1
+        else:
+            low, high = (int(positions[0]), int(positions[-1]) + 1) if len(positions) else (0, 0)
+        if low < high:
+            self._is_marked[positions] = True
+            self._low, self._high = min(low, self._low), max(high, self._high)
+
+    def take(self) -> Positions:
+        """All that are marked, ascending; none is any more."""
+        low, high = self._low, self._high
+        if low >= high:
+            return np.empty(0, np.intp)
+        span = self._is_marked[low:high]
+        positions = np.flatnonzero(span) + low
+        span[:] = False
+        self._low, self._high = len(self._is_marked), 0
+        return positions
+
+
+@final
+class RowAssembly:
+    """What has come of some rows, and which of them are still to be told of: in the order they first changed.
+
+    A row is told of only when all of its blocks have come. If rows lie in several blocks, a copy of each is kept.
+
+    Rows that are followed, put together from their blocks.
+    """
+
+    def __init__(self, matrix: Matrix, partitioning: MatrixPartitioning) -> None:
+        self._matrix = matrix
+        self._partitioning = partitioning
+        self._rows: dict[int, npt.NDArray[Any]] = {}
+        self._missing: dict[int, set[int]] = {}
+        """Blocks that have not come yet, by row."""
+        self._news: dict[int, dict[int, int]] = {}
+        """What is to be told: by row and block, the clock."""
+        self._parts: dict[int, dict[int, int]] = {}
+        """The same of rows that are not complete."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is a row to tell of."""
+        return bool(self._news)
+
+    def take(self, changes: Changes) -> None:
+        """Take what has come from a shard."""
+        for number, rows, values in changes.parts:
+            columns = self._partitioning.blocks[number].columns
+            is_whole = len(columns) == self._matrix.columns
+            for row, part in zip(rows.tolist(), values, strict=True):
+                if is_whole:
+                    # A row that a subscriber keeps must not keep the whole reply in memory.
+                    self._rows[row] = part if len(rows) == 1 else part.copy()
+                    self._news.setdefault(row, {})[number] = changes.clock
+                else:
+                    self._put(row, number, columns, part, changes.clock)
+
+    def _put(self, row: int, block: int, columns: range, part: npt.NDArray[Any], clock: int) -> None:
+        if row not in self._rows:
+            self._rows[row] = np.empty(self._matrix.columns, self._matrix.numpy_dtype)
+            self._missing[row] = {one.number for one in self._partitioning.blocks_of_row(row)}
+        self._rows[row][columns.start : columns.stop] = part
+        missing = self._missing.get(row)
+        if missing is None:
+            self._news.setdefault(row, {})[block] = clock
+            return
+        missing.discard(block)
+        self._parts.setdefault(row, {})[block] = clock
+        if not missing:
+            del self._missing[row]
+            self._news[row] = self._parts.pop(row)
+
+    def tell(self) -> RowChange:
+        """The first row that there is to tell of."""
+        row = next(iter(self._news))
+        clocks = self._news.pop(row)
+        blocks = [self._partitioning.blocks[number].columns for number in clocks]
+        start, stop = min(columns.start for columns in blocks), max(columns.stop for columns in blocks)
+        is_whole = stop - start == self._matrix.columns
+        is_in_one_block = len(blocks[0]) == self._matrix.columns
+        values = self._rows.pop(row) if is_in_one_block else self._rows[row].copy()
+        return RowChange(
+            self._matrix.name, row, min(clocks.values()), None if is_whole else range(start, stop), values
+        )

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from parameter_server.transport.lossy_network import EVERYTHING, LossyNetwork, NetworkCarrier, NetworkFaults
-from parameter_server.transport.schedule import PATIENT
 
 from streamiter.errors import ShardLost
 from streamiter.parameter_server import ASP, BSP, SSP
@@ -20,8 +19,8 @@ from streamiter.parameter_server.requests import RowChange
 from streamiter.parameter_server.server import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.subscriptions import Subscription
-from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.sessions import SessionId, ShardSessions
+from streamiter.parameter_server.transport.messages import SessionId
+from streamiter.parameter_server.transport.sessions import RemoteLink, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 _SHARDS, _WORKERS, _ROWS, _COLUMNS = 2, 2, 3, 6
@@ -47,9 +46,7 @@ class _Cluster:
 
     def _link(self, client: str, network: LossyNetwork, sessions: ShardSessions) -> RemoteLink:
         carrier = NetworkCarrier(network, sessions)
-        link = RemoteLink("a shard", SessionId(client), carrier, self.time, timing=PATIENT)
-        carrier.link = link
-        return link
+        return RemoteLink("a shard", SessionId(client), carrier, self.time)
 
     async def begin(self) -> None:
         await self.directory.create(self.matrix)

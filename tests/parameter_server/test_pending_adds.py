@@ -7,8 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from streamiter.parameter_server import BSP, ParameterServer, add_parts, matrix_shard
-from streamiter.parameter_server.requests import AddPart, AddRequest, GetRequest
+from streamiter.parameter_server import BSP, ParameterServer, matrix_shard
+from streamiter.parameter_server.requests import AddPart, AddRequest, GetRequest, copied_add, size_of_adds
 
 COLUMNS = 1_000
 
@@ -34,8 +34,8 @@ async def test_many_small_adds_of_one_iteration_are_summed_up() -> None:
 async def test_a_large_add_is_not_summed_up_anew_with_each_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gradient of some keys behind one of all 10 M took 40 ms."""
     summed: list[int] = []
-    sum_up = add_parts.summed
-    monkeypatch.setattr(add_parts, "summed", lambda parts: (summed.append(1), sum_up(parts))[1])
+    sum_up = matrix_shard.summed_adds
+    monkeypatch.setattr(matrix_shard, "summed_adds", lambda parts: (summed.append(1), sum_up(parts))[1])
     async with ParameterServer() as server:
         await server.create_matrix("w", rows=1, columns=COLUMNS, consistency=BSP())
         client = server.client(worker=0)
@@ -54,11 +54,11 @@ def test_the_size_of_an_add_of_one_key_is_what_it_takes() -> None:
     tracemalloc.start()
     try:
         before_bytes, _ = tracemalloc.get_traced_memory()
-        kept = [add_parts.kept(request) for _ in range(1_000)]
+        kept = [copied_add(request) for _ in range(1_000)]
         after_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    said_bytes = sum(add_parts.size_bytes(one.parts) for one in kept)
+    said_bytes = sum(size_of_adds(one.parts) for one in kept)
     assert 0.7 < said_bytes / (after_bytes - before_bytes) < 1.4
 
 

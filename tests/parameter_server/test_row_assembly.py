@@ -6,7 +6,7 @@ import numpy as np
 
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.requests import ChangedRows, Changes
-from streamiter.parameter_server.rows import RowAssembly
+from streamiter.parameter_server.subscriptions import RowAssembly
 
 
 def _assembly(columns_of_block: int) -> RowAssembly:

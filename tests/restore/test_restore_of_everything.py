@@ -63,7 +63,7 @@ NO_STATE = {
     "streamiter.topics.topic.TopicReader": "the base of readers",
     "streamiter.parameter_server.storage.block.Block": "the base of blocks",
     "streamiter.parameter_server.storage.block.GuardedBlock": "a block as functions of users get it",
-    "streamiter.parameter_server.rows.RowsOfBlocks": "its positions are those of rows in blocks",
+    "streamiter.parameter_server.subscriptions.RowsOfBlocks": "its positions are those of rows in blocks",
     "streamiter.runtime.job.Job": "gathers the states of all",
     "streamiter.runtime.checkpointing.checkpointer.LagReports": "tells tools how far others have come",
 }

@@ -1,598 +1,470 @@
-"""Numbered sessions of clients and shards, and their messages."""
+"""Sessions: a shard in another process handles the requests of each client in order, each once.
+
+The calls between the processes arrive, but they overtake each other, and a call is repeated where the connection breaks
+before its result has come (Ray's calls of an asyncio actor behave so). Therefore a ``RemoteLink`` numbers the requests
+of one client to one shard. ``ShardSessions``, in the process of the shard, handles the requests in the order of their
+numbers, and answers a repeated request with the outcome of the first one.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import enum
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, final
+from typing import Any, Final, Protocol, TypeVar, final
 
-import numpy as np
-import numpy.typing as npt
-
-from streamiter.errors import (
-    CheckpointError,
-    ConfigurationError,
-    InternalError,
-    ModelError,
-    OutOfRange,
-    OutOfTurn,
-    ParameterServerError,
-    PlainDataError,
-    RolledBack,
-    RowsInDifferentBlocks,
-    ServerReset,
-    ShardLost,
-    StreamiterError,
-    UnknownMatrix,
-    UnknownWorker,
-    WorkerHasLeft,
+from streamiter.clock import Clock
+from streamiter.errors import ParameterServerError, RolledBack, ServerReset, ShardLost, WorkerHasLeft
+from streamiter.parameter_server.calls import Call, WaitingReply
+from streamiter.parameter_server.requests import (
+    AddRequest,
+    AggregateRequest,
+    ClockRequest,
+    GetRequest,
+    NextChanges,
+    UpdateRequest,
 )
-from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.requests import AddRequest, ClockRequest, GetReply, GetRequest, UpdateRequest
-
-__all__ = [
-    "WINDOW",
-    "Answer",
-    "ClientMessage",
-    "ClientSession",
-    "Failure",
-    "LinkTiming",
-    "Received",
-    "RequestHandler",
-    "RequestState",
-    "ServerMessage",
-    "ServerSession",
-    "SessionControl",
-    "SessionId",
-    "ShardSessions",
-    "error_of",
-    "fill",
-    "outcome_of",
-    "without_outputs",
-]
-
-
-class SessionId(NamedTuple):
-    """One numbering of requests, of one client to one shard.
-
-    ``incarnation`` rises with each new client of the same name: the shard refuses the requests of older ones.
-    ``generation`` rises with each rollback of the shards: messages of another one are neither applied nor answered.
-
-    What a client and a shard send each other where messages may be dropped, delayed, reordered and repeated.
-    """
-
-    client: str
-    incarnation: int = 0
-    generation: int = 0
-
-
-class Received(NamedTuple):
-    """Which replies have come: all to requests below ``below``, but those of ``missing`` (no more than the window)."""
-
-    below: int
-    missing: tuple[int, ...]
-
-
-class SessionControl(enum.Enum):
-    """What a client sends in place of a request."""
-
-    POLL = "poll"
-    """What has become of this request? The answer is its reply, or its ``RequestState``."""
-    CANCEL = "cancel"
-    """Nobody waits for the reply to this request any more. Answered like POLL."""
-    ACKNOWLEDGE = "acknowledge"
-    """No request: only what the message says of replies. Not answered."""
-    CLOSE = "close"
-    """The client has ended. Not answered."""
-
-
-class RequestState(enum.Enum):
-    """What a shard answers about a request whose reply it cannot give now."""
-
-    RECEIVED = "received"
-    """It is here, and waits for its turn or for a clock: do not send it again."""
-    UNKNOWN = "unknown"
-    """It has not come, or there was no room for it: send it again."""
-
-
-class ClientMessage(NamedTuple):
-    """From a client. Requests are numbered 1, 2, …; 0: about none."""
-
-    session: SessionId
-    number: int
-    received: Received
-    request: Any
-    """A request, or a ``SessionControl``."""
-
-
-class ServerMessage(NamedTuple):
-    """From a shard, about one request."""
-
-    session: SessionId
-    number: int
-    outcome: Any
-    """The reply, or a ``Failure``, or a ``RequestState``."""
-
-
-Outputs = list[npt.NDArray[Any] | None] | None
-"""For each part of a get where to write it; None: there is nothing to write."""
-
-
-def without_outputs(request: Any) -> tuple[Any, Outputs]:
-    """The request as it can be sent, and the arrays that its reply is to be written to.
-
-    Arrays that a caller wants filled: they stay here, and are filled when the reply comes.
-    """
-    if isinstance(request, AddRequest) and request.get is not None:
-        get, outputs = without_outputs(request.get)
-        return (request if outputs is None else replace(request, get=get)), outputs
-    if not isinstance(request, GetRequest) or all(part.out is None for part in request.parts):
-        return request, None
-    return (
-        replace(request, parts=[part._replace(out=None) for part in request.parts]),
-        [part.out for part in request.parts],
-    )
-
-
-def fill(reply: Any, outputs: Outputs) -> Any:
-    """The reply, with its values in these arrays."""
-    if outputs is None:
-        return reply
-    assert isinstance(reply, GetReply)
-    values = list(reply.values)
-    for index, out in enumerate(outputs):
-        if out is not None:
-            np.copyto(out, values[index])
-            values[index] = out
-    return reply._replace(values=values)
-
-
-_BY_NAME: Final[dict[str, type[StreamiterError]]] = {
-    kind.__name__: kind
-    for kind in (
-        CheckpointError,
-        ConfigurationError,
-        InternalError,
-        ModelError,
-        OutOfRange,
-        OutOfTurn,
-        ParameterServerError,
-        PlainDataError,
-        RowsInDifferentBlocks,
-        ServerReset,
-        ShardLost,
-        UnknownMatrix,
-        UnknownWorker,
-        WorkerHasLeft,
-    )
-}
-"""Those that are made from a message alone."""
-
-
-class Failure(NamedTuple):
-    """What a shard raised: the class by name, the message, and for an error that is not our own where it was raised.
-
-    Errors as values that can be sent.
-    """
-
-    kind: str
-    message: str
-    clocks: dict[str, int] | None = None
-    """Of RolledBack."""
-    trace: str | None = None
-
-
-def failure_of(error: BaseException) -> Failure:
-    """The error as a value.
-
-    >>> failure_of(UnknownMatrix("matrix 'w': expected …"))
-    Failure(kind='UnknownMatrix', message="matrix 'w': expected …", clocks=None, trace=None)
-    """
-    kind = type(error).__name__
-    if isinstance(error, RolledBack):
-        return Failure(kind, str(error), error.clocks)
-    if _BY_NAME.get(kind) is type(error):
-        return Failure(kind, str(error))
-    return Failure(kind, str(error), trace="".join(traceback.format_exception(error)))
-
-
-def error_of(failure: Failure) -> StreamiterError:
-    """The error to raise on the other side: of the same class, if it is one of ours.
-
-    >>> error_of(Failure("UnknownMatrix", "matrix 'w': expected …"))
-    UnknownMatrix("matrix 'w': expected …")
-    >>> error_of(Failure("ZeroDivisionError", "division by zero"))
-    ParameterServerError('a shard raised ZeroDivisionError: division by zero')
-    """
-    if failure.clocks is not None:
-        return RolledBack(failure.message, failure.clocks)
-    if failure.trace is None and (kind := _BY_NAME.get(failure.kind)) is not None:
-        return kind(failure.message)
-    error = ParameterServerError(f"a shard raised {failure.kind}: {failure.message}")
-    if failure.trace is not None:
-        error.add_note(f"There it was:\n{failure.trace}")
-    return error
-
-
-def outcome_of(call: Callable[[], Any]) -> Any:
-    """What a call returns, or what it raises as a ``Failure``."""
-    try:
-        return call()
-    except (Exception, asyncio.CancelledError) as error:
-        return failure_of(error)
-
-
-@dataclass(frozen=True, slots=True)
-class LinkTiming:
-    """When a client asks again, in seconds.
-
-    An unanswered request is asked for after ``resend_s``, then after twice as long, and so on up to ``resend_most_s``.
-    Replies are acknowledged with the next message, or after ``acknowledge_s`` if there is none. A shard that has said
-    nothing for ``lost_after_s`` is lost.
-    """
-
-    resend_s: float = 1.0
-    """Longer than it takes to push or pull 10 M floats (0.25 s), or each of them would be asked for."""
-    resend_most_s: float = 10.0
-    acknowledge_s: float = 0.05
-    """Replies may be large, and the shard keeps them until then."""
-    lost_after_s: float = 120.0
-    """Above what the longest function on a shard takes: it answers nothing meanwhile."""
-
-
-_DEFAULT_TIMING: Final = LinkTiming()
-
-
-@dataclass(slots=True)
-class _Unanswered:
-    request: Any
-    """None once the shard is known to have it."""
-    due_s: float
-    pause_s: float
-    is_received: bool = False
-    is_asked_for: bool = False
-    """The shard has yet to say how it stands."""
-    is_given_up: bool = False
-
-
-@final
-class ClientSession:
-    """Numbers requests, and says what to send again when. Pure data; times are given, in seconds of any one clock.
-
-    The client's memory of what it has asked one shard.
-    """
-
-    def __init__(self, identity: SessionId, *, window: int, timing: LinkTiming = _DEFAULT_TIMING) -> None:
-        self.id = identity
-        self._window = window
-        self._timing = timing
-        self._next = 1
-        self._unanswered: dict[int, _Unanswered] = {}
-        self._acknowledge_s: float | None = None
-        """When replies that have come are to be acknowledged at the latest."""
-        self._heard_s = 0.0
-
-    @property
-    def unanswered(self) -> int:
-        """Requests without a reply: no more than the window."""
-        return len(self._unanswered)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether one more request may be sent."""
-        return len(self._unanswered) < self._window
-
-    # -- what to send ----------------------------------------------------------------------------------
-
-    def send(self, request: Any, now_s: float) -> ClientMessage:
-        """The message for a new request."""
-        assert self.has_room
-        if not self._unanswered:
-            self._heard_s = now_s
-        number = self._next
-        self._next += 1
-        pause_s = self._timing.resend_s
-        self._unanswered[number] = _Unanswered(request, now_s + pause_s, pause_s)
-        return self._message(number, request)
-
-    def give_up(self, number: int) -> ClientMessage | None:
-        """Nobody waits for this reply any more; the shard is told, now and as often as it takes."""
-        if (entry := self._unanswered.get(number)) is None:
-            return None
-        entry.is_given_up = entry.is_asked_for = True
-        # It may be sent again, and its arrays are the caller's from now on.
-        entry.request = copy.deepcopy(entry.request)
-        return self._message(number, SessionControl.CANCEL)
-
-    def due(self, now_s: float) -> list[ClientMessage]:
-        """What is to be sent at this time though nobody asks for it: no request, only questions of how they stand."""
-        messages = []
-        for number, entry in self._unanswered.items():
-            if entry.due_s <= now_s:
-                entry.pause_s = min(2 * entry.pause_s, self._timing.resend_most_s)
-                entry.due_s = now_s + entry.pause_s
-                entry.is_asked_for = True
-                messages.append(
-                    self._message(number, SessionControl.CANCEL if entry.is_given_up else SessionControl.POLL)
-                )
-        if self._acknowledge_s is not None and self._acknowledge_s <= now_s:
-            messages.append(self._message(0, SessionControl.ACKNOWLEDGE))
-        return messages
-
-    def close(self) -> ClientMessage:
-        """The last message."""
-        return self._message(0, SessionControl.CLOSE)
-
-    @property
-    def next_due_s(self) -> float | None:
-        """When ``due`` and ``is_lost`` are to be asked next; None: when something else has happened."""
-        times = [entry.due_s for entry in self._unanswered.values()]
-        if times:
-            times.append(self._heard_s + self._timing.lost_after_s)
-        if self._acknowledge_s is not None:
-            times.append(self._acknowledge_s)
-        return min(times, default=None)
-
-    def is_lost(self, now_s: float) -> bool:
-        """Whether the shard owes replies and has said nothing for too long."""
-        return bool(self._unanswered) and now_s >= self._heard_s + self._timing.lost_after_s
-
-    def _message(self, number: int, request: Any) -> ClientMessage:
-        self._acknowledge_s = None
-        return ClientMessage(self.id, number, Received(self._next, tuple(self._unanswered)), request)
-
-    # -- what has come ---------------------------------------------------------------------------------
-
-    def answered(self, number: int, now_s: float) -> bool:
-        """A reply has come; whether it is the first to this request."""
-        self._heard_s = now_s
-        if self._acknowledge_s is None:
-            self._acknowledge_s = now_s + self._timing.acknowledge_s
-        return self._unanswered.pop(number, None) is not None
-
-    def stands(self, number: int, standing: RequestState, now_s: float) -> ClientMessage | None:
-        """The shard has said how a request stands; gives what to send because of it."""
-        self._heard_s = now_s
-        entry = self._unanswered.get(number)
-        if entry is None:
-            return None
-        if standing is RequestState.RECEIVED:
-            entry.is_received = True
-            entry.request = None
-        if entry.is_received or not entry.is_asked_for:
-            return None  # Nothing to do, or an answer that came twice.
-        entry.is_asked_for = False
-        entry.pause_s = self._timing.resend_s
-        entry.due_s = now_s + entry.pause_s
-        return self._message(number, entry.request)
-
-
-@final
-class ServerSession:
-    """Gives each numbered request out once and in order, and keeps its outcome until the client has it. Pure data.
-
-    What it keeps is bounded: never more than ``window`` requests and outcomes, of which ``reorder`` came before their
-    turn. What does not fit is not taken; the client sends it again.
-
-    The shard's memory of one client's requests.
-    """
-
-    def __init__(self, *, window: int, reorder: int) -> None:
-        self.window = window
-        self.reorder = reorder
-        self._next = 1
-        """The request whose turn it is."""
-        self._early: dict[int, Any] = {}
-        self._under_way: set[int] = set()
-        self._outcomes: dict[int, Any] = {}
-
-    @property
-    def kept(self) -> int:
-        """Requests and outcomes that take up room."""
-        return len(self._early) + len(self._under_way) + len(self._outcomes)
-
-    @property
-    def early(self) -> int:
-        """Requests that wait for one before them."""
-        return len(self._early)
-
-    def forget(self, received: Received) -> None:
-        """The client has these replies."""
-        for number in [n for n in self._outcomes if n < received.below and n not in received.missing]:
-            del self._outcomes[number]
-
-    def take(self, number: int, request: Any) -> bool:
-        """Whether the request is taken: it is new, and there is room."""
-        if number < self._next or number in self._early:
-            return False
-        room = self.window - self.kept
-        if number > self._next and (room < 2 or len(self._early) >= self.reorder):
-            return False  # What has its turn always finds room before what comes early.
-        if room < 1:
-            return False
-        self._early[number] = request
-        return True
-
-    def next_request(self) -> tuple[int, Any] | None:
-        """The request to be handled now, with its number; ``settle`` is told its outcome. None: it has not come yet."""
-        number = self._next
-        if number not in self._early:
-            return None
-        self._next += 1
-        self._under_way.add(number)
-        return number, self._early.pop(number)
-
-    def settle(self, number: int, outcome: Any) -> None:
-        """The outcome of a request that was given out."""
-        self._under_way.remove(number)
-        self._outcomes[number] = outcome
-
-    def outcome(self, number: int) -> Any:
-        """What came of a request, or how it stands."""
-        if number in self._outcomes:
-            return self._outcomes[number]
-        return (
-            RequestState.RECEIVED
-            if number in self._early or number in self._under_way
-            else RequestState.UNKNOWN
-        )
-
-    def is_over(self, number: int) -> bool:
-        """Whether the client has had its reply: a late message about it needs no answer."""
-        return number < self._next and number not in self._under_way and number not in self._outcomes
-
+from streamiter.parameter_server.transport.messages import (
+    ClientMessage,
+    Failure,
+    GiveUp,
+    SessionControl,
+    SessionId,
+    error_of,
+    failure_of,
+    fill,
+    outcome_of,
+    without_outputs,
+)
+
+__all__ = ["WINDOW", "Carrier", "RemoteLink", "RequestHandler", "ShardSessions", "between_calls"]
+
+T = TypeVar("T")
 
 WINDOW: Final = 64
 """Unanswered requests of one client on one shard: enough to keep a connection busy (a thousand calls of some ms each a
-second take a handful), and more than a client has waiting at a time: parked gets, subscriptions, a barrier."""
+second take a handful), and more than a client has waiting at a time: waiting gets, subscriptions, a barrier."""
 
-Answer = ServerMessage | None
-"""None: there is nothing to say."""
+# Replies may be large, and the shard keeps a reply until the client has acknowledged it.
+_ACKNOWLEDGE_S: Final = 0.05
+
+
+# -- the client's end ----------------------------------------------------------------------------------------
+
+
+class Carrier(Protocol):
+    """Calls the process of a shard. Calls may overtake each other, and the shard may get a message twice."""
+
+    def send(self, message: ClientMessage, answered: Callable[[Any], None]) -> None:
+        """Make the call, without waiting. ``answered`` is called with the outcome, in the same thread.
+
+        The arrays of the message may change once this method returns. Raises if the shard is gone for good.
+        """
+
+
+class _SentCall:
+    """A request with its waiting reply."""
+
+    __slots__ = ("number", "outputs", "request", "waiting")
+
+    def __init__(self, request: Any) -> None:
+        self.request, self.outputs = without_outputs(request)
+        self.waiting: WaitingReply[Any] = WaitingReply()
+        self.number = 0
+        """0: not sent yet."""
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether the request changes nothing on the shard. Valid only before the request is sent."""
+        return isinstance(self.request, (GetRequest, AggregateRequest, SessionControl))
+
+
+@final
+class RemoteLink:
+    """Sends the requests of one client to one shard in another process.
+
+    No more than ``window`` requests are unanswered at a time, except in a pause; further requests wait in a queue here,
+    at most as many as the client has calls. The arrays of a request belong to the link until the request is sent. The
+    shard carries out a call that is given up all the same, unless the call only reads.
+
+    ``shard`` is the shard's name in errors. A link runs in one thread: the thread of the event loop in which ``clock``
+    calls back.
+    """
+
+    def __init__(
+        self, shard: str, session: SessionId, carrier: Carrier, clock: Clock, *, window: int = WINDOW
+    ) -> None:
+        self._shard = shard
+        self._session = session
+        self._carrier = carrier
+        self._clock = clock
+        self._window = window
+        self._last = 0
+        """The number of the last request."""
+        self._calls: dict[int, _SentCall] = {}
+        """Unanswered requests, by number."""
+        self._queue: deque[_SentCall] = deque()
+        self._answered: list[int] = []
+        """Requests whose outcome has arrived and is not acknowledged yet."""
+        self._is_timed = False
+        """Whether a timer for acknowledging them runs."""
+        self._subscriptions = 0
+        """Calls for changes, which wait until rows have changed."""
+        self._ping: _SentCall | None = None
+        """The ping of ``pause``, until ``resume``."""
+        self._refusal: ParameterServerError | None = None
+        """Why no request can be sent now."""
+        self._is_closed = False
+
+    @property
+    def unanswered(self) -> int:
+        """How many requests are sent and not answered."""
+        return len(self._calls)
+
+    @property
+    def queued(self) -> int:
+        """How many requests are not sent yet."""
+        return len(self._queue)
+
+    def send(self, request: Any) -> WaitingReply[Any]:
+        """Send a request and return its waiting reply. All errors are raised by the reply, never here."""
+        call = _SentCall(request)
+        if self._refusal is None and isinstance(request, NextChanges) and not self._may_follow(call):
+            return call.waiting
+        return self._enqueue(call)
+
+    def _enqueue(self, call: _SentCall) -> WaitingReply[Any]:
+        if self._refusal is not None:
+            _fail([call], self._refusal)
+            return call.waiting
+        call.waiting.on_given_up = lambda: self._give_up(call)
+        self._queue.append(call)
+        self._send_queued()
+        return call.waiting
+
+    def _may_follow(self, call: _SentCall) -> bool:
+        """Refuse subscriptions above half of the window: in all of it, they would block other calls for ever."""
+        most = self._window // 2
+        if self._subscriptions >= most:
+            error = ParameterServerError(
+                f"{self._shard}: expected at most {most} subscriptions of a client that wait for changes, given one "
+                "more; follow several rows with one subscription, or close some"
+            )
+            _fail([call], error)
+            return False
+
+        def settled() -> None:
+            self._subscriptions -= 1
+
+        self._subscriptions += 1
+        call.waiting.when_settled(settled)
+        return True
+
+    # -- pauses ----------------------------------------------------------------------------------------
+
+    def pause(self) -> WaitingReply[None]:
+        """Keep all requests that are sent from now on in the queue until ``resume``.
+
+        The reply comes when the shard has handled all earlier requests of this link.
+        """
+        self._ping = _SentCall(SessionControl.PING)
+        return self._enqueue(self._ping)
+
+    def resume(self) -> None:
+        """End a pause."""
+        self._ping = None
+        self._send_queued()
+
+    # -- sending ---------------------------------------------------------------------------------------
+
+    def _send_queued(self) -> None:
+        queue = self._queue
+        while queue and self._may_send():
+            call = queue.popleft()
+            self._send_call(call)
+            if call.waiting.is_settled:  # Given up while it was in the queue.
+                self._give_up(call)
+
+    def _may_send(self) -> bool:
+        if self._ping is None:
+            return len(self._calls) < self._window
+        # The ping and the requests before it need no room: a pause must not wait for calls that wait for a clock.
+        return self._ping.number == 0
+
+    def _send_call(self, call: _SentCall) -> None:
+        self._last = number = call.number = self._last + 1
+        self._calls[number] = call
+        request, call.request = call.request, None
+        session = self._session
+
+        def answered(outcome: Any) -> None:
+            if session == self._session:
+                self._take_outcome(number, outcome)
+
+        self._carry(number, request, answered)
+
+    def _carry(self, number: int, request: Any, answered: Callable[[Any], None]) -> None:
+        acknowledged, self._answered = tuple(self._answered), []
+        try:
+            self._carrier.send(ClientMessage(self._session, number, acknowledged, request), answered)
+        except Exception as error:
+            self.lost(error)
+
+    def _take_outcome(self, number: int, outcome: Any) -> None:
+        call = self._calls.pop(number, None)
+        if call is None:
+            return  # The calls have failed meanwhile: the shard is gone, or the link is closed.
+        self._answered.append(number)
+        if not self._is_timed:
+            self._is_timed = True
+            self._clock.call_later(_ACKNOWLEDGE_S, self._acknowledge)
+        if isinstance(outcome, Failure):
+            call.waiting.fail(error_of(outcome))
+        elif not call.waiting.is_settled:  # Otherwise the arrays to be filled are the caller's again.
+            call.waiting.succeed(fill(outcome, call.outputs))
+        self._send_queued()
+
+    def _acknowledge(self) -> None:
+        """Acknowledge replies that no request has acknowledged meanwhile."""
+        self._is_timed = False
+        if self._answered and self._refusal is None:
+            self._carry(0, SessionControl.ACKNOWLEDGE, _ignore)
+
+    def _give_up(self, call: _SentCall) -> None:
+        """The caller continues, and may change the arrays of a request that is not sent yet."""
+        if self._calls.get(call.number) is call:
+            self._send_call(_SentCall(GiveUp(call.number)))
+        elif call in self._queue:
+            if call.only_reads:
+                self._queue.remove(call)
+            else:
+                call.request = copy.deepcopy(call.request)
+
+    # -- losses ----------------------------------------------------------------------------------------
+
+    def lost(self, cause: BaseException) -> None:
+        """The shard is gone: unanswered requests fail with ShardLost, and so do new ones until ``replaced``."""
+        error = ShardLost(
+            f"{self._shard}: expected its replies, given {type(cause).__name__}: {cause}; what was sent may have been "
+            "applied"
+        )
+        error.__cause__ = cause
+        self._refuse(error)
+
+    def replaced(self, generation: int, clocks: Mapping[str, int], carrier: Carrier | None = None) -> None:
+        """All shards are back at a snapshot: unanswered requests fail with RolledBack; a new session begins.
+
+        ``clocks`` are the worker's clocks in the snapshot, by matrix. ``generation`` is the new generation of the
+        shard's ``ShardSessions``.
+        """
+        error = RolledBack(
+            f"{self._shard}: expected a reply, given a shard that has gone back to a snapshot; go on from its clocks: "
+            f"{', '.join(f'{name} {clock}' for name, clock in clocks.items()) or 'none'}",
+            clocks,
+        )
+        if self._is_closed:
+            return
+        calls = self._take_calls()
+        self._carrier = carrier or self._carrier
+        self._session = self._session._replace(generation=generation)
+        self._last = 0
+        self._refusal = None
+        _fail(calls, error)
+
+    def close(self) -> None:
+        """The client has ended: tell the shard, and fail unanswered requests."""
+        if self._refusal is None:
+            self._carry(0, SessionControl.CLOSE, _ignore)
+        self._is_closed = True
+        self._refuse(
+            ServerReset(
+                f"{self._shard}: expected a client that is in use, given one that was closed; make a new one"
+            )
+        )
+
+    def _refuse(self, error: ParameterServerError) -> None:
+        if not isinstance(self._refusal, ServerReset):
+            self._refusal = error
+        _fail(self._take_calls(), error)
+
+    def _take_calls(self) -> list[_SentCall]:
+        calls = [*self._calls.values(), *self._queue]
+        self._calls.clear()
+        self._queue.clear()
+        self._answered.clear()
+        return calls
+
+
+def _fail(calls: list[_SentCall], error: ParameterServerError) -> None:
+    for call in calls:
+        own = copy.copy(error)  # Each copy is raised in another task.
+        own.__cause__ = error.__cause__
+        call.waiting.fail(own)
+
+
+def _ignore(outcome: Any) -> None:
+    del outcome
+
+
+async def between_calls(links: Sequence[RemoteLink], take: Callable[[], Awaitable[T]]) -> T:
+    """Call ``take`` while the shards have handled all requests sent before, and no later ones, over these links.
+
+    So the shards have handled each call of these clients on all shards, or on none of them. No pause waits for a clock.
+    """
+    pings = [link.pause() for link in links]
+    try:
+        await Call(pings, list)
+        return await take()
+    finally:
+        for link in links:
+            link.resume()
+
+
+# -- the shard's end -----------------------------------------------------------------------------------------
 
 
 class RequestHandler(Protocol):
     """A shard."""
 
     def handle(self, request: Any) -> Any | WaitingReply[Any]:
-        """The reply, or a Waiting for it; raises what the shard refuses."""
+        """Return the reply, or a WaitingReply; raise what the shard refuses."""
 
 
 @final
 class ShardSessions:
-    """Has a shard handle the requests of each client in order and once, however their messages come.
+    """Has a shard handle the requests of each client in order, each once, however their messages arrive.
 
-    ``receive`` handles a message to its end: coroutines that await what it gives may interleave as they like. It is
-    called in one thread only.
-
-    The shard's side of the sessions of all clients.
+    Used in one thread only.
     """
 
-    def __init__(
-        self, shard: RequestHandler, *, window: int = WINDOW, reorder: int = WINDOW, generation: int = 0
-    ) -> None:
+    def __init__(self, shard: RequestHandler, *, generation: int = 0) -> None:
         self._shard = shard
-        self._window = window
-        self._reorder = reorder
-        self._generation = generation
+        self.generation = generation
         self._open: dict[str, _OpenSession] = {}
         self._newest: dict[str, int] = {}
-        """By client: its newest incarnation, so that what is left of an older one is not applied."""
+        """By client: the newest incarnation, so that late requests of an older one are not applied."""
 
-    def receive(self, message: ClientMessage) -> Answer | WaitingReply[Answer]:
-        """Take a message; gives what to answer, or a Waiting for it where the request has to wait.
+    def receive(self, message: ClientMessage) -> Any | WaitingReply[Any]:
+        """Take a message; return the outcome of its request, or a WaitingReply for the outcome.
 
-        A carrier whose calls return may await it (``answer``); one that only sends messages sends the answer when it is
-        settled. If that is lost, the client asks again.
+        An outcome is the reply or a ``Failure``. The outcome is None where the client does not wait for it any more, or
+        where the generation is another one.
         """
         client, incarnation, generation = message.session
-        if generation != self._generation:
+        if generation != self.generation:
             return None
         newest = self._newest.get(client, incarnation)
         if incarnation < newest:
-            return None if message.number == 0 else self._refusal(message, newest)
+            return _refusal(message.session, newest)
         if message.request is SessionControl.CLOSE:
             self._newest[client] = incarnation + 1
-            self._end(client)
+            self._end(client, None)
             return None
         opened = self._open.get(client)
         if opened is None or opened.id.incarnation < incarnation:
-            self._end(client)
+            if opened is not None:
+                self._end(client, _refusal(opened.id, incarnation))
             self._newest[client] = incarnation
-            opened = self._open[client] = _OpenSession(
-                message.session, self._shard, ServerSession(window=self._window, reorder=self._reorder)
-            )
+            opened = self._open[client] = _OpenSession(message.session, self._shard)
         return opened.receive(message)
 
-    async def answer(self, message: ClientMessage) -> Answer:
-        """``receive``, and wait for the answer."""
-        answer = self.receive(message)
-        return await answer if isinstance(answer, WaitingReply) else answer
-
     def restart(self, generation: int) -> None:
-        """The shard has gone back to a snapshot: nothing of what was sent before counts; replaced clients stay so."""
-        self._generation = generation
+        """The shard has gone back to a snapshot: earlier messages no longer count; replaced clients stay replaced."""
+        self.generation = generation
         for client in list(self._open):
-            self._end(client)
+            self._end(client, None)
 
-    def _end(self, client: str) -> None:
+    @property
+    def kept(self) -> int:
+        """How many requests and outcomes are kept."""
+        return sum(opened.kept for opened in self._open.values())
+
+    def _end(self, client: str, outcome: Any) -> None:
         if (opened := self._open.pop(client, None)) is not None:
-            opened.end()
+            opened.end(outcome)
 
-    def _refusal(self, message: ClientMessage, newest: int) -> ServerMessage:
-        client, incarnation, _ = message.session
-        error = WorkerHasLeft(
-            f"{client}: expected client {newest} of this name or a newer one, given client {incarnation}, which was "
-            "replaced or closed; use the newest client"
+
+def _refusal(session: SessionId, newest: int) -> Failure:
+    return failure_of(
+        WorkerHasLeft(
+            f"{session.client}: expected client {newest} of this name or a newer one, given client "
+            f"{session.incarnation}, which was replaced or closed; use the newest client"
         )
-        return ServerMessage(message.session, message.number, failure_of(error))
+    )
 
 
+@final
 class _OpenSession:
-    """One client's session, with what it waits for on the shard, and who waits for its answers."""
+    """The session of one client on a shard."""
 
-    def __init__(self, identity: SessionId, shard: RequestHandler, session: ServerSession) -> None:
+    def __init__(self, identity: SessionId, shard: RequestHandler) -> None:
         self.id = identity
         self._shard = shard
-        self._session = session
+        self._next = 1
+        """The request that is handled next."""
+        self._early: dict[int, Any] = {}
+        """Requests that arrived before an earlier one, by number."""
+        self._outcomes: dict[int, WaitingReply[Any]] = {}
+        """By number, until the client acknowledges the outcome."""
         self._waiting: dict[int, WaitingReply[Any]] = {}
-        self._given_up_with_client: set[int] = set()
-        """Those of the waiting that nobody but this client is interested in."""
-        self._answers: dict[int, WaitingReply[Answer]] = {}
+        """The replies that the shard has yet to give, by number."""
+        self._takes_back: set[int] = set()
+        """Waiting requests that the shard drops when the client gives them up or ends."""
 
-    def receive(self, message: ClientMessage) -> Answer | WaitingReply[Answer]:
-        session, number, request = self._session, message.number, message.request
-        session.forget(message.received)
-        if request is SessionControl.ACKNOWLEDGE:
-            return None
-        is_new = not isinstance(request, SessionControl) and session.take(number, request)
-        if is_new:
-            self._handle_what_is_next()
-        elif request is SessionControl.CANCEL and number in self._given_up_with_client:
-            self._waiting[number].give_up()
-        if session.is_over(number):
-            return None
-        outcome = session.outcome(number)
-        if outcome is RequestState.UNKNOWN and not isinstance(request, SessionControl):
-            return None  # No room for it; the client asks when some has been made.
-        if is_new and outcome is RequestState.RECEIVED:
-            answer: WaitingReply[Answer] = WaitingReply()
-            self._answers[number] = answer
-            return answer
-        return ServerMessage(self.id, number, outcome)
+    @property
+    def kept(self) -> int:
+        return len(self._outcomes)
 
-    def end(self) -> None:
-        """Nothing more is handled, and nobody is answered."""
+    def receive(self, message: ClientMessage) -> Any | WaitingReply[Any]:
+        for number in message.acknowledged:
+            self._outcomes.pop(number, None)
+        number = message.number
+        outcome = self._outcomes.get(number)
+        if outcome is None:
+            if number < self._next:
+                return None  # Without a request; or a late repetition: the client has the outcome.
+            outcome = self._outcomes[number] = WaitingReply()
+            self._early[number] = message.request
+            self._handle_in_order()
+        return outcome.result() if outcome.is_settled else outcome
+
+    def end(self, outcome: Any) -> None:
+        """Handle nothing more; all waiting calls return this outcome."""
         waiting, self._waiting = self._waiting, {}
-        answers, self._answers = self._answers, {}
-        for number in self._given_up_with_client:
+        for number in self._takes_back:
             waiting[number].give_up()
-        for answer in answers.values():
-            answer.succeed(None)
+        for waits in self._outcomes.values():
+            waits.succeed(outcome)
 
-    def _handle_what_is_next(self) -> None:
-        while (following := self._session.next_request()) is not None:
-            number, request = following
-            reply = outcome_of(partial(self._shard.handle, request))
+    def _handle_in_order(self) -> None:
+        while self._next in self._early:
+            number = self._next
+            self._next += 1
+            request = self._early.pop(number)
+            reply = outcome_of(partial(self._handle, request))
             if isinstance(reply, WaitingReply):
-                self._waiting[number] = reply
-                # Adds, clocks and updates have been promised, and others count on them.
-                if not isinstance(request, (AddRequest, ClockRequest, UpdateRequest)):
-                    self._given_up_with_client.add(number)
-                reply.when_settled(partial(self._settle_waiting, number, reply))
+                self._wait(number, request, reply)
             else:
-                self._settle(number, reply)
+                self._outcomes[number].succeed(reply)
 
-    def _settle_waiting(self, number: int, waiting: WaitingReply[Any]) -> None:
+    def _handle(self, request: Any) -> Any | WaitingReply[Any]:
+        if request is SessionControl.PING:
+            return None
+        if isinstance(request, GiveUp):
+            if request.number in self._takes_back:
+                self._waiting[request.number].give_up()
+            return None
+        return self._shard.handle(request)
+
+    def _wait(self, number: int, request: Any, reply: WaitingReply[Any]) -> None:
+        self._waiting[number] = reply
+        # Adds, clocks and updates are promised: other shards have applied their part.
+        if not isinstance(request, (AddRequest, ClockRequest, UpdateRequest)):
+            self._takes_back.add(number)
+        reply.when_settled(partial(self._settle, number, reply))
+
+    def _settle(self, number: int, reply: WaitingReply[Any]) -> None:
         if self._waiting.pop(number, None) is not None:
-            self._given_up_with_client.discard(number)
-            self._settle(number, outcome_of(waiting.result))
-
-    def _settle(self, number: int, outcome: Any | Failure) -> None:
-        self._session.settle(number, outcome)
-        if (answer := self._answers.pop(number, None)) is not None:
-            answer.succeed(ServerMessage(self.id, number, outcome))
+            self._takes_back.discard(number)
+            self._outcomes[number].succeed(outcome_of(reply.result))

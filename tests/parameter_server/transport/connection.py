@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from parameter_server.transport.lossy_network import CALM, LossyNetwork, NetworkCarrier, NetworkFaults
 from parameter_server.transport.recording_shard import RecordingShard
-from parameter_server.transport.schedule import PATIENT
 
 from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.matrix import Matrix
@@ -21,13 +20,8 @@ from streamiter.parameter_server.requests import (
     JoinRequest,
 )
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.sessions import (
-    LinkTiming,
-    RequestHandler,
-    SessionId,
-    ShardSessions,
-)
+from streamiter.parameter_server.transport.messages import SessionId
+from streamiter.parameter_server.transport.sessions import RemoteLink, RequestHandler, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["Connection", "add_ones", "recording", "whole_row", "with_matrix"]
@@ -47,18 +41,14 @@ class Connection:
     ) -> None:
         self.time = time or SimulatedTime()
         self.network = LossyNetwork(self.time, random.Random(seed), faults)
-        self.sessions = ShardSessions(shard, window=window)
+        self.sessions = ShardSessions(shard)
         self.window = window
 
-    def link(
-        self, client: str = "worker 0", incarnation: int = 0, timing: LinkTiming = PATIENT
-    ) -> tuple[RemoteLink, NetworkCarrier]:
+    def link(self, client: str = "worker 0", incarnation: int = 0) -> tuple[RemoteLink, NetworkCarrier]:
         """A new link, with what carries its messages."""
         carrier = NetworkCarrier(self.network, self.sessions)
         session = SessionId(client, incarnation)
-        link = RemoteLink("shard 0", session, carrier, self.time, window=self.window, timing=timing)
-        carrier.link = link
-        return link, carrier
+        return RemoteLink("shard 0", session, carrier, self.time, window=self.window), carrier
 
     def pass_s(self, seconds: float) -> None:
         """Let time pass."""

@@ -22,7 +22,7 @@ class Ask:
 
     client: str
     index: int
-    kind: Literal["answered", "waits", "refused"]
+    kind: Literal["answered", "waits", "refused", "endless"]
 
 
 class RecordingShard:
@@ -39,14 +39,16 @@ class RecordingShard:
     def handle(self, request: Ask) -> Any:
         self.handled.setdefault(request.client, []).append(request.index)
         self.replies[request] = reply = len(self.replies)
-        if self.parked and self._chances.random() < 0.3:
-            self.release(next(iter(self.parked)))
+        released = next((ask for ask in self.parked if ask.kind == "waits"), None)
+        if released is not None and self._chances.random() < 0.3:
+            self.release(released)
         if request.kind == "refused":
             raise OutOfTurn(f"{request.client}, {request.index}: refused as {reply}")
         if request.kind == "answered":
             return reply
         self.parked[request] = waiting = WaitingReply(lambda: self._given_up(request))
-        self._time.call_later(self._chances.random() * _LONGEST_WAIT_S, lambda: self.release(request))
+        if request.kind == "waits":  # The other kind waits until it is given up.
+            self._time.call_later(self._chances.random() * _LONGEST_WAIT_S, lambda: self.release(request))
         return waiting
 
     def release(self, request: Ask) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from parameter_server.transport.lossy_network import EVERYTHING, LossyNetwork, NetworkCarrier
-from parameter_server.transport.schedule import PATIENT
 
 from streamiter.errors import OutOfRange
 from streamiter.parameter_server import BSP, SSP, Matrix, psf
@@ -18,8 +17,8 @@ from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.server import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.sessions import SessionId, ShardSessions
+from streamiter.parameter_server.transport.messages import SessionId
+from streamiter.parameter_server.transport.sessions import RemoteLink, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 _WORKERS = 3
@@ -43,8 +42,7 @@ class Cluster:
         links = []
         for number, sessions in enumerate(self._sessions):
             carrier = NetworkCarrier(self._network, sessions)
-            link = RemoteLink(f"shard {number}", SessionId(name), carrier, self.time, timing=PATIENT)
-            carrier.link = link
+            link = RemoteLink(f"shard {number}", SessionId(name), carrier, self.time)
             links.append(link)
         return links
 

@@ -59,7 +59,7 @@ def test_a_clock_that_is_given_up_is_counted_all_the_same() -> None:
     assert shard.statistics().matrices[0].minimum_clock == 2
 
 
-def test_the_shard_hears_of_a_get_that_is_given_up_even_if_the_first_word_of_it_is_lost() -> None:
+def test_the_shard_hears_of_a_get_that_is_given_up_while_the_connection_is_broken() -> None:
     """One lost message, and the get stays on the shard until its clock comes, or for ever."""
     connection, shard = with_matrix(BSP(), workers=2)
     link, carrier = connection.link()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from parameter_server.transport.connection import recording, whole_row, with_matrix
 from parameter_server.transport.lossy_network import NetworkFaults
@@ -17,56 +20,14 @@ from streamiter.parameter_server import BSP
 from streamiter.parameter_server.requests import (
     ClockRequest,
 )
-from streamiter.parameter_server.transport.sessions import (
-    ClientMessage,
-    LinkTiming,
-    Received,
-    SessionControl,
-    SessionId,
-)
+from streamiter.parameter_server.transport.messages import ClientMessage, SessionControl, SessionId
 
 
 class Unreachable:
     """A carrier whose shard is gone."""
 
-    def send(self, message: ClientMessage) -> None:
+    def send(self, message: ClientMessage, answered: Callable[[Any], None]) -> None:
         raise ConnectionResetError("the process has ended")
-
-
-def test_a_shard_that_says_nothing_for_long_is_lost() -> None:
-    """A call to a machine that was switched off waits for ever."""
-    connection, _ = recording(window=1)
-    link, carrier = connection.link(timing=LinkTiming(lost_after_s=20.0))
-    carrier.partitioned = True
-    replies = [link.send(Ask("worker 0", index, "answered")) for index in range(2)]
-    connection.pass_s(19.0)
-    assert not any(reply.is_settled for reply in replies)
-    connection.pass_s(2.0)
-    for reply in replies:
-        with pytest.raises(
-            ShardLost, match="shard 0: expected its replies, given TimeoutError: nothing was heard"
-        ):
-            reply.result()
-    assert (link.unanswered, link.queued, connection.time.next_timer_s) == (0, 0, None)
-
-
-def test_a_shard_on_which_a_call_waits_long_is_not_lost() -> None:
-    """A worker that waits for a slow one would take its shard for dead."""
-    connection, shard = recording()
-    shard.release = lambda request: None
-    link, _ = connection.link(timing=LinkTiming(lost_after_s=20.0))
-    waiting = link.send(Ask("worker 0", 0, "waits"))
-    connection.pass_s(1_000.0)
-    assert not waiting.is_settled
-
-
-def test_silence_counts_from_when_something_was_asked() -> None:
-    """After a pause of some minutes the first call would find its shard lost."""
-    connection, _ = recording()
-    link, _ = connection.link(timing=LinkTiming(lost_after_s=20.0))
-    connection.ask(link, Ask("worker 0", 0, "answered"))
-    connection.pass_s(1_000.0)
-    assert connection.ask(link, Ask("worker 0", 1, "answered")) == 1
 
 
 def test_calls_fail_with_what_the_carrier_says_of_the_shard() -> None:
@@ -158,9 +119,9 @@ def test_a_late_copy_of_what_a_closed_client_has_sent_is_not_applied_again() -> 
     """The shard has dropped all it knew of the client: to it a late first request looks like that of a new one."""
     connection, shard = recording()
     session = SessionId("worker 0")
-    message = ClientMessage(session, 1, Received(2, (1,)), Ask("worker 0", 0, "answered"))
+    message = ClientMessage(session, 1, (), Ask("worker 0", 0, "answered"))
     connection.sessions.receive(message)
-    connection.sessions.receive(ClientMessage(session, 0, Received(2, ()), SessionControl.CLOSE))
+    connection.sessions.receive(ClientMessage(session, 0, (), SessionControl.CLOSE))
     connection.sessions.receive(message)
     assert shard.handled == {"worker 0": [0]}
     newer, _ = connection.link(incarnation=1)

@@ -22,11 +22,6 @@ from streamiter.parameter_server.requests import (
     GetRequest,
     NextChanges,
 )
-from streamiter.parameter_server.transport.sessions import (
-    RequestState,
-    ServerMessage,
-    SessionId,
-)
 
 
 class RaisesOn:
@@ -145,30 +140,16 @@ def test_a_request_that_waits_is_not_sent_again() -> None:
     assert waiting.result() == 0
 
 
-def test_a_lost_request_is_sent_again_soon_beside_one_that_waits_long() -> None:
-    """Each call would take as long as the pause between two questions about the oldest."""
-    connection, shard = recording()
-    shard.release = lambda request: None
-    link, carrier = connection.link()
-    link.send(Ask("worker 0", 0, "waits"))
-    connection.pass_s(100.0)
-    carrier.partitioned = True
-    waiting = link.send(Ask("worker 0", 1, "answered"))
-    carrier.partitioned = False
-    connection.pass_s(1.5)
-    assert waiting.is_settled
-
-
-def test_a_request_is_sent_again_once_for_each_time_the_shard_was_asked() -> None:
-    """A network that repeats a short answer would have a long request sent as often."""
-    connection, _ = recording()
-    link, carrier = connection.link()
-    carrier.partitioned = True
-    link.send(Ask("worker 0", 0, "answered"))
-    connection.pass_s(1.5)
-    for _ in range(3):
-        link.receive(ServerMessage(SessionId("worker 0"), 1, RequestState.UNKNOWN))
-    assert carrier.requests_sent == {1: 2}
+def test_a_request_that_is_given_up_before_it_is_sent_keeps_no_place_on_the_shard() -> None:
+    """The shard was told of calls that were given up after they had been sent, and of no others."""
+    connection, shard = recording(window=1)
+    link, _ = connection.link()
+    first = link.send(Ask("worker 0", 0, "endless"))
+    link.send(Ask("worker 0", 1, "endless")).give_up()
+    first.give_up()
+    connection.pass_s(1.0)
+    assert (link.unanswered, link.queued, shard.parked) == (0, 0, {})
+    assert shard.handled == {"worker 0": [0, 1]}
 
 
 def test_requests_above_the_window_wait_in_the_client_and_follow_in_order() -> None:
@@ -199,7 +180,7 @@ def test_the_shard_forgets_replies_of_a_client_that_has_nothing_more_to_ask() ->
     link, _ = connection.link()
     connection.ask(link, Ask("worker 0", 0, "answered"))
     connection.pass_s(1.0)
-    assert connection.sessions._open["worker 0"]._session.kept == 0
+    assert connection.sessions.kept == 0
     assert connection.time.next_timer_s is None
 
 

@@ -13,8 +13,8 @@ from support.soak import ForEachSeed
 
 from streamiter.errors import RolledBack, WorkerHasLeft
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.sessions import ClientMessage, ShardSessions
+from streamiter.parameter_server.transport.messages import ClientMessage
+from streamiter.parameter_server.transport.sessions import RemoteLink, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 SEEDS = range(50)
@@ -134,14 +134,7 @@ def test_a_planted_bug_in_telling_clients_apart_is_found(monkeypatch: pytest.Mon
     def each_beside_the_other(self: ShardSessions, message: ClientMessage) -> Any:
         session = message.session
         alone = session._replace(client=f"{session.client}, client {session.incarnation}")
-        answer: Any = receive(self, message._replace(session=alone))
-        if not isinstance(answer, WaitingReply):
-            return answer and answer._replace(session=session)
-        renamed: WaitingReply[Any] = WaitingReply()
-        answer.when_settled(
-            lambda: renamed.succeed(answer.result() and answer.result()._replace(session=session))
-        )
-        return renamed
+        return receive(self, message._replace(session=alone))
 
     monkeypatch.setattr(ShardSessions, "receive", each_beside_the_other)
     with pytest.raises(AssertionError, match="seed"):
@@ -153,7 +146,7 @@ def test_a_planted_bug_in_telling_generations_apart_is_found(monkeypatch: pytest
     receive = ShardSessions.receive
 
     def of_any_generation(self: ShardSessions, message: Any) -> Any:
-        self._generation = message.session.generation
+        self.generation = message.session.generation
         return receive(self, message)
 
     monkeypatch.setattr(ShardSessions, "receive", of_any_generation)

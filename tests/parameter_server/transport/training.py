@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from parameter_server.transport.lossy_network import LossyNetwork, NetworkCarrier, NetworkFaults
-from parameter_server.transport.schedule import PATIENT, Broken
+from parameter_server.transport.schedule import Broken
 
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency.models import ASP, BSP, SSP, Consistency
@@ -24,8 +24,8 @@ from streamiter.parameter_server.requests import (
     JoinRequest,
 )
 from streamiter.parameter_server.shard import Shard
-from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.sessions import SessionId, ShardSessions
+from streamiter.parameter_server.transport.messages import SessionId
+from streamiter.parameter_server.transport.sessions import RemoteLink, ShardSessions
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["Training"]
@@ -54,7 +54,7 @@ class Training:
         self.chances = chances
         self.shards = [Shard(number) for number in range(_SHARDS)]
         window = chances.choice([1, 3, 16])
-        self.sessions = [ShardSessions(shard, window=window) for shard in self.shards]
+        self.sessions = [ShardSessions(shard) for shard in self.shards]
         self.links = [
             [self._link(worker, sessions, window) for sessions in self.sessions]
             for worker in range(self.workers)
@@ -66,11 +66,7 @@ class Training:
 
     def _link(self, worker: int, sessions: ShardSessions, window: int) -> RemoteLink:
         carrier = NetworkCarrier(self.network, sessions)
-        link = RemoteLink(
-            "a shard", SessionId(f"worker {worker}"), carrier, self.time, window=window, timing=PATIENT
-        )
-        carrier.link = link
-        return link
+        return RemoteLink("a shard", SessionId(f"worker {worker}"), carrier, self.time, window=window)
 
     # -- what workers do -------------------------------------------------------------------------------
 

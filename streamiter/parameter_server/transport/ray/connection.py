@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, final
 
@@ -20,7 +20,7 @@ from streamiter.parameter_server.requests import (
     PassBarrier,
     RaiseRequest,
 )
-from streamiter.parameter_server.transport.ray.barriers import Fence
+from streamiter.parameter_server.transport.messages import ClientMessage, SessionControl, SessionId
 from streamiter.parameter_server.transport.ray.protocol import (
     GoBack,
     RayAddress,
@@ -28,8 +28,7 @@ from streamiter.parameter_server.transport.ray.protocol import (
     client_name,
     importable,
 )
-from streamiter.parameter_server.transport.remote_link import RemoteLink
-from streamiter.parameter_server.transport.sessions import ClientMessage, Received, SessionControl, SessionId
+from streamiter.parameter_server.transport.sessions import RemoteLink
 
 __all__ = [
     "Connections",
@@ -127,17 +126,24 @@ class ShardConnections:
             self._set_heartbeat(address.heartbeat_timeout_s)
 
     def _connect(self, number: int, host: Any, session: SessionId, shard: str) -> None:
-        def receive(message: Any) -> None:
-            link.receive(message)
-
         def gone(error: BaseException) -> None:
             link.lost(error)
 
-        carrier = RayCarrier(host, receive=receive, go_back=self._go_back, gone=gone)
+        carrier = RayCarrier(host, go_back=self._go_back, gone=gone)
         link = RemoteLink(shard, session, carrier, self._clock)
         self._carriers.append(carrier)
         self._remote.append(link)
         self.links.append(_ClientLink(partial(self._send, number)))
+
+    @property
+    def remote_links(self) -> Sequence[RemoteLink]:
+        """The links to the shards, without the rules of this connection for losses."""
+        return self._remote
+
+    @property
+    def generation(self) -> int:
+        """How often the shards have gone back, as far as this connection has heard."""
+        return self._generation
 
     @property
     def has_joined(self) -> bool:
@@ -149,8 +155,8 @@ class ShardConnections:
     def _send(self, shard: int, request: Any) -> WaitingReply[Any]:
         self._on_used()
         request = importable(request)
-        # Of a subscription nobody need listen, and a fence is the server's: these do not tell the worker.
-        tells_worker = not isinstance(request, (NextChanges, Fence))
+        # A subscription's error may be raised in a task that is not the worker's.
+        tells_worker = not isinstance(request, NextChanges)
         reply = _Reply(self._told if tells_worker else _nothing)
         if self._going_back is not None:
             self._going_back.append(reply)
@@ -315,7 +321,8 @@ class ShardConnections:
         def beat() -> None:
             session = self._session._replace(generation=self._generation)
             try:
-                self._carriers[0].send(ClientMessage(session, 0, Received(0, ()), SessionControl.ACKNOWLEDGE))
+                message = ClientMessage(session, 0, (), SessionControl.ACKNOWLEDGE)
+                self._carriers[0].send(message, lambda outcome: None)
             except ParameterServerError:
                 return  # Ray has been ended: nobody listens any more, and calls say so.
             self._set_heartbeat(timeout_s)
@@ -406,9 +413,9 @@ class Connections:
         if (connection := self._open.pop(worker, None)) is not None:
             connection.close()
 
-    def of_workers(self) -> dict[int, ShardConnections]:
-        """Those of workers that have not left."""
-        return dict(self._open)
+    def links_of_workers(self) -> list[RemoteLink]:
+        """The links of all workers of this process that have not left."""
+        return [link for connection in self._open.values() for link in connection.remote_links]
 
     def joined(self) -> tuple[int, ...]:
         """The workers of this process that the shards have answered."""

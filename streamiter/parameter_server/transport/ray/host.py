@@ -12,7 +12,7 @@ from typing import Any, Final, final
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
 from streamiter.errors import ParameterServerError, ShardLost
-from streamiter.parameter_server.calls import WaitingReply
+from streamiter.parameter_server.calls import WaitingReply, until_settled
 from streamiter.parameter_server.holding import NumberedSnapshots
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
@@ -26,10 +26,9 @@ from streamiter.parameter_server.requests import (
     RestoreState,
     TakeState,
 )
-from streamiter.parameter_server.shard import Shard
+from streamiter.parameter_server.shard import Shard, ShardStatistics
 from streamiter.parameter_server.snapshots import ShardSnapshot, thawed
-from streamiter.parameter_server.statistics import ShardStatistics
-from streamiter.parameter_server.transport.ray.barriers import Fences, TakeBetween
+from streamiter.parameter_server.transport.messages import ClientMessage
 from streamiter.parameter_server.transport.ray.protocol import (
     Describe,
     GenerationStart,
@@ -40,15 +39,7 @@ from streamiter.parameter_server.transport.ray.protocol import (
     fetched,
     imported_ray,
 )
-from streamiter.parameter_server.transport.sessions import (
-    ClientMessage,
-    Failure,
-    RequestHandler,
-    ServerMessage,
-    ShardSessions,
-    error_of,
-    outcome_of,
-)
+from streamiter.parameter_server.transport.sessions import RequestHandler, ShardSessions
 
 __all__ = ["ShardHost"]
 
@@ -95,18 +86,24 @@ class ShardHost:
 
     # -- clients ---------------------------------------------------------------------------------------
 
-    async def deliver(self, message: ClientMessage) -> ServerMessage | GoBack | None:
-        """A message of a client; the answer to it, or None where there is nothing to say."""
+    async def deliver(self, message: ClientMessage) -> Any:
+        """Take a message of a client; return the outcome of its request, or a ``GoBack``."""
         client, _, generation = message.session
-        while self._generation < generation:
+        while self._generation < generation and not self._ended.is_set():
             await self._changed.wait()
-        if self._generation == generation:
+        if self._generation == generation and not self._ended.is_set():
             self._heard_s[client] = self._clock.monotonic_s()
-            answer = self._sessions.receive(message)
-            if isinstance(answer, WaitingReply):
-                answer = await answer
-            if self._generation == generation:
-                return answer
+            outcome = self._sessions.receive(message)
+            if isinstance(outcome, WaitingReply):
+                # Several calls may wait for one outcome: Ray repeats a call whose connection breaks.
+                await until_settled(outcome)
+                outcome = outcome.result()
+            if self._generation == generation and not self._ended.is_set():
+                return outcome
+        if self._ended.is_set():
+            raise ParameterServerError(
+                "parameter server: expected one that is open, given one that was closed; make a new one"
+            )
         return GoBack(self._generation, self._clocks.get(client), self._refusal, self._loss)
 
     # -- the server ------------------------------------------------------------------------------------
@@ -131,7 +128,7 @@ class ShardHost:
         if state is None:
             for worker in beginning.workers:
                 shard.handle(JoinRequest(worker))
-        self._handler = _Handler(Fences(shard, shard), self._check_has_parameters)
+        self._handler = _Handler(shard, self._check_has_parameters)
         self._sessions = ShardSessions(self._handler, generation=beginning.generation)
         self._note_clocks()
         self._snapshot = None
@@ -156,9 +153,6 @@ class ShardHost:
     async def end(self) -> None:
         """The server is closed: whoever waits here is let go, before Ray ends the process."""
         self._ended.set()
-        self._refusal = (
-            "parameter server: expected one that is open, given one that was closed; make a new one"
-        )
         self._sessions.restart(self._generation + 1)
         self._tell()
 
@@ -263,18 +257,17 @@ class _Handler:
         """As the shard does, if ``check`` raises nothing."""
         self._check(request)
         reply = self._shard.handle(request)
-        if not isinstance(request, (TakeBetween, TakeState)):
+        if not isinstance(request, TakeState):
             return reply
         if not isinstance(reply, WaitingReply):
             return fetched(reply)
         sent: WaitingReply[Any] = WaitingReply(reply.give_up)
 
         def settle() -> None:
-            outcome = outcome_of(reply.result)
-            if isinstance(outcome, Failure):
-                sent.fail(error_of(outcome))
-            else:
-                sent.succeed(fetched(outcome))
+            try:
+                sent.succeed(fetched(reply.result()))
+            except BaseException as error:
+                sent.fail(error)
 
         reply.when_settled(settle)
         return sent

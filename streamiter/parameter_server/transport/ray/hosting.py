@@ -18,11 +18,10 @@ from streamiter.numbers import whole_number
 from streamiter.parameter_server.calls import Call, ShardLink, WaitingReply
 from streamiter.parameter_server.client import MAX_CALLS, Client
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
-from streamiter.parameter_server.requests import CreateRequest, ForgetRequest, RestoreState
+from streamiter.parameter_server.requests import CreateRequest, ForgetRequest, RestoreState, TakeState
 from streamiter.parameter_server.server import MatrixDirectory
+from streamiter.parameter_server.shard import ShardStatistics
 from streamiter.parameter_server.snapshots import KeptSnapshots, SnapshotEvery, StartingPoint
-from streamiter.parameter_server.statistics import ShardStatistics
-from streamiter.parameter_server.transport.ray.barriers import Fence, PassFences, TakeBetween
 from streamiter.parameter_server.transport.ray.connection import Connections, ShardConnections, ended
 from streamiter.parameter_server.transport.ray.host import ShardHost
 from streamiter.parameter_server.transport.ray.protocol import (
@@ -35,6 +34,7 @@ from streamiter.parameter_server.transport.ray.protocol import (
     imported_ray,
     sendable,
 )
+from streamiter.parameter_server.transport.sessions import between_calls
 
 __all__ = [
     "RayHosting",
@@ -406,7 +406,6 @@ class RayHosting:
         self._asked: list[Any] | None = None
         """Statistics that are still to come."""
         self._taking = asyncio.Lock()
-        self._taken = 0
         self._asking_for_states: ShardConnections | None = None
         self._is_closed = False
 
@@ -451,33 +450,24 @@ class RayHosting:
 
     async def take_states(self) -> list[Any]:
         """The states of all shards between the same two calls of each worker of this process."""
+        if self._asking_for_states is None:
+            self._asking_for_states = self._connections.open(f"{self.address.name}, states")
+        asking = self._asking_for_states
+
+        async def take() -> list[Any]:
+            return await Call([link.send(TakeState()) for link in asking.links], list)
+
         async with self._taking:
-            if self._asking_for_states is None:
-                self._asking_for_states = self._connections.open(f"{self.address.name}, states")
             while True:
-                self._taken += 1
-                workers = self._connections.of_workers()
-                request = TakeBetween(self._taken, tuple(workers))
-                states = [link.send(request) for link in self._asking_for_states.links]
-                # All of them at once: no call gets in between.
-                fences = [
-                    link.send(Fence(worker, self._taken))
-                    for worker, connection in workers.items()
-                    for link in connection.links
-                ]
-                try:
-                    await Call(fences, list)
-                    return await Call(states, list)
-                except RolledBack:  # Some fences are gone, so no state would ever come.
-                    pass
-                except BaseException:
-                    # Once the states are given up nobody asks for them again after a loss, which fences may outlive.
-                    for link in self._asking_for_states.links:
-                        link.send(PassFences(request.number))
-                    raise
-                finally:
-                    for state in states:
-                        state.give_up()
+                generation = asking.generation
+                with suppress(
+                    RolledBack
+                ):  # The shards went back before they had handled all earlier requests.
+                    states = await between_calls(self._connections.links_of_workers(), take)
+                    if (
+                        asking.generation == generation
+                    ):  # Otherwise one state may be from before, one from after.
+                        return states
 
     @property
     def latest_snapshot(self) -> int | None:

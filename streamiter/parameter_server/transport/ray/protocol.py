@@ -19,7 +19,7 @@ from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.matrix_shard import init_functions
 from streamiter.parameter_server.requests import AddRequest, AggregateRequest, CreateRequest, UpdateRequest
 from streamiter.parameter_server.snapshots import SnapshotEvery
-from streamiter.parameter_server.transport.sessions import ClientMessage, ServerMessage
+from streamiter.parameter_server.transport.messages import ClientMessage
 
 __all__ = [
     "Describe",
@@ -236,28 +236,26 @@ class RayCarrier:
         self,
         host: Any,
         *,
-        receive: Callable[[ServerMessage], None],
         go_back: Callable[[GoBack], None],
         gone: Callable[[BaseException], None],
     ) -> None:
         self._host = host
-        self._receive = receive
         self._go_back = go_back
         self._gone = gone
         self._ray = imported_ray()
         self._calls: set[asyncio.Task[None]] = set()
-        """No more than a link sends: its window, and now and then a question."""
+        """No more than a link sends: its window, calls given up, and acknowledgements."""
 
-    def send(self, message: ClientMessage) -> None:
-        """Send it. Ray has taken its arrays when this returns."""
+    def send(self, message: ClientMessage, answered: Callable[[Any], None]) -> None:
+        """Call the host with a message. Ray has taken its arrays when this returns."""
         if not self._ray.is_initialized():  # Or the call would start another Ray.
             raise ParameterServerError("Ray has been ended in this process")
         reply = self._host.deliver.remote(message)
-        call = asyncio.get_running_loop().create_task(self._await(reply))
+        call = asyncio.get_running_loop().create_task(self._await(reply, answered))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
-    async def _await(self, reply: Any) -> None:
+    async def _await(self, reply: Any, answered: Callable[[Any], None]) -> None:
         try:
             answer = await reply
         except self._ray.exceptions.RayError as error:
@@ -267,8 +265,8 @@ class RayCarrier:
             return
         if isinstance(answer, GoBack):
             self._go_back(answer)
-        elif answer is not None:
-            self._receive(answer)
+        else:
+            answered(answer)
 
     @property
     def under_way(self) -> set[asyncio.Task[None]]:

@@ -1,0 +1,66 @@
+"""What a shard's sessions answer to calls as they arrive: early, repeated, or before a rollback."""
+
+from __future__ import annotations
+
+import random
+from random import Random
+from typing import Any
+
+from parameter_server.transport.recording_shard import Ask, RecordingShard
+from support.examples import random_examples
+
+from streamiter.parameter_server.calls import WaitingReply
+from streamiter.parameter_server.transport.messages import ClientMessage, SessionId
+from streamiter.parameter_server.transport.sessions import ShardSessions
+from streamiter.testing.simulation.simulated_time import SimulatedTime
+
+SESSION = SessionId("worker 0")
+
+
+def some_arrivals(random: Random) -> tuple[list[int], int]:
+    """Numbers of requests that arrive, in any order, some of them several times; and how many requests there are."""
+    count = random.randint(1, 12)
+    numbers = [random.randint(1, count) for _ in range(random.randrange(40))] + list(range(1, count + 1))
+    random.shuffle(numbers)
+    return numbers, count
+
+
+@random_examples(some_arrivals)
+def test_any_arrivals_are_handled_once_in_order_and_repetitions_get_the_same_outcome(
+    given: tuple[list[int], int],
+) -> None:
+    """Methods of an actor interleave, and one whose connection broke is called again."""
+    numbers, count = given
+    shard = RecordingShard(SimulatedTime(), random.Random(0))
+    sessions = ShardSessions(shard)
+    outcomes: list[tuple[int, Any]] = [
+        (number, sessions.receive(ClientMessage(SESSION, number, (), Ask("worker 0", number, "answered"))))
+        for number in numbers
+    ]
+    assert shard.handled == {"worker 0": list(range(1, count + 1))}
+    for number, outcome in outcomes:
+        assert (outcome.result() if isinstance(outcome, WaitingReply) else outcome) == number - 1
+    assert sessions.kept == count
+
+
+def test_an_outcome_is_kept_until_the_client_has_it_and_no_longer() -> None:
+    """Forgotten too early, a lost reply is lost for good; too late, memory fills."""
+    shard = RecordingShard(SimulatedTime(), random.Random(0))
+    sessions = ShardSessions(shard)
+    first = ClientMessage(SESSION, 1, (), Ask("worker 0", 1, "answered"))
+    assert sessions.receive(first) == sessions.receive(first) == 0
+    assert sessions.receive(ClientMessage(SESSION, 2, (1,), Ask("worker 0", 2, "answered"))) == 1
+    assert sessions.kept == 1
+    assert sessions.receive(first) is None  # a late repetition
+    assert shard.handled == {"worker 0": [1, 2]}
+
+
+def test_calls_that_wait_for_an_outcome_return_when_the_shard_goes_back() -> None:
+    """The actor's calls of before the rollback would stay open for ever."""
+    sessions = ShardSessions(RecordingShard(SimulatedTime(), random.Random(0)))
+    outcome = sessions.receive(ClientMessage(SESSION, 1, (), Ask("worker 0", 0, "waits")))
+    early = sessions.receive(ClientMessage(SESSION, 3, (), Ask("worker 0", 2, "answered")))
+    assert not outcome.is_settled
+    sessions.restart(1)
+    assert outcome.result() is None
+    assert early.result() is None
