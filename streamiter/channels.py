@@ -1,4 +1,8 @@
-"""The bounded channel between two tasks.
+"""The bounded channel between two tasks, and the intake of a source.
+
+A task puts batches and control records into a :class:`Channel`; another task takes them in the same order. A full
+channel refuses batches, so that a slow task slows down the tasks before it. An :class:`Intake` stops a source that
+reads faster than a task further downstream can handle.
 
 >>> channel = Channel("source → train", limit_records=2, limit_bytes=1 << 20)
 >>> channel.try_put(DataBatch([1, 2])), channel.try_put(DataBatch([3]))
@@ -20,66 +24,66 @@ from streamiter.records import Control, DataBatch, EpochWatermark, estimated_byt
 
 __all__ = ["LIMIT_BYTES", "LIMIT_RECORDS", "Channel", "ChannelStatistics", "Intake"]
 
-# One of a topic reader's largest batches waits while the one before it is worked on. More would be no faster
-# but slower: whatever waits is gone through at each full garbage collection.
+# One of the largest batches of a topic reader waits while the task handles the batch before it. A larger limit would
+# make jobs slower: each full garbage collection visits all waiting records.
 LIMIT_RECORDS: Final = 8_192
-# Enough for those at 512 bytes a record; a channel of larger records holds fewer.
+# Room for so many records of 512 bytes. A channel holds fewer records if they are larger.
 LIMIT_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
-    """A channel at one moment."""
+    """The state of a channel at one moment."""
 
     name: str
-    """Upstream and downstream subtask."""
+    """The upstream and the downstream subtask."""
     records: int
-    """Records waiting in it."""
+    """Records that wait in the channel."""
     size_bytes: int
-    """Their estimated size."""
+    """The estimated size of the waiting records."""
     peak_records: int
-    """The most records that ever waited."""
+    """The largest number of records that have waited at one time."""
     peak_bytes: int
-    """The most bytes that ever waited."""
+    """The largest size of the records that have waited at one time."""
     total_records: int
-    """Records that were put into it since the start."""
+    """Records that were put into the channel since the start."""
     total_batches: int
-    """Batches they came in."""
+    """Batches that were put into the channel since the start."""
     total_bytes: int
-    """Their estimated size."""
+    """The estimated size of all records since the start."""
     aside_records: int
-    """Records that its reader has taken and not handled; they count toward its limits."""
+    """Records that the reading task has taken and not handled. They count toward the limits of the channel."""
     aside_bytes: int
-    """Their estimated size."""
+    """The estimated size of these records."""
 
 
 class Intake:
-    """Whether a source may read on. It is shut while a channel behind it has more set aside than it allows."""
+    """Decides whether a source may read. A channel downstream shuts it while the channel's reader holds too much."""
 
     __slots__ = ("_is_open", "_overfull")
 
     def __init__(self) -> None:
         self._overfull = 0
-        """Channels behind it that shut it."""
+        """The number of channels that have shut it."""
         self._is_open = asyncio.Event()
         self._is_open.set()
 
     @property
     def is_shut(self) -> bool:
-        """Whether nothing more is to be read."""
+        """Whether the source must not read."""
         return self._overfull > 0
 
     async def wait(self) -> None:
-        """Return when it is open."""
+        """Wait until the intake is open."""
         await self._is_open.wait()
 
     def shut(self) -> None:
-        """A channel behind it is overfull."""
+        """Stop the source on behalf of one channel."""
         self._overfull += 1
         self._is_open.clear()
 
     def open(self) -> None:
-        """A channel that has shut it is not overfull any more."""
+        """Undo one call of ``shut``; the source reads again when all are undone."""
         self._overfull -= 1
         if not self._overfull:
             self._is_open.set()
@@ -88,13 +92,13 @@ class Intake:
 class Channel:
     """A queue of batches and control records, bounded in records and in bytes.
 
-    One task puts, one takes, both in the same event loop. A batch is admitted while the limits hold, and
-    always into an empty channel, so a batch above the limit passes alone. Control records are always
-    admitted: the protocol bounds their number.
+    One task puts (the producer), another one takes (the consumer); both run in the same event loop. The channel admits
+    a batch while the limits hold. An empty channel admits any batch, so that a batch above the limit passes alone. The
+    channel admits all control records; the protocol bounds their number.
 
-    What the consumer has taken and not handled counts toward the limits until it is released: it is in memory, and
-    in each snapshot, as what is in the channel. Only while the consumer needs what comes next whatever it has set
-    aside (``make_way``) does it not count.
+    Records that the consumer has taken and set aside count toward the limits until it releases them: they are in
+    memory, and in each snapshot, just as the records in the channel. They do not count while the consumer needs the
+    next item in any case (``make_way``).
     """
 
     __slots__ = (
@@ -141,11 +145,11 @@ class Channel:
         self._is_overfull = False
 
     def attach(self, on_ready: Callable[[], None]) -> None:
-        """Have ``on_ready`` called whenever the empty channel gets something (the consumer's side)."""
+        """Call ``on_ready`` whenever an item is put into the empty channel (for the consumer)."""
         self._on_ready = on_ready
 
     def try_put(self, batch: DataBatch) -> bool:
-        """Put a batch if there is room; says whether it was put (the producer's side)."""
+        """Put a batch if the channel has room; return whether it was put (for the producer)."""
         count = len(batch.records)
         size_bytes = estimated_bytes(batch.records)
         occupied, occupied_bytes = self.records, self._size_bytes
@@ -168,10 +172,10 @@ class Channel:
         return True
 
     def put_control(self, control: Control) -> None:
-        """Put a control record behind all that is there (the producer's side).
+        """Put a control record at the end of the channel (for the producer).
 
-        An epoch watermark takes the place of one that nothing has followed: it says all that one said, and
-        a consumer that does not come to take them would find one for each epoch.
+        An epoch watermark replaces a watermark that is last in the channel. It has the same meaning as both together,
+        and a consumer that is late does not find one for each epoch.
         """
         if (
             self._items
@@ -183,11 +187,13 @@ class Channel:
         self._append(control)
 
     async def wait_for_room(self) -> None:
-        """Return once something has been taken or released (the producer's side, one waiter)."""
+        """Wait until the consumer takes or releases something (for the producer; one task at a time)."""
         if not self._items and (self._makes_way or not self._aside_records):
             return
         if self._room is not None:
-            raise InternalError(f"channel {self.name}: a second task waits for room")
+            raise InternalError(
+                f"channel {self.name}: expected one producer, but a second task waits for room"
+            )
         self._room = asyncio.get_running_loop().create_future()
         try:
             await self._room
@@ -195,49 +201,49 @@ class Channel:
             self._room = None
 
     def peek(self) -> DataBatch | Control | None:
-        """What comes next, or None (the consumer's side)."""
+        """Return the next item without taking it, or None (for the consumer)."""
         return self._items[0] if self._items else None
 
     def take(self) -> DataBatch | Control:
-        """Take what comes next (the consumer's side)."""
+        """Take the next item (for the consumer)."""
         item = self._items.popleft()
         if not isinstance(item, Control):
             self.records -= len(item.records)
             self._size_bytes -= self._sizes.popleft()
-        self._tell_of_room()
+        self._wake_producer()
         return item
 
     def set_aside(self, records: int, size_bytes: int) -> None:
-        """So much is taken and waits to be handled (the consumer's side)."""
+        """Count records that were taken and are not handled yet (for the consumer)."""
         self._aside_records += records
         self._aside_bytes += size_bytes
         self._check_intakes()
 
     def release(self, records: int, size_bytes: int) -> None:
-        """So much of what was set aside is handled now (the consumer's side)."""
+        """Count records no more that were set aside and are handled now (for the consumer)."""
         self._aside_records -= records
         self._aside_bytes -= size_bytes
         self._check_intakes()
-        self._tell_of_room()
+        self._wake_producer()
 
     def make_way(self, makes_way: bool) -> None:
-        """Whether batches are admitted as if nothing were set aside: a barrier is behind them (the consumer's side)."""
+        """Choose whether to admit batches as if nothing were set aside (for the consumer, which expects a barrier)."""
         self._makes_way = makes_way
         if makes_way:
-            self._tell_of_room()
+            self._wake_producer()
 
     def shut_intakes(self, intakes: Sequence[Intake], way: int) -> None:
-        """Shut these while more is set aside than the ``way`` channels hold that are between them and the consumer."""
+        """Shut these intakes while the consumer holds more than fits into the ``way`` channels between them and it."""
         self._intakes = intakes
         self._way = way
 
     def clear(self) -> None:
-        """Drop all that waits (the consumer's side)."""
+        """Drop all items (for the consumer)."""
         while self._items:
             self.take()
 
     def statistics(self) -> ChannelStatistics:
-        """The channel now."""
+        """Return the state of the channel."""
         return ChannelStatistics(
             name=self.name,
             records=self.records,
@@ -251,7 +257,7 @@ class Channel:
             aside_bytes=self._aside_bytes,
         )
 
-    def _tell_of_room(self) -> None:
+    def _wake_producer(self) -> None:
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 

@@ -1,4 +1,8 @@
-"""The chain: the operators of a task one behind the other, and what control records mean to them."""
+"""The chain: the operators of a task, and what control records mean for them.
+
+A :class:`Chain` passes a control record through the operators of a task, from the first to the last, and then into the
+channels. :class:`Rounds` gives each epoch an operator of its own, if the first step of the task works in rounds.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ __all__ = [
 
 @final
 class Chain:
-    """Takes control records through the operators of one task, one after the other, then into the channels."""
+    """Passes control records through the operators of one task, one after the other, then into the channels."""
 
     def __init__(
         self,
@@ -43,12 +47,12 @@ class Chain:
         self._rounds = rounds
         self._feeder = feeder
         self.interior_input_ended = False
-        """Whether the operators behind the head have heard that their input has ended."""
+        """Whether the operators behind the first one have been told that their input has ended."""
         self.closing: asyncio.Task[None] | None = None
-        """An operator that is being closed, while that is under way."""
+        """The asyncio task that closes an operator now, if there is one."""
 
     async def pass_on(self, control: Control, *, behind_head: bool) -> None:
-        """``behind_head``: the operator at the head has sent it, and does not hear of it."""
+        """Pass a control record on. With ``behind_head`` the first operator has sent it, and is not told of it."""
         instances = self._instances[1:] if behind_head else self._instances
         if isinstance(control, EpochWatermark):
             await self._pass_watermark(control, instances)
@@ -59,18 +63,18 @@ class Chain:
         self.write_control(control)
 
     def write_control(self, control: Control) -> None:
-        """Into the channels, past the operators."""
+        """Put a control record into the channels; the operators are not told of it."""
         for writer in self._writers:
             writer.control(control)
 
     async def input_ended(self, instance: OperatorInstance, input_name: str) -> None:
-        """An operator hears that an input has ended while the iteration goes on."""
-        # What is emitted there must not come behind the watermark of its epoch.
+        """Tell an operator that one of its inputs has ended, while the iteration continues."""
+        # The operator may emit here. These records must not come after the watermark of their epoch.
         self._progress.epoch = self._progress.watermark + 1
-        await self._hear_input_ended(instance, input_name)
+        await self._call_input_ended(instance, input_name)
 
     async def close_now(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Close what has ended. Should the job fail meanwhile, ``close`` of the task waits for it."""
+        """Close an operator or source that has ended. If the job fails meanwhile, ``Task.close`` waits for this."""
         closing = self.closing = asyncio.create_task(close(), name=f"close {self._task}")
         try:
             await asyncio.shield(closing)
@@ -89,7 +93,7 @@ class Chain:
         self._progress.watermark = control.epoch
 
     async def _pass_end_of_data(self, control: EndOfData, instances: Sequence[OperatorInstance]) -> None:
-        """One operator after the other hears of the end of its input, then of the epochs that completes."""
+        """Tell one operator after the other that its input has ended, then of the epochs that are complete by that."""
         self.interior_input_ended = True
         epochs = range(self._progress.watermark + 1, control.epoch + 1)
         for instance in instances:
@@ -104,7 +108,7 @@ class Chain:
         self._progress.watermark = max(self._progress.watermark, control.epoch)
 
     def _is_called_back(self, instance: OperatorInstance) -> bool:
-        """A step with rounds is called back by these."""
+        # ``Rounds`` calls the operators of a step with rounds.
         return instance.is_listener and not (self._rounds is not None and instance is self._head)
 
     async def _call_back(self, listener: OperatorInstance, epoch: int) -> None:
@@ -121,7 +125,7 @@ class Chain:
                 await self._rounds.terminate()
                 continue
             if instance is not self._head and not told:
-                await self._hear_input_ended(instance, SINGLE_INPUT)
+                await self._call_input_ended(instance, SINGLE_INPUT)
             if instance.is_listener and instance.step.loop is not None:
                 await instance.call("on_iteration_terminated", instance.context, instance.out)
             await instance.call("finish", instance.out)
@@ -129,7 +133,7 @@ class Chain:
         if self._feeder is not None:
             await self.close_now(self._feeder.close)
 
-    async def _hear_input_ended(self, instance: OperatorInstance, input_name: str) -> None:
+    async def _call_input_ended(self, instance: OperatorInstance, input_name: str) -> None:
         if hasattr(instance.operator, "input_ended"):
             await instance.call("input_ended", input_name, instance.out)
 
@@ -139,12 +143,11 @@ CloseNow = Callable[[Callable[[], Coroutine[Any, Any, None]]], Awaitable[None]]
 
 @final
 class Rounds:
-    """The lives of the operators of one subtask of a per-round step, which is the head of its task.
+    """Makes and ends the operators of a step with rounds, which is the first step of its task.
 
-    One begins with the first record of its epoch. An input has ended for it when no record of that epoch
-    can come any more; when all have, it is called back, finishes and is closed.
-
-    Rounds: a step of which each epoch has an operator of its own, one at a time.
+    Each epoch has an operator of its own; one operator exists at a time. It is made when the first record of its epoch
+    arrives. An input has ended for it when no more records of that epoch can arrive. When all inputs have ended, its
+    callback is called, then ``finish`` and ``close``.
     """
 
     def __init__(
@@ -155,21 +158,21 @@ class Rounds:
         make_operator: Callable[[], Operator],
     ) -> None:
         self.epoch: int | None = None
-        """That of the operator that lives now, if there is one."""
+        """The epoch of the current operator, if there is one."""
         self._instance = instance
         self._gate = gate
         self._progress = progress
         self._make_operator = make_operator
         self._told: list[str] = []
-        """Inputs that it was told have ended."""
+        """The inputs of which the current operator has been told that they have ended."""
         self._close_now: CloseNow | None = None
 
     def close_with(self, close_now: CloseNow) -> None:
-        """Be told by the task how to close what has ended, so that an abort does not interrupt it."""
+        """Set the function that closes an operator so that an abort does not interrupt it."""
         self._close_now = close_now
 
     async def begin(self, epoch: int) -> None:
-        """A record of this epoch has come: make and open an operator for it."""
+        """Make and open an operator for this epoch, because its first record has arrived."""
         self._instance.renew(self._new_operator())
         self.epoch = epoch
         self._told = []
@@ -189,9 +192,9 @@ class Rounds:
         return operator
 
     async def tell_ended_inputs(self, *, but: str | None = None) -> bool:
-        """Tell the operator of inputs that have ended for it since it was last told; says whether any have.
+        """Tell the current operator which inputs have ended since the last call; return whether any have.
 
-        ``but`` is the input of records that it is about to be given.
+        ``but`` is the input of the records that the operator gets next.
         """
         if self.epoch is None:
             return False
@@ -209,7 +212,7 @@ class Rounds:
             await self._instance.call("input_ended", input_name, self._instance.out)
 
     async def end(self, epoch: int) -> None:
-        """The epoch is complete here: if an operator lives for it, it ends."""
+        """End the operator of this epoch, if there is one, because the epoch is complete."""
         if self.epoch != epoch:
             return
         await self._tell_of_all_inputs()
@@ -220,7 +223,7 @@ class Rounds:
         await self._finish()
 
     async def terminate(self) -> None:
-        """The iteration has ended: if an operator lives, so does it, in its own epoch."""
+        """End the current operator in its own epoch, if there is one, because the iteration has ended."""
         if self.epoch is None:
             return
         await self._tell_of_all_inputs()
@@ -245,7 +248,7 @@ class Rounds:
     # -- state -------------------------------------------------------------------------------------------
 
     async def snapshot(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the state as plain data."""
         if self.epoch is None:
             return {"epoch": None}
         return {
@@ -255,7 +258,7 @@ class Rounds:
         }
 
     async def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``snapshot`` gave."""
+        """Restore what ``snapshot`` returned."""
         if state["epoch"] is None:
             return
         await self.begin(state["epoch"])

@@ -1,7 +1,14 @@
-"""The gate: where the channels of a task come together.
+"""The gate: the input side of a task, which decides what the task handles next.
 
-It takes turns among the channels that have something and whose input is wanted. What a barrier, a watermark
-or an end means is decided by its parts, one for each.
+A :class:`Gate` reads its ports in turn, and skips an input while the operator does not want it. Three helpers decide
+what control records mean: :class:`BarrierAlignment` for barriers,
+:class:`~streamiter.runtime.gate_epochs.GateEpochs` for watermarks and ends of data,
+:class:`~streamiter.runtime.feedback.FeedbackLog` for barriers on feedback ports. :class:`WantedInputs` keeps which
+inputs the operator wants.
+
+Three words of this module: a port is *parked* while its input is not wanted. Records are *held* in the port's own
+buffer after they were taken from the channel. If the gate handles epochs in order, records of later epochs are *set
+aside*.
 """
 
 from __future__ import annotations
@@ -47,7 +54,10 @@ class Gate:
         epochs_aside: EpochsAside | None = None,
         make_feedback_queue: Callable[[], SpillQueue] | None = None,
     ) -> None:
-        """``make_feedback_queue``: where ports bring feedback, makes queues with its limits."""
+        """``epochs_aside``: the task handles epochs in order, and records of later epochs wait there.
+
+        ``make_feedback_queue`` makes a queue with the limits of the feedback, if any port brings feedback.
+        """
         self.ports = list(ports)
         self._ready = ReadyPorts(len(self.ports))
         self._posted: deque[Control] = deque()
@@ -61,13 +71,13 @@ class Gate:
         self._in_order = epochs_aside is not None
         self._feedback_only = False
         self.stands_still = False
-        """Whether nothing is read, so that a barrier comes before whatever lies in the channels."""
+        """Whether the gate reads barriers only, so that a barrier passes before the records in the channels."""
         self._served: Port | None = None
-        """The port that the last data came from, if its watermark waits for it to be handled."""
+        """The port of the data that the task handles now, if a watermark waits for that data."""
         self._in_hand: Port | None = None
-        """The same, if that data was held and takes room until it is handled."""
+        """The port of the data that the task handles now, if the port held it."""
         self._ending: tuple[Port, EndOfInput] | None = None
-        """The end of all inputs, kept back until what was set aside has been handled."""
+        """The end of all inputs. It waits until the records that were set aside have been handled."""
         for port in self.ports:
             port.channel.attach(lambda port=port: self._list(port))
             if port.channel.peek() is not None:
@@ -76,7 +86,7 @@ class Gate:
     # -- taking --------------------------------------------------------------------------------------
 
     def poll(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
-        """What is to be handled next and where it came from (None: it was posted); None if nothing is."""
+        """Return what the task handles next, and its port (None for a posted control record), or None."""
         if self._in_hand is not None:
             self._in_hand.release()
             self._in_hand = None
@@ -90,6 +100,9 @@ class Gate:
             return self._poll_rest(*self._ending)
         if self._feedback_only:
             return self._poll_feedback()
+        return self._poll_ports()
+
+    def _poll_ports(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
         ready = self._ready
         while ready:
             port = ready.take()
@@ -107,7 +120,7 @@ class Gate:
                 port.take()
                 self._list(port)
                 return port, message
-            if isinstance(message, SourceBatch):  # A source has one input, which is always wanted.
+            if isinstance(message, SourceBatch):  # A source has one input, and wants it always.
                 return port, self._take_source(port)
             if self._in_order and self._epochs.is_early(message):
                 port.take()
@@ -121,14 +134,14 @@ class Gate:
                         return port, control
                     continue
                 self._leave(port)
-                if self._posted:  # That completed the alignment: nothing that lies behind may come first.
+                if self._posted:  # The barrier is aligned now. No record behind it may come first.
                     return None, self._posted.popleft()
                 continue
             return port, self._take_data(port)
         return None
 
     def _poll_feedback(self) -> tuple[Port, CheckpointBarrier] | None:
-        """The job stops at a barrier: what is fed back is logged only, until the barrier is back."""
+        """Log the feedback, and return the barrier when it is back. The job stops at this barrier."""
         ready = self._ready
         while ready:
             port = ready.take()
@@ -140,7 +153,7 @@ class Gate:
         return None
 
     def _poll_rest(self, port: Port, end: EndOfInput) -> tuple[Port, DataBatch | Control]:
-        """All inputs have ended: what was set aside, in epoch order, what is wanted first; then the end."""
+        """Return the records that are set aside after all inputs have ended: by epoch, wanted inputs first."""
         lowest = {
             other: epoch for other in self.ports if (epoch := self._epochs.lowest_pending(other)) is not None
         }
@@ -168,7 +181,7 @@ class Gate:
         return batch
 
     async def wait(self) -> None:
-        """Return when ``poll`` may have something."""
+        """Wait until ``poll`` may return something."""
         if self._posted or self._ready or self._ending is not None:
             return
         self._waiter = asyncio.get_running_loop().create_future()
@@ -178,15 +191,15 @@ class Gate:
             self._waiter = None
 
     def put_back(self, port: Port, records: Batch, epoch: int, origin: BatchOrigin | None = None) -> None:
-        """Give back the end of a batch that ``poll`` gave: it comes first on its port."""
+        """Give back the end of a batch that ``poll`` returned. It is the next item of its port."""
         port.put_back(DataBatch(records, epoch, origin))
         self._list(port)
 
     def cut_turns(self, input_names: Iterable[str]) -> None:
-        """Have ``poll`` give of these inputs only what their port's ``turn_size`` takes in a turn.
+        """Let ``poll`` return only as many records of these inputs as their port's ``turn_size`` allows.
 
-        Where epochs are in order nothing is cut by time: such steps add numbers up batch by batch, and give the same
-        to the last bit in each run.
+        A task that handles epochs in order gets whole batches. Such steps add numbers up batch by batch; cutting by
+        time would change the last bits of their results from run to run.
         """
         names = set(input_names)
         for port in self.ports:
@@ -194,41 +207,41 @@ class Gate:
                 port.cut_turns()
 
     def post(self, control: Control) -> None:
-        """Have ``poll`` give this control record next (from any part of the job)."""
+        """Let ``poll`` return this control record next. Any part of the job may call it."""
         self._posted.append(control)
         self._wake()
 
     def want(self, input_names: Iterable[str] | None) -> None:
-        """Read only these inputs from now on, None for all; if all of them have ended, read all.
+        """Read only these inputs from now on, or all of them (None). If these inputs have all ended, read all.
 
-        Raises ConfigurationError for what is no collection of names, and for a name that no input has.
+        Raises ConfigurationError if the value is not a collection of names, or no input has one of the names.
         """
         if self._wanted.ask(input_names):
             self._unpark()
 
     @property
     def wanted_names(self) -> frozenset[str] | None:
-        """The inputs that the operator wants, None for all."""
+        """The inputs that the operator wants, or None for all."""
         return self._wanted.names
 
     def is_wanted(self, input_name: str) -> bool:
-        """Whether this input is read now."""
+        """Return whether the gate reads this input now."""
         wanted = self._wanted.names
         return not self.stands_still and (wanted is None or input_name in wanted)
 
     def stand_still(self, stands_still: bool) -> None:
-        """Read nothing from now on but a barrier, and what lies before that into the ports' own buffers; or go on."""
+        """Read only barriers from now on, and hold the records before them; or read everything again."""
         if self.stands_still and not stands_still:
             self._unpark()
         self.stands_still = stands_still
 
     def reconsider_wanted(self) -> None:
-        """Some input has ended: where only ended ones are wanted, all are read."""
+        """Decide again what to read after an input has ended: if only ended inputs are wanted, read all."""
         if self._wanted.reconsider():
             self._unpark()
 
     def inputs_complete(self, epoch: int) -> list[str]:
-        """The inputs that bring no record of this epoch any more."""
+        """Return the inputs that bring no more records of this epoch, or of an epoch before it."""
         names = dict.fromkeys(port.input_name for port in self.ports)
         for port in self.ports:
             if not self._epochs.covers(port, epoch):
@@ -239,22 +252,22 @@ class Gate:
 
     @property
     def has_parked(self) -> bool:
-        """Whether there is input that is not wanted now."""
+        """Whether any port has something that is not wanted now."""
         return self._ready.has_parked
 
     @property
     def held_records(self) -> int:
-        """Records taken from channels and not handled yet."""
+        """The number of records that were taken from channels and not handled."""
         return self._epochs.records_aside + sum(port.held_records for port in self.ports)
 
     def awaited_barriers(self) -> list[str]:
-        """The channels whose barrier others wait for; empty while no barrier is on its way."""
+        """Return the channels that delay a barrier; none while no channel has brought one."""
         return self._alignment.awaited()
 
     # -- control records -----------------------------------------------------------------------------
 
     def accept(self, port: Port, control: Control) -> list[Control]:
-        """What a control record taken from a port means for the task, in order."""
+        """Note a control record that was taken from a port; return what the task must handle now, in order."""
         if isinstance(control, EpochWatermark):
             events = self._epochs.watermark(port, control.epoch)
             if self._in_order:
@@ -271,53 +284,53 @@ class Gate:
         if isinstance(control, RestHandled):
             ended = [event for other in self.ports for event in self._epochs.data_ended(other)]
             return [*(event for event in ended if isinstance(event, InputEnded)), control.end]
-        raise TypeError(f"no control record of a channel: {control!r}")
+        raise TypeError(f"gate: expected a control record of a channel, given {control!r}")
 
     def accept_trigger(self, barrier: CheckpointBarrier) -> list[Control]:
-        """A barrier given to a boundary itself: it counts where no channel is left that could bring it."""
+        """Note a barrier that was posted to the task; return it if no channel can bring it any more."""
         self._alignment.trigger(barrier)
         self._unpark()
         return self._aligned()
 
     def announce(self, barrier: CheckpointBarrier) -> None:
-        """Be told that this barrier is on its way: inputs that are not wanted must not keep it waiting."""
+        """Note that channels will bring this barrier. Inputs that are not wanted must not delay it."""
         if not self._all_ended():
             self._alignment.announce(barrier)
             self._unpark()
 
     def only_feedback(self) -> None:
-        """From now on take feedback only, and only to log it: the job stops at this barrier."""
+        """Read and log feedback only from now on. The job stops at a barrier."""
         self._feedback_only = True
         for port in self.ports:
             self._list(port)
 
     @property
     def has_feedback(self) -> bool:
-        """Whether a loop comes back to this task."""
+        """Whether a loop leads back to this task."""
         return bool(self._feedback.ports)
 
     def start_feedback_log(self, barrier: CheckpointBarrier) -> list[Control]:
-        """From now on log what feedback ports bring, until each has brought this barrier back."""
+        """Log what feedback ports bring, until each of them has brought this barrier back."""
         self._feedback.start(barrier)
         self._unblock(self._feedback.ports)
         return [*self._feedback.complete()]
 
     def drop_feedback_log(self) -> None:
-        """The checkpoint is given up: log no more; its barrier is still waited for."""
+        """Log no more, because the checkpoint is abandoned. Its barrier is still expected."""
         self._feedback.drop()
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close all files."""
         self._epochs.close()
         self._feedback.close()
 
     # -- state ---------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data: the watermarks, and what was taken from the channels but not handled."""
+        """Return plain data: the watermarks, and the items that were taken from channels and not handled."""
         return {
             **self._epochs.snapshot(),
-            # The rest of a source's batch is read again: the positions are those before it.
+            # A restored source reads the rest of its batch again, because its positions are before that rest.
             "held": plain_log(
                 (port.index, item)
                 for port in self.ports
@@ -329,7 +342,7 @@ class Gate:
         }
 
     def restore(self, state: dict[str, Any], logged: Iterable[tuple[int, Iterable[Any]]] = ()) -> None:
-        """Take over what ``snapshot`` gave, and feedback that was logged after it, by port, as decoded frames."""
+        """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""
         self._epochs.restore(state)
         for port, ended in zip(self.ports, state["ended"], strict=True):
             if ended:
@@ -354,16 +367,16 @@ class Gate:
             self._waiter.set_result(None)
 
     def _leave(self, port: Port) -> None:
-        """Its input is not wanted: park it, unless all before its barrier could be taken into its buffer."""
+        """Park a port whose input is not wanted, unless a barrier is due and the port could hold all before it."""
         if not port.is_feedback and self._alignment.is_due and self._hold_up_to_barrier(port):
             return
         self._ready.park(port)
 
     def _read_ahead(self, port: Port) -> Control | None:
-        """Its input is not wanted: set aside what it brings up to the next control record, and give that.
+        """Set aside the records of a port whose input is not wanted, up to a control record; return that record.
 
-        The end of the wanted input's epoch may lie behind records of this one: in the head that brings both, or
-        because all initial variables and data have to end before any head goes on.
+        The end of the wanted input's epoch may be behind these records: in a head that brings both inputs, or because
+        all initial variables and data must end before any head continues.
         """
         while isinstance(item := port.channel.peek(), DataBatch):
             port.channel.take()
@@ -381,7 +394,7 @@ class Gate:
             self._list(port)
 
     def _has_ended(self, port: Port) -> bool:
-        """Whether nothing more comes from a port: at all, or in the epoch whose turn it is, where epochs take turns."""
+        """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
         if self._epochs.data_has_ended(port) and not port.held:
             return True
         if not self._in_order:
@@ -389,18 +402,17 @@ class Gate:
         return self._epochs.covers(port, self._epochs.turn)
 
     def _hold_up_to_barrier(self, port: Port) -> bool:
-        """Take what lies before the barrier into the port's own buffer; says whether the port is done with.
+        """Hold all items that a port brings before its barrier; return whether the barrier was there.
 
-        An input that is not wanted would otherwise keep its barrier back for ever, while the wanted one
-        is blocked by having brought its own.
+        An input that is not wanted would otherwise delay its barrier without end, while the wanted input is blocked
+        behind its own barrier. Held records count toward the limits of the channel only after the barrier has arrived.
 
-        So until the barrier is there, what is held takes no room in the channel, and afterwards it does. That alone
-        would not bound it: the channels further up fill again after each barrier, and make way for the next one. So
-        once more is held than the channels on the way hold together, the sources at their other end read no more
-        (``Channel.shut_intakes``). What is added after that moment was in these channels, in the lanes before them, or
-        read already: at most as much again, however many barriers come and whether or not anything is handled
-        between them. Nor can that stop what would go on without barriers: with so much unhandled, the source would
-        wait for room in the first of these channels. What is fed back is bounded by what its loop has under way.
+        This alone would not bound the held records: the channels upstream fill again after each barrier, and admit
+        everything before the next one. So if a port holds more than all channels between it and the sources, these
+        sources stop reading (``Channel.shut_intakes``). The records that still follow were in these channels, in the
+        lanes before them, or had been read: at most as many again, for any number of barriers. This stops no source
+        that would read on without barriers: with so many unhandled records, it would wait for room in its first
+        channel. Feedback is bounded by the records in its loop.
         """
         port.make_way(True)
         while port.channel.peek() is not None:
@@ -425,7 +437,7 @@ class Gate:
         if barrier is None:
             return []
         for port in self.ports:
-            port.make_way(False)  # Also where it began here, or an end has come instead.
+            port.make_way(False)  # Also if the barrier starts at this task, or an end has arrived instead.
         self._unblock(port for port in self.ports if not port.is_feedback)
         return [barrier]
 
@@ -441,7 +453,7 @@ class Gate:
     def _input_ended(self, port: Port, end: EndOfInput) -> list[Control]:
         port.end()
         events: list[Control] = []
-        # Where an iteration ends, epochs from there on have no callback: what is left waits for the end.
+        # Epochs after the end of an iteration have no callback. Records that remain wait for the end.
         if end.epoch is None or self._epochs.lowest_pending(port) is None:
             events = self._epochs.end_of_data(port)
         if self._all_ended():
@@ -458,9 +470,9 @@ class Gate:
 
 
 class BarrierAlignment:
-    """Which barrier is on its way to this gate, and who has not brought it. Feedback ports bring none.
+    """Waits until every channel has brought the barrier of a checkpoint; only then the task passes the barrier on.
 
-    Barriers at a gate: every channel must have brought it before the task passes it on.
+    Feedback ports take no part: their barrier returns later.
     """
 
     def __init__(self, ports: Sequence[Port]) -> None:
@@ -471,25 +483,25 @@ class BarrierAlignment:
 
     @property
     def is_due(self) -> bool:
-        """Whether a barrier has come on some port, or will come."""
+        """Whether a port has brought a barrier, or will bring one."""
         return self._barrier is not None or self._announced is not None
 
     def awaited(self) -> list[str]:
-        """The channels whose barrier others wait for; empty while none is on its way."""
+        """Return the channels that delay a barrier; none while no channel has brought one."""
         if self._barrier is None:
             return []
         return [port.channel.name for port in self._ports if not port.is_aligned]
 
     def announce(self, barrier: CheckpointBarrier) -> None:
-        """It is on its way."""
+        """Note that the ports will bring this barrier."""
         self._announced = barrier
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
-        """It is on its way, and begins here if no port is left that could bring it."""
+        """Note a barrier that the ports will bring, and that starts here if no port can bring it."""
         self._triggered = self._announced = barrier
 
     def bring(self, port: Port, barrier: CheckpointBarrier) -> bool:
-        """A port has brought it; says whether it is the first to do so."""
+        """Note that a port has brought the barrier; return whether it is the first port."""
         is_first = self._barrier is None
         if is_first:
             self._barrier = barrier
@@ -498,10 +510,10 @@ class BarrierAlignment:
         return is_first
 
     def complete(self) -> CheckpointBarrier | None:
-        """The barrier once every port is aligned; then the alignment is over.
+        """Return the barrier if no port delays it any more, and end the alignment; otherwise return None.
 
-        One that begins here counts when no port can bring it: also where the ends of all of them are held
-        behind data that is not wanted, since what is wanted may wait for this barrier.
+        A barrier that starts here is complete when no port can bring it. The ends of the inputs may still be held
+        behind data that is not wanted, because the wanted input may wait for this barrier.
         """
         if self._triggered is not None and all(port.brings_no_barrier for port in self._ports):
             return self.inputs_ended()
@@ -512,16 +524,16 @@ class BarrierAlignment:
         return barrier
 
     def inputs_ended(self) -> CheckpointBarrier | None:
-        """No port can bring a barrier any more; gives the one that begins here instead."""
+        """Note that no port can bring a barrier; return the barrier that starts here instead, if there is one."""
         triggered = self._triggered
         self._announced = self._triggered = None
         return triggered
 
 
 class WantedInputs:
-    """What ``wanted_inputs()`` said last. If all inputs that it names have ended, all are wanted.
+    """The inputs that an operator wants to read next, as ``wanted_inputs()`` returned them last.
 
-    Which inputs an operator wants to read next.
+    If all inputs that it names have ended, all inputs are wanted.
     """
 
     def __init__(self, ports: Sequence[Port], has_ended: Callable[[Port], bool]) -> None:
@@ -529,12 +541,12 @@ class WantedInputs:
         self._has_ended = has_ended
         self._asked_for: tuple[str, ...] | None = None
         self.names: frozenset[str] | None = None
-        """The inputs to read now; None for all."""
+        """The inputs to read now, or None for all."""
 
     def ask(self, input_names: Iterable[str] | None) -> bool:
-        """Want only these from now on, None for all; says whether that is something new.
+        """Want only these inputs from now on, or all (None); return whether this changes the request.
 
-        Raises ConfigurationError for what is no collection of names, and for a name that no input has.
+        Raises ConfigurationError if the value is not a collection of names, or no input has one of the names.
         """
         try:
             asked_for = None if input_names is None else tuple(input_names)
@@ -550,7 +562,7 @@ class WantedInputs:
         return True
 
     def reconsider(self) -> bool:
-        """Some port has ended; says whether that may change what is wanted."""
+        """Decide again after a port has ended; return whether the wanted inputs may have changed."""
         if self._asked_for is None:
             return False
         self._decide()

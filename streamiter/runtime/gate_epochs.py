@@ -1,4 +1,9 @@
-"""Epochs at a gate: its watermark, the ends of its data, and records whose epoch's turn has not come."""
+"""Epochs at a gate: the watermark, the ends of data, and records of later epochs.
+
+:class:`WatermarkTracker` computes the watermark of a task from those of its channels. :class:`GateEpochs` turns what
+the ports bring into control records for the task. If an operator handles epochs in order,
+:class:`EpochsAside` keeps records of later epochs until the turn of their epoch comes.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +54,7 @@ class WatermarkTracker:
 
     @property
     def all_finished(self) -> bool:
-        """Whether no channel can hold the watermark back any more."""
+        """Whether all channels are finished."""
         return all(self._finished)
 
     def has_finished(self, channel: int) -> bool:
@@ -57,22 +62,22 @@ class WatermarkTracker:
         return self._finished[channel]
 
     def reached(self, channel: int) -> int:
-        """The last watermark that ``channel`` has brought."""
+        """Return the last watermark of ``channel``."""
         return self._watermarks[channel]
 
     def advance(self, channel: int, epoch: int) -> int | None:
-        """``channel`` has brought a watermark; the operator's new one, or None if that did not move."""
-        if epoch < self._watermarks[channel]:
+        """Note a watermark of ``channel``; return the operator's new watermark if it has changed, or None."""
+        if epoch < (before := self._watermarks[channel]):
             raise InternalError(
-                f"channel {channel}: epoch watermark went back from {self._watermarks[channel]} to {epoch}"
+                f"channel {channel}: expected watermarks that only grow, given {epoch} after {before}"
             )
         self._watermarks[channel] = epoch
         return self._moved()
 
     def finish(self, channel: int, at_least: int = BEFORE_ALL_EPOCHS) -> int | None:
-        """``channel`` brings no more data; the operator's new watermark, or None if that did not move.
+        """Note that ``channel`` brings no more data; return the operator's new watermark if it has changed, or None.
 
-        ``at_least`` is an epoch that has been completed by that.
+        ``at_least`` is an epoch that is complete on this channel now.
         """
         self._watermarks[channel] = max(self._watermarks[channel], at_least)
         self._finished[channel] = True
@@ -88,11 +93,11 @@ class WatermarkTracker:
         return least
 
     def snapshot(self) -> dict[str, list[int]]:
-        """Plain data."""
+        """Return the state as plain data."""
         return {"watermarks": list(self._watermarks), "finished": [int(done) for done in self._finished]}
 
     def restore(self, state: dict[str, list[int]]) -> None:
-        """Take over what ``snapshot`` gave, for the same number of channels."""
+        """Restore what ``snapshot`` returned, for the same number of channels."""
         self._watermarks = list(state["watermarks"])
         self._finished = [bool(done) for done in state["finished"]]
         self.watermark = BEFORE_ALL_EPOCHS
@@ -100,10 +105,10 @@ class WatermarkTracker:
 
 
 class GateEpochs:
-    """What ports say of epochs, and what follows for the task: control records, in order.
+    """Follows the epochs of all ports, and decides which control records the task gets.
 
-    With ``aside`` (for an operator with ``epochs_in_order``) records of later epochs wait there, and a
-    watermark counts once the records it covers have been handled.
+    If the operator has ``epochs_in_order``, records of later epochs are set aside. A watermark then counts only after
+    the task has handled the records of its epochs; until then it is withheld.
     """
 
     def __init__(
@@ -114,7 +119,7 @@ class GateEpochs:
         on_held: Callable[[Port], None],
         on_data_ended: Callable[[], None],
     ) -> None:
-        """``on_held`` is told of ports that have something again, ``on_data_ended`` of the end of some data."""
+        """``on_held`` is called with a port that has records to handle again, ``on_data_ended`` when data has ended."""
         self.tracker = WatermarkTracker(len(ports))
         self._ports = ports
         self._aside = aside
@@ -123,37 +128,36 @@ class GateEpochs:
         self._is_idle = [False] * len(ports)
         """By port: whether it has brought ``Idle`` and no data since."""
         self._withheld: list[float | None] = [None] * len(ports)
-        """By port: the watermark (infinity: the end of data) that it has brought while records of epochs up to that
-        one wait to be handled. It counts when they are handled."""
+        """By port: the withheld watermark; infinity stands for the end of data."""
         self._data_epochs = [BEFORE_ALL_EPOCHS] * len(ports)
         """By port: the epoch that the end of its data completes."""
         self.turn_at_end: int | None = None
-        """When all inputs have ended, the epoch of the rest that is handled: no watermark tells of it."""
+        """After the end of all inputs: the epoch of the records that are handled now. It has no watermark."""
 
     # -- records -------------------------------------------------------------------------------------------
 
     def is_early(self, batch: DataBatch) -> bool:
-        """Whether the turn of its epoch has not come."""
+        """Return whether the turn of the batch's epoch has not come."""
         return self._aside is not None and batch.epoch > self.tracker.watermark + 1
 
     def set_aside(self, port: Port, batch: DataBatch) -> None:
-        """Keep a batch that has come early, or that is not wanted yet."""
+        """Set aside a batch that is early, or whose input is not wanted now."""
         assert self._aside is not None
         self._is_idle[port.index] = False
         self._aside.put(port.index, batch)
 
     def data_taken(self, port: Port) -> bool:
-        """Note that the task takes data of this port; return whether a watermark waits until it is handled."""
+        """Note that the task takes data of this port; return whether a watermark of the port is withheld."""
         self._is_idle[port.index] = False
         return self._withheld[port.index] is not None
 
     @property
     def turn(self) -> int:
-        """The epoch whose records are handled now, where epochs take turns."""
+        """The epoch whose turn it is, if epochs are handled in order."""
         return self.tracker.watermark + 1 if self.turn_at_end is None else self.turn_at_end
 
     def hold_due(self, port: Port) -> None:
-        """Hold what comes next of the records set aside whose turn it is: as much as a channel holds, not all."""
+        """Let a port hold the next records of this epoch that were set aside: as many as a channel holds."""
         if self._aside is None or port.held:
             return
         size_bytes = 0
@@ -163,14 +167,14 @@ class GateEpochs:
             size_bytes += sum(estimated_bytes(batch.records) for batch in batches)
 
     def tell_of_due(self) -> None:
-        """A turn begins: what was set aside for it may be handled."""
+        """Report the ports of which records were set aside for the current epoch."""
         if self._aside is not None:
             for port in self._ports:
                 if self._aside.has(port.index, self.turn):
                     self._on_held(port)
 
     def lowest_pending(self, port: Port) -> int | None:
-        """The lowest epoch of which this port has brought records that wait for their epoch's turn."""
+        """Return the lowest epoch of the records of this port that are held or set aside, or None."""
         if self._aside is None:
             return None
         epochs = [item.epoch for item in port.held if isinstance(item, DataBatch)]
@@ -178,7 +182,7 @@ class GateEpochs:
         return min(epochs if aside is None else [*epochs, aside], default=None)
 
     def covers(self, port: Port, epoch: int) -> bool:
-        """Whether no record of this epoch, or of one before it, can come from this port any more."""
+        """Return whether all records of this port up to this epoch have been handled."""
         lowest = self.lowest_pending(port)
         has_come = self.data_has_ended(port) or port.has_ended or self.tracker.reached(port.index) >= epoch
         return has_come and (lowest is None or lowest > epoch)
@@ -189,20 +193,20 @@ class GateEpochs:
 
     @property
     def records_aside(self) -> int:
-        """Records that are set aside."""
+        """The number of records that are set aside."""
         return 0 if self._aside is None else sum(queue.records for queue in self._aside.statistics())
 
     # -- what ports say ------------------------------------------------------------------------------------
 
     def watermark(self, port: Port, epoch: int) -> list[Control]:
-        """A port has brought a watermark."""
+        """Note a watermark that a port has brought."""
         if self.lowest_pending(port) is not None:
             self._withheld[port.index] = epoch
             return self.settle(port)
         return self._moved(self.tracker.advance(port.index, epoch))
 
     def settle(self, port: Port) -> list[Control]:
-        """Let the watermark that a port has brought count as far as its records have been handled."""
+        """Count the withheld watermark of a port as far as its records have been handled."""
         withheld = self._withheld[port.index]
         if withheld is None:
             return []
@@ -216,7 +220,7 @@ class GateEpochs:
         return self._moved(self.tracker.advance(port.index, reached))
 
     def end_of_data(self, port: Port, epoch: int | None = None) -> list[Control]:
-        """A port has brought the end of its data, which completes ``epoch``; it counts once its records are handled."""
+        """Note that a port has brought the end of its data, which completes ``epoch``."""
         if epoch is not None:
             self._data_epochs[port.index] = epoch
         if self.lowest_pending(port) is None:
@@ -225,7 +229,7 @@ class GateEpochs:
         return self.settle(port)
 
     def data_ended(self, port: Port) -> list[Control]:
-        """The data of a port has ended and been handled."""
+        """Note that the data of a port has ended and been handled."""
         if self.data_has_ended(port):
             return []
         others = (each for each in self._ports if each.input_name == port.input_name and each is not port)
@@ -233,7 +237,7 @@ class GateEpochs:
         if all(map(self.data_has_ended, others)):
             events.append(InputEnded(port.input_name))
         moved = self._moved(self.tracker.finish(port.index, self._data_epochs[port.index]))
-        # At the end of an iteration the end itself follows, and emits before anything has ended.
+        # At the end of an iteration the end of input follows. Operators emit at that end, so the data has not ended.
         events += (
             [EndOfData(self.tracker.watermark)] if self.tracker.all_finished and not port.has_ended else moved
         )
@@ -242,12 +246,12 @@ class GateEpochs:
         return events
 
     def is_idle(self, port: Port) -> list[Control]:
-        """A port has nothing to bring for now."""
+        """Note that a port brings no data for now."""
         self._is_idle[port.index] = True
         return self._all_idle()
 
     def _all_idle(self) -> list[Control]:
-        """Idle is who has an idle channel, and no other that brings data."""
+        """Return ``Idle`` if a channel is idle and no other channel brings data."""
         unfinished = [port.index for port in self._ports if not self.data_has_ended(port)]
         return [Idle()] if unfinished and all(self._is_idle[index] for index in unfinished) else []
 
@@ -260,7 +264,7 @@ class GateEpochs:
     # -- state ---------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the state as plain data."""
         return {
             "watermarks": self.tracker.snapshot(),
             "aside": [] if self._aside is None else self._aside.snapshot(),
@@ -270,7 +274,7 @@ class GateEpochs:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``snapshot`` gave."""
+        """Restore what ``snapshot`` returned."""
         self.tracker.restore(state["watermarks"])
         self._data_epochs = list(state["data_epochs"])
         self._withheld = list(state["deferred"])
@@ -278,45 +282,43 @@ class GateEpochs:
             self._aside.restore(state["aside"])
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close all files."""
         if self._aside is not None:
             self._aside.close()
 
 
 class EpochsAside:
-    """What an operator with ``epochs_in_order`` has been sent too early; one queue for each port.
+    """Batches whose epoch's turn has not come: one queue for each port, which continues on disk.
 
-    Batches wait in the order they came, which is mostly that of their epochs: then they are taken one by one.
-    Where it is not, the whole queue is gone through once, and the epoch is in memory as a whole.
-
-    Records of epochs whose turn has not come, kept in epoch order.
+    Batches wait in the order of their arrival. If that is the order of their epochs, as it mostly is, they are taken
+    one by one. Otherwise the whole queue is read once, and all batches of the epoch are in memory.
     """
 
     def __init__(self, make_queue: Callable[[], SpillQueue]) -> None:
         self._make_queue = make_queue
         self._queues: dict[int, SpillQueue] = {}
         self._batches: dict[int, dict[int, int]] = {}
-        """By port: how many batches of each epoch wait."""
+        """By port: the number of waiting batches of each epoch."""
 
     def put(self, port: int, batch: DataBatch) -> None:
-        """Set a batch aside."""
+        """Set a batch of this port aside."""
         self._queue(port).put(batch)
         batches = self._batches[port]
         batches[batch.epoch] = batches.get(batch.epoch, 0) + 1
 
     def lowest_epoch(self, port: int) -> int | None:
-        """The lowest epoch of which something of this port is set aside."""
+        """Return the lowest epoch of all batches of this port, or None."""
         return min(self._batches.get(port, ()), default=None)
 
     def has(self, port: int, epoch: int) -> bool:
-        """Whether something of this port and this epoch is set aside."""
+        """Return whether any batch of this port and this epoch is set aside."""
         return epoch in self._batches.get(port, ())
 
     def take_next(self, port: int, epoch: int) -> list[DataBatch]:
-        """What came first of one port for this epoch; nothing where nothing is left.
+        """Take the next batches of this port and this epoch; return an empty list if there are none.
 
-        It is one batch, so that the others stay where they are until they are asked for; where batches of other
-        epochs lie before it, it is all of the epoch.
+        It is one batch, so that the others stay on disk. If batches of other epochs are before it, it is all batches
+        of the epoch.
         """
         if not self.has(port, epoch):
             return []
@@ -332,7 +334,7 @@ class EpochsAside:
         return [first]
 
     def _take_from_between(self, queue: SpillQueue, epoch: int, count: int) -> list[DataBatch]:
-        """Go through the whole queue once, so that the others keep their order."""
+        """Take the batches of one epoch. The queue is read once as a whole, so the others keep their order."""
         taken: list[DataBatch] = []
         for _ in range(len(queue)):
             batch = queue.take()
@@ -345,7 +347,7 @@ class EpochsAside:
         return taken
 
     def snapshot(self) -> list[tuple[int, Deferred, list[tuple[int, int]]]]:
-        """All that is set aside, left where it is: port, what waits there, and how many batches of which epochs."""
+        """Return for each port its number, its queue, and the number of batches of each epoch. The queues stay."""
         return [
             (port, queue.snapshot(), sorted(self._batches[port].items()))
             for port, queue in self._queues.items()
@@ -353,17 +355,17 @@ class EpochsAside:
         ]
 
     def restore(self, state: Iterable[tuple[int, Iterable[Any], list[tuple[int, int]]]]) -> None:
-        """Take over what ``snapshot`` gave; what waits as decoded frames, which are gone through one by one."""
+        """Restore what ``snapshot`` returned; the queues are decoded frames, which are read one by one."""
         for port, frames, batches in state:
             self._queue(port).refill(frames)
             self._batches[port] = dict(batches)
 
     def statistics(self) -> list[SpillStatistics]:
-        """Of each queue in use."""
+        """Return the statistics of each queue."""
         return [queue.statistics() for queue in self._queues.values()]
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close all files."""
         for queue in self._queues.values():
             queue.close()
         self._queues.clear()

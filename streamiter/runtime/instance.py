@@ -1,4 +1,9 @@
-"""An operator at work in one subtask, and the feeder of a source."""
+"""One operator at work in one subtask, and the feeder that reads a source for it.
+
+A step of a flow runs as several subtasks. In each of them an :class:`OperatorInstance` holds one operator with its
+context, output, timers and keyed state. If the step is a source, a :class:`Feeder` reads batches ahead of need into a
+channel of the task.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +42,7 @@ __all__ = [
 
 @final
 class TimerDue(Control):
-    """Posted to a task when a timer of one of its operators is due.
-
-    One operator instance with what surrounds it: context, output, timers, keyed state.
-    """
+    """A timer of an operator is due. Posted to the task of the operator."""
 
     __slots__ = ("instance", "number")
 
@@ -51,7 +53,7 @@ class TimerDue(Control):
 
 @final
 class OperatorInstance:
-    """An operator at work in one subtask; used by its task only."""
+    """An operator at work in one subtask. Only its task uses it."""
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class OperatorInstance:
         )
 
     def renew(self, operator: Operator) -> None:
-        """Go on with a new operator that knows nothing of the one before, which has been closed."""
+        """Replace the operator, which has been closed, by a new one without state."""
         self.operator = operator
         self.is_listener = isinstance(operator, IterationListener)
         self._takes_timers = True
@@ -114,27 +116,27 @@ class OperatorInstance:
             self.keyed.clear()
 
     def entry(self, input_name: str) -> Entry:
-        """What the step before calls with a batch."""
+        """Return the function that the step before calls with a batch."""
         handle = make_entry(self.operator, input_name, self.out, self.context, self._key_of)
         return self._counted(handle)
 
     def async_entry(self, input_name: str) -> Callable[[Batch], Any]:
-        """The same for an operator that is awaited."""
+        """Return the same function for an operator whose calls are awaited."""
         handle = make_async_entry(
             self.operator, input_name, self.out, self.context, self._key_of, self.progress
         )
         return self._counted(handle)
 
     def takes_batches(self, input_name: str) -> bool:
-        """Whether an input is handled by batches, not record by record."""
+        """Return whether the operator handles whole batches of this input, not single records."""
         return handler_of(self.operator, input_name, step=self.step.name, keyed=self.keyed is not None)[1]
 
     def is_awaited(self, input_names: Sequence[str]) -> bool:
-        """Whether handling records is a coroutine, or done in a thread."""
+        """Return whether the operator handles any of these inputs in a coroutine or in a thread."""
         return is_awaited(self.operator, input_names, step=self.step.name, keyed=self.keyed is not None)
 
     def count(self, batch: Batch) -> None:
-        """Note that a batch was given to it."""
+        """Count a batch that the operator is given."""
         self.records_in += len(batch)
         self.batches_in += 1
 
@@ -151,12 +153,12 @@ class OperatorInstance:
         return None if self.step.keys is None else self.step.keys.key_of
 
     def statistics(self) -> OperatorStatistics:
-        """What it has handled so far."""
+        """Return what the operator has handled so far."""
         out = self.out
         return OperatorStatistics(self.records_in, self.batches_in, out.records_emitted, out.rejected)
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the operator that may be a coroutine function; name the step if it fails."""
+        """Call a method of the operator, and await it if it is a coroutine. A failure names the step."""
         self.progress.handled += 1
         try:
             result = getattr(self.operator, method)(*arguments)
@@ -178,8 +180,8 @@ class OperatorInstance:
             self._sweep_later()
 
     async def close(self) -> None:
-        """Call timers off and close the operator."""
-        self._call_timers_off()
+        """Cancel all timers and close the operator."""
+        self._cancel_timers()
         if self.opened:
             self.opened = False
             await self.call("close")
@@ -190,12 +192,12 @@ class OperatorInstance:
         if payload is not _SWEEP and not hasattr(self.operator, "on_timer"):
             raise ConfigurationError(
                 f"context.set_timer: expected {type(self.operator).__name__} to define on_timer(payload, out), "
-                "given none; define it, or nothing would hear of the timer"
+                "given none; define it, since only on_timer is told of the timer"
             )
         if not self._takes_timers and payload is not _SWEEP:
             raise ConfigurationError(
-                "context.set_timer: expected a step whose input goes on, given one whose data has ended: what a timer "
-                "would emit there has no epoch any more; emit it in input_ended"
+                "context.set_timer: expected a step whose data has not ended, given one whose data has; records that "
+                "the timer emits would have no epoch; emit them in input_ended"
             )
         self._timers_set += 1
         if _in_event_loop():
@@ -205,11 +207,11 @@ class OperatorInstance:
             self._loop.call_soon_threadsafe(self._schedule, self._timers_set, delay_s, key, payload)
 
     def no_more_timers(self) -> None:
-        """Its data has ended, though the iteration goes on: those who read from it count on no more epochs of it."""
-        self._call_timers_off()
+        """Cancel all timers and refuse new ones: the data of the step has ended, so its readers expect no epoch."""
+        self._cancel_timers()
         self._takes_timers = False
 
-    def _call_timers_off(self) -> None:
+    def _cancel_timers(self) -> None:
         for handle in self._timer_handles.values():
             handle.cancel()
         self._timer_handles.clear()
@@ -221,7 +223,7 @@ class OperatorInstance:
         self._timer_handles[number] = self._clock.call_later(max(0.0, delay_s), lambda: self._post(due))
 
     async def timer_due(self, number: int) -> None:
-        """A timer is due: call ``on_timer`` with its key and payload."""
+        """Call ``on_timer`` with the key and the payload of a timer, unless it was cancelled."""
         self._timer_handles.pop(number, None)
         timer = self._timers.pop(number, None)
         if timer is None:
@@ -242,7 +244,7 @@ class OperatorInstance:
     # -- state ----------------------------------------------------------------------------------------
 
     async def snapshot(self) -> dict[str, Any]:
-        """All of its state: plain data, with what is ``Deferred`` in it."""
+        """Return the whole state as plain data, which may contain ``Deferred`` pieces."""
         return {
             "operator": await self.call("snapshot"),
             "keyed": None if self.keyed is None else self.keyed.snapshot(),
@@ -251,8 +253,8 @@ class OperatorInstance:
         }
 
     async def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``snapshot`` gave; its timers take the place of those that were set in ``open``."""
-        self._call_timers_off()
+        """Restore what ``snapshot`` returned. Its timers replace the timers that were set in ``open``."""
+        self._cancel_timers()
         await self.call("restore", state["operator"])
         if self.keyed is not None and state["keyed"] is not None:
             self.keyed.restore(state["keyed"])
@@ -273,7 +275,7 @@ def _in_event_loop() -> bool:
 
 
 class _Sweep:
-    """Payload of the timer that drops expired keyed state."""
+    """The payload of the timer that drops expired keyed state."""
 
 
 _SWEEP = _Sweep()
@@ -281,21 +283,19 @@ _SWEEP = _Sweep()
 
 @final
 class Feeder:
-    """Reads a source into a channel of its own; ``run`` is an asyncio task beside that of the operators.
+    """Reads a source into a channel of the source's task, in an asyncio task of its own.
 
-    All that was read is handled: whoever stops it says what comes behind in the channel.
-
-    The feeder: brings what a source reads to the gate of its task, ahead of need.
+    The task handles everything that was read. The caller of ``stop`` chooses the control record that follows.
     """
 
     def __init__(self, source: Source, channel: Channel, step: str) -> None:
         self.channel = channel
         self.intake = Intake()
-        """Shut by channels further down that have no room for what it would read."""
+        """Shut by a channel downstream while its reader holds too many records."""
         self._source = source
         self._step = step
         self.is_idle = False
-        """Whether nothing is to be expected for now, known once it is open."""
+        """Whether the source brings nothing for now. It is known after ``open``."""
         self._opened = False
         self._is_reading = False
         self._stopped = False
@@ -303,10 +303,10 @@ class Feeder:
         self._running: asyncio.Task[None] | None = None
         self._last_lag: Mapping[int, int] = {}
         self._carriers: set[type[Any]] = {list}
-        """Types of records that the source has brought and that are no tables."""
+        """Types of batches that the source has brought and that are no tables."""
 
     async def open(self, context: Context, positions: Positions | None) -> Positions:
-        """Open the source; gives where it begins."""
+        """Open the source; return the positions where it starts."""
         self._opened = True
         try:
             result = self._source.open(context, positions)
@@ -318,15 +318,15 @@ class Feeder:
             raise RecordFailure(self._step) from error
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Begin to read, as a task of ``group``."""
+        """Start to read, in a task of ``group``."""
         reading = call_unless_cancelled(self._run, self._step)
         self._running = group.create_task(reading, name=f"feed {self.channel.name}")
 
     def stop(self, then: Control) -> None:
-        """Read no more; ``then`` comes behind what was read. Asked again, it goes on as it was asked first.
+        """Read no more; ``then`` follows the records that were read. Only the first call has an effect.
 
-        All sources of a job are asked in the same order. Were a later ``then`` to take the place of the first, it would
-        do so only where that has not come through yet: some sources would end, and others go on after a restart.
+        A job stops all of its sources in the same order. A later ``then`` could replace the first one only at sources
+        that have not sent it yet: after a restart, some sources would have ended and others would not.
         """
         if self._stopped:
             return
@@ -338,15 +338,15 @@ class Feeder:
 
     async def _run(self) -> None:
         while not self._stopped and (batch := await self._read()) is not None:
-            # A channel looks at the records only, whatever carries them.
+            # The channel uses only the records of the batch.
             while not self.channel.try_put(batch):  # type: ignore[arg-type]
                 await self.channel.wait_for_room()
-            # A source that always has something must leave others their turn.
+            # A source that always has records must give way to other tasks.
             await asyncio.sleep(0)
         self.channel.put_control(self._then)
 
     async def _read(self) -> SourceBatch | None:
-        """The next batch; None at the end, or where it was stopped while it waited."""
+        """Return the next batch, or None at the end of the source or after ``stop``."""
         self._is_reading = True
         try:
             await self.intake.wait()
@@ -388,16 +388,16 @@ class Feeder:
             raise RecordFailure(self._step) from error
 
     async def report_positions(self, group: str, positions: Positions) -> None:
-        """Have the source tell tools that show lag how far a checkpoint has come."""
+        """Report the positions of a checkpoint through the source, for tools that show lag."""
         result = self._source.report_positions(group, positions)
         if inspect.isawaitable(result):
             await result
 
     def redistribute(self, positions: Sequence[Positions], parallelism: int) -> Sequence[Positions] | None:
-        """What another number of subtasks goes on from; None if the source does not say."""
+        """Return the positions for another number of subtasks, or None if the source cannot give them."""
         redistribute = getattr(self._source, "redistribute", None)
         return None if redistribute is None else redistribute(positions, parallelism)
 
     def lag(self) -> Mapping[int, int]:
-        """What the source says, or said last before it was closed."""
+        """Return the lag of the source, or its last lag before it was closed."""
         return dict(self._source.lag()) if self._opened else self._last_lag

@@ -1,4 +1,10 @@
-"""The output side of a task: which subtask a record goes to, and how it gets there."""
+"""The output side of a task: which subtask a record goes to, and how it gets there.
+
+An edge of the graph has a :class:`Partitioning`. It makes a *splitter*, a function that divides a batch among the
+subtasks of the next step; the result does not depend on how the records were divided into batches. A :class:`Writer`
+puts the parts into channels: :class:`EdgeWriter` into bounded channels, through one :class:`ChannelOutput` (a *lane*)
+each, and :class:`FeedbackWriter` into the channels of a feedback edge.
+"""
 
 from __future__ import annotations
 
@@ -50,27 +56,24 @@ __all__ = [
 Groups = TypeVar("Groups", int, npt.NDArray[np.int64])
 
 Splitter = Callable[[Batch], Iterable[tuple[int, Batch]]]
-"""Splits a batch into parts, each with the index of the subtask it goes to; keeps state between calls."""
+"""Splits a batch into parts, each with the index of its subtask. It may keep state between calls."""
 
 
 class Partitioning(Protocol):
-    """How an edge distributes records.
-
-    Which subtask a record goes to. None depends on where transport batches are cut.
-    """
+    """How an edge distributes records over the subtasks of the next step."""
 
     def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
-        """A new splitter for one upstream subtask."""
+        """Return a new splitter for one upstream subtask."""
 
 
 def subtask_of_group(group: Groups, subtasks: int) -> Groups:
-    """The subtask that owns a key group, or each of an array of them."""
+    """Return the subtask that owns a key group, or the subtasks that own an array of key groups."""
     return group * subtasks // KEY_GROUPS
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Subtask i to subtask i."""
+    """Sends all records of subtask i to subtask i."""
 
     def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
         return lambda batch: ((subtask, batch),)
@@ -78,7 +81,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Every record to every subtask."""
+    """Sends every record to every subtask."""
 
     def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
         everyone = range(subtasks_downstream)
@@ -86,13 +89,13 @@ class Broadcast:
 
 
 class Turns:
-    """The splitter that gives each subtask a record in turn. Whose turn it is, is state of the job."""
+    """A splitter that gives a record to each subtask in turn. The next subtask is part of the job's state."""
 
     __slots__ = ("_subtasks", "following")
 
     def __init__(self, following: int, subtasks: int) -> None:
         self.following = following
-        """The subtask that the next record goes to."""
+        """The subtask that gets the next record."""
         self._subtasks = subtasks
 
     def __call__(self, batch: Batch) -> Iterable[tuple[int, Batch]]:
@@ -103,7 +106,7 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """In turn, record by record; upstream subtask i begins with downstream subtask i."""
+    """Sends each record to the next subtask in turn. Upstream subtask i starts with downstream subtask i."""
 
     def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
         return Turns(subtask % subtasks_downstream, subtasks_downstream)
@@ -111,10 +114,10 @@ class Rebalance:
 
 @dataclass(frozen=True, slots=True)
 class ByKey:
-    """All records of a key to one subtask. ``key_of`` takes a record, or with ``whole_batches`` a batch.
+    """Sends all records with the same key to the same subtask.
 
-    With ``tolerant``, records without a good key go to the first subtask: the step there asks for their
-    key again and refuses them by its policy.
+    ``key_of`` takes a record, or a batch with ``whole_batches``. With ``tolerant``, records without a valid key go to
+    the first subtask; the step there asks for their key again, and rejects them by its policy.
     """
 
     key_of: Callable[[Any], Any]
@@ -161,7 +164,7 @@ class ByKey:
 
 @dataclass(frozen=True, slots=True)
 class ByFunction:
-    """``function(record)`` modulo the number of subtasks."""
+    """Sends each record to subtask ``function(record)``, modulo the number of subtasks."""
 
     function: Callable[[Any], int]
 
@@ -198,20 +201,18 @@ def _parts_of_owners(
     return parts
 
 
-# What one call may emit beyond what its channel holds: generous for any batch, small beside the memory of
-# a machine, and reached in a second or two by an operator that never stops emitting.
+# The limit for records that one call emits into a full channel. It is large for any batch, small compared with the
+# memory of a machine, and an operator that never stops emitting reaches it in a second or two.
 LANE_LIMIT_BYTES: Final = 1 << 30
 
 
 @final
 class ChannelOutput:
-    """One channel as its producer sees it, with what found no room in it yet.
+    """One channel and the records that found no room in it: a lane.
 
-    An operator that is called directly cannot wait in the middle of a call, so what it emits beyond the
-    channel's limit is kept here, and its task handles no further input until the lane is clear: at most
-    the output of one call waits, and that must stay below ``LANE_LIMIT_BYTES``.
-
-    The output side of a task: what its operators emit, on its way into channels.
+    An operator cannot wait for room in the middle of a call. So the lane keeps the records that do not fit, and the
+    task handles no more input until the lane is clear. At most the output of one call waits, and it must stay below
+    ``LANE_LIMIT_BYTES``.
     """
 
     __slots__ = ("_waiting_bytes", "blocked_s", "channel", "waiting")
@@ -224,7 +225,7 @@ class ChannelOutput:
 
     @property
     def waiting_records(self) -> int:
-        """Records that found no room in the channel yet."""
+        """The number of records that wait for room in the channel."""
         return sum(len(item.records) for item in self.waiting if isinstance(item, DataBatch))
 
     def put(self, batch: DataBatch) -> None:
@@ -235,8 +236,7 @@ class ChannelOutput:
         if self._waiting_bytes > LANE_LIMIT_BYTES:
             raise OutputOverflow(
                 f"{self.channel.name}: expected a call of an operator to emit at most {LANE_LIMIT_BYTES >> 20} MiB, "
-                f"given {self._waiting_bytes >> 20} MiB and no end of it; emit less for each record, or read it "
-                "from a source"
+                f"given {self._waiting_bytes >> 20} MiB; emit less for each record, or read the records from a source"
             )
 
     def put_control(self, control: Control) -> None:
@@ -246,7 +246,7 @@ class ChannelOutput:
             self.channel.put_control(control)
 
     async def clear(self, clock: Clock) -> None:
-        """Wait until all that waits has found room."""
+        """Wait until everything is in the channel."""
         began_s = clock.monotonic_s()
         try:
             while self.waiting:
@@ -263,7 +263,7 @@ class ChannelOutput:
 
 
 class Writer(Protocol):
-    """Takes what one output of one operator emits."""
+    """Takes the records that one output of an operator emits."""
 
     lanes: Sequence[ChannelOutput]
     split: Splitter | None
@@ -274,7 +274,7 @@ class Writer(Protocol):
 
 @final
 class EdgeWriter:
-    """Distributes batches over the channels of an edge, stamped with the epoch of the task."""
+    """Distributes batches over the channels of an edge, with the epoch of the task."""
 
     __slots__ = ("_keeps_origin", "_progress", "_step", "_tells_of_epochs", "lanes", "split")
 
@@ -288,9 +288,10 @@ class EdgeWriter:
         tells_of_epochs: bool = True,
         keeps_origin: bool = False,
     ) -> None:
-        """``split`` is None where there is but one channel; ``step`` is the one that reads.
+        """``split`` is None if there is only one channel; ``step`` is the step that reads the channels.
 
-        ``keeps_origin``: what is emitted while a batch is handled was read where that batch was read.
+        ``tells_of_epochs``: whether watermarks and ends of data are passed on. ``keeps_origin``: whether emitted
+        records have the origin of the batch that the task handles.
         """
         self._keeps_origin = keeps_origin
         self._tells_of_epochs = tells_of_epochs
@@ -309,7 +310,7 @@ class EdgeWriter:
             self.lanes[subtask].put(DataBatch(part, epoch, origin))
 
     def control(self, control: Control) -> None:
-        """Into every channel: progress concerns all who may get records."""
+        """Put a control record into every channel, because each of them may bring records."""
         if not self._tells_of_epochs and isinstance(control, (EpochWatermark, EndOfData)):
             return
         for lane in self.lanes:
@@ -318,7 +319,7 @@ class EdgeWriter:
 
 @final
 class FeedbackWriter:
-    """The same on the edge that closes a loop: epochs grow by one, and nothing ever blocks."""
+    """Distributes batches over the channels of a feedback edge: the epoch grows by one, and nothing blocks."""
 
     __slots__ = ("_channels", "_progress", "_step", "lanes", "split")
 
@@ -337,12 +338,12 @@ class FeedbackWriter:
         try:
             for subtask, part in parts:
                 self._channels[subtask].put(DataBatch(part, epoch))
-        except StreamiterError as error:  # Past its disk limit, or not plain data.
+        except StreamiterError as error:  # The feedback exceeds its disk limit, or is not plain data.
             raise RecordFailure(self._step) from error
 
     def control(self, control: Control) -> None:
         if isinstance(control, EndOfInput):
-            return  # The heads were the first to end; nobody is left to be told.
+            return  # The heads of the loop have ended before, so no task would read it.
         if isinstance(control, (EpochWatermark, EndOfData)):
             control = type(control)(control.epoch + 1)
         for channel in self._channels:
@@ -350,19 +351,19 @@ class FeedbackWriter:
 
 
 def turns_of(writers: Iterable[Writer]) -> list[int | None]:
-    """Whose turn it is at each writer that gives records in turn, for a snapshot."""
+    """Return for a snapshot the next subtask of each writer that gives records in turn."""
     return [writer.split.following if isinstance(writer.split, Turns) else None for writer in writers]
 
 
 def restore_turns(writers: Iterable[Writer], state: Iterable[int | None]) -> None:
-    """Go on with those whose turn it was."""
+    """Restore what ``turns_of`` returned."""
     for writer, following in zip(writers, state, strict=True):
         if isinstance(writer.split, Turns) and following is not None:
             writer.split.following = following
 
 
 def _split(split: Splitter, batch: Batch, step: str) -> Iterable[tuple[int, Batch]]:
-    """The parts of a batch; a failure names the step that reads them and the record."""
+    """Split a batch. A failure names the step that reads the parts, and the record."""
     try:
         return split(batch)
     except Exception as error:

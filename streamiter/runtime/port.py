@@ -1,4 +1,10 @@
-"""The port: one channel of a task as its gate sees it, with what it has taken from the channel."""
+"""The ports of a gate: the input channels of a task, and which of them is read next.
+
+A :class:`Port` stands for one input channel. It keeps items that were taken from the channel before the task can handle
+them, joins small batches, and cuts large ones. Its :class:`PortState` tells whether the gate may read from it.
+:class:`ReadyPorts` keeps the order in which a gate reads its ports, :class:`TurnSize` measures how many records a slow
+step can handle in one turn.
+"""
 
 from __future__ import annotations
 
@@ -36,119 +42,34 @@ __all__ = [
 ]
 
 
-# Small batches that wait in a channel are joined up to this many records, so that work comes in larger
-# pieces the further an operator has fallen behind. As large as a topic reader's largest batch.
+# The limit for joining small batches: the size of the largest batch of a topic reader. An operator that falls behind
+# gets larger batches, which take less time for each record.
 _JOINED_RECORDS: Final = 8192
-
-# A turn takes some milliseconds, so that beside a slow step timers, connections and other tasks are served as soon as
-# beside others, and no more often than what surrounds a turn (some ten microseconds) is lost in it. With twice as many
-# records now and then it stays under 50 ms, which nobody notices.
-TURN_S: Final = 0.025
-_LONG_S: Final = 0.05
-# A record may take 5 ms (a call of a large model), and the first turn is to be short as well.
-_FIRST_RECORDS: Final = 8
-# So five turns lead to the largest batches.
-_GROWTH: Final = 4
-_TURNS_OF_A_PROBE: Final = 8
-# How much a turn counts compared with the one after it: that with twice as many still counts half at the next one.
-_KEPT: Final = 0.9
-# Relative variance of turns from which no line can be told.
-_TOO_ALIKE: Final = 1e-3
 
 
 class PortLog(Protocol):
-    """Takes what comes on a feedback port between a snapshot and the return of its barrier."""
+    """Logs the items of a feedback port from a snapshot until its barrier returns."""
 
     def put(self, item: DataBatch | Control) -> None: ...
 
 
 class PortOrigin(NamedTuple):
-    """Where what a port brings comes from; so a snapshot finds the port again when others are beside it."""
+    """The origin of the records of a port. A restored snapshot uses it to find the port again."""
 
     input_name: str
+    """The input that the port belongs to."""
     upstream: str
-    """The name of the step."""
+    """The name of the step that emits the records."""
     tag: str | None
-    """Of its side output."""
+    """The name of the side output of that step, or None for its main output."""
     edge: int
-    """Which one, if there are several such edges."""
+    """The number of the edge, if several edges connect the same output with the same input."""
     subtask: int
-    """Of the upstream step."""
-
-
-@final
-class TurnSize:
-    """How many records of a port are handed over at once, so that a slow step leaves others their turn.
-
-    It begins with a few, and grows at the same pace whatever the clock says, up to what is joined at most: only where
-    a turn takes longer than it should, or is about to, does time decide. Then the time of a turn is taken as a fixed
-    part and one for each record, estimated from the last turns; every eighth takes twice as many, to tell the two
-    apart. Where the fixed part is large (a request for each batch), cutting would only multiply it: then as many are
-    handed over as take that long themselves, so that a step is never slower than half of what it could be.
-
-    >>> size = TurnSize()
-    >>> for _ in range(3):
-    ...     size.took(size.records, seconds=0.005 * size.records)
-    >>> size.records
-    5
-    """
-
-    __slots__ = ("_is_slow", "_squares", "_times", "_turns", "_weight", "_weighted", "_weighted_s", "records")
-
-    def __init__(self) -> None:
-        self.records = _FIRST_RECORDS
-        """At most so many in the next turn."""
-        self._is_slow = False
-        self._forget()
-
-    def _forget(self) -> None:
-        self._turns = 0
-        self._weight = self._weighted = self._weighted_s = self._squares = self._times = 0.0
-
-    def took(self, records: int, seconds: float) -> None:
-        """A turn with so many records, at least one, has taken so long."""
-        grown = min(_JOINED_RECORDS, _GROWTH * records) if records >= self.records else records
-        if not self._is_slow:
-            if seconds * grown <= _LONG_S * records:
-                self.records = max(self.records, grown)
-                return
-            self._is_slow = True
-            self._forget()
-        self._note(records, seconds)
-        if records == 1 < self.records:
-            return  # It could not have been shorter.
-        aim = self._aim()
-        if aim > self.records:
-            aim = min(aim, 2.0 * records) if records >= self.records else self.records
-        if self._turns % _TURNS_OF_A_PROBE == 0:
-            aim = 2 * max(1.0, aim)
-        self.records = max(1, min(_JOINED_RECORDS, int(aim)))
-        self._is_slow = self.records < _JOINED_RECORDS or seconds > TURN_S
-
-    def _note(self, records: int, seconds: float) -> None:
-        self._turns += 1
-        self._weight = _KEPT * self._weight + 1.0
-        self._weighted = _KEPT * self._weighted + records
-        self._weighted_s = _KEPT * self._weighted_s + seconds
-        self._squares = _KEPT * self._squares + records * records
-        self._times = _KEPT * self._times + records * seconds
-
-    def _aim(self) -> float:
-        """Records that fit into a turn: a straight line through the last turns, older ones counting less."""
-        mean, mean_s = self._weighted / self._weight, self._weighted_s / self._weight
-        variance = self._squares / self._weight - mean * mean
-        each_s = mean_s / mean
-        if variance > _TOO_ALIKE * mean * mean:
-            slope_s = (self._times / self._weight - mean * mean_s) / variance
-            each_s = min(max(slope_s, 0.0), each_s)
-        fixed_s = mean_s - each_s * mean
-        if each_s * _JOINED_RECORDS <= max(TURN_S - fixed_s, fixed_s):
-            return float(_JOINED_RECORDS)
-        return max((TURN_S - fixed_s) / each_s, math.ceil(fixed_s / each_s))
+    """The subtask of the upstream step."""
 
 
 class ReadableChannel(Protocol):
-    """The consumer's side of a channel."""
+    """A channel, as far as its consumer uses it."""
 
     name: str
 
@@ -173,10 +94,7 @@ class PortState(Enum):
 
 @final
 class Port:
-    """One channel, with what was taken from it and waits to be handled; used by its gate only.
-
-    The port: one channel of a task as its gate sees it.
-    """
+    """One input channel of a task, and the items that were taken from it and not handled. Only its gate uses it."""
 
     __slots__ = (
         "_bounded",
@@ -206,32 +124,34 @@ class Port:
         origin: PortOrigin | None = None,
         reads_ahead: bool = False,
     ) -> None:
-        """``reads_ahead``: whether the gate takes what the channel has, whatever is held of earlier epochs."""
+        """``one_at_a_time``: hand over single records; feedback then arrives between two records of a mini-batch.
+
+        ``reads_ahead``: the gate takes items of later epochs from the channel while the port holds earlier ones.
+        """
         self.index = index
         self.origin = origin
-        """None for what a source reads."""
+        """None if the port belongs to a source."""
         self.one_at_a_time = one_at_a_time
-        """Hand over single records (mini-batches in a loop), so that what is fed back is met in between."""
         self.input_name = input_name
         self.channel = channel
         self.is_feedback = is_feedback
         self.held: deque[DataBatch | SourceBatch | Control] = deque()
-        """Taken from the channel already, still to be handled, before what is in the channel."""
+        """Items that were taken from the channel. They come before the items in the channel."""
         self._held_bytes: deque[int] = deque()
-        """The estimated size of each, where it takes room in the channel."""
+        """The estimated size of each held item, if held items count toward the limits of the channel."""
         self._in_hand: tuple[int, int] | None = None
-        """Records of those that are handled now, and their estimated size."""
-        # Where the gate reads ahead, what is held is a part of what is set aside in a spill queue, which has limits of
-        # its own: were the channel full because of it, the end of its epoch could not come.
+        """The number and the estimated size of held records that the task handles now."""
+        # If the gate reads ahead, held items come from a queue on disk that has its own limits. They must not fill the
+        # channel: the end of their epoch could not arrive.
         self._bounded = channel if isinstance(channel, Channel) and not reads_ahead else None
         self.turn_size: TurnSize | None = None
-        """Where batches of slow steps are cut: how many records a turn takes."""
+        """The number of records for one turn, if batches are cut."""
         self.log: PortLog | None = None
-        """Where what leaves the channel is logged, while that is done."""
+        """Logs the items that leave the channel, if a checkpoint needs them."""
         self.restored: SpillQueue | None = None
-        """Feedback that was logged for the checkpoint from which the job goes on; it comes before the channel."""
+        """The feedback log of the restored checkpoint. Its items come before the items of the channel."""
         self.state = PortState.OPEN
-        """Changed by the methods below only."""
+        """Only the methods of the port change it."""
 
     # -- state ---------------------------------------------------------------------------------------
 
@@ -239,7 +159,8 @@ class Port:
         """Note that the channel has brought a barrier."""
         if self.state is not PortState.OPEN:
             raise InternalError(
-                f"{self.channel.name}: expected no barrier on a channel that is {self.state.value}"
+                f"{self.channel.name}: expected a barrier on an open channel only, given one on a channel that is "
+                f"{self.state.value}"
             )
         self.state = PortState.BLOCKED
 
@@ -290,13 +211,13 @@ class Port:
     # -- what comes next -----------------------------------------------------------------------------
 
     def peek(self) -> DataBatch | SourceBatch | Control | None:
-        """What comes first, or None."""
+        """Return the next item without taking it, or None."""
         if self.held:
             return self.held[0]
         return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
 
     def take(self) -> DataBatch | SourceBatch | Control:
-        """Take what comes first; it is logged when it leaves the channel, so only once."""
+        """Take the next item. It is logged when it leaves the channel, and so only once."""
         if self.held:
             return self._take_held()
         item = self.channel.take() if self.restored is None else self.restored.take()
@@ -306,7 +227,7 @@ class Port:
         return item
 
     def hold(self, item: DataBatch | Control) -> None:
-        """Keep what was taken from the channel, behind what is held already."""
+        """Hold an item that was taken from the channel, behind the other held items."""
         self.held.append(item)
         if isinstance(item, EndOfInput) and self.state is PortState.OPEN:
             self.state = PortState.END_HELD
@@ -314,30 +235,31 @@ class Port:
             self._held_bytes.append(self._take_room(self._bounded, item))
 
     def put_back(self, item: DataBatch | SourceBatch) -> None:
-        """Keep the rest of what was taken, before all else."""
+        """Hold the rest of a batch that was taken, before all other items."""
         self.held.appendleft(item)
         if self._bounded is not None:
             self._held_bytes.appendleft(self._take_room(self._bounded, item))
 
     def make_way(self, makes_way: bool) -> None:
-        """Whether the channel is to admit what comes before a barrier, however much is held."""
+        """Choose whether the channel admits items however much is held, because a barrier is behind them."""
         if self._bounded is not None:
             self._bounded.make_way(makes_way)
 
     @property
     def has_in_hand(self) -> bool:
-        """Whether something that was held is being handled, and takes room until it is."""
+        """Whether the task handles held records, which count toward the limits of the channel until then."""
         return self._in_hand is not None
 
     def release(self) -> None:
-        """What was taken is handled, or put back."""
+        """Free the room in the channel of the held records that are handled now."""
         if self._in_hand is not None:
             assert self._bounded is not None
             self._bounded.release(*self._in_hand)
             self._in_hand = None
 
     def _take_held(self) -> DataBatch | SourceBatch | Control:
-        """Were its room free at once, a slow step that takes all that is held would seem to hold nothing."""
+        # The room stays taken until the records are handled. Otherwise a slow step that has taken all held records
+        # would seem to hold none.
         item = self.held.popleft()
         if self._bounded is not None:
             size_bytes = self._held_bytes.popleft()
@@ -355,17 +277,17 @@ class Port:
         return size_bytes
 
     def restore(self, feedback: SpillQueue) -> None:
-        """Give this feedback, which was logged for a checkpoint, before what the channel brings."""
+        """Bring the items of this feedback log before the items of the channel."""
         self.restored = feedback
 
     @property
     def held_records(self) -> int:
-        """Records that are here and not in the channel."""
+        """The number of records that the port holds."""
         restored = 0 if self.restored is None else self.restored.statistics().records
         return restored + sum(len(item.records) for item in self.held if not isinstance(item, Control))
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close the files of the restored log."""
         if self.restored is not None:
             self.restored.close()
             self.restored = None
@@ -377,9 +299,9 @@ class Port:
         return self.channel.peek()
 
     def take_data(self) -> DataBatch:
-        """Take the batch that comes first, joined with small ones that follow it, or cut."""
-        # What was put back is not joined with what is still in the channel: that would empty the channel
-        # at every turn, and its limit would bound nothing.
+        """Take the next batch, joined with small batches that follow it, or cut."""
+        # Held records are not joined with records in the channel: each turn would empty the channel, and its limits
+        # would have no effect.
         from_held = bool(self.held)
         first = self.take()
         assert isinstance(first, DataBatch)
@@ -394,7 +316,7 @@ class Port:
         return self._joined(first, following, from_held, at_most)
 
     def take_source(self) -> SourceBatch:
-        """Take the batch that comes first from a source, or as much of it as a turn takes."""
+        """Take the next batch of a source, or as much of it as fits into a turn."""
         batch = self.take()
         assert isinstance(batch, SourceBatch)
         if self.turn_size is None or batch.positions_after is None:
@@ -414,7 +336,7 @@ class Port:
 
     def _joined(self, first: DataBatch, following: object, from_held: bool, at_most: int) -> DataBatch:
         joined, length, origin = [first.records], len(first.records), first.origin
-        # Feedback may wait on disk because it is more than memory is given to: it comes back in pieces.
+        # Feedback may be larger than its memory limit and wait on disk, so the joined batch is limited in bytes, too.
         room_bytes = LIMIT_BYTES - estimated_bytes(first.records) if self.is_feedback else None
         while (
             isinstance(following, DataBatch)
@@ -434,7 +356,7 @@ class Port:
         return DataBatch(concatenate(joined), first.epoch, origin)
 
     def _first_record(self, batch: DataBatch) -> DataBatch:
-        """The first record; the others are held one by one, so that each is cut out only once."""
+        """Return the first record. The others are held one by one, so that each is cut out only once."""
         records, epoch, origin = batch.records, batch.epoch, batch.origin
         for index in range(len(records) - 1, 0, -1):
             self.put_back(DataBatch(slice_batch(records, index, index + 1), epoch, origin))
@@ -491,3 +413,92 @@ class ReadyPorts:
         for port in parked:
             self._is_parked[port.index] = False
         return parked
+
+
+# The time that a turn of a slow step should take. It is short enough that timers, connections and other tasks do not
+# wait long, and long enough that the cost of a turn (some ten microseconds) does not matter. Now and then a turn has
+# twice as many records; it takes less than 50 ms, which no user notices.
+TURN_S: Final = 0.025
+_LONG_S: Final = 0.05
+# The first turn must be short, too, if a record takes 5 ms (a call of a large model).
+_FIRST_RECORDS: Final = 8
+# Five turns lead from the first size to the largest batches.
+_GROWTH: Final = 4
+_TURNS_OF_A_PROBE: Final = 8
+# The weight of a turn compared with the next turn. At the next probe, the last probe still has almost half its weight.
+_KEPT: Final = 0.9
+# The relative variance of the turns up to which they are too alike for a straight line.
+_TOO_ALIKE: Final = 1e-3
+
+
+@final
+class TurnSize:
+    """The number of records of a port that a slow step gets in one turn, so that other tasks have their turns, too.
+
+    The number is small initially, and grows in each turn up to the limit for joining. Time is ignored until a turn
+    takes too long, or would take too long with more records. From then on the number follows the time. The time of a
+    turn is estimated as a fixed part and a part for each record, from the last turns; each eighth turn has twice as
+    many records, so that the two parts can be separated.
+
+    A step with a large fixed part (one request for each batch) would become slower by cutting. It gets as many records
+    as take the same time as the fixed part, so that it has at least half of its possible speed.
+
+    >>> size = TurnSize()
+    >>> for _ in range(3):
+    ...     size.took(size.records, seconds=0.005 * size.records)
+    >>> size.records
+    5
+    """
+
+    __slots__ = ("_is_slow", "_squares", "_times", "_turns", "_weight", "_weighted", "_weighted_s", "records")
+
+    def __init__(self) -> None:
+        self.records = _FIRST_RECORDS
+        """The largest number of records in the next turn."""
+        self._is_slow = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._turns = 0
+        self._weight = self._weighted = self._weighted_s = self._squares = self._times = 0.0
+
+    def took(self, records: int, seconds: float) -> None:
+        """Note how long a turn has taken, which had at least one record."""
+        grown = min(_JOINED_RECORDS, _GROWTH * records) if records >= self.records else records
+        if not self._is_slow:
+            if seconds * grown <= _LONG_S * records:
+                self.records = max(self.records, grown)
+                return
+            self._is_slow = True
+            self._forget()
+        self._note(records, seconds)
+        if records == 1 < self.records:
+            return  # The turn could not have been shorter.
+        aim = self._aim()
+        if aim > self.records:
+            aim = min(aim, 2.0 * records) if records >= self.records else self.records
+        if self._turns % _TURNS_OF_A_PROBE == 0:
+            aim = 2 * max(1.0, aim)
+        self.records = max(1, min(_JOINED_RECORDS, int(aim)))
+        self._is_slow = self.records < _JOINED_RECORDS or seconds > TURN_S
+
+    def _note(self, records: int, seconds: float) -> None:
+        self._turns += 1
+        self._weight = _KEPT * self._weight + 1.0
+        self._weighted = _KEPT * self._weighted + records
+        self._weighted_s = _KEPT * self._weighted_s + seconds
+        self._squares = _KEPT * self._squares + records * records
+        self._times = _KEPT * self._times + records * seconds
+
+    def _aim(self) -> float:
+        """Return how many records fit into a turn, by a line through the last turns; newer turns weigh more."""
+        mean, mean_s = self._weighted / self._weight, self._weighted_s / self._weight
+        variance = self._squares / self._weight - mean * mean
+        each_s = mean_s / mean
+        if variance > _TOO_ALIKE * mean * mean:
+            slope_s = (self._times / self._weight - mean * mean_s) / variance
+            each_s = min(max(slope_s, 0.0), each_s)
+        fixed_s = mean_s - each_s * mean
+        if each_s * _JOINED_RECORDS <= max(TURN_S - fixed_s, fixed_s):
+            return float(_JOINED_RECORDS)
+        return max((TURN_S - fixed_s) / each_s, math.ceil(fixed_s / each_s))

@@ -1,4 +1,9 @@
-"""The services that a job's operators share: their workers, their place in checkpoints, their life."""
+"""The services of a job: parameter servers that its operators share.
+
+A :class:`~streamiter.operators.operator.Service` has one worker for each subtask of each step that uses it.
+:class:`JobServices` opens and closes the services of a job, brings their workers to the same clock before a checkpoint,
+and takes their state.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +24,13 @@ __all__ = ["JobServices", "service_key"]
 
 
 def service_key(name: str) -> str:
-    """Under which the state of a service stands beside those of tasks."""
+    """Return the name of a service's state among the states of the tasks."""
     return f"{SERVICE} {name}"
 
 
 @final
 class JobServices:
-    """All services of one job. Each subtask of a step that has one is a worker, numbered in the order of steps."""
+    """All services of one job. Each subtask of a step with a service is a worker; workers are numbered by step."""
 
     def __init__(
         self, flow: str, tasks: Sequence[Task], *, plain_data: PlainData, has_checkpoints: bool
@@ -39,24 +44,24 @@ class JobServices:
                 self._tasks.setdefault(service, []).append(task)
         self._alignments = {service: ClockAlignment() for service in self._tasks}
         self._begun: list[Service] = []
-        """Those that serve this job: one that has refused it may serve another."""
+        """The services that serve this job. A service that has refused the job may serve another job."""
         _check_names(flow, list(self._tasks), tasks)
 
     def __bool__(self) -> bool:
         return bool(self._tasks)
 
     def names(self) -> list[str]:
-        """Their names."""
+        """Return the names of the services."""
         return [service.name for service in self._tasks]
 
     def steps(self) -> dict[str, StepState]:
-        """What a snapshot says of them, as of steps that keep state."""
+        """Return the services in the form in which a snapshot lists steps with state."""
         return {service.name: StepState(1, type(service).__name__) for service in self._tasks}
 
     # -- life ------------------------------------------------------------------------------------------
 
     async def open(self, states: Mapping[str, Any] | None) -> None:
-        """Begin, from the states of the tasks and services that the job goes on from; before the tasks are opened."""
+        """Start the services before the tasks are opened. ``states``: the restored states, if there are any."""
         for service, tasks in self._tasks.items():
             state = None if states is None else states.get(service_key(service.name))
             try:
@@ -68,14 +73,11 @@ class JobServices:
             self._begun.append(service)
             alignment = self._alignments[service]
             for task, worker in zip(tasks, workers, strict=True):
-                alignment.add(task.name, worker, _asking_again(task))
+                alignment.add(task.name, worker, _check_again(task))
                 task.serve_with(worker, alignment, keeps_last_state=self._has_checkpoints)
 
     async def close(self, *, went_well: bool) -> list[Exception]:
-        """Let go, of a job that was cut off in the middle of something or not; gives what went wrong.
-
-        May be called more than once.
-        """
+        """End the services for this job; return the errors. It may be called more than once."""
         errors: list[Exception] = []
         for service in self._begun:
             try:
@@ -85,7 +87,7 @@ class JobServices:
         return errors
 
     async def task_ended(self, task: Task) -> None:
-        """A task has come to its end, perhaps in a run before: its worker leaves, unless a checkpoint waits for it."""
+        """Let the worker of a task leave, because the task has ended, unless the job is suspended."""
         if task.worker is None:
             return
         step = task.head.step
@@ -93,39 +95,39 @@ class JobServices:
         self._alignments[step.service].ended(task.name)
         if not (task.suspended and self._has_checkpoints):
             try:
-                await task.worker.leave(f"step {step.name!r} has come to its end")
+                await task.worker.leave(f"step {step.name!r} has ended")
             except Exception as error:
                 raise RecordFailure(step.name) from error
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
     async def stand_still(self) -> None:
-        """Return when the workers of each service are at the same clock; they read no more until a barrier passes."""
+        """Wait until the workers of each service are at the same clock. Then they read no more until a barrier."""
         for event in [alignment.seek() for alignment in self._alignments.values()]:
             await event.wait()
 
     def behind(self) -> list[str]:
-        """The tasks that others wait for at a clock."""
+        """Return the tasks that others wait for at a clock."""
         return [task for alignment in self._alignments.values() for task in alignment.behind()]
 
     def go_on(self) -> None:
-        """No barrier comes: those that stand still read on."""
+        """Let workers that have stopped read again, because no barrier follows."""
         for alignment in self._alignments.values():
             alignment.give_up()
 
     def begins(self, checkpoint: int) -> None:
-        """Its barriers are about to be sent."""
+        """Tell the services that the barriers of a checkpoint are sent next."""
         for service in self._tasks:
             service.checkpoint_begins(checkpoint)
 
     def abandoned(self, checkpoint: int) -> None:
-        """It is given up: what was held for it goes on."""
+        """Tell the services that a checkpoint is abandoned, and let workers read again."""
         self.go_on()
         for service in self._tasks:
             service.checkpoint_abandoned(checkpoint)
 
     async def parts(self, checkpoint: int) -> dict[str, list[SnapshotPart]]:
-        """The state of each service at this barrier, when all workers have passed it."""
+        """Return the state of each service at this checkpoint, after all workers have passed its barrier."""
         parts: dict[str, list[SnapshotPart]] = {}
         try:
             for service in self._tasks:
@@ -138,11 +140,11 @@ class JobServices:
         return parts
 
     def statistics(self) -> dict[str, Any]:
-        """Where each stands, by name."""
+        """Return the statistics of each service by name."""
         return {service.name: service.statistics() for service in self._tasks}
 
 
-def _asking_again(task: Task) -> Callable[[], None]:
+def _check_again(task: Task) -> Callable[[], None]:
     return lambda: task.post(CheckAlignment())
 
 

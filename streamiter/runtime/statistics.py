@@ -1,4 +1,8 @@
-"""What a job reports about itself: its statistics, and the tasks that stand still."""
+"""What a job reports about itself: statistics, and tasks that are stalled.
+
+:class:`JobStatistics` is a frozen picture of a job at one moment. The :class:`Watchdog` looks at the tasks of a job now
+and then, and logs a warning about each task that has work and makes no progress.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +32,20 @@ __all__ = [
 
 
 JobState = Literal["running", "finished", "suspended", "aborted", "failed"]
-"""``finished``: the inputs ended (or were drained); ``suspended``: stopped at a batch boundary."""
+"""``finished``: the inputs have ended or were drained; ``suspended``: stopped between two batches; ``aborted``: stopped
+at once; ``failed``: ended by an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepStatistics:
-    """One operator instance.
-
-    What a job tells of itself.
-    """
+    """One operator in one subtask."""
 
     step: str
+    """The name of the step."""
     subtask: int
+    """The number of the subtask, from 0."""
     counts: OperatorStatistics
+    """The records and batches that it has handled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,82 +53,87 @@ class TaskStatistics:
     """One task: a chain of operators in one subtask."""
 
     name: str
+    """The name of the first step, with the number of the subtask."""
     steps: tuple[StepStatistics, ...]
+    """The operators of the chain, in order."""
     epoch_watermark: int
-    """Below 0 before the first epoch is complete."""
+    """The last complete epoch; below 0 before the first epoch is complete."""
     inputs: tuple[ChannelStatistics, ...]
-    """The channels it reads, with depth and peak."""
+    """The channels that the task reads."""
     outputs: tuple[ChannelStatistics, ...]
-    """The channels it writes."""
+    """The channels that the task writes."""
     waiting_records: int
-    """Records emitted that found no room in these channels yet."""
+    """Emitted records that wait for room in these channels."""
     feedback: tuple[FeedbackStatistics, ...]
-    """The channels of feedback edges it reads."""
+    """The channels of feedback edges that the task reads."""
     held_records: int
-    """Records taken from these and not handled: not wanted now, of an epoch still to come, or left of a batch."""
+    """Records that were taken from channels and not handled: not wanted now, of later epochs, or rests of batches."""
     blocked_s: float
-    """Time spent waiting for room downstream."""
+    """The time that the task has waited for room in channels."""
     lag: dict[str, int]
-    """For a source: records not yet read, by the number of the partition, as text, which JSON wants of keys."""
+    """For a source: unread records by partition. The number of the partition is text, as JSON requires of keys."""
     is_paused: bool
-    """For a source: reads no more for now, since a step behind it has more records set aside than channels hold."""
+    """For a source: whether it does not read now, because a step downstream holds more records than channels do."""
     ended: bool
+    """Whether the task has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundStatistics:
-    """Rounds of a loop, one after the other, that were fed as many records each."""
+    """Consecutive rounds of a loop with the same number of records."""
 
     first_epoch: int
+    """The epoch of the first of these rounds."""
     last_epoch: int
+    """The epoch of the last of these rounds."""
     records: int
-    """Fed back in each of them."""
+    """Records that were fed back in each of these rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopStatistics:
-    """One iteration, all its subtasks together.
+    """One iteration, all subtasks together.
 
-    Feedback reaches an epoch when its first record is fed back; the epoch is received when the last one is
-    back at every head, and complete when the data has passed it too.
+    An epoch is reached when its first record is fed back. It is received when its last record is back at every head,
+    and complete when the data has passed it, too.
     """
 
     heads: tuple[str, ...]
-    """Names of the steps where its variable streams enter it."""
+    """The names of the steps where variable streams enter the loop."""
     epoch_reached: int
-    """0 before anything is fed back."""
+    """The last epoch that was reached; 0 before any feedback."""
     epoch_received: int
-    """Below 0 before the first, whose feedback is the initial variables."""
+    """The last epoch that was received; below 0 before the first, whose feedback is the initial variables."""
     epoch_complete: int
-    """Below 0 before the first."""
+    """The last complete epoch; below 0 before the first."""
     ended_in: int | None
-    """The epoch the iteration has ended in."""
+    """The epoch in which the iteration has ended, or None."""
     end_reason: str | None
-    """Why it has ended there."""
+    """The reason why the iteration has ended in this epoch, or None."""
     fed_back_records: int
-    """Records fed back since the start."""
+    """Records that were fed back since the start."""
     criteria_records: int
     """Records of the termination criteria since the start."""
     rounds: tuple[RoundStatistics, ...]
-    """The complete epochs to which something was fed back; of very many that differ, the last thousand."""
+    """The complete epochs with feedback. If very many of them differ, the last thousand."""
     waiting_records: int
-    """Records fed back that no head has taken yet."""
+    """Records of the feedback that no head has taken."""
     held_records: int
-    """Records that heads have taken and keep until those of earlier epochs are received."""
+    """Records that heads have taken, and hold until the records of earlier epochs are received."""
     bytes_in_memory: int
-    """Estimated size of both, as far as they are in memory."""
+    """The estimated size of the waiting and held records that are in memory."""
     bytes_on_disk: int
-    """Size of the files in which the rest of both lies."""
+    """The size of the files with the other waiting and held records."""
     replayed_records: int
-    """Records kept to be sent again in each epoch."""
+    """Records that are kept to be sent again in each epoch."""
     replayed_bytes_in_memory: int
-    """Estimated size of those in memory."""
+    """The estimated size of the replayed records that are in memory."""
     replayed_bytes_on_disk: int
-    """Size of the files in which the others lie."""
+    """The size of the files with the other replayed records."""
 
     @property
     def progress(self) -> str:
-        """How far it has come, in words."""
+        """The progress of the iteration in words."""
         if self.ended_in is not None:
             return f"ended in epoch {self.ended_in:,}"
         return f"epoch {self.epoch_complete:,} complete" if self.epoch_complete >= 0 else "no epoch complete"
@@ -133,7 +143,7 @@ class LoopStatistics:
 class JobStatistics:
     """A job at one moment.
 
-    ``dataclasses.asdict`` makes plain dicts, texts and finite numbers of it, which are a JSON document.
+    ``dataclasses.asdict`` turns it into plain dicts, texts and finite numbers, which are a JSON document.
 
     >>> import dataclasses, json
     >>> from streamiter import Flow
@@ -145,18 +155,22 @@ class JobStatistics:
     """
 
     flow: str
+    """The name of the flow."""
     state: JobState
+    """Whether the job is running, or how it has ended."""
     elapsed_s: float
+    """The seconds since the job was started."""
     tasks: tuple[TaskStatistics, ...]
+    """The tasks of the job, sources first."""
     loops: tuple[LoopStatistics, ...]
-    """The iterations, in the order they were built."""
+    """The iterations, in the order in which they were built."""
     checkpoints: CheckpointStatistics | None = None
-    """Where checkpoints stand, if the job has any."""
+    """The checkpoints of the job, if it takes any."""
     parameter_servers: dict[str, Any] = field(default_factory=dict)
-    """Where the parameter servers of its steps stand, by name: each a ``ParameterServerStatistics``."""
+    """The parameter servers of the steps, by name: a ``ParameterServerStatistics`` for each."""
 
     def step(self, name: str) -> OperatorStatistics:
-        """The counts of a step, all subtasks together. KeyError if there is no such step."""
+        """Return the counts of a step, all subtasks together. Raises KeyError if no step has this name."""
         counts = [step.counts for task in self.tasks for step in task.steps if step.step == name]
         if not counts:
             known = ", ".join(dict.fromkeys(step.step for task in self.tasks for step in task.steps))
@@ -171,52 +185,47 @@ class JobStatistics:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatistics:
-    """The checkpoints of a job at one moment.
-
-    What checkpoints have cost and where they stand.
-    """
+    """The checkpoints of a job at one moment."""
 
     run: str
-    """The run that takes them."""
+    """The run of the job, which takes the checkpoints."""
     restored: int | None
-    """The checkpoint that this run went on from."""
+    """The checkpoint from which this run was restored, or None."""
     committed: int | None
-    """The last one that is committed."""
+    """The last committed checkpoint, or None."""
     taken: int
-    """Committed by this run."""
+    """The number of checkpoints that this run has committed."""
     given_up: int
-    """Not committed: too slow, or no room in the store."""
+    """The number of checkpoints that this run has abandoned: too slow, or no room in the store."""
     last_duration_s: float
-    """From the barrier to the commit."""
+    """The seconds from the barrier to the commit of the last checkpoint."""
     last_alignment_s: float
-    """Of that, until all steps had given their state."""
+    """The part of these seconds until all steps had given their state."""
     last_size_bytes: int
-    """Of the snapshot in the store."""
+    """The size of the last snapshot in the store."""
 
 
 _log = logging.getLogger("streamiter.job")
 
-# Longer than any pause of a healthy broker (session and transaction timeouts are 10 to 45 s), short
-# enough to be seen by whoever is on call.
+# Longer than any pause of a healthy broker (session and transaction timeouts are 10 to 45 s), and short enough for the
+# warning to be of use to an engineer on call.
 STALL_AFTER_S: Final = 60.0
 
-# Looks in that time. A stall takes as many in a row that found no progress, not time alone: after a step that
-# blocked the event loop, or a machine that slept, time has passed for tasks that had no turn.
+# The number of looks in that time. So many looks in a row must find no progress. Time alone is not enough: after a step
+# has blocked the event loop, or the machine has slept, time has passed for tasks that had no turn.
 _LOOKS: Final = 4
 
-# Looks after which a task is reported that has input it does not want, while others move: a fast partition
-# waits for a slow one until an epoch is complete, and an epoch may well take minutes.
+# The number of looks for a task that has input it does not want, while other tasks make progress. A fast partition
+# waits for a slow one until an epoch is complete, and an epoch may take minutes.
 _LOOKS_WHILE_HELD: Final = 10 * _LOOKS
 
 
 class Watchdog:
-    """Looks at the tasks now and then; reports each that stands still, once, and when it goes on.
+    """Warns once about each task that is stalled: it has work, but makes no progress. Reports its next progress.
 
-    Each task is judged by its own progress, so one that hangs is found beside others that are busy. A task
-    without input is idle, one that waits for room is as well as the task that is to make it, and one that
-    is held by what it wants is given ten times as long while anything moves.
-
-    Never a silent stall: says which tasks stand still although there is something for them to do.
+    Each task is judged by its own progress, so the watchdog finds a task that hangs among busy ones. A task without
+    input is idle. A task that waits for room in a channel is stalled only if the task that reads the channel is. A task
+    that waits for other input than it has gets ten times as long while any task makes progress.
     """
 
     def __init__(self, tasks: Sequence[Task], clock: Clock, stall_after_s: float = STALL_AFTER_S) -> None:
@@ -230,11 +239,11 @@ class Watchdog:
 
     @property
     def stalled(self) -> tuple[str, ...]:
-        """What the last look found: a line for each task that stands still; empty when all is well."""
+        """The findings of the last look: a line for each stalled task."""
         return tuple(self._stalled.values())
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look at the tasks until cancelled."""
         self._look()
         while True:
             await self._clock.sleep(self._stall_after_s / _LOOKS)
@@ -247,7 +256,7 @@ class Watchdog:
             watched.look(now_s)
 
     def _report(self) -> None:
-        still = self._standing_still()
+        still = self._stalled_now()
         new = [watched for watched in still if watched.task.name not in self._stalled]
         over = [name for name in self._stalled if name not in {watched.task.name for watched in still}]
         self._stalled = {watched.task.name: watched.blocked_by or "" for watched in still}
@@ -260,21 +269,21 @@ class Watchdog:
                 "; ".join(watched.blocked_by or "" for watched in new),
             )
 
-    def _standing_still(self) -> list[_Watched]:
-        """Those that do not move, but for those that wait for room behind one that does."""
+    def _stalled_now(self) -> list[_Watched]:
+        """Return the tasks without progress, except for those that wait for room which a working task will make."""
         still: dict[str, _Watched] = {}
         something_moves = any(watched.has_moved for watched in self._watched)
-        for watched in reversed(self._watched):  # Downstream first: they make the room.
+        for watched in reversed(self._watched):  # Downstream tasks first, because they make the room.
             room = watched.task.waits_for_room_in
             reader = None if room is None else self._readers[id(room)]
             waits_in_vain = reader is None or reader.task.ended or reader.task.name in still
-            if watched.stands_still(something_moves) and waits_in_vain:
+            if watched.is_stalled(something_moves) and waits_in_vain:
                 still[watched.task.name] = watched
         return list(reversed(still.values()))
 
 
 class _Watched:
-    """What is known of one task."""
+    """What the watchdog knows about one task."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -283,13 +292,13 @@ class _Watched:
         self._mark = -1
         self._looks_unmoved = 0
         self._looks_blocked = 0
-        """As many of them, the last ones, have found that there is something to do."""
+        """The number of the last looks that found work and no progress."""
 
     @property
     def has_moved(self) -> bool:
         return self._looks_unmoved < _LOOKS
 
-    def stands_still(self, something_moves: bool) -> bool:
+    def is_stalled(self, something_moves: bool) -> bool:
         patient = something_moves and _is_held(self.task)
         return self._looks_blocked >= (_LOOKS_WHILE_HELD if patient else _LOOKS)
 
@@ -304,12 +313,12 @@ class _Watched:
 
 
 def blocked_tasks(tasks: Iterable[Task]) -> list[str]:
-    """A line for each task that has something to do now: what it waits for."""
+    """Return a line for each task that has work now: what it waits for."""
     return [line for task in tasks if (line := _blocked_by(task)) is not None]
 
 
 def _mark_of(task: Task) -> int:
-    """Grows with whatever the task does. What is emitted tells of progress within a batch."""
+    """Return a number that grows with the progress of a task. Emitted records show progress within a batch."""
     outputs = [instance.out for instance in task.instances]
     return task.progress.handled + sum(out.records_emitted + out.rejected for out in outputs)
 

@@ -1,4 +1,9 @@
-"""The task: an input gate, chained operators, output channels; one asyncio task."""
+"""The task: a gate, a chain of operators and output channels, run by one asyncio task.
+
+A :class:`Task` takes one batch or control record after the other from its gate, and hands it to the first operator of
+its chain. It waits while the output channels are full, and gives way to other tasks now and then. Checkpoint barriers
+are handled by :class:`~streamiter.runtime.checkpointing.task_parts.TaskBarriers`.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +49,18 @@ from streamiter.runtime.port import TURN_S, Port
 
 __all__ = ["Acknowledge", "Task"]
 
-# Batches handled in a row before other tasks get a turn even if nothing blocks: a step of some 100 µs
-# then keeps the rest of the job waiting for a millisecond or two. In a loop it is one: the sooner what is
-# fed back is back, the fresher is what it is used with.
+# The number of batches after which a task gives way to other tasks. With some 100 µs for a batch, the other tasks wait
+# for one or two milliseconds. In a loop a task gives way after each batch, so that feedback returns soon.
 _BATCHES_IN_A_ROW: Final = 16
 
-# Records handled in a row before other tasks get a turn: a topic reader's largest batch.
+# The number of records after which a task gives way: the largest batch of a topic reader.
 _RECORDS_IN_A_ROW: Final = 8192
 
 _State = dict[str, Any]
 
 
 class Acknowledge(Protocol):
-    """Takes the state of a task at a barrier."""
+    """Receives the state of a task at a barrier."""
 
     def __call__(self, task: Task, checkpoint: int, parts: list[SnapshotPart]) -> None: ...
 
@@ -64,8 +68,8 @@ class Acknowledge(Protocol):
 class Task:
     """Runs one chain of operators for one subtask.
 
-    All its operators share the epoch and the watermark: they see the same records in the same turn. Its
-    methods are called by its own asyncio task only, except ``post``.
+    All operators of the chain share the epoch and the watermark, because a batch passes all of them in one turn. Only
+    the asyncio task of this object calls its methods, except for ``post``.
     """
 
     def __init__(
@@ -86,26 +90,30 @@ class Task:
         rounds: Rounds | None = None,
         cuts_by_time: bool = True,
     ) -> None:
-        """``cuts_by_time``: whether the time that records take may decide how many are handed over at once."""
+        """``cuts_by_time``: whether batches of slow steps are cut by the time that their records take."""
         self.name = name
         self.gate = gate
         self.instances = list(instances)
         self.head = self.instances[0]
+        """The first operator of the chain."""
         self.writers = list(writers)
         self.progress = progress
         self.feeder = feeder
-        """Where it is a source: what brings the input."""
+        """Reads the source, if the first operator has one."""
         self.positions: Positions = {}
+        """Of a source: the positions behind the records that were handled."""
         self.ended = False
         self.is_handling = False
+        """Whether a batch or control record is being handled."""
         self.waits_for_room_in: Channel | None = None
+        """The full channel that the task waits for."""
         self._clock = clock
         self._executor = executor
         self._input_names = list(input_names)
         self._in_loop = self.head.step.loop is not None
         self._feedback_channels = feedback_channels
         self._rounds = rounds
-        """Where each epoch has an operator of its own."""
+        """Makes an operator for each epoch, if the first step works in rounds."""
         self._cuts_by_time = cuts_by_time
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
         self._batches_in_a_row = self._records_in_a_row = 0
@@ -117,7 +125,7 @@ class Task:
         self._awaited = self._boundary is None and self.head.is_awaited(self._input_names)
         self._entries: dict[str, Callable[[Batch], Any]] = {}
         self._by_batch: frozenset[str] = frozenset()
-        """Inputs of the operator at the head that it handles by batches."""
+        """The inputs of the first operator that take whole batches."""
         self.chain = Chain(name, self.instances, self.writers, progress, rounds=rounds, feeder=feeder)
         self._barriers = TaskBarriers(
             task=name,
@@ -137,13 +145,13 @@ class Task:
             rounds.close_with(self.chain.close_now)
 
     def _bind(self) -> None:
-        """Call the methods of the operator at the head from now on."""
+        """Look up the methods of the first operator, which the task calls from now on."""
         self._wanted = getattr(self.head.operator, "wanted_inputs", None)
         self._entries = {} if self._boundary is not None else self._make_entries()
         self.gate.cut_turns(name for name in self._entries if self._may_be_cut(name))
 
     def _may_be_cut(self, input_name: str) -> bool:
-        """Not where whole batches are awaited: others have their turn meanwhile, and each may be a slow request."""
+        # A step that awaits whole batches lets other tasks run meanwhile, and each batch may be one slow request.
         return self._cuts_by_time and not (self._awaited and input_name in self._by_batch)
 
     def _make_entries(self) -> dict[str, Callable[[Batch], Any]]:
@@ -180,7 +188,7 @@ class Task:
     # -- life ------------------------------------------------------------------------------------------
 
     async def open(self, state: _State | None = None) -> None:
-        """Open every operator, last first, so that each can rely on those behind it; then restore."""
+        """Open all operators, the last one first, because operators may emit to those behind them; then restore."""
         lasting = self.instances if self._rounds is None else self.instances[1:]
         for instance in reversed(lasting):
             await instance.open()
@@ -198,26 +206,26 @@ class Task:
             self.ended = state["ended"]
             self.chain.interior_input_ended = state["interior input ended"]
         if not self.ended:
-            self._check_what_is_wanted(is_new=state is None)
+            self._check_wanted_inputs(is_new=state is None)
         if self.feeder is not None and not self.ended:
-            goes_on = state is not None and state["positions"] is not None
-            begins_at = await self.feeder.open(self.head.context, self.positions if goes_on else None)
-            self.positions = {**begins_at, **self.positions}
+            is_restored = state is not None and state["positions"] is not None
+            start = await self.feeder.open(self.head.context, self.positions if is_restored else None)
+            self.positions = {**start, **self.positions}
 
     async def run(self) -> None:
-        """Handle input until it ends, or a barrier with ``suspend`` has passed."""
+        """Handle input until it ends, or until a barrier with ``suspend`` has passed."""
         if not self.ended:
-            self._ask_what_is_wanted()
+            self._update_wanted_inputs()
             if self.feeder is not None and self.feeder.is_idle:
                 self.chain.write_control(Idle())
         while not self.ended:
             if not await self._turn():
                 await self.gate.wait()
         for channel in self._feedback_channels:
-            channel.close()  # What is fed back to a head that has ended is dropped, not kept until the job ends.
+            channel.close()  # Feedback to a task that has ended is dropped, and not kept until the job ends.
 
     async def close(self) -> list[Exception]:
-        """Close whatever is still open, every operator whatever the others do; gives what went wrong."""
+        """Close everything that is open, even if some operators fail to close; return the errors."""
         errors: list[Exception] = []
         closing: list[Callable[[], Awaitable[None]]] = [instance.close for instance in self.instances]
         if (under_way := self.chain.closing) is not None:
@@ -237,37 +245,35 @@ class Task:
 
     @property
     def may_hold_back_barriers(self) -> bool:
-        """Whether it leaves input where it is, and has to be told of a barrier that may lie behind it."""
+        """Whether the task may leave input unread, so that a barrier behind the input must be announced to it."""
         return self._barriers.clocks is not None or hasattr(self.head.operator, "wanted_inputs")
 
     def held_for(self) -> str:
-        """Why it leaves its input where it is, for the log."""
+        """Return the reason why the task leaves input unread, for the log."""
         reason = None if self._boundary is None else self._boundary.held_for()
         return reason or "it has input that it does not want now"
 
     @property
     def brings_input(self) -> bool:
-        """Whether it is to be told when the job is drained."""
+        """Whether the task brings input into the job, and must stop it when the job is drained."""
         return self.feeder is not None or (self._boundary is not None and self._boundary.brings_input)
 
     def post(self, control: Control) -> None:
-        """Have a control record handled next (from anywhere in the job)."""
+        """Handle this control record next. Any part of the job may call it."""
         self.gate.post(control)
 
     # -- one turn --------------------------------------------------------------------------------------
 
     async def _turn(self) -> bool:
-        """Handle one batch or control record; says whether there was one."""
+        """Handle the next batch or control record; return whether there was one."""
         try:
             polled = self.gate.poll()
-        except StreamiterError as error:  # What is set aside went past its disk limit, or is not plain data.
+        except (
+            StreamiterError
+        ) as error:  # Records that are set aside exceed the disk limit, or are not plain data.
             raise RecordFailure(self.head.step.name) from error
         if polled is None:
-            if self._rounds is not None and await self._rounds.tell_ended_inputs():
-                await self._after_handling()
-                return True
-            self._begin_row()
-            return False
+            return await self._turn_without_input()
         port, message = polled
         self.progress.handled += 1
         self.progress.origin = None if isinstance(message, Control) else message.origin
@@ -285,27 +291,42 @@ class Task:
         await self._after_handling()
         self.is_handling = False
         self._batches_in_a_row += 1
-        gives_way = self._in_loop and not isinstance(message, Control)
-        if (
-            gives_way
-            or self._batches_in_a_row >= _BATCHES_IN_A_ROW
-            or self._records_in_a_row >= _RECORDS_IN_A_ROW
-            or 2 * self._seconds_in_a_row >= TURN_S
-        ):
+        if self._row_is_over(message):
             self._begin_row()
             await asyncio.sleep(0)
         return True
+
+    async def _turn_without_input(self) -> bool:
+        if self._rounds is not None and await self._rounds.tell_ended_inputs():
+            await self._after_handling()
+            return True
+        self._begin_row()
+        return False
+
+    def _row_is_over(self, message: DataBatch | SourceBatch | Control) -> bool:
+        """Return whether the task must give way to other tasks now."""
+        return (
+            (self._in_loop and not isinstance(message, Control))
+            or self._batches_in_a_row >= _BATCHES_IN_A_ROW
+            or self._records_in_a_row >= _RECORDS_IN_A_ROW
+            or 2 * self._seconds_in_a_row >= TURN_S
+        )
+
+    def _begin_row(self) -> None:
+        """Start to count again, because other tasks have had their turns."""
+        self._batches_in_a_row = self._records_in_a_row = 0
+        self._seconds_in_a_row = 0.0
 
     async def _after_handling(self) -> None:
         if not self.ended:
             if self._rounds is not None:
                 await self._rounds.tell_ended_inputs()
-            self._ask_what_is_wanted()
+            self._update_wanted_inputs()
             self._barriers.arrange_stop()
         await self.clear_lanes()
 
     async def clear_lanes(self) -> None:
-        """Wait until all that was emitted has found room."""
+        """Wait until all emitted records are in their channels."""
         for lane in self._lanes:
             if lane.waiting:
                 await self._clear(lane)
@@ -316,18 +337,13 @@ class Task:
         self._begin_row()
         self.waits_for_room_in = None
 
-    def _begin_row(self) -> None:
-        """Others have had their turn."""
-        self._batches_in_a_row = self._records_in_a_row = 0
-        self._seconds_in_a_row = 0.0
-
-    def _check_what_is_wanted(self, *, is_new: bool) -> None:
-        """Refuse before any record is read that an operator wants what does not come."""
-        self._ask_what_is_wanted()
+    def _check_wanted_inputs(self, *, is_new: bool) -> None:
+        """Refuse an operator of a loop that waits for input which cannot arrive."""
+        self._update_wanted_inputs()
         if is_new and self._in_loop and self._wanted is not None:
             self.head.step.loop.check_wanted(self.head.step, self.gate.wanted_names)
 
-    def _ask_what_is_wanted(self) -> None:
+    def _update_wanted_inputs(self) -> None:
         if self._wanted is None or (self._rounds is not None and self._rounds.epoch is None):
             return
         try:
@@ -343,7 +359,7 @@ class Task:
         await self._handle_whole(port, message)
         seconds, records = self._clock.monotonic_s() - began_s, self.head.records_in - records_before
         self._seconds_in_a_row += seconds
-        if records:  # Otherwise it was put back.
+        if records:  # Otherwise the batch was put back.
             port.turn_size.took(records, seconds)
 
     async def _handle_whole(self, port: Port, message: DataBatch | SourceBatch) -> None:
@@ -365,7 +381,7 @@ class Task:
             except Exception as error:
                 raise RecordFailure(self.head.step.name) from error
             return
-        if self._rounds is not None and not await self._in_its_round(self._rounds, port, records, epoch):
+        if self._rounds is not None and not await self._enter_round(self._rounds, port, records, epoch):
             return
         entry = self._entries[port.input_name]
         if self._wanted is not None or self._barriers.clocks is not None:
@@ -375,11 +391,11 @@ class Task:
         else:
             entry(records)
 
-    async def _in_its_round(self, rounds: Rounds, port: Port, records: Batch, epoch: int) -> bool:
-        """Have an operator for the epoch of these records; says whether it wants them now."""
+    async def _enter_round(self, rounds: Rounds, port: Port, records: Batch, epoch: int) -> bool:
+        """Make an operator for the epoch of these records, if there is none; return whether it wants them now."""
         if rounds.epoch != epoch:
             if rounds.epoch is not None:
-                # Records of several epochs are left only where the iteration has ended.
+                # Records of several epochs remain only if the iteration has ended.
                 self.progress.is_ending = True
                 await rounds.terminate()
             await rounds.begin(epoch)
@@ -387,8 +403,8 @@ class Task:
             await rounds.tell_ended_inputs(but=port.input_name)
         elif not await rounds.tell_ended_inputs(but=port.input_name):
             return True
-        # What has ended changes what is wanted: the record before may have been the last of its input.
-        self._ask_what_is_wanted()
+        # An ended input may change which inputs are wanted: the record before may have been the last of its input.
+        self._update_wanted_inputs()
         self.progress.epoch = epoch
         if self.gate.is_wanted(port.input_name):
             return True
@@ -398,7 +414,7 @@ class Task:
     async def _handle_while_wanted(
         self, port: Port, entry: Callable[[Batch], Any], records: Batch, epoch: int
     ) -> None:
-        """Record by record, since what is wanted next may change with each; or the batch, if that is how it works."""
+        """Handle records one by one, because each may change which inputs are wanted."""
         if port.input_name in self._by_batch:
             result = entry(records)
             if self._awaited:
@@ -409,7 +425,7 @@ class Task:
             if self._awaited:
                 await result
             self.progress.handled += 1
-            self._ask_what_is_wanted()
+            self._update_wanted_inputs()
             self._barriers.arrange_stop()
             if index + 1 < len(records) and not self.gate.is_wanted(port.input_name):
                 rest = slice_batch(records, index + 1, len(records))
@@ -417,7 +433,7 @@ class Task:
                 return
 
     def _in_thread(self, entry: Callable[[Batch], Any]) -> Callable[[Batch], Awaitable[None]]:
-        """Handle batches in a thread; what is emitted there goes on from the event loop."""
+        """Return an entry that handles batches in a thread, and passes the emitted records on in the event loop."""
 
         async def handle(batch: Batch) -> None:
             attach = self.head.out.detach()
@@ -436,7 +452,7 @@ class Task:
         elif isinstance(control, DrainInput) and self.feeder is not None:
             self.feeder.stop(EndOfInput())
             events = []
-        elif isinstance(control, CheckAlignment):  # Done after whatever is handled.
+        elif isinstance(control, CheckAlignment):  # The task checks it after everything that it handles.
             events = []
         else:
             events = [control]
@@ -445,7 +461,7 @@ class Task:
 
     async def _handle_event(self, event: Control) -> None:
         if self._barriers.is_suspending and not isinstance(event, BarrierReturned):
-            return  # Decided too late to be in the snapshot; a job that goes on from it decides again.
+            return  # The snapshot is taken already. A job that is restored from it makes this event again.
         if isinstance(event, TimerDue):
             self.progress.epoch = self.progress.watermark + 1
             await event.instance.timer_due(event.number)
@@ -465,13 +481,13 @@ class Task:
             except Exception as error:
                 raise RecordFailure(self.head.step.name) from error
         elif isinstance(event, InputEnded):
-            if self._rounds is None:  # Otherwise an input ends with each round.
+            if self._rounds is None:  # With rounds, an input ends in each round.
                 await self.chain.input_ended(self.head, event.input_name)
         else:
             await self.pass_on(event)
 
     async def pass_on(self, control: Control, *, behind_head: bool = False) -> None:
-        """Take a control record through the chain, then into the channels; see :class:`Chain`."""
+        """Pass a control record through the chain, then into the channels; see :class:`Chain`."""
         await self.chain.pass_on(control, behind_head=behind_head)
         if isinstance(control, EndOfInput):
             self.ended = True
@@ -502,12 +518,12 @@ def _place_of(batch: SourceBatch) -> str:
     offsets = getattr(batch.records, "offsets", None)
     if offsets is not None and len(offsets):
         return f"the batch of partition {batch.records.partition}, offsets {offsets[0]} to {offsets[-1]}"
-    return f"the batch after which its source goes on at {batch.positions}"
+    return f"the batch after which its source continues at {batch.positions}"
 
 
 @final
 class _TaskBoundaryOutput(BoundaryOutput):
-    """Where a boundary at the head of a task emits."""
+    """The output of a boundary that is the first operator of a task."""
 
     def __init__(self, task: Task) -> None:
         self._task = task

@@ -163,7 +163,7 @@ class TestOneClearError:
 
         flow = Flow("f")
         flow.from_items([1, 2, 3]).process(Fails)
-        assert "in the batch after which its source goes on at {'items done': 3}: " in str(
+        assert "in the batch after which its source continues at {'items done': 3}: " in str(
             await failure_of(flow)
         )
 

@@ -190,7 +190,7 @@ class TaskBarriers:
 
 
 class PartName(NamedTuple):
-    """What a part holds, and whose.
+    """The name of a part: its kind, the step, and the subtask.
 
     >>> PartName.of("step per user[3]")
     PartName(kind='step', step='per user', subtask=3)
@@ -205,7 +205,7 @@ class PartName(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> PartName:
-        """The reverse of ``str``."""
+        """Parse a name that ``str`` returned."""
         kind, _, rest = name.partition(" ")
         step, _, subtask = rest.removesuffix("]").rpartition("[")
         return cls(kind, step, int(subtask))
@@ -214,7 +214,7 @@ class PartName(NamedTuple):
 def encode_task(
     head: str, subtask: int, state: Mapping[str, Any], plain_data: PlainData
 ) -> list[SnapshotPart]:
-    """What ``Task.snapshot`` gave, as it is now: nothing that changes later is in it."""
+    """Encode the state of a task now, so that later changes to its objects have no effect."""
     parts: list[SnapshotPart] = []
     of_task = {key: value for key, value in state.items() if key != "operators"}
     pieces = [(PartName(STEP, step, subtask), of_step) for step, of_step in state["operators"].items()]
@@ -228,19 +228,19 @@ def encode_task(
 
 
 def release_parts(parts: Iterable[SnapshotPart]) -> None:
-    """Nobody needs what is deferred in these parts any more."""
+    """Release the deferred pieces of these parts, which are not needed any more."""
     for part in parts:
         for deferred in part.deferred:
             deferred.release()
 
 
 def encode_log(head: str, subtask: int, logged: Any, plain_data: PlainData) -> SnapshotPart:
-    """The feedback that belongs to the snapshot of a head."""
+    """Encode the feedback log of a task."""
     return _encoded(PartName(FEEDBACK, head, subtask), logged, plain_data)
 
 
 def encode_service(name: PartName, state: Any, plain_data: PlainData) -> SnapshotPart:
-    """The state of a parameter server."""
+    """Encode the state of a parameter server."""
     return _encoded(name, state, plain_data)
 
 
@@ -253,7 +253,7 @@ def _encoded(name: PartName, state: Any, plain_data: PlainData) -> SnapshotPart:
 
 
 def held_in_memory(deferred: Deferred) -> list[bytes]:
-    """All frames of a deferred piece, which is released."""
+    """Return all frames of a deferred piece, and release it."""
     try:
         return list(deferred.frames())
     finally:
@@ -263,7 +263,7 @@ def held_in_memory(deferred: Deferred) -> list[bytes]:
 def task_state(
     head: str, subtask: int, steps: Iterable[str], states: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """What ``Task.open`` takes, from states by the names of their parts; None if nothing is known of the task."""
+    """Return the state that ``Task.open`` takes, from the states of all parts by name; None for an unknown task."""
     of_task = states.get(str(PartName(TASK, head, subtask)))
     if of_task is None:
         return None
