@@ -1,7 +1,9 @@
-"""How state and records lie in bytes, on disk and between processes.
+"""State and records in bytes, on disk and between processes.
 
-:class:`PlainData` is the encoding, :func:`key_group` and its like what keys are, :class:`SpillQueue` a
-queue that goes on on disk, :class:`ReplayCache` data that is read again and again and does so, too.
+In reading order: ``plain_data`` (with ``encoding`` and ``plain_format``) encodes values and batches; ``keys`` has keys
+and key groups; ``disk_queue`` and ``replay_cache`` keep batches in memory up to a limit and then on disk; ``snapshot``
+and ``snapshot_file`` are the format of a stored snapshot; ``store`` is the protocol of a store of snapshots, with
+``directory_store`` and ``memory_store``; ``files`` has temporary files and locks.
 """
 
 from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics

@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import os
-from collections.abc import Iterable, Sequence
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
-from streamiter.checkpoints.files import in_thread
-from streamiter.checkpoints.flow_folder import FlowFolder, flows_in
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart, frames_of
-from streamiter.checkpoints.snapshot_file import BATCH_BYTES, SnapshotWriter
-from streamiter.checkpoints.store import CheckpointStore, CommitPointer, StoredSnapshot
-from streamiter.errors import CheckpointError, InternalError
+import msgspec
 
-__all__ = ["DirectoryStore"]
+from streamiter.checkpoints.files import alone, in_thread, is_free, shared, sync_folder
+from streamiter.checkpoints.snapshot import (
+    CheckpointId,
+    Damage,
+    OtherFormat,
+    SnapshotHeader,
+    SnapshotPart,
+    errors_of_reading,
+    errors_of_writing,
+    frames_of,
+)
+from streamiter.checkpoints.snapshot_file import BATCH_BYTES, SnapshotFile, SnapshotWriter
+from streamiter.checkpoints.store import CheckpointStore, CommitPointer, FlowRecord, RunRecord, StoredSnapshot
+from streamiter.errors import CheckpointError, ConfigurationError, InternalError
+
+__all__ = [
+    "STORAGE_NAME_CHARACTERS",
+    "DirectoryStore",
+    "FlowFolder",
+    "checkpoint_of",
+    "flows_in",
+    "is_shortened",
+    "name_of",
+    "shortened_name",
+    "snapshot_name",
+    "storage_name",
+    "unpack_record",
+]
 
 
 class DirectoryStore(CheckpointStore):
@@ -136,3 +162,414 @@ async def _write_if_enough(folder: FlowFolder, writer: SnapshotWriter) -> None:
         await in_thread(folder.write, writer)
     else:
         await asyncio.sleep(0)
+
+
+STORAGE_NAME_CHARACTERS: Final = 200
+"""File systems end at 255 bytes; the number, the run and the suffix of a file must fit as well."""
+
+# Capital letters are not among them: on some file systems "A" and "a" are one file.
+_PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-.")
+_ESCAPED: Final = re.compile(rb"%([0-9a-f]{2})")
+
+# Stand in no escaped name.
+_SHORTENED: Final = "~"
+_EMPTY: Final = "%"
+
+_SNAPSHOT: Final = re.compile(r"(?P<number>[0-9]{10,})-(?P<run>.+)\.checkpoint")
+
+
+def storage_name(name: str) -> str:
+    """The name; bytes other than small letters, digits, ``_``, ``-`` and ``.`` (not first) as ``%`` and hex."""
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"checkpoints: expected names of text, given {name!r}, which holds half a character; rename it"
+        ) from error
+    escaped = "".join(
+        chr(byte) if byte in _PLAIN and (position or byte != ord(".")) else f"%{byte:02x}"
+        for position, byte in enumerate(encoded)
+    )
+    return escaped or _EMPTY
+
+
+def name_of(stored: str) -> str | None:
+    """The name that ``storage_name`` gave this; None for what it never gives."""
+    if stored == _EMPTY:
+        return ""
+    try:
+        name = _ESCAPED.sub(lambda found: bytes((int(found[1], 16),)), stored.encode()).decode()
+    except UnicodeError:
+        return None
+    return name if storage_name(name) == stored else None
+
+
+def shortened_name(name: str) -> str:
+    """:func:`storage_name`, with the hash of the whole in place of the end where that is too long for a file."""
+    escaped = storage_name(name)
+    if len(escaped) <= STORAGE_NAME_CHARACTERS:
+        return escaped
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return f"{escaped[: STORAGE_NAME_CHARACTERS - len(digest) - 1]}{_SHORTENED}{digest}"
+
+
+def is_shortened(stored: str) -> bool:
+    """Whether the name cannot be read back from it."""
+    return _SHORTENED in stored
+
+
+def snapshot_name(checkpoint: CheckpointId) -> str:
+    """The name of a snapshot's file."""
+    return f"{checkpoint.number:010d}-{storage_name(checkpoint.run)}.checkpoint"
+
+
+def checkpoint_of(file_name: str) -> CheckpointId | None:
+    """Which snapshot a file is, by its name; None if none."""
+    match = _SNAPSHOT.fullmatch(file_name)
+    run = name_of(match["run"]) if match else None
+    if match is None or not run:
+        return None
+    checkpoint = CheckpointId(int(match["number"]), run)
+    return checkpoint if snapshot_name(checkpoint) == file_name else None
+
+
+RECORD_FORMAT: Final = 1
+
+
+class _CommittedFields(msgspec.Struct, frozen=True):
+    number: int
+    run: str
+
+
+class _RunFields(msgspec.Struct, frozen=True):
+    run: str
+    committed: int | None
+
+
+class _FlowFields(msgspec.Struct, frozen=True):
+    flow: str
+    runs: list[_RunFields]
+    committed: _CommittedFields | None
+    is_lost: bool
+
+
+class _File(msgspec.Struct, frozen=True):
+    format: int
+    crc32: int
+    record: msgspec.Raw
+
+
+def pack_record(record: FlowRecord) -> bytes:
+    """One line of JSON; the checksum is that of the bytes of ``record`` in it.
+
+    The bytes of ``record.json``: what a directory store knows of a flow, with a checksum.
+
+    >>> data = pack_record(FlowRecord("clicks").claimed_by("a1").with_commit(CheckpointId(7, "a1")))
+    >>> unpack_record(data).committed
+    CheckpointId(number=7, run='a1')
+    """
+    committed = record.committed
+    packed = msgspec.json.encode(
+        _FlowFields(
+            record.flow,
+            [_RunFields(each.run, each.committed) for each in record.runs],
+            None if committed is None else _CommittedFields(committed.number, committed.run),
+            record.is_lost,
+        )
+    )
+    return msgspec.json.encode(_File(RECORD_FORMAT, zlib.crc32(packed), msgspec.Raw(packed))) + b"\n"
+
+
+def unpack_record(data: bytes, *, flow: str | None = None) -> FlowRecord:
+    """The record, of ``flow`` where one is given. Raises ``Damage``; ``OtherFormat`` for that of another version."""
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise Damage(f"it is not what was written ({problem})") from None
+    if file.format != RECORD_FORMAT:
+        raise OtherFormat(file.format)
+    if zlib.crc32(file.record) != file.crc32:
+        raise Damage("it does not match its checksum")
+    try:
+        record = msgspec.json.decode(file.record, type=_FlowFields)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise Damage(f"it holds what no version of this format has ({problem})") from None
+    if flow not in (None, record.flow):
+        raise Damage(f"it is that of flow {record.flow!r}")
+    committed = record.committed
+    return FlowRecord(
+        record.flow,
+        tuple(RunRecord(each.run, each.committed) for each in record.runs),
+        None if committed is None else CheckpointId(committed.number, committed.run),
+        record.is_lost,
+    )
+
+
+RECORD_NAME: Final = "record.json"
+_LOCK: Final = "lock"
+_IN_USE: Final = "in-use"
+_PARTIAL: Final = ".partial"
+
+
+class FlowFolder:
+    """The folder of ``flow`` in the directory ``root``; nothing is made before something is to be written.
+
+    The folder that a directory store has for one flow: its files, and the lock that they are changed under.
+
+    Everything here blocks, and belongs into a thread. Whatever is killed at any point leaves nothing that counts
+    half done: snapshots and the record get their names when they are whole and on the disk.
+
+    ========================  ======================================================
+    ``record.json``           who owns the flow, and what is committed
+    ``lock``                  locked while any name in the folder is changed
+    ``in-use``                locked (shared) by runs that are going on
+    ``N-RUN.checkpoint``      a snapshot
+    ``….partial``             a file that is being written; a snapshot is locked then
+    ========================  ======================================================
+
+    Names of flows and runs as names of files: whatever they hold, no two share a file and none leaves the folder.
+
+    >>> storage_name("clicks-2"), storage_name("../etc"), storage_name("Clicks é")
+    ('clicks-2', '%2e.%2fetc', '%43licks%20%c3%a9')
+    >>> name_of(storage_name("Clicks é"))
+    'Clicks é'
+    >>> snapshot_name(CheckpointId(7, "a1")), checkpoint_of("0000000007-a1.checkpoint")
+    ('0000000007-a1.checkpoint', CheckpointId(number=7, run='a1'))
+    """
+
+    def __init__(self, root: Path, flow: str) -> None:
+        self.root = root
+        self.flow = flow
+        self.path = root / shortened_name(flow)
+        self._what = f"flow {flow!r}"
+
+    # ---- runs and commits
+
+    def claim(self, run: str, *, begin_anew: bool) -> tuple[FlowRecord | None, IO[bytes]]:
+        """Make ``run`` the owner; gives the record as it was before, and what shows, until closed, that it goes on."""
+        if not run or len(storage_name(run)) > STORAGE_NAME_CHARACTERS:
+            raise ConfigurationError(
+                f"{self._what}: expected the id of a run of 1 to {STORAGE_NAME_CHARACTERS} letters or digits, given "
+                f"{run!r:.100}; it is part of the names of files"
+            )
+        with errors_of_writing(self._what, self.root):
+            self._make()
+        with self._alone():
+            before = self._record_to_go_on_from(begin_anew=begin_anew)
+            after = (before or FlowRecord(self.flow)).claimed_by(run, begin_anew=begin_anew)
+            self._write_record(after)
+            return before, shared(self.path / _IN_USE)
+
+    def record(self) -> FlowRecord | None:
+        """What is known of the flow. Raises ``CheckpointError`` where that is damaged."""
+        path = self.path / RECORD_NAME
+        with errors_of_reading(path):
+            if not path.exists():
+                return None
+            data = path.read_bytes()
+        try:
+            return unpack_record(data, flow=self.flow)
+        except Damage as damage:
+            raise CheckpointError(
+                f"{path}: expected what is known of flow {self.flow!r}, given a damaged file: {damage}; put it back "
+                "from a backup, or remove it and go on from a checkpoint that you choose (restore=<number>), or begin "
+                "anew (restore=None)"
+            ) from damage
+        except OtherFormat as other:
+            raise CheckpointError(
+                f"{path}: written by another streamiter (format {other.given}), expected format {RECORD_FORMAT}; "
+                "use that version, or another directory"
+            ) from other
+
+    def commit(self, run: str, checkpoint: CheckpointId) -> None:
+        """Note that this is what to go on from."""
+        with self._alone():
+            record = self._owned(run, f"commit checkpoint {checkpoint.number}")
+            if not self.path_of(checkpoint).exists():
+                raise CheckpointError(
+                    f"{self._what}: expected checkpoint {checkpoint} in {self.path} to commit it, given none; it was "
+                    "not saved, or something else has removed it: let nothing else write there"
+                )
+            self._write_record(record.with_commit(checkpoint))
+
+    # ---- snapshots
+
+    def path_of(self, checkpoint: CheckpointId) -> Path:
+        """Where a snapshot is, or would be."""
+        return self.path / snapshot_name(checkpoint)
+
+    def snapshots(self) -> list[CheckpointId]:
+        """The snapshots that are there, as their names tell, oldest first."""
+        found = map(checkpoint_of, self._names())
+        return sorted(checkpoint for checkpoint in found if checkpoint is not None)
+
+    def open(self, checkpoint: CheckpointId) -> SnapshotFile:
+        """Open one for reading."""
+        path = self.path_of(checkpoint)
+        if not path.exists():
+            there = ", ".join(map(str, self.snapshots()))
+            raise CheckpointError(
+                f"{self._what}: expected checkpoint {checkpoint} in {self.path}, given {there or 'none'}; "
+                f"{'choose one of these, or ' if there else ''}give the directory that the last run had"
+            )
+        snapshot = SnapshotFile(path)
+        try:
+            snapshot.check_identity(self.flow, checkpoint)
+        except BaseException:
+            snapshot.close_now()
+            raise
+        return snapshot
+
+    def header(self, checkpoint: CheckpointId) -> SnapshotHeader:
+        """What one begins with; raises as :meth:`open` does."""
+        snapshot = self.open(checkpoint)
+        snapshot.close_now()
+        return snapshot.header
+
+    def writer(self, checkpoint: CheckpointId) -> SnapshotWriter:
+        """What writes a new one, not opened yet."""
+        return SnapshotWriter(self.path / f"{snapshot_name(checkpoint)}{_PARTIAL}")
+
+    def begin(self, checkpoint: CheckpointId, writer: SnapshotWriter) -> None:
+        """Open the writer. Raises ``ProducerFenced`` before anything is written in vain."""
+        with self._alone():
+            self._check_may_save(checkpoint)
+            writer.open()
+
+    def write(self, writer: SnapshotWriter) -> None:
+        """Write what the writer has collected."""
+        with errors_of_writing(self._what, self.root):
+            writer.write()
+
+    def publish(self, header: SnapshotHeader, writer: SnapshotWriter) -> int:
+        """Write the end, and give the file its name; gives its size in bytes."""
+        with errors_of_writing(self._what, self.root):
+            size_bytes = writer.finish(header)
+        with self._alone():
+            self._check_may_save(header.id)
+            writer.rename(self.path_of(header.id))
+            sync_folder(self.path)
+        return size_bytes
+
+    # ---- upkeep
+
+    def prune(self, *, keep: int, newer: bool, run: str | None = None) -> list[CheckpointId]:
+        """Remove what ``FlowRecord.removable`` gives, and what dead writers left. Gives the snapshots among it.
+
+        ``run`` must own the flow. Without a ``run``, for a tool, ``newer`` is refused while one goes on.
+        """
+        if not self.path.is_dir():
+            return []
+        with self._alone():
+            if run is None and newer and not is_free(self.path / _IN_USE):
+                raise ConfigurationError(
+                    f"{self._what}: expected no run while checkpoints newer than the committed one are removed, given "
+                    "one that is going on and may be about to commit them; stop it first"
+                )
+            record = self.record() if run is None else self._owned(run, "remove checkpoints")
+            removed = record.removable(self.snapshots(), keep=keep, newer=newer) if record else []
+            for checkpoint in removed:
+                self.path_of(checkpoint).unlink(missing_ok=True)
+            self._remove_dead_partials()
+            sync_folder(self.path)
+        return removed
+
+    # ---- inside
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with errors_of_writing(self._what, self.root), alone(self.path / _LOCK):
+            yield
+
+    def _record_to_go_on_from(self, *, begin_anew: bool) -> FlowRecord | None:
+        try:
+            record = self.record()
+        except CheckpointError:
+            if not begin_anew:
+                raise
+            return None
+        if record is None and self.snapshots():
+            return FlowRecord(self.flow, is_lost=True)
+        return record
+
+    def _owned(self, run: str, wanted: str) -> FlowRecord:
+        record = self.record()
+        if record is None:
+            raise CheckpointError(
+                f"{self._what}: expected {self.path / RECORD_NAME} to {wanted}, given none; something else has removed "
+                "it: let nothing else write there, and start the flow again"
+            )
+        record.check_owner(run, wanted)
+        return record
+
+    def _check_may_save(self, checkpoint: CheckpointId) -> None:
+        self._owned(checkpoint.run, f"save checkpoint {checkpoint.number}")
+        if self.path_of(checkpoint).exists():
+            raise InternalError(
+                f"{self._what}: checkpoint {checkpoint} is saved a second time, in {self.path}"
+            )
+
+    def _make(self) -> None:
+        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            sync_folder(folder.parent)
+
+    def _write_record(self, record: FlowRecord) -> None:
+        path = self.path / RECORD_NAME
+        partial = path.with_name(f"{path.name}{_PARTIAL}")
+        try:
+            with open(partial, "wb") as file:
+                file.write(pack_record(record))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        sync_folder(self.path)
+
+    def _remove_dead_partials(self) -> None:
+        for name in self._names():
+            path = self.path / name
+            if name.endswith(_PARTIAL) and checkpoint_of(name.removesuffix(_PARTIAL)) and is_free(path):
+                path.unlink(missing_ok=True)
+
+    def _names(self) -> list[str]:
+        with errors_of_reading(self.path):
+            return sorted(os.listdir(self.path)) if self.path.is_dir() else []
+
+
+def flows_in(root: Path) -> list[FlowFolder]:
+    """The folders of flows in a directory, by the flows' names; what is none of a store is left out.
+
+    The flows that a directory has checkpoints of.
+    """
+    with errors_of_reading(root):
+        folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+        flows = [flow for path in folders if (flow := _flow_of(path)) is not None]
+    return [FlowFolder(root, flow) for flow in sorted(flows)]
+
+
+def _flow_of(path: Path) -> str | None:
+    names = sorted(os.listdir(path))
+    if not any(name == RECORD_NAME or checkpoint_of(name) for name in names):
+        return None
+    if not is_shortened(path.name):
+        return name_of(path.name)
+    # The name is too long to be that of a folder; only the files in it tell.
+    told = (_told_by(path / name) for name in names)
+    return next((flow for flow in told if flow is not None and shortened_name(flow) == path.name), None)
+
+
+def _told_by(path: Path) -> str | None:
+    """The flow that a file is of; None if it does not tell."""
+    with contextlib.suppress(Damage, OtherFormat, CheckpointError):
+        if path.name == RECORD_NAME:
+            return unpack_record(path.read_bytes()).flow
+        if checkpoint_of(path.name):
+            snapshot = SnapshotFile(path)
+            snapshot.close_now()
+            return snapshot.header.flow
+    return None

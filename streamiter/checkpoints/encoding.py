@@ -1,10 +1,17 @@
-"""One call of ``PlainData.encode``: a value becomes the bytes of one frame."""
+"""The encoding and the decoding of one frame of plain data.
+
+:func:`encode_frame` packs a value with msgpack; :class:`_PlainDataEncoder` replaces the types that msgpack does not
+know by extension objects and collects the contents of arrays. :func:`decode_frame` is the reverse. It never trusts its
+bytes: every length is checked before memory is allocated, and damaged bytes raise an error. The format of a frame is in
+:mod:`~streamiter.checkpoints.plain_format`. Users of the encoding call
+:class:`~streamiter.checkpoints.plain_data.PlainData`.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Container, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Container, Iterable
 from types import NoneType
 from typing import Any, Final
 
@@ -12,9 +19,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.checkpoints import extensions
-from streamiter.checkpoints.data_types import (
+from streamiter.checkpoints import plain_format
+from streamiter.checkpoints.plain_format import (
+    DEPTH_MAX,
     PACKED_UNASKED,
+    SCALAR_TYPES,
     UNICODE_ERRORS,
     Extension,
     StructRegistry,
@@ -22,26 +31,19 @@ from streamiter.checkpoints.data_types import (
     extension,
     pack,
     pack_dtype,
+    unpack,
+    unpack_dtype,
 )
-from streamiter.checkpoints.extensions import DEPTH_MAX, SCALAR_TYPES
 from streamiter.deferred import Deferred
 from streamiter.records import Columns
 
-__all__ = [
-    "PLAIN_TYPES",
-    "encode_frame",
-    "find_refusal",
-    "hint_for",
-    "holds_foreign",
-    "shown",
-    "type_name",
-]
+__all__ = ["Resolve", "decode_frame", "encode_frame"]
 
 
 Array = npt.NDArray[Any]
 
-_TUPLE_OPENING: Final = extension(extensions.TUPLE, b"")
-_COLUMNS_OPENING: Final = extension(extensions.COLUMNS, b"")
+_TUPLE_OPENING: Final = extension(plain_format.TUPLE, b"")
+_COLUMNS_OPENING: Final = extension(plain_format.COLUMNS, b"")
 
 _CONTAINERS: Final = frozenset({list, tuple, dict})
 _LEAVES: Final = (
@@ -50,19 +52,20 @@ _LEAVES: Final = (
 
 
 class NotPlain(Exception):
-    """A value is not plain data; which one and why is found out by a second, slower look."""
+    """A value is not plain data; ``find_refusal`` of ``plain_data`` then finds the part at fault and the reason."""
 
 
 def encode_frame(value: Any, structs: StructRegistry, deferred: list[Deferred] | None = None) -> bytes:
-    """The frame of ``value``; raises :class:`NotPlain`, or what msgpack raises for what it cannot hold.
+    """Return the frame of ``value``. Raises :class:`NotPlain`, or an error of msgpack, for a value that is not plain
+    data.
 
-    What is ``Deferred`` is appended to ``deferred``, and its number written in its place; without such a list
-    it is not plain.
+    Each ``Deferred`` in the value is appended to ``deferred``, and its number is written in its place; without that
+    list, a ``Deferred`` is not plain data.
     """
     try:
         return _encode_frame(value, structs, "strict", deferred)
     except UnicodeEncodeError:
-        # From the beginning: the encoder has collected arrays by now.
+        # Start again with a new encoder: this one has already collected arrays.
         if deferred is not None:
             deferred.clear()
         return _encode_frame(value, structs, UNICODE_ERRORS, deferred)
@@ -73,24 +76,24 @@ def _encode_frame(
 ) -> bytes:
     encoder = _PlainDataEncoder(structs, deferred)
     packed = pack(value, encoder.default, unicode_errors=unicode_errors)
-    # After packing, which has made sure that the value ends somewhere.
+    # After packing, which has refused a value that contains itself.
     if holds_foreign(value, structs.openings):
         raise NotPlain
     if deferred and len(set(map(id, deferred))) < len(deferred):
         raise NotPlain
     if not encoder.buffers:
-        return bytes((extensions.PLAIN,)) + packed
-    head = bytes((extensions.WITH_BUFFERS,)) + extensions.OBJECT_LENGTH.pack(len(packed))
+        return bytes((plain_format.PLAIN,)) + packed
+    head = bytes((plain_format.WITH_BUFFERS,)) + plain_format.OBJECT_LENGTH.pack(len(packed))
     return b"".join((head, packed, *_with_gaps(encoder.buffers, len(head) + len(packed))))
 
 
 def _with_gaps(buffers: list[bytes | memoryview], position: int) -> list[bytes | memoryview]:
-    """The buffers and the zeros between them, the first at ``position`` in the frame."""
-    if max(map(len, buffers)) < extensions.ALIGNED_BYTES:
+    """Return the buffers with the zero bytes between them; the first buffer is at ``position`` in the frame."""
+    if max(map(len, buffers)) < plain_format.ALIGNED_BYTES:
         return buffers
     parts: list[bytes | memoryview] = []
     for buffer in buffers:
-        gap = extensions.gap_before(position, len(buffer))
+        gap = plain_format.gap_before(position, len(buffer))
         if gap:
             parts.append(bytes(gap))
         parts.append(buffer)
@@ -99,42 +102,44 @@ def _with_gaps(buffers: list[bytes | memoryview], position: int) -> list[bytes |
 
 
 class _PlainDataEncoder:
-    """Turns what msgpack asks about into what it knows, and collects the contents of arrays."""
+    """Replaces values that msgpack does not know, and collects the contents of arrays."""
 
     __slots__ = ("_deferred", "_headers", "_openings", "buffers")
 
     def __init__(self, structs: StructRegistry, deferred: list[Deferred] | None) -> None:
         self._openings = structs.openings
         self._deferred = deferred
-        # The dtypes of one value are mostly the same few.
+        # The arrays of one value mostly have the same few dtypes.
         self._headers: dict[tuple[np.dtype[Any], str], bytes] = {}
         self.buffers: list[bytes | memoryview] = []
 
     def default(self, value: Any) -> Any:
-        """What to pack in place of ``value``."""
+        """Return the value that is packed in place of ``value``."""
         kind = type(value)
         if kind is tuple:
             return [_TUPLE_OPENING, *value]
         if kind is np.ndarray:
             return self._array(value)
         if kind in SCALAR_TYPES:
-            code = extensions.FIXED_VOID if _is_fixed_void(value) else extensions.SCALAR
+            code = plain_format.FIXED_VOID if _is_fixed_void(value) else plain_format.SCALAR
             return extension(code, self._dtype_header(value.dtype) + value.tobytes())
         if kind in self._openings:
             return [self._openings[kind], *msgspec.structs.astuple(value)]
         if self._deferred is not None and isinstance(value, Deferred):
             self._deferred.append(value)
-            return extension(extensions.DEFERRED, extensions.DEFERRED_NUMBER.pack(len(self._deferred) - 1))
-        return _rarely_met(value, kind)
+            return extension(
+                plain_format.DEFERRED, plain_format.DEFERRED_NUMBER.pack(len(self._deferred) - 1)
+            )
+        return _encode_rare_type(value, kind)
 
     def _array(self, array: Array) -> Extension:
-        shape = extensions.shape_layout(array.ndim).pack(*array.shape)
+        shape = plain_format.shape_layout(array.ndim).pack(*array.shape)
         header = self._dtype_header(array.dtype) + shape
         self.buffers.append(_content(array))
-        return extension(extensions.ARRAY, header)
+        return extension(plain_format.ARRAY, header)
 
     def _dtype_header(self, dtype: np.dtype[Any]) -> bytes:
-        # With its character: dtypes of one layout are equal, and structured ones may differ within.
+        # With its character: different C types of one layout are equal. Structured dtypes may differ in their fields.
         key = dtype, dtype.char
         header = self._headers.get(key)
         if header is None or dtype.names is not None:
@@ -143,18 +148,18 @@ class _PlainDataEncoder:
         return header
 
 
-def _rarely_met(value: Any, kind: type[Any]) -> Any:
+def _encode_rare_type(value: Any, kind: type[Any]) -> Any:
     if kind is int:
-        # One bit for the sign; msgpack asks only where 64 bits are too few.
+        # One bit for the sign. msgpack packs ints of up to 64 bits itself.
         content = value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
-        return extension(extensions.BIG_INT, content)
+        return extension(plain_format.BIG_INT, content)
     if kind is Columns:
         return [_COLUMNS_OPENING, _columns(value)]
     if kind is np.str_:
-        # The base class's: numpy's own methods lose NULs at the end.
-        return extension(extensions.NUMPY_STR, str.encode(value, "utf-8", UNICODE_ERRORS))
+        # The method of str: numpy's own loses NULs at the end.
+        return extension(plain_format.NUMPY_STR, str.encode(value, "utf-8", UNICODE_ERRORS))
     if kind is np.bytes_:
-        return extension(extensions.NUMPY_BYTES, bytes(value))
+        return extension(plain_format.NUMPY_BYTES, bytes(value))
     raise NotPlain
 
 
@@ -172,21 +177,21 @@ def _dtype_header(dtype: np.dtype[Any]) -> bytes:
     if dtype_refusal(dtype):
         raise NotPlain
     packed = pack_dtype(dtype)
-    return extensions.DTYPE_LENGTH.pack(len(packed)) + packed
+    return plain_format.DTYPE_LENGTH.pack(len(packed)) + packed
 
 
 def _content(array: Array) -> bytes | memoryview:
-    if array.nbytes < extensions.ALIGNED_BYTES or not array.flags.c_contiguous:
+    if array.nbytes < plain_format.ALIGNED_BYTES or not array.flags.c_contiguous:
         return array.tobytes()
-    # As bytes: numpy exports no buffer of datetimes.
+    # As bytes, because numpy exports no buffer of datetimes.
     return array.reshape(-1).view(np.uint8).data
 
 
 def holds_foreign(value: Any, structs: Container[type[Any]]) -> bool:
-    """Whether a type that msgpack knows and plain data does not lies in ``value``, or too many levels.
+    """Return whether ``value`` contains a type that msgpack packs but plain data excludes, or too many levels.
 
-    Looks at whole levels at once: ``gc.get_referents`` gives what lists, tuples and dicts hold several
-    times faster than iterating them would. (Of a dict with only str keys it gives the values alone.)
+    The value is searched a level at a time: ``gc.get_referents`` returns the items of lists, tuples and dicts several
+    times faster than iterating over them. (For a dict with only str keys it returns the values alone.)
     """
     level: list[Any] = [value]
     for _ in range(DEPTH_MAX + 1):
@@ -200,205 +205,290 @@ def holds_foreign(value: Any, structs: Container[type[Any]]) -> bool:
 
 
 def _inside(level: list[Any], kinds: set[type[Any]], structs: Container[type[Any]]) -> list[Any]:
-    """What the containers and structs of a level hold."""
+    """Return the items of the containers and structs of a level."""
     parts: list[Any] = []
     if not kinds <= _CONTAINERS | _LEAVES:
         parts += [part for one in level if type(one) in structs for part in msgspec.structs.astuple(one)]
-        # Of other objects the garbage collector would also give the class, and with it the world.
+        # For other objects, gc.get_referents would also return the class, and with it all modules.
         level = [one for one in level if type(one) in _CONTAINERS]
     if not _CONTAINERS.isdisjoint(kinds):
         parts += gc.get_referents(*level)
     return parts
 
 
-PLAIN_TYPES: Final = (
-    "None, bool, int, float, str, bytes, tuple, list, dict, numpy arrays and scalars, Columns, "
-    "registered msgspec.Structs"
-)
+# ---- decoding
 
-# A path is for reading: longer ones say no more.
-_KEY_CHARACTERS: Final = 40
-_PATH_CHARACTERS: Final = 200
+Resolve = Callable[[int], Iterable[Any]]
+"""A function that returns the decoded frames of the n-th deferred piece of state."""
 
-_TWICE: Final = "expected each Deferred once, given the same object again; it can be read once: make another"
+Layout = tuple[np.dtype[Any], tuple[int, ...], int]
 
-_ATOMS: Final = frozenset({NoneType, bool, int, float, str, bytes, np.str_, np.bytes_})
+_AXIS_BYTES: Final = plain_format.shape_layout(1).size
 
-# By name, so that nothing has to be imported for them; the first that is the class or a base of it counts.
-_HINTS: Final = {
-    "datetime.datetime": "convert it, for example to a number of milliseconds",
-    "datetime.date": "convert it, for example to text with .isoformat()",
-    "datetime.time": "convert it, for example to text with .isoformat()",
-    "datetime.timedelta": "convert it, for example to a number of milliseconds",
-    "decimal.Decimal": "convert it, for example to str, or to an int of the smallest unit",
-    "fractions.Fraction": "convert it, for example to a tuple of two ints",
-    "uuid.UUID": "convert it, for example to str",
-    "pathlib.PurePath": "convert it to str",
-    "pathlib._local.PurePath": "convert it to str",  # its name in Python 3.13
-    "enum.Enum": "give its .value",
-    "set": "convert it, for example to a sorted list",
-    "frozenset": "convert it, for example to a sorted tuple",
-    "bytearray": "convert it with bytes(...)",
-    "memoryview": "convert it with bytes(...)",
-    "complex": "convert it to numpy.complex128 or a tuple of two floats",
-    "range": "convert it with list(...)",
-    "msgspec.Struct": "register the class: PlainData(structs=[...]) or register(...)",
-    "streamiter.deferred.Deferred": "only what an operator's snapshot() gives may hold it",
-    "numpy.ma.MaskedArray": "fill it (.filled(...)) or give the mask as an array of its own",
-    "numpy.ndarray": "convert it with numpy.asarray(...)",
-    "dict": "convert it with dict(...)",
-    "tuple": "convert it with tuple(...), or to a dict",
-    "list": "convert it with list(...)",
-    "str": "convert it with str.__str__(...)",
-    "bytes": "convert it with bytes(...)",
-    "int": "convert it with int(...)",
-    "float": "convert it with float(...)",
-}
+# msgpack reads its own extension −1, a point in time, without calling a hook; this is its code byte.
+_TIMESTAMP_CODE: Final = b"\xff"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """``path`` leads from the value to the part that is at fault, as Python would write it.
+def decode_frame(frame: bytes | memoryview, structs: StructRegistry, resolve: Resolve | None = None) -> Any:
+    """Return the value of a frame. Raises ``ValueError``, or an error of msgpack or numpy, if it is damaged.
 
-    Where a value stops being plain data, why, and what to do: the slow look that writes the error.
+    If the frame is a writable memoryview, large arrays stay in it and keep it in use. ``resolve`` is called for each
+    reference to deferred state; without it, such a reference is an error.
+    """
+    start, end = _object_range(frame)
+    decoder = _PlainDataDecoder(frame, end, structs, resolve)
+    value = unpack(memoryview(frame)[start:end], decoder.extension, decoder.array)
+    decoder.check_end()
+    if _TIMESTAMP_CODE in bytes(frame[start:end]) and holds_foreign(value, structs.openings):
+        raise ValueError("it holds extension −1, which is none of ours, or too many levels")
+    return value
+
+
+def _object_range(frame: bytes | memoryview) -> tuple[int, int]:
+    """Return the start and the end of the msgpack object; the contents of arrays follow it."""
+    if not frame:
+        raise ValueError("there are no bytes")
+    if frame[0] == plain_format.PLAIN:
+        return 1, len(frame)
+    if frame[0] != plain_format.WITH_BUFFERS:
+        raise ValueError(f"its first byte is {frame[0]:#04x}, which is no format of this version")
+    (length,) = plain_format.OBJECT_LENGTH.unpack_from(frame, 1)
+    start = 1 + plain_format.OBJECT_LENGTH.size
+    if start + length > len(frame):
+        raise ValueError(f"it ends {start + length - len(frame)} bytes early")
+    return start, start + length
+
+
+class _Builder:
+    """Stands for the opening, the first item of a msgpack array; builds the value when the array is complete."""
+
+    __slots__ = ()
+
+    def complete(self, items: list[Any]) -> Any:
+        """Return the value, given all items of the array including this one."""
+        raise NotImplementedError
+
+
+class _TupleBuilder(_Builder):
+    __slots__ = ()
+
+    def complete(self, items: list[Any]) -> tuple[Any, ...]:
+        del items[0]
+        return tuple(items)
+
+
+class _ColumnsBuilder(_Builder):
+    __slots__ = ()
+
+    def complete(self, items: list[Any]) -> Columns:
+        _, arrays = items
+        if type(arrays) is not dict or not all(type(array) is np.ndarray for array in arrays.values()):
+            raise ValueError("Columns hold what is no array")
+        if not all(type(name) is str for name in arrays):
+            raise ValueError("Columns have a name that is no str")
+        return Columns(arrays)
+
+
+class _StructBuilder(_Builder):
+    __slots__ = ("_fields", "_struct")
+
+    def __init__(self, struct: type[msgspec.Struct], fields: list[str]) -> None:
+        self._struct = struct
+        self._fields = fields
+
+    def complete(self, items: list[Any]) -> msgspec.Struct:
+        del items[0]
+        fields = dict(zip(self._fields, items, strict=True))
+        try:
+            return self._struct(**fields)
+        except Exception as error:
+            # Including errors of its own __post_init__.
+            raise ValueError(
+                f"the struct {self._struct.__name__} is stored with the fields {', '.join(fields) or 'none'} "
+                f"and cannot be made of them today ({error}); give added fields a default, keep removed ones"
+            ) from error
+
+
+_OPENING_CODES: Final = (plain_format.TUPLE, plain_format.STRUCT, plain_format.COLUMNS)
+_TUPLE_BUILDER: Final = _TupleBuilder()
+_COLUMNS_BUILDER: Final = _ColumnsBuilder()
+
+
+class _PlainDataDecoder:
+    """Returns the values of msgpack's extension objects and arrays.
+
+    Each opening must begin an array, and each byte of the buffers must be used once: both are counted.
     """
 
-    path: str
-    problem: str
+    __slots__ = (
+        "_deferred",
+        "_dtypes",
+        "_frame",
+        "_in_place",
+        "_layouts",
+        "_openings",
+        "_position",
+        "_resolve",
+        "_struct_builders",
+        "_structs",
+    )
+
+    def __init__(
+        self,
+        frame: bytes | memoryview,
+        buffers_start: int,
+        structs: StructRegistry,
+        resolve: Resolve | None,
+    ) -> None:
+        self._frame = frame
+        self._in_place = isinstance(frame, memoryview) and not frame.readonly
+        self._position = buffers_start
+        self._structs = structs
+        self._resolve = resolve
+        self._deferred = 0
+        self._openings = 0
+        # The arrays of one frame mostly have the same few headers.
+        self._dtypes: dict[bytes, np.dtype[Any]] = {}
+        self._layouts: dict[bytes, Layout] = {}
+        self._struct_builders: dict[bytes, _StructBuilder] = {}
+
+    def check_end(self) -> None:
+        """Raise ``ValueError`` if an opening or a buffer is left over."""
+        if self._openings:
+            raise ValueError("a tuple, a struct or Columns begins where no list does")
+        if self._position != len(self._frame):
+            raise ValueError(f"{len(self._frame) - self._position} bytes at its end belong to no array")
+
+    def array(self, items: list[Any]) -> Any:
+        """Return the value of a msgpack array."""
+        if not items or not isinstance(items[0], _Builder):
+            return items
+        self._openings -= 1
+        return items[0].complete(items)
+
+    def extension(self, code: int, payload: bytes) -> Any:
+        """Return the value of an extension object."""
+        if code == plain_format.ARRAY:
+            return self._array(payload)
+        if code in _OPENING_CODES:
+            self._openings += 1
+            return self._opening(code, payload)
+        if code == plain_format.SCALAR:
+            return self._scalar(payload)[()]
+        if code == plain_format.FIXED_VOID:
+            return _fixed(self._scalar(payload))
+        if code == plain_format.DEFERRED:
+            return self._deferred_state(payload)
+        return _decode_rare_type(code, payload)
+
+    def _deferred_state(self, payload: bytes) -> Iterable[Any]:
+        (number,) = plain_format.DEFERRED_NUMBER.unpack(payload)
+        if self._resolve is None:
+            raise ValueError("it refers to deferred state, which only the state of a checkpoint may do")
+        if number != self._deferred:
+            raise ValueError(f"it refers to deferred state {number} where {self._deferred} is due")
+        self._deferred += 1
+        return self._resolve(number)
+
+    def _opening(self, code: int, payload: bytes) -> _Builder:
+        if code == plain_format.TUPLE and not payload:
+            return _TUPLE_BUILDER
+        if code == plain_format.STRUCT:
+            return self._struct_builder(payload)
+        if code == plain_format.COLUMNS and not payload:
+            return _COLUMNS_BUILDER
+        raise ValueError(f"it holds extension {code}, which no version begins a list with")
+
+    def _struct_builder(self, payload: bytes) -> _StructBuilder:
+        opening = self._struct_builders.get(payload)
+        if opening is None:
+            opening = _struct_builder(payload, self._structs)
+            self._struct_builders[payload] = opening
+        return opening
+
+    def _array(self, header: bytes) -> Array:
+        layout = self._layouts.get(header)
+        if layout is None:
+            dtype, end = self._dtype(header)
+            layout = _layout(dtype, header[end:])
+            self._layouts[header] = layout
+        dtype, shape, size_bytes = layout
+        start = self._position + plain_format.gap_before(self._position, size_bytes)
+        if start + size_bytes > len(self._frame):
+            raise ValueError(f"it ends {start + size_bytes - len(self._frame)} bytes early, within an array")
+        self._position = start + size_bytes
+        if not size_bytes:
+            # Not copied: for a forged number of records of no bytes numpy would count through them all.
+            return np.ndarray(shape, dtype, bytearray())
+        array: Array = np.ndarray(shape, dtype, self._frame, start)
+        if self._in_place and size_bytes >= plain_format.ALIGNED_BYTES and array.flags.aligned:
+            return array
+        return _copied(array)
+
+    def _scalar(self, payload: bytes) -> Array:
+        """Return a scalar as an array without axes."""
+        dtype, end = self._dtype(payload)
+        if len(payload) - end != dtype.itemsize:
+            raise ValueError(f"a scalar of dtype {dtype} has {len(payload) - end} bytes")
+        return _copied(np.ndarray((), dtype, payload, end))
+
+    def _dtype(self, header: bytes) -> tuple[np.dtype[Any], int]:
+        """Return the dtype at the start of a header, and its end in the header."""
+        start = plain_format.DTYPE_LENGTH.size
+        (length,) = plain_format.DTYPE_LENGTH.unpack_from(header)
+        end = start + length
+        if end > len(header):
+            raise ValueError("the dtype of an array is cut off")
+        packed = header[start:end]
+        dtype = self._dtypes.get(packed)
+        if dtype is None:
+            dtype = unpack_dtype(packed)
+            self._dtypes[packed] = dtype
+        return dtype, end
 
 
-@dataclass(frozen=True, slots=True)
-class _ValuePath:
-    """A part of the value and how it was reached; a path is written only for the part at fault."""
-
-    part: Any
-    step: str
-    outer: _ValuePath | None
-    depth: int
-
-    def inside(self, part: Any, step: str) -> _ValuePath:
-        return _ValuePath(part, step, self, self.depth + 1)
-
-    def path(self) -> str:
-        steps = [self.step]
-        place = self.outer
-        while place is not None:
-            steps.append(place.step)
-            place = place.outer
-        return _shortened("".join(reversed(steps)), _PATH_CHARACTERS)
+def _struct_builder(payload: bytes, structs: StructRegistry) -> _StructBuilder:
+    match unpack(payload, _decode_rare_type):
+        case [str() as name, *fields] if all(type(field) is str for field in fields):
+            pass
+        case _:
+            raise ValueError("a struct begins with what is not its name and fields")
+    struct = structs.classes.get(name)
+    if struct is None:
+        known = ", ".join(structs.classes) or "none"
+        raise ValueError(f"it holds a struct {name!r}, which is not registered ({known}); register the class")
+    return _StructBuilder(struct, fields)
 
 
-def find_refusal(
-    value: Any, structs: Container[type[Any]], *, may_be_deferred: bool = False
-) -> Refusal | None:
-    """The first part of ``value``, in its own order, that is not plain data, nor ``Deferred`` where that may be.
-
-    >>> find_refusal([1, {"user": {2, 3}}], structs=()).path
-    '[1]["user"]'
-    """
-    waiting = [_ValuePath(value, "", None, 0)]
-    deferred: set[int] | None = set() if may_be_deferred else None
-    while waiting:
-        place = waiting.pop()
-        if deferred is not None and isinstance(place.part, Deferred):
-            if id(place.part) in deferred:
-                return Refusal(place.path(), _TWICE)
-            deferred.add(id(place.part))
-            continue
-        problem = _problem(place, structs)
-        if problem is not None:
-            return Refusal(place.path(), problem)
-        waiting += reversed(list(_parts(place, structs)))
-    return None
+def _layout(dtype: np.dtype[Any], axes: bytes) -> Layout:
+    if len(axes) % _AXIS_BYTES:
+        raise ValueError("the shape of an array is cut off")
+    shape = plain_format.shape_layout(len(axes) // _AXIS_BYTES).unpack(axes)
+    if any(length < 0 for length in shape):
+        raise ValueError(f"an array has the shape {shape}")
+    return dtype, shape, math.prod(shape) * dtype.itemsize
 
 
-def _problem(place: _ValuePath, structs: Container[type[Any]]) -> str | None:
-    if place.depth > DEPTH_MAX:
-        return f"expected at most {DEPTH_MAX} levels of nesting, given more; does it contain itself?"
-    return _part_problem(place.part, structs)
+def _copied(array: Array) -> Array:
+    """Return a copy, exact to the byte: in a copy by numpy, the gaps between fields have random bytes."""
+    if array.dtype.names is None or not array.dtype.itemsize:
+        return array.copy()
+    copied = np.empty(array.shape, array.dtype)
+    copied.reshape(-1).view(np.uint8)[:] = array.reshape(-1).view(np.uint8)
+    return copied
 
 
-def _part_problem(part: Any, structs: Container[type[Any]]) -> str | None:
-    kind = type(part)
-    if kind in _ATOMS or kind in (list, tuple, dict):
-        return None
-    if kind in structs:
-        return _field_problem(part)
-    if kind is np.ndarray or kind in SCALAR_TYPES:
-        return _dtype_problem(part)
-    if kind is Columns:
-        return _names_problem(part)
-    return f"expected plain data ({PLAIN_TYPES}), given {type_name(kind)}; {hint_for(kind)}"
+def _fixed(scalar: Array) -> Any:
+    scalar.flags.writeable = False
+    return scalar[()]
 
 
-def _dtype_problem(value: Any) -> str | None:
-    refusal = dtype_refusal(value.dtype)
-    if refusal is None:
-        return None
-    given = f"{type_name(type(value))} of dtype {value.dtype}"
-    return f"expected plain data ({PLAIN_TYPES}), given {given}, {refusal}"
-
-
-def _field_problem(struct: msgspec.Struct) -> str | None:
-    missing = [name for name in struct.__struct_fields__ if not hasattr(struct, name)]
-    if not missing:
-        return None
-    return f"expected every field of {type_name(type(struct))} to be set, given none for {missing[0]}; set it"
-
-
-def _names_problem(columns: Columns) -> str | None:
-    strange = [name for name in columns.names if type(name) is not str]
-    if not strange:
-        return None
-    return f"expected columns named by str, given the name {shown(strange[0])}; convert it with str(...)"
-
-
-def _parts(place: _ValuePath, structs: Container[type[Any]]) -> Iterator[_ValuePath]:
-    part = place.part
-    kind = type(part)
-    if kind is list or kind is tuple:
-        yield from (place.inside(item, f"[{index}]") for index, item in enumerate(part))
-    elif kind is dict:
-        for key, item in part.items():
-            yield place.inside(key, f".key({shown(key)})")
-            yield place.inside(item, f"[{shown(key)}]")
-    elif kind is Columns:
-        yield from (place.inside(array, f"[{shown(name)}]") for name, array in part.arrays.items())
-    elif kind in structs:
-        fields = zip(part.__struct_fields__, msgspec.structs.astuple(part), strict=True)
-        yield from (place.inside(item, f".{name}") for name, item in fields)
-
-
-def shown(key: Any) -> str:
-    """A dict key for a path: short, strings with double quotes; never raises."""
-    try:
-        text = repr(key)
-    except Exception:  # a user's own __repr__, or an int of thousands of digits
-        return f"<{type_name(type(key))}>"
-    if type(key) is str and text.startswith("'") and '"' not in text:
-        text = f'"{text[1:-1]}"'
-    return _shortened(text, _KEY_CHARACTERS)
-
-
-def _shortened(text: str, characters: int) -> str:
-    """The beginning and the end, at most ``characters`` of each."""
-    return text if len(text) <= 2 * characters else f"{text[:characters]}…{text[-characters:]}"
-
-
-def type_name(kind: type[Any]) -> str:
-    """The name of a class as a user would import it.
-
-    >>> type_name(int), type_name(Columns)
-    ('int', 'streamiter.records.Columns')
-    """
-    if kind is NoneType:
-        return "None"
-    if kind.__module__ == "builtins":
-        return kind.__qualname__
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def hint_for(kind: type[Any]) -> str:
-    """What to do with a value of a class that is not plain data."""
-    names = {type_name(base) for base in kind.__mro__}
-    return next((hint for name, hint in _HINTS.items() if name in names), "convert it to one of these types")
+def _decode_rare_type(code: int, payload: bytes) -> Any:
+    match code:
+        case plain_format.BIG_INT:
+            return int.from_bytes(payload, "big", signed=True)
+        case plain_format.NUMPY_STR:
+            return np.str_(payload.decode("utf-8", UNICODE_ERRORS))
+        case plain_format.NUMPY_BYTES:
+            return np.bytes_(payload)
+    raise ValueError(f"it holds extension {code}, which is none of this version")

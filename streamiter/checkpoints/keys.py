@@ -1,13 +1,14 @@
-"""Keys: what they may be, their bytes, and the group each belongs to.
+"""Keys: their types, their bytes, and the key group of each key.
 
-A key is an int, str, bytes or a tuple of keys. Its *encoding* is that of msgpack with the integers in
-their shortest form, so equal keys have equal bytes, and different ones (1, "1", b"1", (1,)) different.
-Its *group* is ``hash % groups`` with a 64-bit hash:
+A key is an int, str, bytes or a tuple of keys. Its *encoding* is that of msgpack with the shortest form of integers, so
+equal keys have equal bytes, and different keys (1, "1", b"1", (1,)) have different bytes. A *key group* is a set of
+keys whose state moves together when a job restarts with another parallelism. The group of a key is ``hash % groups``
+with a 64-bit hash:
 
-- an int from −2⁶³ to 2⁶⁴−1: the finalizer of splitmix64 over the int modulo 2⁶⁴;
-- any other key: the same over the CRC-32 of its encoding.
+- an int from −2⁶³ to 2⁶⁴−1: the finalizer of splitmix64, applied to the int modulo 2⁶⁴;
+- any other key: the same, applied to the CRC-32 of its encoding.
 
-Groups are where state lies, in this process and in checkpoints: neither encoding nor hash may ever change.
+State is stored by group, in this process and in checkpoints: neither encoding nor hash may ever change.
 
 splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014; the constants
 are David Stafford's Mix13.
@@ -23,9 +24,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.checkpoints import extensions
-from streamiter.checkpoints.data_types import Extension, extension, pack, pack_each
-from streamiter.checkpoints.encoding import shown, type_name
+from streamiter.checkpoints.plain_data import shown, type_name
+from streamiter.checkpoints.plain_format import BIG_INT, Extension, extension, pack, pack_each
 from streamiter.errors import PlainDataError
 
 __all__ = ["KEY_GROUPS", "Key", "check_keys", "encode_key", "key_group", "key_groups", "normalize_key"]
@@ -34,18 +34,17 @@ Key = int | str | bytes | tuple[Any, ...]
 """An int, str, bytes or a tuple of keys."""
 
 KEY_GROUPS: Final = 128
-"""Groups of a flow: the unit in which keyed state moves when a job is restarted with another parallelism, and so the
-largest parallelism that a keyed step can use."""
+"""Number of key groups of a flow, and so the largest parallelism of a keyed step."""
 
 _EXACT: Final = frozenset({int, str, bytes})
-_NUMPY_INTS: Final = frozenset(np.dtype(c).type for c in "bBhHiIlLqQ")  # np.integer has timedeltas, too
+_NUMPY_INTS: Final = frozenset(np.dtype(c).type for c in "bBhHiIlLqQ")  # np.integer includes timedeltas
 _MASK: Final = 2**64 - 1
 
 
 def normalize_key(key: Any) -> Key:
-    """``key`` with numpy's ints, texts and bytes as Python's own, also within tuples.
+    """Return ``key`` with numpy's ints, texts and bytes replaced by Python's own, also within tuples.
 
-    Raises :class:`~streamiter.errors.PlainDataError` for what is no key.
+    Raises :class:`~streamiter.errors.PlainDataError` for a value that is no key.
 
     >>> normalize_key((np.int64(7), np.str_("a")))
     (7, 'a')
@@ -87,9 +86,9 @@ def _advice(key: Any) -> str:
 
 
 def check_keys(keys: list[Any]) -> list[Key]:
-    """All keys, normalized: the list itself where nothing is to be changed, at the cost of a look at types.
+    """Return all keys, normalized: the list itself if nothing changes, which only takes a look at their types.
 
-    Raises :class:`~streamiter.errors.PlainDataError` that shows the first that is no key.
+    Raises :class:`~streamiter.errors.PlainDataError` that shows the first value that is no key.
     """
     kinds = set(map(type, keys))
     if kinds <= _EXACT:
@@ -100,7 +99,7 @@ def check_keys(keys: list[Any]) -> list[Key]:
 
 
 def encode_key(key: Any) -> bytes:
-    """The bytes of a key: canonical, and of no other key.
+    """Return the bytes of a key: the same for equal keys, and different for different keys.
 
     >>> [encode_key(key).hex(" ") for key in (1, np.uint8(1), "1", b"1", (1,))]
     ['01', '01', 'a1 31', 'c4 01 31', '91 01']
@@ -123,15 +122,15 @@ def _too_large(reason: str) -> PlainDataError:
 
 
 def _pack_instead(part: Any) -> list[Any] | Extension:
-    """A tuple as an array (keys hold no lists), an int beyond 64 bits as its bytes."""
+    """Return a tuple as a list (keys contain no lists), and an int of more than 64 bits as its bytes."""
     if type(part) is tuple:
         return list(part)
     content = part.to_bytes(part.bit_length() // 8 + 1, "big", signed=True)
-    return extension(extensions.BIG_INT, content)
+    return extension(BIG_INT, content)
 
 
 def key_group(key: Any, groups: int = KEY_GROUPS) -> int:
-    """The group of a key, 0 to ``groups`` − 1: the same in every process, version and run.
+    """Return the group of a key, 0 to ``groups`` − 1: the same in every process, version and run.
 
     >>> key_group("user-17"), key_group(17), key_group(np.int32(17))
     (1, 62, 62)
@@ -143,16 +142,16 @@ def key_group(key: Any, groups: int = KEY_GROUPS) -> int:
 
 
 def _mix(number: int) -> int:
-    """The finalizer of splitmix64: each bit of the result depends on all of the number's."""
+    """Return the finalizer of splitmix64: each bit of the result depends on all bits of the number."""
     number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     number = ((number ^ number >> 27) * 0x94D049BB133111EB) & _MASK
     return number ^ number >> 31
 
 
 def key_groups(keys: Sequence[Any] | npt.NDArray[Any], groups: int = KEY_GROUPS) -> npt.NDArray[np.int64]:
-    """The group of each key, as :func:`key_group` gives it: by arithmetic on arrays where keys are ints.
+    """Return the group of each key, as :func:`key_group` does; for ints it is computed with arrays.
 
-    Takes a list of keys or an array of ints, texts or bytes with one axis.
+    ``keys`` is a list of keys, or an array of ints, texts or bytes with one axis.
 
     >>> key_groups([17, 18, "user-17"]), key_groups(np.array([17, 18], np.int32))
     (array([ 62, 113,   1]), array([ 62, 113]))
@@ -183,12 +182,12 @@ def _groups_of_array(keys: npt.NDArray[Any], groups: int) -> npt.NDArray[np.int6
     if keys.dtype.kind == "i" or keys.dtype.kind == "u":
         wide = keys.astype(np.int64 if keys.dtype.kind == "i" else np.uint64)
         return _groups_of_numbers(wide.view(np.uint64), groups)
-    # The scalars as they are: tolist() would make ints of datetimes.
+    # Not tolist(), which would turn datetimes into ints.
     return key_groups(list(keys), groups)
 
 
 def _groups_of_numbers(numbers: npt.NDArray[np.uint64], groups: int) -> npt.NDArray[np.int64]:
-    """:func:`_mix` for all at once; unsigned arithmetic wraps as the masks there do."""
+    """Apply :func:`_mix` to all numbers; unsigned arithmetic wraps, as the masks there do."""
     numbers = (numbers ^ numbers >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ numbers >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     numbers = numbers ^ numbers >> np.uint64(31)

@@ -1,4 +1,4 @@
-"""Plain data: what state and records are made of wherever they are stored or leave the process.
+"""Plain data: the values that state and records consist of wherever they are stored or leave the process.
 
 ===================  ==================================================================================
 type                 kept exactly
@@ -6,30 +6,34 @@ type                 kept exactly
 None, bool, int,     ints of any size; NaN, −0.0 and infinities; lone surrogates
 float, str, bytes
 tuple, list, dict    tuples stay tuples; any hashable plain data is a key; the order of a dict is kept
-numpy arrays         any dtype but objects: structured, datetimes, text, big-endian; any shape. Contiguous
-                     in C order afterwards, whatever the strides were
+numpy arrays         any dtype but objects: structured, datetimes, text, big-endian; any shape. After
+                     decoding they are contiguous in C order, whatever the strides were
 numpy scalars        the exact class
 ``Columns``          names, order, dtypes
 ``msgspec.Struct``   of registered classes, by class name and field names; the class is called with the
                      fields, so a field added later needs a default
 ===================  ==================================================================================
 
-Nothing else, and no subclass of these (``IntEnum``, ``OrderedDict``, named tuples): it would come back as
-something other than what was given. No pickle: reading bytes runs no code but that of registered structs.
-How it lies in bytes: :mod:`streamiter.checkpoints.extensions`.
+No other type is plain data, and no subclass of these (``IntEnum``, ``OrderedDict``, named tuples): decoding would
+return another type. There is no pickle: decoding runs no code but that of registered structs.
+
+:class:`PlainData` encodes and decodes values and batches. Behind it are the conversion of control records to plain
+data, and the search that finds the part of a value that is not plain data, for the error message. The format of the
+bytes is in :mod:`streamiter.checkpoints.plain_format`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from streamiter.checkpoints.data_types import StructRegistry
-from streamiter.checkpoints.decoding import Resolve, decode_frame
-from streamiter.checkpoints.encoding import PLAIN_TYPES, encode_frame, find_refusal, hint_for, type_name
+from streamiter.checkpoints.encoding import Resolve, decode_frame, encode_frame
+from streamiter.checkpoints.plain_format import DEPTH_MAX, SCALAR_TYPES, StructRegistry, dtype_refusal
 from streamiter.deferred import Deferred, release_all
 from streamiter.errors import InternalError, PlainDataError
 from streamiter.records import (
@@ -47,13 +51,15 @@ __all__ = [
     "PlainData",
     "control_from_plain",
     "control_to_plain",
+    "shown",
+    "type_name",
 ]
 
 
 class PlainData:
-    """The encoding of plain data; ``structs`` are the classes it knows beside the built-in types.
+    """The encoding of plain data; ``structs`` are the classes it knows besides the built-in types.
 
-    Keeps nothing between two calls but the structs, so it may be used from several threads.
+    It keeps nothing between two calls but the structs, so several threads may use it.
 
     >>> plain = PlainData()
     >>> plain.decode(plain.encode({"weights": np.zeros(2, ">f4"), (1, "a"): {"seen": 3}}))
@@ -68,25 +74,25 @@ class PlainData:
             self.register(struct)
 
     def register(self, struct: type[msgspec.Struct]) -> None:
-        """Let instances of ``struct`` be plain data; again the same class has no effect.
+        """Let instances of ``struct`` be plain data; registering the same class twice has no effect.
 
-        Raises ``ConfigurationError`` for another class of a known name, or what is no struct.
+        Raises ``ConfigurationError`` for another class of a known name, and for a class that is no struct.
         """
         self._structs.register(struct)
 
     @property
     def struct_count(self) -> int:
-        """How many structs are registered."""
+        """Number of registered structs."""
         return len(self._structs.classes)
 
     def forget_structs(self, count: int) -> None:
-        """Know only the first ``count`` classes that were registered."""
+        """Remove all registered classes but the first ``count``."""
         self._structs.forget_after(count)
 
     def encode(self, value: Any, *, name: str = "record") -> bytes:
-        """The bytes of ``value``; ``name`` is what errors call it.
+        """Return the bytes of ``value``; error messages call it ``name``.
 
-        Raises :class:`~streamiter.errors.PlainDataError` with the path to what is not plain data.
+        Raises :class:`~streamiter.errors.PlainDataError` with the path to the part that is not plain data.
         """
         try:
             return encode_frame(value, self._structs)
@@ -96,19 +102,19 @@ class PlainData:
             raise self._refused(value, name, error) from error
 
     def decode(self, data: bytes | memoryview) -> Any:
-        """The value that ``data`` is the encoding of.
+        """Return the value of these bytes.
 
-        Arrays are writable and own their memory (one copy out of ``data``).
-        Raises :class:`~streamiter.errors.PlainDataError` for bytes that are damaged, cut off or something
-        else, and for a struct that is not registered. Damage that leaves valid bytes goes unseen: whoever
-        stores them adds a checksum. Bytes never lead to more memory than a small multiple of their size.
+        Arrays are writable and own their memory (they are copied from ``data`` once).
+        Raises :class:`~streamiter.errors.PlainDataError` for bytes that are damaged, cut off or of another format,
+        and for a struct that is not registered. Damage that leaves a valid encoding is not found: a store adds a
+        checksum. Decoding never allocates more memory than a small multiple of the size of ``data``.
         """
         return self._decoded(data if type(data) is bytes else bytes(memoryview(data)))
 
     def encode_state(self, state: Any, *, name: str = "state") -> tuple[bytes, list[Deferred]]:
-        """:meth:`encode` for state that may hold ``Deferred`` pieces: the bytes, and those pieces in order.
+        """Encode state that may contain ``Deferred`` pieces; return its bytes, and the pieces in order.
 
-        The bytes refer to the pieces by number. Raises as ``encode`` does; then all of them are released.
+        The bytes refer to the pieces by number. Raises as :meth:`encode` does; then all pieces are released.
 
         >>> from streamiter.deferred import DeferredFrames
         >>> plain = PlainData()
@@ -128,9 +134,9 @@ class PlainData:
         return data, deferred
 
     def decode_state(self, data: bytes | memoryview, resolve: Resolve) -> Any:
-        """The state that ``data`` is the encoding of; ``resolve(n)`` gives what takes the n-th deferred piece's place.
+        """Return the state of these bytes; ``resolve(n)`` returns the value in place of the n-th deferred piece.
 
-        It is called once for each, in order. Raises as :meth:`decode` does, and what ``resolve`` raises.
+        ``resolve`` is called once for each piece, in order. Raises as :meth:`decode` does, and errors of ``resolve``.
         """
         raised: list[Exception] = []
 
@@ -149,10 +155,10 @@ class PlainData:
             raise
 
     def encode_batch(self, batch: Batch) -> bytes:
-        """The bytes of a batch; arrays and ``Columns`` lie in them as raw buffers.
+        """Return the bytes of a batch; arrays and ``Columns`` are raw buffers in them.
 
-        A sequence other than a list becomes a list of its records. Errors as in :meth:`encode`, with the
-        index of the record.
+        A sequence other than a list becomes a list of its records. Raises as :meth:`encode` does, with the index of
+        the record.
         """
         if isinstance(batch, (np.ndarray, Columns)):
             return self._encode_arrays(batch)
@@ -165,13 +171,13 @@ class PlainData:
             raise self._refused_record(records, error) from error
 
     def decode_batch(self, data: bytes | memoryview) -> Batch:
-        """The batch that ``data`` is the encoding of: a list, an array or ``Columns``, as :meth:`decode`."""
+        """Return the batch of these bytes: a list, an array or ``Columns``. Raises as :meth:`decode` does."""
         return self._checked_batch(self.decode(data))
 
     def decode_batch_in(self, room: memoryview) -> Batch:
-        """:meth:`decode_batch` without copies: large arrays stay in ``room``, writable memory given up to them.
+        """Decode a batch without copies: large arrays stay in ``room``, writable memory that belongs to them then.
 
-        Where ``room`` begins at a multiple of 16, as memory of numpy's does; otherwise they are copied.
+        ``room`` must begin at a multiple of 16, as memory of numpy does; otherwise arrays are copied.
         """
         return self._checked_batch(self._decoded(room))
 
@@ -219,7 +225,7 @@ class PlainData:
 
 
 def _listed(batch: Any) -> list[Any]:
-    """The records of a batch that is any sequence."""
+    """Return the records of any sequence as a list."""
     if not isinstance(batch, Sequence) or isinstance(batch, (str, bytes, bytearray, memoryview)):
         raise PlainDataError(
             f"batch: expected a list (or another sequence of records), a numpy array or Columns, given "
@@ -228,8 +234,11 @@ def _listed(batch: Any) -> list[Any]:
     return list(batch)
 
 
+# ---- control records
+
+
 def control_to_plain(control: Control) -> tuple[Any, ...]:
-    """Return a control record as plain data, for snapshots of queues: its kind, then its fields.
+    """Return a control record as plain data, for the snapshot of a queue: its kind, then its fields.
 
     >>> control_to_plain(EpochWatermark(3)), control_from_plain(("watermark", 3))
     (('watermark', 3), EpochWatermark(3))
@@ -249,7 +258,7 @@ def control_to_plain(control: Control) -> tuple[Any, ...]:
 
 
 def control_from_plain(plain: Any) -> Control:
-    """Return the control record that ``control_to_plain`` gave. Raises ``PlainDataError`` for other data."""
+    """Return the control record that :func:`control_to_plain` converted. Raises ``PlainDataError`` for other data."""
     match plain:
         case [EpochWatermark.kind, int() as epoch]:
             return EpochWatermark(epoch)
@@ -262,6 +271,204 @@ def control_from_plain(plain: Any) -> Control:
         case [Idle.kind]:
             return Idle()
     raise PlainDataError(
-        f"expected the plain data of a control record, given {plain!r:.100}; it is of something else, or of "
-        "a newer version"
+        f"expected the plain data of a control record, given {plain!r:.100}; it is other data, or of a "
+        "newer version"
     )
+
+
+# ---- error messages
+
+PLAIN_TYPES: Final = (
+    "None, bool, int, float, str, bytes, tuple, list, dict, numpy arrays and scalars, Columns, "
+    "registered msgspec.Structs"
+)
+
+# Longer paths and keys are shortened in error messages.
+_KEY_CHARACTERS: Final = 40
+_PATH_CHARACTERS: Final = 200
+
+_TWICE: Final = "expected each Deferred once, given the same object again; it can be read once: make another"
+
+_ATOMS: Final = frozenset({NoneType, bool, int, float, str, bytes, np.str_, np.bytes_})
+
+# By name, so that no module is imported for them. The first entry that names the class or one of its bases counts.
+_HINTS: Final = {
+    "datetime.datetime": "convert it, for example to a number of milliseconds",
+    "datetime.date": "convert it, for example to text with .isoformat()",
+    "datetime.time": "convert it, for example to text with .isoformat()",
+    "datetime.timedelta": "convert it, for example to a number of milliseconds",
+    "decimal.Decimal": "convert it, for example to str, or to an int of the smallest unit",
+    "fractions.Fraction": "convert it, for example to a tuple of two ints",
+    "uuid.UUID": "convert it, for example to str",
+    "pathlib.PurePath": "convert it to str",
+    "pathlib._local.PurePath": "convert it to str",  # its name in Python 3.13
+    "enum.Enum": "give its .value",
+    "set": "convert it, for example to a sorted list",
+    "frozenset": "convert it, for example to a sorted tuple",
+    "bytearray": "convert it with bytes(...)",
+    "memoryview": "convert it with bytes(...)",
+    "complex": "convert it to numpy.complex128 or a tuple of two floats",
+    "range": "convert it with list(...)",
+    "msgspec.Struct": "register the class: PlainData(structs=[...]) or register(...)",
+    "streamiter.deferred.Deferred": "only what an operator's snapshot() gives may hold it",
+    "numpy.ma.MaskedArray": "fill it (.filled(...)) or give the mask as an array of its own",
+    "numpy.ndarray": "convert it with numpy.asarray(...)",
+    "dict": "convert it with dict(...)",
+    "tuple": "convert it with tuple(...), or to a dict",
+    "list": "convert it with list(...)",
+    "str": "convert it with str.__str__(...)",
+    "bytes": "convert it with bytes(...)",
+    "int": "convert it with int(...)",
+    "float": "convert it with float(...)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The part of a value that is not plain data, for an error message."""
+
+    path: str
+    """The path from the value to the part, as Python writes it."""
+    problem: str
+    """Why the part is not plain data, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ValuePath:
+    """A part of the value, and the step to it from its container; the text of a path is made only for the part at
+    fault.
+    """
+
+    part: Any
+    step: str
+    outer: _ValuePath | None
+    depth: int
+
+    def inside(self, part: Any, step: str) -> _ValuePath:
+        return _ValuePath(part, step, self, self.depth + 1)
+
+    def path(self) -> str:
+        steps = [self.step]
+        place = self.outer
+        while place is not None:
+            steps.append(place.step)
+            place = place.outer
+        return _shortened("".join(reversed(steps)), _PATH_CHARACTERS)
+
+
+def find_refusal(
+    value: Any, structs: Container[type[Any]], *, may_be_deferred: bool = False
+) -> Refusal | None:
+    """Return the first part of ``value`` that is not plain data; None if there is none.
+
+    With ``may_be_deferred``, a ``Deferred`` is allowed, each only once.
+
+    >>> find_refusal([1, {"user": {2, 3}}], structs=()).path
+    '[1]["user"]'
+    """
+    waiting = [_ValuePath(value, "", None, 0)]
+    deferred: set[int] | None = set() if may_be_deferred else None
+    while waiting:
+        place = waiting.pop()
+        if deferred is not None and isinstance(place.part, Deferred):
+            if id(place.part) in deferred:
+                return Refusal(place.path(), _TWICE)
+            deferred.add(id(place.part))
+            continue
+        problem = _problem(place, structs)
+        if problem is not None:
+            return Refusal(place.path(), problem)
+        waiting += reversed(list(_parts(place, structs)))
+    return None
+
+
+def _problem(place: _ValuePath, structs: Container[type[Any]]) -> str | None:
+    if place.depth > DEPTH_MAX:
+        return f"expected at most {DEPTH_MAX} levels of nesting, given more; does it contain itself?"
+    return _part_problem(place.part, structs)
+
+
+def _part_problem(part: Any, structs: Container[type[Any]]) -> str | None:
+    kind = type(part)
+    if kind in _ATOMS or kind in (list, tuple, dict):
+        return None
+    if kind in structs:
+        return _field_problem(part)
+    if kind is np.ndarray or kind in SCALAR_TYPES:
+        return _dtype_problem(part)
+    if kind is Columns:
+        return _names_problem(part)
+    return f"expected plain data ({PLAIN_TYPES}), given {type_name(kind)}; {hint_for(kind)}"
+
+
+def _dtype_problem(value: Any) -> str | None:
+    refusal = dtype_refusal(value.dtype)
+    if refusal is None:
+        return None
+    given = f"{type_name(type(value))} of dtype {value.dtype}"
+    return f"expected plain data ({PLAIN_TYPES}), given {given}, {refusal}"
+
+
+def _field_problem(struct: msgspec.Struct) -> str | None:
+    missing = [name for name in struct.__struct_fields__ if not hasattr(struct, name)]
+    if not missing:
+        return None
+    return f"expected every field of {type_name(type(struct))} to be set, given none for {missing[0]}; set it"
+
+
+def _names_problem(columns: Columns) -> str | None:
+    strange = [name for name in columns.names if type(name) is not str]
+    if not strange:
+        return None
+    return f"expected columns named by str, given the name {shown(strange[0])}; convert it with str(...)"
+
+
+def _parts(place: _ValuePath, structs: Container[type[Any]]) -> Iterator[_ValuePath]:
+    part = place.part
+    kind = type(part)
+    if kind is list or kind is tuple:
+        yield from (place.inside(item, f"[{index}]") for index, item in enumerate(part))
+    elif kind is dict:
+        for key, item in part.items():
+            yield place.inside(key, f".key({shown(key)})")
+            yield place.inside(item, f"[{shown(key)}]")
+    elif kind is Columns:
+        yield from (place.inside(array, f"[{shown(name)}]") for name, array in part.arrays.items())
+    elif kind in structs:
+        fields = zip(part.__struct_fields__, msgspec.structs.astuple(part), strict=True)
+        yield from (place.inside(item, f".{name}") for name, item in fields)
+
+
+def shown(key: Any) -> str:
+    """Return a dict key for a path: shortened, strings with double quotes. Never raises."""
+    try:
+        text = repr(key)
+    except Exception:  # of a user's own __repr__, or for an int of thousands of digits
+        return f"<{type_name(type(key))}>"
+    if type(key) is str and text.startswith("'") and '"' not in text:
+        text = f'"{text[1:-1]}"'
+    return _shortened(text, _KEY_CHARACTERS)
+
+
+def _shortened(text: str, characters: int) -> str:
+    """Return the start and the end of a text, at most ``characters`` of each."""
+    return text if len(text) <= 2 * characters else f"{text[:characters]}…{text[-characters:]}"
+
+
+def type_name(kind: type[Any]) -> str:
+    """Return the name of a class as a user imports it.
+
+    >>> type_name(int), type_name(Columns)
+    ('int', 'streamiter.records.Columns')
+    """
+    if kind is NoneType:
+        return "None"
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def hint_for(kind: type[Any]) -> str:
+    """Return advice for a value of a class that is not plain data."""
+    names = {type_name(base) for base in kind.__mro__}
+    return next((hint for name, hint in _HINTS.items() if name in names), "convert it to one of these types")

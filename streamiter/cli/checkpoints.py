@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from streamiter.checkpoints.flow_folder import FlowFolder, flows_in
+from streamiter.checkpoints.directory_store import FlowFolder, flows_in
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
 from streamiter.checkpoints.snapshot_file import SnapshotFile
 from streamiter.cli.failures import print_error

@@ -21,7 +21,7 @@ from streamiter.errors import ConfigurationError, DecodeError, TopicNotFound
 from streamiter.operators.rejection import shortened
 from streamiter.records import Columns
 from streamiter.runtime.running import run_in_own_loop
-from streamiter.runtime.topic_feedback.outgoing import RUN_HEADER
+from streamiter.runtime.topic_outlets import RUN_HEADER
 from streamiter.topics import (
     OutgoingBatch,
     ReadRequest,

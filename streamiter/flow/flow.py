@@ -358,7 +358,7 @@ class Flow:
         from streamiter.models.update import ModelSnapshot
         from streamiter.runtime.checkpointing.restore import check_restore_option
         from streamiter.runtime.job import Job, JobOptions
-        from streamiter.runtime.topic_feedback.topic_feedback import worker_of
+        from streamiter.runtime.topic_feedback import worker_of
 
         self.register(ModelSnapshot)
         check_restore_option(self.name, restore)

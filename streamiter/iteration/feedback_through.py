@@ -11,7 +11,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import DecodeError, GraphError, PlainDataError
 from streamiter.flow.stream import Stream
 from streamiter.runtime.graph import Edge, Step
-from streamiter.runtime.topic_feedback.outgoing import DATA, Message
+from streamiter.runtime.topic_outlets import DATA, Message
 from streamiter.topics.topic import Headers, Topic, TopicBatch
 
 if TYPE_CHECKING:

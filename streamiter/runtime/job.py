@@ -41,7 +41,7 @@ from streamiter.runtime.statistics import (
     Watchdog,
 )
 from streamiter.runtime.task import Task
-from streamiter.runtime.topic_feedback.topic_feedback import Worker, check_shared
+from streamiter.runtime.topic_feedback import Worker, check_shared
 
 if TYPE_CHECKING:
     from streamiter.runtime.checkpointing.checkpointer import Checkpointer

@@ -30,7 +30,7 @@ from streamiter.runtime.instance import Feeder, OperatorInstance
 from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Forward, Writer
 from streamiter.runtime.port import Port, PortOrigin
 from streamiter.runtime.task import Acknowledge, Task
-from streamiter.runtime.topic_feedback.topic_feedback import TopicFeedback, Worker, check_shared_operator
+from streamiter.runtime.topic_feedback import TopicFeedback, Worker, check_shared_operator
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

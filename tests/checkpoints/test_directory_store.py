@@ -14,8 +14,7 @@ from checkpoints.snapshots import Frames, header, ids, parts, save, save_and_com
 from checkpoints.store_contract import MakeStore, StoreContract
 
 from streamiter.checkpoints import files as file_locks
-from streamiter.checkpoints.directory_store import DirectoryStore
-from streamiter.checkpoints.flow_folder import FlowFolder
+from streamiter.checkpoints.directory_store import DirectoryStore, FlowFolder
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
 from streamiter.errors import CheckpointError, ConfigurationError
 

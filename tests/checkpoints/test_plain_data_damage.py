@@ -11,7 +11,7 @@ from checkpoints.plain_values import Click, Point, some_plain_value
 from support.examples import random_examples
 
 from streamiter.checkpoints import PlainData
-from streamiter.checkpoints.data_types import unpack_dtype
+from streamiter.checkpoints.plain_format import unpack_dtype
 from streamiter.errors import PlainDataError
 from streamiter.records import Columns
 

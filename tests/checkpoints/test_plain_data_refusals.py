@@ -17,7 +17,7 @@ from checkpoints.plain_values import Click, Point, some_plain_value
 from support.examples import random_examples
 
 from streamiter.checkpoints import PlainData
-from streamiter.checkpoints.data_types import dtype_refusal
+from streamiter.checkpoints.plain_format import dtype_refusal
 from streamiter.errors import ConfigurationError, PlainDataError
 from streamiter.records import Columns
 

@@ -19,7 +19,7 @@ from checkpoints.plain_values import (
 from support.examples import random_examples
 
 from streamiter.checkpoints import PlainData
-from streamiter.checkpoints.data_types import pack_dtype, unpack_dtype
+from streamiter.checkpoints.plain_format import pack_dtype, unpack_dtype
 from streamiter.records import Columns
 
 PLAIN = PlainData([Click, Point])

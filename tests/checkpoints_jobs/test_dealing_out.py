@@ -14,7 +14,7 @@ from streamiter.clock import SystemClock
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.source import ItemsSource
 from streamiter.records import Batch
-from streamiter.runtime.checkpointing.redistribution.old_job import (
+from streamiter.runtime.checkpointing.old_job import (
     QueueFrames,
     WaitingBatch,
     batches_held,
@@ -23,7 +23,7 @@ from streamiter.runtime.checkpointing.redistribution.old_job import (
     dealt_to,
     entry_of,
 )
-from streamiter.runtime.checkpointing.redistribution.tasks import KeyShare, timers_of
+from streamiter.runtime.checkpointing.redistribute import KeyShare, timers_of
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
 from streamiter.topics.topic_source import TopicSource
 

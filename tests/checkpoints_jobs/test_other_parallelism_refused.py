@@ -30,7 +30,8 @@ from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.runtime.checkpointing.commit import JobSnapshot
-from streamiter.runtime.checkpointing.redistribution import OldJob, redistributed
+from streamiter.runtime.checkpointing.old_job import OldJob
+from streamiter.runtime.checkpointing.redistribute import redistributed
 from streamiter.runtime.job import Job, JobOptions
 from streamiter.topics import MemoryBroker
 

@@ -14,7 +14,7 @@ from crash.places import KAFKA_COMMIT, KAFKA_TAKING_OVER, SQLITE_COMMIT, SQLITE_
 from crash.programs import Program
 from crash.training import Options
 
-from streamiter.checkpoints.flow_folder import FlowFolder
+from streamiter.checkpoints.directory_store import FlowFolder
 from streamiter.topics import OutgoingBatch, Topic, topic
 
 __all__ = [

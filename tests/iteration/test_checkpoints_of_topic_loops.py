@@ -43,8 +43,8 @@ from streamiter.records import CheckpointBarrier
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackLog, TopicRange
 from streamiter.runtime.job import Job
 from streamiter.runtime.port import Port
-from streamiter.runtime.topic_feedback.outgoing import Message
-from streamiter.runtime.topic_feedback.returning import ReturningPump, ReturningSupply, Track
+from streamiter.runtime.topic_inlets import ReturningPump, ReturningSupply, Track
+from streamiter.runtime.topic_outlets import Message
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 from streamiter.topics.memory import MemoryTopic

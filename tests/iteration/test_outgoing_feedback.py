@@ -13,7 +13,7 @@ from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.records import Batch, DataBatch, EpochWatermark
 from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.topic_feedback.outgoing import DATA, FeedbackOutlet, Message, OutgoingPump
+from streamiter.runtime.topic_outlets import DATA, FeedbackOutlet, Message, OutgoingPump
 from streamiter.topics import MemoryBroker, OutgoingBatch
 from streamiter.topics.topic import ReadRequest, TopicWriter
 

@@ -33,7 +33,7 @@ from streamiter import (
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ConfigurationError, GraphError, JobFailed
 from streamiter.runtime.job import Job
-from streamiter.runtime.topic_feedback.outgoing import Message
+from streamiter.runtime.topic_outlets import Message
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 
 CHILD = Path(__file__).with_name("shared_loop_worker.py")

@@ -16,7 +16,8 @@ from streamiter.checkpoints.store import CheckpointStore, CommitPointer, StoredS
 from streamiter.clock import Clock
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
-from streamiter.runtime.checkpointing.redistribution import OldJob, fits, redistributed, with_batches
+from streamiter.runtime.checkpointing.old_job import OldJob
+from streamiter.runtime.checkpointing.redistribute import fits, redistributed, with_batches
 from streamiter.runtime.checkpointing.task_parts import SERVICE, PartName, task_state
 from streamiter.runtime.task import Task
 

@@ -13,7 +13,7 @@ from streamiter.checkpoints.plain_data import PlainData, control_to_plain
 from streamiter.errors import CheckpointError
 from streamiter.operators.operator import Boundary, Operator
 from streamiter.records import Batch, DataBatch, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.checkpointing.redistribution.old_job import (
+from streamiter.runtime.checkpointing.old_job import (
     OldJob,
     OldPort,
     QueueFrames,

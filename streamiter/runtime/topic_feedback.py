@@ -20,14 +20,8 @@ from streamiter.runtime.failure import call_unless_cancelled
 from streamiter.runtime.feedback import FeedbackChannel, check_is_there
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 from streamiter.runtime.output import Forward
-from streamiter.runtime.topic_feedback.outgoing import HEADER_BYTES_MAX, FeedbackOutlet, OutgoingPump
-from streamiter.runtime.topic_feedback.returning import (
-    RECORDS_PER_READ,
-    Inlet,
-    ReturningPump,
-    ReturningSupply,
-    Track,
-)
+from streamiter.runtime.topic_inlets import RECORDS_PER_READ, Inlet, ReturningPump, ReturningSupply, Track
+from streamiter.runtime.topic_outlets import HEADER_BYTES_MAX, FeedbackOutlet, OutgoingPump
 from streamiter.topics.topic import (
     ReadRequest,
     Topic,

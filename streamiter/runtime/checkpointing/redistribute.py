@@ -18,8 +18,8 @@ from streamiter.errors import StreamiterError
 from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import StateFrame, select_keys
 from streamiter.operators.operator import Boundary, Operator, Sharing
-from streamiter.runtime.checkpointing.redistribution.gates import EdgeSharing, GateShares
-from streamiter.runtime.checkpointing.redistribution.old_job import (
+from streamiter.runtime.checkpointing.gate_shares import EdgeSharing, GateShares
+from streamiter.runtime.checkpointing.old_job import (
     OldJob,
     OldTask,
     SubtaskProgress,
@@ -33,7 +33,7 @@ from streamiter.runtime.instance import Feeder, OperatorInstance
 from streamiter.runtime.output import subtask_of_group
 from streamiter.runtime.port import PortOrigin
 from streamiter.runtime.task import Task
-from streamiter.runtime.topic_feedback.returning import gather
+from streamiter.runtime.topic_inlets import gather
 from streamiter.topics.topic import Topic
 
 __all__ = [

@@ -16,14 +16,7 @@ from streamiter.errors import PlainDataError, TopicError, TopicNotFound
 from streamiter.operators.rejection import Origin
 from streamiter.records import Batch, CheckpointBarrier, Control, DataBatch
 from streamiter.runtime.feedback import FeedbackChannel, Point, TopicRange, check_is_there, missing_records
-from streamiter.runtime.topic_feedback.outgoing import (
-    DATA,
-    RUN_HEADER,
-    START,
-    Message,
-    control_of,
-    not_fed_back,
-)
+from streamiter.runtime.topic_outlets import DATA, RUN_HEADER, START, Message, control_of, not_fed_back
 from streamiter.topics.topic import Headers, ReadRequest, Topic, TopicBatch, TopicReader
 
 __all__ = [
