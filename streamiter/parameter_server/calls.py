@@ -1,4 +1,9 @@
-"""Calls to shards: waiting for answers, and what is on its way."""
+"""Calls to shards: a reply that has to wait, a call to several shards, and limits on both.
+
+A shard answers a request at once, or with a ``WaitingReply`` that a later request settles. A client makes one ``Call``
+of its requests to several shards; ``Outstanding`` limits the calls of one client. ``Arrivals`` is the barrier at which
+workers wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +32,10 @@ T = TypeVar("T")
 
 
 class WaitingReply(Generic[T]):
-    """The reply to a request that has to wait; settled once, by whoever brings about its condition.
+    """A reply that has not come yet; settled once, with a result or an error.
 
-    It belongs to no event loop until it is awaited. Whoever stops awaiting it ``gives_up``.
-
-    A reply that is not there yet.
+    A waiting reply belongs to no event loop until it is awaited. A task that is cancelled while it awaits the reply
+    gives the reply up: then ``on_given_up`` is called.
     """
 
     __slots__ = ("_callbacks", "_error", "_result", "is_settled", "on_given_up")
@@ -44,26 +48,26 @@ class WaitingReply(Generic[T]):
         self._callbacks: list[Callable[[], None]] = []
 
     def succeed(self, result: T) -> None:
-        """The reply is there. Nothing happens if it was settled before."""
+        """Settle with a result. Nothing happens if it was settled before."""
         if not self.is_settled:
             self._result = result
             self._settle()
 
     def fail(self, error: BaseException) -> None:
-        """There will be no reply."""
+        """Settle with an error. Nothing happens if it was settled before."""
         if not self.is_settled:
             self._error = error
             self._settle()
 
     def give_up(self) -> None:
-        """Nobody wants the reply any more."""
+        """The caller does not wait for the reply any more: settle with CancelledError."""
         if not self.is_settled:
             self.fail(asyncio.CancelledError())
             if self.on_given_up is not None:
                 self.on_given_up()
 
     def follow(self, reply: T | WaitingReply[T]) -> None:
-        """Be settled with a reply, which may itself have to wait; giving this one up gives that one up."""
+        """Settle with another reply, when that one is settled; to give this one up gives up the other one."""
         if not isinstance(reply, WaitingReply):
             self.succeed(reply)
             return
@@ -78,14 +82,14 @@ class WaitingReply(Generic[T]):
         reply.when_settled(settle)
 
     def result(self) -> T:
-        """The reply; raises what it failed with. Only once it is settled."""
+        """Return the result, or raise the error. Call this only once the reply is settled."""
         assert self.is_settled
         if self._error is not None:
             raise self._error
         return cast(T, self._result)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call back once it is settled, at once if it is."""
+        """Call ``callback`` once the reply is settled: at once if it is settled already."""
         if self.is_settled:
             callback()
         else:
@@ -115,7 +119,7 @@ class WaitingReply(Generic[T]):
 
 
 async def until_settled(waiting: WaitingReply[Any]) -> None:
-    """Return once it is settled; whoever is cancelled meanwhile does not give it up, for others want it, too."""
+    """Return once the reply is settled. Cancellation does not give the reply up, because others wait for it, too."""
     if waiting.is_settled:
         return
     settled = asyncio.Event()
@@ -125,19 +129,19 @@ async def until_settled(waiting: WaitingReply[Any]) -> None:
 
 @final
 class Arrivals:
-    """Barrier ``t`` opens when every worker has arrived at it. On one shard only; a pure data structure.
+    """The barriers at which workers wait for each other (``client.barrier``): a pure data structure, on shard 0.
 
-    Workers that wait for each other: ``client.barrier``.
+    Barrier ``t`` opens when every worker has arrived at it.
     """
 
     def __init__(self) -> None:
         self._tracker = ProgressTracker()
         self._tracker.init(())
         self._waiting: dict[int, tuple[int, WaitingReply[None]]] = {}
-        """By worker: the barrier it waits at."""
+        """By worker: the barrier at which the worker waits, and its reply."""
 
     def arrive(self, worker: int, number: int) -> WaitingReply[None] | None:
-        """A worker is at a barrier: 0, 1, 2, …; below 0: the next one. None if it is open."""
+        """A worker arrives at barrier ``number``; below 0: at its next one. Return None if the barrier is open."""
         self._tracker.check_worker_valid(worker)
         expected = self._tracker.get_progress(worker)
         if worker in self._waiting:
@@ -153,27 +157,27 @@ class Arrivals:
         return waiting
 
     def _give_up(self, worker: int) -> None:
-        """Its wait was cancelled: it may come again, and counts as arrived all the same."""
+        """The worker's call was cancelled: the worker has arrived all the same, and may call again."""
         self._waiting.pop(worker, None)
 
     def join(self, worker: int) -> None:
-        """A worker takes part: the first barrier it meets is the one that others are before, or wait at."""
+        """A worker joins: its first barrier is the first one that is not open."""
         self._tracker.join(worker)
 
     def leave(self, worker: int, error: StreamiterError) -> None:
-        """A worker takes part no more: its own wait fails, those of others may end."""
+        """A worker leaves: its own wait fails, waits of other workers may end."""
         if (waits := self._waiting.pop(worker, None)) is not None:
             waits[1].fail(error)
         self._tracker.leave(worker)
         self._open()
 
     def reset(self, workers: Iterable[int], error: StreamiterError) -> None:
-        """Start over with these workers; all waits fail."""
+        """Begin with barrier 0 and these workers; all waits fail."""
         self.fail(error)
         self._tracker.init(workers)
 
     def fail(self, error: StreamiterError) -> None:
-        """No wait will end."""
+        """Fail all waits."""
         waiting, self._waiting = self._waiting, {}
         for _, one in waiting.values():
             one.fail(error)
@@ -186,7 +190,7 @@ class Arrivals:
                 waiting.succeed(None)
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data: how many barriers each worker has passed. A worker that waits will arrive again."""
+        """Return plain data: how many barriers each worker has passed. A worker that waits will arrive again."""
         return {
             "passed": [
                 [worker, self._tracker.get_progress(worker) - (worker in self._waiting)]
@@ -195,9 +199,9 @@ class Arrivals:
         }
 
     def restore(self, state: Mapping[str, Any], workers: Iterable[int], error: StreamiterError) -> None:
-        """Take over what ``snapshot`` gave; all waits fail.
+        """Take over the result of ``snapshot``; all waits fail.
 
-        A worker that was not there is before the first closed barrier.
+        For a worker that is not in the snapshot, the first barrier that is not open comes next.
         """
         self.fail(error)
         passed = dict(state["passed"])
@@ -217,10 +221,12 @@ def _out_of_turn(worker: int, expected: str, number: int) -> OutOfTurn:
 
 @dataclass(frozen=True, slots=True)
 class OutstandingStatistics:
-    """Calls under way."""
+    """The calls of one client at a moment."""
 
     now: int
+    """Calls that have begun and not ended."""
     peak: int
+    """The highest value of ``now`` so far."""
     waiting: int
     """Callers that wait for room at this moment."""
     waited: int
@@ -237,10 +243,11 @@ class _Room(WaitingReply[None]):
 
 @final
 class Outstanding:
-    """At most ``limit`` calls at a time; more wait for room, the first one first.
+    """The limit on one client's calls: at most ``limit`` at a time; further calls wait for room, in order.
 
-    Each call that has come in (``take`` gave None, or what it gave has succeeded; ``acquire`` has returned) is followed
-    by one ``release``. Room goes straight from who releases it to who has waited longest: nobody gets in between.
+    A call has room when ``take`` returns None, when the reply that ``take`` returns succeeds, or when ``acquire``
+    returns. Each call that has room ends with one ``release``, which hands the room to the call that has waited
+    longest.
 
     >>> async def main():
     ...     outstanding = Outstanding(limit=1)
@@ -252,8 +259,6 @@ class Outstanding:
     ...     return outstanding.statistics()
     >>> asyncio.run(main())
     OutstandingStatistics(now=1, peak=1, waiting=0, waited=1)
-
-    The bound on the calls that one client has under way.
     """
 
     def __init__(self, limit: int) -> None:
@@ -262,12 +267,12 @@ class Outstanding:
         self._queue: deque[_Room] = deque()
 
     def take(self) -> _Room | None:
-        """None: there is room, and it is taken. Otherwise settled once there is, and has been taken for the caller.
+        """Take room for a call, and return None; or return a reply that succeeds once room is taken for the call.
 
-        The callbacks of the Waiting are called within somebody else's ``release``. Who awaits it directly and is
-        cancelled cannot know whether room had been taken already: ``acquire`` sees to that.
+        The callbacks of the reply are called within the ``release`` of another call. Use ``acquire`` to await it: a
+        task that is cancelled while it awaits the reply cannot know whether room was taken.
         """
-        if self._now < self._limit:  # then nobody waits: release would have handed the room on
+        if self._now < self._limit:  # Then no call waits: release would have handed the room on.
             self._now += 1
             self._peak = max(self._peak, self._now)
             return None
@@ -277,19 +282,19 @@ class Outstanding:
         return room
 
     async def acquire(self) -> None:
-        """Come in; wait for room if there is none. Raises what ``fail_waiting`` was given."""
+        """Take room for a call, and wait for it if necessary. Raises the error given to ``fail_waiting``."""
         room = self.take()
         if room is None:
             return
         try:
             await room
         except asyncio.CancelledError:
-            if room.is_given:  # in the turn in which this task was cancelled
+            if room.is_given:  # In the same turn of the event loop in which this task was cancelled.
                 self.release()
             raise
 
     def release(self) -> None:
-        """A call is over."""
+        """A call has ended."""
         assert self._now > 0
         if self._queue:
             room = self._queue.popleft()
@@ -299,24 +304,22 @@ class Outstanding:
             self._now -= 1
 
     def fail_waiting(self, error: Exception) -> None:
-        """Who waits for room gets this error: the client leaves. Calls under way release as always."""
+        """Fail the calls that wait for room: the client leaves. Calls that have room release it as always."""
         while self._queue:
             self._queue.popleft().fail(error)
 
     def statistics(self) -> OutstandingStatistics:
-        """How many calls there are and were."""
+        """Return the numbers of calls."""
         return OutstandingStatistics(self._now, self._peak, len(self._queue), self._waited)
 
 
 @final
 class Call(Generic[T]):
-    """A handle: awaiting it gives the result. What was sent happens whether or not anybody awaits it.
+    """A call to several shards: awaiting it gives the result. The shards do what was sent even if no task awaits it.
 
     >>> import asyncio
     >>> asyncio.run(_sum_of(Call([1, 2], sum)))
     3
-
-    A call to several shards, under way.
     """
 
     __slots__ = ("_finish", "_replies", "_result")
@@ -330,7 +333,7 @@ class Call(Generic[T]):
 
     @property
     def is_done(self) -> bool:
-        """Whether awaiting it would not wait."""
+        """Whether the result, or an error, is available without waiting."""
         return all(reply.is_settled for reply in self._replies if isinstance(reply, WaitingReply))
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -348,7 +351,7 @@ class Call(Generic[T]):
         return self._result[0]
 
     def give_up(self) -> None:
-        """Nobody wants the result any more."""
+        """The caller does not wait for the result any more."""
         for reply in self._replies:
             if isinstance(reply, WaitingReply):
                 reply.give_up()
@@ -359,10 +362,7 @@ async def _sum_of(call: Call[int]) -> int:
 
 
 class ShardLink(Protocol):
-    """Takes requests of one client to one shard, which handles them in order, each once.
-
-    The way to a shard.
-    """
+    """The way of one client's requests to one shard, which handles them in order, each once."""
 
     def send(self, request: Any) -> Any | WaitingReply[Any]:
-        """The reply, or a Waiting for it. Raises what the shard refuses at once."""
+        """Send a request; return the reply or a WaitingReply. Raises what the shard refuses at once."""

@@ -1,12 +1,14 @@
-"""What a worker holds of a parameter server."""
+"""A worker's client: all calls of a worker to a parameter server.
+
+A call names rows and columns of a matrix. ``rows.MatrixAccess`` splits the call into a request for each shard;
+``participation.Participation`` sends the requests; the client puts the replies together.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
-
-import numpy.typing as npt
 
 from streamiter.errors import OutOfTurn, ParameterServerError
 from streamiter.numbers import whole_number
@@ -26,6 +28,7 @@ from streamiter.parameter_server.requests import (
     PassBarrier,
 )
 from streamiter.parameter_server.rows import CachedRows, MatrixAccess, MatrixRead, RowRead
+from streamiter.parameter_server.storage.block import Numbers
 from streamiter.parameter_server.subscriptions import Subscription
 
 if TYPE_CHECKING:
@@ -35,17 +38,14 @@ __all__ = ["MAX_CALLS", "Client"]
 
 T = TypeVar("T")
 
-Numbers = npt.NDArray[Any]
-
-# Enough to have a call to every shard of a large server under way; of calls that do not wait there is never more than
-# one.
+# Enough for a call to every shard of a large server at a time. Of calls that do not wait there is never more than one.
 MAX_CALLS: Final = 64
 
-# Beside the clocks of matrices, none of which has an empty name.
+# The key of the count of barriers among the clocks of matrices, none of which has an empty name.
 _BARRIERS: Final = ""
 
 
-def _nobody_asks() -> None:
+def _ignore() -> None:
     pass
 
 
@@ -53,14 +53,15 @@ def _nobody_asks() -> None:
 class Client:
     """One worker's access to the matrices of a server; used in one event loop.
 
-    Made by ``server.client(worker=…)``. A call whose condition holds is answered directly. ``row`` is one row: values
-    have the shape (columns,). ``rows`` are several: (rows, columns). ``columns=None`` means all of them. Columns may
-    come in any order, and twice. Arrays that are read have the matrix's dtype, and are the caller's. Values that are
-    added become that dtype (floats do not become int64); one number stands for all.
+    Made by ``server.client(worker=…)``. A call that need not wait is answered without a turn of the event loop.
+    ``row`` is one row: values have the shape (columns,). ``rows`` are several rows: (rows, columns). ``columns=None``
+    means all columns. Columns may be in any order, and may be repeated. Arrays that are read have the matrix's dtype,
+    and belong to the caller. Values that are added are converted to that dtype, except floats to int64; one number
+    stands for all values.
 
-    Errors are :class:`~streamiter.errors.ParameterServerError` and what derives from it: every call raises
-    WorkerHasLeft once the worker has left, and UnknownMatrix for a matrix that there is not. A call that is cancelled
-    while it waits takes back a get, and nothing else: what was sent happens.
+    Errors are :class:`~streamiter.errors.ParameterServerError` and classes derived from it: every call raises
+    WorkerHasLeft once the worker has left, and UnknownMatrix for a matrix that does not exist. A call that is cancelled
+    while it waits takes a get back; all other requests that were sent are carried out.
 
     >>> import asyncio
     >>> from streamiter.parameter_server import BSP, ParameterServer
@@ -93,38 +94,39 @@ class Client:
         self._read_my_writes = read_my_writes
         self._cache = CachedRows(cache_bytes, read_my_writes=read_my_writes)
         self._part = Participation(worker, links, limit, heartbeats, on_left)
-        self._further: Callable[[], None] = _nobody_asks
+        self._further: Callable[[], None] = _ignore
         self._arrived = 0
-        """How many barriers this worker has come to."""
+        """The number of barriers at which this worker has arrived."""
         self._matrices: dict[str, MatrixAccess] = {}
         self._subscriptions: dict[int, Subscription] = {}
         self._subscribed = 0
+        """The number of subscriptions so far."""
         if joins:
             self._part.begin_to_join()
 
     # -- joining and leaving ---------------------------------------------------------------------------
 
     async def join(self) -> None:
-        """Return when the shards know of this worker: at once in this process. Every call does so first."""
+        """Return when the worker has joined on all shards: at once in this process. Every call joins first."""
         await self._part.join()
 
     @property
     def has_left(self) -> bool:
-        """Whether this worker takes part no more."""
+        """Whether this worker has left."""
         return self._part.has_left
 
     def clock_of(self, matrix: str) -> int:
-        """Where this worker stands on a matrix: the minimum clock when it joined, and one more for each ``clock``."""
+        """Return this worker's clock on a matrix: the minimum clock when it joined, plus one for each ``clock``."""
         return self._part.clocks.get(matrix, 0)
 
     def heartbeat(self) -> None:
-        """Say that this worker is alive; every other call says so, too."""
+        """Tell the server that this worker is alive; every other call does so, too."""
         self._part.heartbeat()
 
     async def leave(self, reason: str = "it has left") -> None:
-        """Take part no more: the others do not wait for this worker any longer. What it has added stays.
+        """Leave: other workers do not wait for this worker any longer. What it has added stays.
 
-        Raises RolledBack where the shards have gone back to a snapshot: then the worker still takes part.
+        Raises RolledBack if the shards have gone back to a snapshot: then the worker still takes part.
         """
         if not self._part.has_left:
             for subscription in list(self._subscriptions.values()):
@@ -133,12 +135,12 @@ class Client:
             await self._part.leave(reason)
 
     def left(self, reason: str) -> None:
-        """The server has let this worker leave."""
+        """Note that the server has made this worker leave."""
         self._part.left(reason)
         self._cache.clear()
 
     def go_back(self, clocks: Mapping[str, int]) -> None:
-        """The shards went back to a snapshot: stand where it says, by matrix, with nothing in the cache."""
+        """The shards went back to a snapshot: take over the worker's clocks in it, by matrix; empty the cache."""
         self._part.go_back(clocks)
         self._arrived = 0
         self._cache.clear()
@@ -175,10 +177,10 @@ class Client:
     async def start_get(
         self, matrix: str, *, row: int | None = None, rows: Sequence[int] | None = None, columns: Any = None
     ) -> Call[Numbers]:
-        """Begin to read: gives a handle; ``await handle`` gives what ``get`` does, also more than once.
+        """Begin to read, and return a handle; ``await handle`` gives the result of ``get``, also more than once.
 
-        Waits itself only while ``max_calls`` are under way. What ``get`` raises comes from here, or from the handle.
-        Who is cancelled while it awaits the handle gives the read up.
+        This method waits only while ``max_calls`` calls are under way. The errors of ``get`` are raised here or by the
+        handle. A task that is cancelled while it awaits the handle gives the read up.
         """
         access = self._matrices.get(matrix) or await self._find(matrix)
         numbers, is_single = access.rows_of(row, rows, "get")
@@ -195,7 +197,7 @@ class Client:
     async def _read(
         self, access: MatrixAccess, reading: MatrixRead, began: Sequence[RowRead] = (), *, is_single: bool
     ) -> Call[Numbers]:
-        """Have the shards read; ``began``: the rows that the cache is to be given, one for each row of the result."""
+        """Ask the shards to read. ``began`` are the reads for the cache: one for each row of the result, or none."""
 
         def finish(replies: Sequence[GetReply]) -> Numbers:
             for shard, reply in zip(reading.parts, replies, strict=True):
@@ -219,10 +221,10 @@ class Client:
         values: Any,
         update: UpdateFunction | None = None,
     ) -> None:
-        """Add values; of a column that is named twice, both count. Under BSP they are applied when the clock moves.
+        """Add values; for a column that is named twice, both values count. Under BSP they are applied at the clock.
 
-        ``update`` runs on the matrix in the same step, on the blocks that it names (not under BSP: see ``on_clock``).
-        Raises OutOfTurn, UnknownMatrix, OutOfRange; then nothing has been added.
+        ``update`` is a function that runs on the matrix in the same step (not under BSP: see ``on_clock``). Raises
+        OutOfTurn, UnknownMatrix, OutOfRange; then nothing has been added.
         """
         access = self._matrices.get(matrix) or await self._find(matrix)
         if row is None or rows is not None or update is not None or self._cache.is_on:
@@ -251,9 +253,9 @@ class Client:
         values: Any,
         update: UpdateFunction | None = None,
     ) -> Call[None]:
-        """Begin to add: gives a handle. ``values`` must not change before it is done.
+        """Begin to add, and return a handle. ``values`` must not change before the handle is done.
 
-        What ``add`` raises comes from here, or from the handle.
+        The errors of ``add`` are raised here or by the handle.
         """
         access = self._matrices.get(matrix) or await self._find(matrix)
         await self._check_fused(access, update)
@@ -295,7 +297,7 @@ class Client:
         return await (await self._send(requests, finish))
 
     async def _check_fused(self, access: MatrixAccess, update: UpdateFunction | None) -> None:
-        """Raise what is wrong with a function beside an add, before anything is added."""
+        """Raise an error for a wrong ``update=`` of an add, before anything is added."""
         if update is not None:
             self._check_function(update, UpdateFunction, "add(update=)")
             if not update.checks_when_run:
@@ -304,10 +306,10 @@ class Client:
     # -- clocks ----------------------------------------------------------------------------------------
 
     async def clock(self, matrix: str | None = None) -> int:
-        """Say that this worker has finished an iteration on a matrix; gives the minimum clock.
+        """Tell the shards that this worker has finished an iteration on a matrix; return the minimum clock.
 
-        ``matrix=None``: on all matrices that were made or used in this process, one after the other; gives the lowest
-        of their minimum clocks, −1 where there is none. Raises OutOfTurn where BSP does not allow it.
+        ``matrix=None``: on all matrices that were made or used in this process, one after the other; return the lowest
+        of their minimum clocks, or −1 if there is no matrix. Raises OutOfTurn where BSP does not allow it.
         """
         names = [matrix] if matrix is not None else self._directory.names()
         lowest = -1
@@ -317,7 +319,7 @@ class Client:
             call = await self._send(requests, list)
             try:
                 moved = max(await call)
-            except asyncio.CancelledError:  # What was sent happens all the same.
+            except asyncio.CancelledError:  # The shards count the clock all the same.
                 self._has_clocked(name)
                 raise
             self._has_clocked(name)
@@ -330,7 +332,10 @@ class Client:
         self._further()
 
     async def barrier(self, t: int | None = None) -> None:
-        """Wait until every worker is at barrier ``t``: 0, 1, 2, …; None: the next one. Raises OutOfTurn for others."""
+        """Wait until every worker has arrived at barrier ``t``: 0, 1, 2, …, one after the other; None: the next one.
+
+        Raises OutOfTurn for any other barrier than the next one.
+        """
         number = -1 if t is None else whole_number("client.barrier(t)", t, 0, error=OutOfTurn)
         arrival = await self._send([(0, ArriveRequest(self.worker, number))], _nothing)
         self._arrived += 1
@@ -340,7 +345,7 @@ class Client:
     # -- functions -------------------------------------------------------------------------------------
 
     async def update(self, function: UpdateFunction) -> None:
-        """Run a psf that changes parameters, where they are. It waits for no clock, and moves none.
+        """Run a psf that changes parameters, on the shards. It waits for no clock, and moves none.
 
         Raises OutOfRange, RowsInDifferentBlocks, ParameterServerError; then nothing has changed.
         """
@@ -359,7 +364,7 @@ class Client:
             function.check_together([check for reply in replies for check in reply])
 
     async def aggregate(self, function: GetFunction) -> Any:
-        """Compute something from parameters, where they are; gives what the psf says. It waits for no clock.
+        """Run a psf that computes a result from parameters, on the shards; return the result. It waits for no clock.
 
         Raises OutOfRange, RowsInDifferentBlocks, ParameterServerError.
         """
@@ -388,7 +393,7 @@ class Client:
     # -- following -------------------------------------------------------------------------------------
 
     def subscribe(self, matrix: str, *, rows: Sequence[int] | None = None) -> Subscription:
-        """Follow some rows, None: all: ``async for change in client.subscribe("w")``; see :class:`Subscription`."""
+        """Follow rows of a matrix (None: all): ``async for change in client.subscribe("w")``; :class:`Subscription`."""
         self._part.heartbeat()
         number = self._subscribed
         self._subscribed += 1
@@ -411,9 +416,9 @@ class Client:
     # -- matrices --------------------------------------------------------------------------------------
 
     async def create_matrix(self, name: str, **settings: Any) -> None:
-        """The same as ``server.create_matrix``: nothing happens if it is there with the same settings.
+        """Make a matrix, as ``server.create_matrix`` does; nothing happens if it exists with the same settings.
 
-        Raises ConfigurationError for settings that cannot be, ParameterServerError for others than it was made with.
+        Raises ConfigurationError for wrong settings, ParameterServerError if it exists with other settings.
         """
         self._part.heartbeat()
         await self.join()
@@ -433,7 +438,7 @@ class Client:
     # -- checkpoints of a flow -------------------------------------------------------------------------
 
     def counted_clocks(self) -> dict[str, int]:
-        """Where this worker stands on the matrices whose clocks make workers wait for each other, and in barriers."""
+        """Return this worker's clocks on the matrices whose clocks make workers wait, and its count of barriers."""
         clocks = {
             name: self.clock_of(name)
             for name in self._directory.names()
@@ -442,11 +447,11 @@ class Client:
         return {_BARRIERS: self._arrived, **clocks} if self._arrived else clocks
 
     def call_when_further(self, further: Callable[[], None]) -> None:
-        """Call this whenever one of the counted clocks has grown."""
+        """Call ``further`` whenever one of the counted clocks has grown."""
         self._further = further
 
     def pass_barrier(self, checkpoint: int) -> None:
-        """What this worker sends from now on is not part of this checkpoint."""
+        """Tell the shards that this worker's later requests are not part of this checkpoint."""
         for link in self._part.links:
             link.send(PassBarrier(self.worker, checkpoint))
 
@@ -455,14 +460,14 @@ class Client:
     async def _send(
         self, requests: Sequence[tuple[int, Any]], finish: Callable[[Sequence[Any]], T]
     ) -> Call[T]:
-        """Send one request to each shard; the call is under way until all have replied."""
+        """Begin a call, show its writes to the cache, and send its requests."""
         await self._part.begin()
         if self._cache.is_on:
             self._cache.show_writes(requests)
         try:
             return self._part.send(requests, finish)
         except BaseException:
-            self._cache.clear()  # nobody knows which of them has counted
+            self._cache.clear()  # It is unknown which requests were applied.
             raise
 
 

@@ -1,4 +1,9 @@
-"""What workers send behind a checkpoint's barrier, held until all workers have passed it."""
+"""Requests that are sent behind a barrier: a shard holds them until all workers have passed the barrier.
+
+A snapshot of all shards must not contain what a worker sends after its barrier. So a worker's later requests are held
+from its own barrier on; when the last worker has passed the barrier, the shard's state is taken and the held requests
+are applied. Two users ask for states at barriers: a flow's checkpoint, and ``SnapshotEvery`` (``NumberedSnapshots``).
+"""
 
 from __future__ import annotations
 
@@ -30,12 +35,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Holding", "NumberedSnapshots", "SeenAdds"]
 
-# Above it, adds and clocks under ASP and SSP wait for the checkpoint, too: as much as adds of one iteration may take
-# elsewhere.
+# Above this size adds and clocks under ASP and SSP wait for the checkpoint, too. The limit is that of buffered adds of
+# one iteration (matrix_shard).
 _HELD_BYTES: Final = 64 << 20
 
-# Of a clock that is held: the request, and its place in the queue.
+# The memory of a clock that is held: the request, and its place in the queue.
 _CLOCK_BYTES: Final = 128
+
+
+_Held = GetRequest | AddRequest | ClockRequest | UpdateRequest
 
 
 @dataclass(slots=True)
@@ -50,20 +58,20 @@ class NumberedSnapshots:
     completed: int = 0
 
 
-# As many parts are looked through in some µs.
+# A read looks through so many parts in a few µs.
 _FEW: Final = 64
 
 
 @final
 class SeenAdds:
-    """What a worker has added and its reads are to show, though it is not applied yet: summed up as it becomes more."""
+    """The held adds of a worker on one matrix, which its reads show; summed up when there are many parts."""
 
     def __init__(self) -> None:
         self.parts: list[AddPart] = []
         self._sum_up_above = _FEW
 
     def note(self, parts: Iterable[AddPart]) -> None:
-        """The worker has added these, too; their arrays do not change."""
+        """Include the parts of one more add; their arrays must not change afterwards."""
         self.parts.extend(parts)
         if len(self.parts) > self._sum_up_above:
             self.parts = summed_adds(self.parts)
@@ -72,50 +80,52 @@ class SeenAdds:
 
 @final
 class Holding:
-    """Keeps a snapshot free of the requests that a worker sends behind its barrier.
+    """Holds the requests that workers send behind a barrier.
 
-    Under ASP and SSP, adds and clocks of a worker behind its barrier are acknowledged at once, and its gets are
-    answered from the storage with its own held adds on top, as far as SSP allows: held clocks count for the bound.
-    Under BSP, and for functions, the worker waits until its request has been applied. A worker may come to its next
-    barrier while others have yet to pass this one: the barrier is held with the other requests. From then on the
-    worker waits on matrices under ASP, where nothing else limits how far it runs ahead.
+    A worker is *behind* a barrier from its ``PassBarrier`` until all workers have passed the barrier. Under ASP and
+    SSP, adds and clocks of a worker behind a barrier are acknowledged at once. Its gets are answered from the storage
+    with its own held adds on top, within the bound of SSP, for which held clocks count. Under BSP, and for functions,
+    the worker waits until its request has been applied. A worker may reach its next barrier before other workers have
+    passed this one: the next barrier is held with the other requests. From then on the worker waits on matrices under
+    ASP, where nothing else limits how far the worker runs ahead.
 
-    No worker before its barrier waits for one behind it: all have come to the same clock, or wait for no clock.
+    No worker before its barrier waits for a worker behind it: all workers have reached the same clock, or wait for no
+    clock.
     """
 
     def __init__(self, shard: Shard, snapshots: NumberedSnapshots | None) -> None:
         self._shard = shard
         self._snapshots = snapshots
         self._behind: dict[int, int] = {}
-        """By worker: how many barriers it has passed that are not complete."""
+        """By worker: how many incomplete barriers the worker has passed."""
         self._checkpoint: int | None = None
         self._held: deque[tuple[Any, WaitingReply[Any] | None]] = deque()
         self._releasing: deque[tuple[Any, WaitingReply[Any] | None]] = deque()
-        """What was held for a barrier that is complete, as long as it is being applied."""
+        """The requests that were held for a complete barrier, while they are being applied."""
         self._is_releasing = False
         self._held_bytes = 0
         self._seen: dict[tuple[int, str], SeenAdds] = {}
-        """The adds that are held, by worker and matrix."""
+        """The held adds, by worker and matrix."""
         self._clocks: dict[tuple[int, str], int] = {}
-        """How many clocks are held, by worker and matrix."""
+        """The number of held clocks, by worker and matrix."""
         self._late_errors: dict[int, Exception] = {}
-        """Of requests that were acknowledged before they were tried."""
+        """By worker: the first error of requests that were acknowledged before they were applied."""
         self._taking: dict[int, WaitingReply[Any]] = {}
-        """Who wants the state at the barrier of a checkpoint."""
+        """The replies that wait for the state at a barrier, by checkpoint."""
         self._abandoned = 0
-        """The last checkpoint that was given up: its barrier may still come, from a worker that was busy."""
+        """The last abandoned checkpoint: its barrier may still come, from a worker that was busy."""
 
     @property
     def held(self) -> int:
-        """Requests that are held now."""
+        """The number of requests that are held now."""
         return len(self._held)
 
     def changes(self) -> Iterator[AddRequest | ClockRequest | UpdateRequest | LeaveRequest]:
-        """The held requests that change something when they are applied, in order."""
+        """Return the held requests that change the shard when they are applied, in order."""
         return (request for request, _ in self._held if not isinstance(request, (GetRequest, PassBarrier)))
 
     def is_behind(self, worker: int) -> bool:
-        """Whether what this worker sends comes after its barrier."""
+        """Return whether the worker is behind a barrier. Raises the error of an acknowledged request, once."""
         if self._late_errors and (error := self._late_errors.pop(worker, None)) is not None:
             raise error
         return worker in self._behind
@@ -155,9 +165,9 @@ class Holding:
         self._check()
 
     def take_state(self, checkpoint: int) -> WaitingReply[Any]:
-        """The state of the shard once all workers have passed this barrier; None if the checkpoint is given up.
+        """Return the state of the shard at this barrier, when all workers have passed it; None: it was abandoned.
 
-        The states of several may be asked for, in the order of their numbers.
+        The states at several barriers may be asked for, in the order of their numbers.
         """
         if self._checkpoint is None or not self._behind:
             self._checkpoint = checkpoint
@@ -166,9 +176,9 @@ class Holding:
         return taking
 
     def leave(self, request: LeaveRequest, error: StreamiterError) -> bool:
-        """A worker takes part no more; says whether it leaves now, or after what it has sent behind its barrier.
+        """Return whether a worker leaves now; False: it leaves after its held requests, which still count.
 
-        Nobody waits for its replies any more, but what it has added counts.
+        The worker's waiting calls fail.
         """
         self._late_errors.pop(request.worker, None)
         if request.worker not in self._behind:
@@ -181,14 +191,14 @@ class Holding:
         self._held.append((request, None))
         return False
 
-    def left(self) -> None:
-        """A worker that has not passed the barrier will not do so any more."""
+    def worker_left(self) -> None:
+        """A worker has left: the barrier may be complete without it."""
         if not self._shard.workers:
-            self._abandoned = 0  # The next job may count its checkpoints from the beginning.
+            self._abandoned = 0  # The next job may number its checkpoints from 1 again.
         self._check()
 
     def abandon(self, request: AbandonBarrier) -> None:
-        """The checkpoint is given up: go on with what is held."""
+        """A checkpoint is abandoned: apply the held requests."""
         self._abandoned = max(self._abandoned, request.checkpoint)
         for checkpoint in [number for number in self._taking if number <= request.checkpoint]:
             self._taking.pop(checkpoint).succeed(None)
@@ -197,15 +207,15 @@ class Holding:
             self._check()
 
     def forget(self, error: StreamiterError) -> None:
-        """Everything goes back to a snapshot; what is held never happens, and who waits for it gets this error."""
+        """The shard goes back to a snapshot: drop the held requests; their waiting calls fail with this error."""
         self.fail(error)
         self._held_bytes = 0
         self._behind.clear()
         self._late_errors.clear()
         self._checkpoint = None
 
-    def start_over(self, error: StreamiterError) -> None:
-        """Clocks go back to 0, parameters stay: so do adds that were acknowledged. Who waits gets this error."""
+    def reset(self, error: StreamiterError) -> None:
+        """Clocks go back to 0: drop held clocks, keep acknowledged adds; waiting calls fail with this error."""
         held = self._take_held()
         for request, waiting in held:
             if waiting is not None:
@@ -214,13 +224,10 @@ class Holding:
                 self._hold(request, None)
 
     def fail(self, error: StreamiterError) -> None:
-        """Nothing that is held will happen, and no state is taken."""
+        """Drop the held requests, and take no state; waiting calls fail with this error."""
         for _, waiting in self._take_held():
             if waiting is not None:
                 waiting.fail(error)
-        self._take_nothing()
-
-    def _take_nothing(self) -> None:
         taking, self._taking = self._taking, {}
         for one in taking.values():
             one.succeed(None)
@@ -228,7 +235,7 @@ class Holding:
     def _check(self) -> None:
         while not self._is_releasing and self._checkpoint is not None and self._is_complete():
             if not self._give_state(self._checkpoint):
-                return  # The request for the state has not arrived yet.
+                return  # The checkpoint has not asked for the state yet.
             self._release()
 
     def _give_state(self, checkpoint: int) -> bool:
@@ -246,12 +253,12 @@ class Holding:
         return all(worker in self._behind for worker in self._shard.workers)
 
     def _release(self) -> None:
-        """Apply what is held, up to the next barrier of each worker."""
+        """Apply the held requests, up to the next barrier of each worker."""
         self._checkpoint = None
         self._behind.clear()
         self._held_bytes = 0
         self._releasing = self._take_held()
-        # Or a leave among them would look for the next barrier before the last of them.
+        # A leave among them must not complete the next barrier before the last of them is applied.
         self._is_releasing = True
         try:
             while self._releasing:
@@ -270,17 +277,17 @@ class Holding:
         if self._checkpoint is None and self._taking:
             self._checkpoint = min(self._taking)
 
-    def _behind_next_barrier(self, request: GetRequest | AddRequest | ClockRequest | UpdateRequest) -> Any:
-        """Of a worker that had to wait behind two barriers, and is now behind one."""
+    def _behind_next_barrier(self, request: _Held) -> Any:
+        """Handle a request of a worker that waited behind two barriers, and is now behind one."""
         if isinstance(request, GetRequest):
             return self.get(request)
         if isinstance(request, AddRequest):
             return self.add(request)
-        return self.clock(request) if isinstance(request, ClockRequest) else self.later(request)
+        return self.clock(request) if isinstance(request, ClockRequest) else self.wait(request)
 
     def _apply(self, handle: Callable[[Any], Any], request: Any, waiting: WaitingReply[Any] | None) -> None:
         if waiting is not None and waiting.is_settled and isinstance(request, GetRequest):
-            return  # Given up; what was to be added or clocked happens all the same, here as on other shards.
+            return  # Given up. Adds and clocks are applied all the same, as on the other shards.
         try:
             reply = handle(request)
         except Exception as error:
@@ -295,51 +302,51 @@ class Holding:
     # -- requests --------------------------------------------------------------------------------------
 
     def get(self, request: GetRequest) -> Any:
-        """Read what is there, with the worker's own adds under ASP and SSP, where adds count at once."""
+        """Read the stored values, with the worker's own held adds under ASP and SSP, where adds count at once."""
         matrix = self._shard.matrix(request.matrix)
         clocks = self._clocks.get((request.worker, request.matrix), 0)
         if self._has_to_wait(matrix, request.worker) and (
             clocks or not isinstance(matrix.matrix.consistency, BSP)
         ):
-            return self.later(request)
+            return self.wait(request)
         return matrix.get(request, self._own_adds, clocks)
 
     def add(self, request: AddRequest) -> Any:
-        """Keep a copy; under ASP and SSP that is enough for the worker to continue."""
+        """Hold a copy of an add; under ASP and SSP the worker continues."""
         matrix = self._shard.matrix(request.matrix)
         copied = copied_add(request)
         size_bytes = _size_bytes(copied)
-        # What a function makes of the row shows only when it has run.
+        # The function's result is known only when the function has run.
         reads_result = request.get is not None and request.update is not None
         if (
             reads_result
             or self._has_to_wait(matrix, request.worker)
             or self._held_bytes + size_bytes > _HELD_BYTES
         ):
-            return self.later(copied)
+            return self.wait(copied)
         matrix.model.tracker.check_worker_valid(request.worker)
         self._held_bytes += size_bytes
         self._hold(replace(copied, get=None), None)
         return matrix.model.tracker.get_min_clock() if request.get is None else self.get(request.get)
 
     def clock(self, request: ClockRequest) -> Any:
-        """Keep it; under ASP and SSP that is enough for the worker to continue."""
+        """Hold a clock; under ASP and SSP the worker continues."""
         matrix = self._shard.matrix(request.matrix)
         if self._has_to_wait(matrix, request.worker) or self._held_bytes + _CLOCK_BYTES > _HELD_BYTES:
-            return self.later(request)
+            return self.wait(request)
         matrix.model.tracker.check_worker_valid(request.worker)
         self._held_bytes += _CLOCK_BYTES
         self._hold(request, None)
         return matrix.model.tracker.get_min_clock()
 
-    def later(self, request: GetRequest | AddRequest | ClockRequest | UpdateRequest) -> WaitingReply[Any]:
-        """Do it when all workers have passed the barrier."""
+    def wait(self, request: _Held) -> WaitingReply[Any]:
+        """Hold a request, and let the worker wait until the request is applied."""
         waiting: WaitingReply[Any] = WaitingReply()
         self._hold(request, waiting)
         return waiting
 
     def _has_to_wait(self, matrix: MatrixShard, worker: int) -> bool:
-        """Whether nothing on this matrix is acknowledged before it has been applied."""
+        """Return whether requests on this matrix are acknowledged only when they are applied."""
         consistency = matrix.matrix.consistency
         return isinstance(consistency, BSP) or (isinstance(consistency, ASP) and self._behind[worker] > 1)
 
@@ -358,7 +365,7 @@ class Holding:
         return held
 
     def _own_adds(self, request: GetRequest) -> list[AddPart]:
-        """The worker's adds that are held, where its reads show them."""
+        """Return the worker's held adds that a get shows."""
         if isinstance(self._shard.matrix(request.matrix).matrix.consistency, BSP) and not request.with_own:
             return []
         of_worker = (request.worker, request.matrix)

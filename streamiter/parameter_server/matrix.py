@@ -1,4 +1,7 @@
-"""What a matrix is made of."""
+"""The settings of a matrix, the checks of rows and columns, and how a matrix is cut into blocks for the shards.
+
+A *block* is a range of rows and columns. Each block is stored on one shard; a call is split by block.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +42,7 @@ Init = "float | npt.ArrayLike | UpdateFunction | Sequence[UpdateFunction]"
 class Matrix:
     """The settings of one matrix: ``rows`` × ``columns`` numbers, cut into blocks.
 
-    ``block`` is (rows, columns) of one block; None: all rows, and as many columns as give each shard one block. A
-    sparse matrix keeps what differs from ``default``. ``init`` is a number, an array of (rows, columns) or
-    (columns,), or update functions on this matrix that are applied once it is made. ``on_clock`` is applied whenever
-    the minimum clock moves.
+    A sparse matrix stores only the numbers that differ from ``default``.
 
     >>> Matrix("w", rows=2, columns=10).block is None
     True
@@ -55,16 +55,19 @@ class Matrix:
     consistency: Consistency = field(default_factory=ASP)
     sparse: bool = False
     default: float = 0.0
-    """Of a sparse matrix: the value of absent columns."""
+    """The value of columns that a sparse matrix does not store."""
     block: tuple[int, int] | None = None
+    """(rows, columns) of one block; None: all rows, and as many columns as give each shard one block."""
     init: Any = 0.0
+    """The initial values: a number, an array of (rows, columns) or (columns,), or update functions on this matrix."""
     on_clock: UpdateFunction | None = None
+    """An update function that runs whenever the minimum clock moves."""
 
     def __post_init__(self) -> None:
         where = f"matrix {self.name!r}"
         if not isinstance(self.name, str) or not self.name:
             raise ConfigurationError(f"matrix: expected a name, given {self.name!r}")
-        for size in ("rows", "columns"):  # Plain ints, as snapshots have them.
+        for size in ("rows", "columns"):  # Plain ints, as in snapshots.
             object.__setattr__(self, size, whole_number(f"{where}, {size}=", getattr(self, size), 1))
         if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise ConfigurationError(
@@ -93,10 +96,10 @@ class Matrix:
                 whole_number(f"{where}, rows of block=", rows, 1),
                 whole_number(f"{where}, columns of block=", columns, 1),
             )
-            object.__setattr__(self, "block", block)  # A list is the same setting.
+            object.__setattr__(self, "block", block)  # A list is the same setting as a tuple.
 
     def _compares_with(self, number: float) -> bool:
-        """Whether a column can be this number: NaN equals nothing, and others are too large."""
+        """Return whether a number can equal a column: NaN equals nothing, and some numbers are too large."""
         as_float = plain_float(number)
         if self.dtype == "int64":
             return as_float.is_integer() and -(2**63) <= number < 2**63
@@ -104,7 +107,7 @@ class Matrix:
 
     @classmethod
     def of(cls, name: str, settings: Mapping[str, Any]) -> Matrix:
-        """From settings by name; raises ConfigurationError for one that there is not."""
+        """Make a matrix from settings by name; raises ConfigurationError for an unknown or missing setting."""
         known = [field.name for field in fields(cls) if field.name != "name"]
         for missing in ("rows", "columns"):
             if missing not in settings:
@@ -120,13 +123,13 @@ class Matrix:
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The same as numpy's own."""
+        """The dtype of the numbers."""
         return np.dtype(self.dtype)
 
     def differs_from(self, other: Matrix) -> str | None:
-        """The first setting that is not the same, for an error; None where both are alike.
+        """Return the first setting that differs, for an error; None if all are the same.
 
-        ``init`` is not compared: it matters only to whoever makes the matrix first.
+        ``init`` is not compared, because only the first call of ``create_matrix`` uses it.
         """
         for name in ("rows", "columns", "dtype", "consistency", "sparse", "default", "block", "on_clock"):
             if getattr(self, name) != getattr(other, name):
@@ -139,14 +142,12 @@ _UINT64: Final = np.dtype(np.uint64)
 
 
 def checked_row(row: Any, matrix: Matrix) -> int:
-    """The row as a plain int. Raises OutOfRange for one that the matrix does not have, and for what is no whole number.
+    """Return the row as a plain int. Raises OutOfRange for a value that is not a row of the matrix.
 
     >>> checked_row(3, Matrix("w", rows=3, columns=10))
     Traceback (most recent call last):
         ...
     streamiter.errors.OutOfRange: matrix 'w', row: expected a whole number from 0 to 2, given 3
-
-    Whether rows and columns that a caller names are there, and numbers fit a matrix of whole numbers.
     """
     if isinstance(row, (int, np.integer)) and not isinstance(row, bool) and 0 <= row < matrix.rows:
         return int(row)
@@ -156,9 +157,9 @@ def checked_row(row: Any, matrix: Matrix) -> int:
 
 
 def checked_columns(columns: Any, matrix: Matrix) -> npt.NDArray[np.int64]:
-    """The columns as a one-dimensional int64 array: the same one, where it is one; else of integers of any kind.
+    """Return the columns as a one-dimensional int64 array: the given array, if it is one already.
 
-    Raises OutOfRange for a column that the matrix does not have, naming the first, and for what are no whole numbers.
+    Raises OutOfRange for values that are not columns of the matrix; the error names the first one.
 
     >>> checked_columns([4, 10, -1], Matrix("w", rows=3, columns=10))
     Traceback (most recent call last):
@@ -170,8 +171,8 @@ def checked_columns(columns: Any, matrix: Matrix) -> npt.NDArray[np.int64]:
     else:
         array = _integers(columns, matrix)
     if len(array):
-        # A negative column is a large one where the sign is not looked at, so one pass tells. argmax takes less
-        # than max to set out: 0.5 in place of 1.3 µs for 100 columns.
+        # As unsigned numbers negative columns are large, so one pass finds both kinds. argmax has less overhead than
+        # max: 0.5 in place of 1.3 µs for 100 columns.
         unsigned = array.view(_UINT64)
         if unsigned.item(unsigned.argmax()) >= matrix.columns:
             raise _missing_column(array, matrix)
@@ -179,7 +180,7 @@ def checked_columns(columns: Any, matrix: Matrix) -> npt.NDArray[np.int64]:
 
 
 def fits_int64(values: npt.NDArray[Any]) -> bool:
-    """Whether all are whole numbers of 64 bits, of whatever dtype: numpy would wrap others around.
+    """Return whether all values are whole numbers of 64 bits, of any dtype: numpy would wrap others around.
 
     >>> fits_int64(np.array([2.0, -3.0])), fits_int64(np.array([1.5])), fits_int64(np.array([1 << 63], np.uint64))
     (True, False, False)
@@ -200,7 +201,7 @@ def _integers(columns: Any, matrix: Matrix) -> npt.NDArray[np.int64]:
             f"{where}, given {_shown(columns) if array.ndim == 0 else f'an array of shape {array.shape}'}"
         )
     if not len(array) and not isinstance(columns, np.ndarray):
-        return np.empty(0, np.int64)  # numpy has an empty list hold floats
+        return np.empty(0, np.int64)  # numpy makes floats of an empty list.
     if array.dtype.kind not in "iu":
         raise OutOfRange(
             f"{where}, given dtype {array.dtype} (it begins with {_shown(array[0]) if len(array) else 'nothing'}); "
@@ -224,43 +225,44 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= 100 else f"{shown[:100]}…"
 
 
-# Keys in no order, of a row with two to four blocks: a mask for each block takes 3 to 6 µs for 100 keys, 30 to 55 µs
-# for 10,000 and 5 to 8 ms for a million; to sort by block takes 6 µs, 65 to 75 µs and 10 to 12 ms, however many blocks.
+# Measured for unordered columns of a row with two to four blocks: one mask for each block takes 3 to 6 µs for 100
+# columns, 30 to 55 µs for 10,000 and 5 to 8 ms for a million. Sorting by block takes 6 µs, 65 to 75 µs and 10 to 12 ms
+# for any number of blocks.
 _BLOCKS_BY_MASK: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRange:
-    """Where a block lies: half-open ranges of rows and columns, its number, and its shard."""
+    """The place of a block in its matrix."""
 
     number: int
+    """Blocks are numbered from 0: row of blocks by row of blocks, from left to right."""
     shard: int
+    """The shard that stores the block."""
     rows: range
     columns: range
 
 
 class Slice(NamedTuple):
-    """The part of a request that goes to one block."""
+    """The part of a call that goes to one block."""
 
     block: BlockRange
     columns: npt.NDArray[np.int64] | None
-    """Global columns, in the caller's order; None: all of the block."""
+    """Columns of the matrix, in the caller's order; None: all columns of the block."""
     positions: slice | npt.NDArray[np.intp]
-    """Where these columns stand in what the caller gave, ascending."""
+    """The positions of these columns in the caller's array, ascending."""
 
 
 @final
 class MatrixPartitioning:
-    """The blocks of a matrix, row by row of blocks; neighbours in that order lie on the same shard.
+    """Cuts a matrix into blocks, and assigns each block to a shard; neighbouring blocks are on the same shard.
 
-    All blocks are of the same size, but those at the right and lower border. Where the matrix names no block, each
-    shard has one with all rows (the last shards none, where few columns do not come out even).
+    All blocks have the same size, except those at the right and lower border. If the matrix has no ``block=``, each
+    shard has one block with all rows (the last shards have none if the columns are few).
 
     >>> partitioning = MatrixPartitioning(Matrix("w", rows=2, columns=10, block=(1, 5)), shards=2)
     >>> [(block.rows, block.columns, block.shard) for block in partitioning.blocks[:2]]
     [(range(0, 1), range(0, 5), 0), (range(0, 1), range(5, 10), 0)]
-
-    How a matrix is cut into blocks, and which shard each block lies on.
     """
 
     def __init__(self, matrix: Matrix, shards: int) -> None:
@@ -282,38 +284,38 @@ class MatrixPartitioning:
             for number in range(count)
         )
         self._bounds = np.arange(columns, matrix.columns, columns, dtype=np.int64)
-        """Where blocks meet: the first column of each but the first."""
+        """The first column of each block, except the first block."""
         self._first_bounds: list[int] = self._bounds[:_BLOCKS_BY_MASK].tolist()
         self._number_dtype = np.min_scalar_type(across)
 
     def checked_row(self, row: Any) -> int:
-        """The row as a plain int. Raises OutOfRange for one that the matrix does not have, and what is none."""
+        """Return the row as a plain int. Raises OutOfRange for a value that is not a row of the matrix."""
         if type(row) is int and 0 <= row < self._matrix.rows:
             return row
         return checked_row(row, self._matrix)
 
     def checked_rows(self, rows: Any) -> list[int]:
-        """Several rows, in the order given. Raises OutOfRange, also for what is no list of rows."""
+        """Return several rows, in the given order. Raises OutOfRange for a value that is not a list of rows."""
         if isinstance(rows, str) or not isinstance(rows, Iterable):
             raise OutOfRange(f"matrix {self._matrix.name!r}, rows: expected a list of rows, given {rows!r}")
         return [self.checked_row(row) for row in rows]
 
     def checked_columns(self, columns: Any) -> npt.NDArray[np.int64]:
-        """The columns as one-dimensional int64: the same array, where it is one.
+        """Return the columns as a one-dimensional int64 array: the given array, if it is one already.
 
-        Raises OutOfRange for a column that the matrix does not have, and for what are no whole numbers.
+        Raises OutOfRange for values that are not columns of the matrix.
         """
         return checked_columns(columns, self._matrix)
 
     def blocks_of_row(self, row: int) -> tuple[BlockRange, ...]:
-        """The blocks that hold a row, from left to right."""
+        """Return the blocks of a row, from left to right."""
         first = row // self._block_rows * self._across
         return self.blocks[first : first + self._across]
 
     def split(self, row: int, columns: npt.NDArray[np.int64] | None) -> list[Slice]:
-        """A request for some columns of a row (None: all), by block; blocks that have none of them are left out.
+        """Split columns of a row (None: all columns) by block; blocks without any of them are left out.
 
-        ``columns`` as ``checked_columns`` gives them. Those of a slice may be a view of them.
+        ``columns`` is a result of ``checked_columns``. The columns of a slice may be a view of it.
         """
         blocks = self.blocks_of_row(row)
         if columns is None:
@@ -329,7 +331,7 @@ class MatrixPartitioning:
         return self._split_by_sorting(blocks, columns)
 
     def _split_ascending(self, blocks: tuple[BlockRange, ...], columns: npt.NDArray[np.int64]) -> list[Slice]:
-        """Nothing is copied: each slice has a view."""
+        """Split ascending columns without a copy: each slice has a view."""
         first = columns.item(0) // self._block_columns
         last = columns.item(-1) // self._block_columns
         if last - first > len(columns):
@@ -359,13 +361,13 @@ class MatrixPartitioning:
     def _split_by_sorting(
         self, blocks: tuple[BlockRange, ...], columns: npt.NDArray[np.int64]
     ) -> list[Slice]:
-        # Numbers of one or two bytes are sorted by radix; of 10,000 int64 numbers the sort alone would take 600 µs.
+        # Numbers of one or two bytes are sorted by radix; to sort 10,000 int64 numbers would take 600 µs.
         at = (columns // self._block_columns).astype(self._number_dtype)
         order = at.argsort(kind="stable")
         return _slices_of_runs(blocks, at[order], columns[order], order)
 
     def check_same_row_block(self, rows: Iterable[int], who: str) -> None:
-        """Raise RowsInDifferentBlocks unless all rows lie in the same row of blocks."""
+        """Raise RowsInDifferentBlocks unless all rows are in the same row of blocks. ``who`` begins the error."""
         rows = list(dict.fromkeys(rows))
         if len({row // self._block_rows for row in rows}) > 1:
             raise RowsInDifferentBlocks(
@@ -381,9 +383,10 @@ def _slices_of_runs(
     columns: npt.NDArray[np.int64],
     positions: npt.NDArray[np.intp] | None,
 ) -> list[Slice]:
-    """Of columns that are sorted by block, a slice for each run; ``at`` is the place of each one's block in ``blocks``.
+    """Return a slice for each run of columns with the same block, for columns that are sorted by block.
 
-    It takes no time for blocks that have none of them. ``positions`` None: they stand as the caller gave them.
+    ``at`` has for each column the index of its block in ``blocks``. Blocks without columns take no time.
+    ``positions`` None: the columns are in the caller's order.
     """
     begins = [0, *((at[1:] != at[:-1]).nonzero()[0] + 1).tolist()]
     ends = [*begins[1:], len(at)]
@@ -398,7 +401,7 @@ def _slices_of_runs(
 
 
 def _is_ascending(columns: npt.NDArray[np.int64]) -> bool:
-    # Three of them tell most that are in no order, at a tenth of the cost.
+    # Three columns are enough to find most unordered ones, at a tenth of the cost.
     if not columns.item(0) <= columns.item(len(columns) // 2) <= columns.item(-1):
         return False
     return bool((columns[1:] >= columns[:-1]).all())

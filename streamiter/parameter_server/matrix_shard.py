@@ -1,4 +1,4 @@
-"""What a matrix begins with, and what runs on its clock, checked before a shard makes it."""
+"""One matrix on one shard: its blocks, its initial values, and the consistency of reads and changes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ __all__ = [
 
 
 def check_first_values(matrix: Matrix, partitioning: MatrixPartitioning) -> None:
-    """Raise what is wrong with ``init=`` and ``on_clock=``: a function that fits no block would be none, silently."""
+    """Raise an error for wrong ``init=`` or ``on_clock=``, before a shard makes the matrix.
+
+    Without this check a function that runs on no block would do nothing, without an error.
+    """
     functions = list(init_functions(matrix))
     if not functions:
         init_values(matrix)
@@ -67,14 +70,14 @@ def check_first_values(matrix: Matrix, partitioning: MatrixPartitioning) -> None
 
 
 def init_functions(matrix: Matrix) -> Sequence[UpdateFunction]:
-    """The functions that ``init=`` names; none where it is numbers."""
+    """Return the functions of ``init=``; none where ``init=`` is numbers."""
     init = matrix.init
     given: Sequence[Any] = init if isinstance(init, (list, tuple)) else (init,)
     return given if given and all(isinstance(one, UpdateFunction) for one in given) else ()
 
 
 def init_values(matrix: Matrix) -> npt.NDArray[Any] | None:
-    """The numbers that ``init=`` gives, as (rows, columns); None where all are 0."""
+    """Return the numbers of ``init=``, with shape (rows, columns); None where all are 0."""
     init, shape = matrix.init, (matrix.rows, matrix.columns)
     if is_number(init) and not init:
         return None
@@ -93,13 +96,13 @@ def init_values(matrix: Matrix) -> npt.NDArray[Any] | None:
     return np.broadcast_to(given.astype(matrix.numpy_dtype, copy=False), shape)
 
 
-# Adds of one worker that wait for a clock are summed up past this: many small gradients of one iteration.
+# Above this size the buffered adds of one worker are summed up: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20
 
 
 @dataclass(slots=True)
 class MatrixCounts:
-    """Counts of one matrix on one shard, since it was made."""
+    """Counts of one matrix on one shard, since the matrix was made."""
 
     gets: int = 0
     adds: int = 0
@@ -111,53 +114,54 @@ class MatrixCounts:
     waits: int = 0
     """Gets that had to wait."""
     waiting_peak: int = 0
+    """The most gets that waited at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixStatistics:
-    """One matrix on one shard at one moment, or on all of them. Counts are since it was made there.
+    """The statistics of one matrix at one moment, on one shard or on all shards, since the matrix was made.
 
-    On all of them (``ParameterServerStatistics.matrix``) counts are sums: a call to two shards counts twice.
+    On all shards (``ParameterServerStatistics.matrix``) counts are sums: a call to two shards counts twice.
     """
 
     matrix: str
-    """Its name."""
+    """The name of the matrix."""
     consistency: str
-    """As it is written: ``"SSP(staleness=2)"``."""
+    """The consistency as code, such as ``"SSP(staleness=2)"``."""
     minimum_clock: int
-    """That of the slowest worker; on all shards, the lowest."""
+    """The clock of the slowest worker; on all shards, the lowest."""
     clocks: dict[str, int]
-    """Where each worker stands, by its number, as text, which JSON wants of keys."""
+    """The clock of each worker. The keys are the workers' numbers as text, as JSON requires."""
     gets: int
-    """Requests to read; those of ``add_get``, too."""
+    """Requests to read, including those of ``add_get``."""
     adds: int
     """Requests to add."""
     clock_calls: int
-    """How often workers have clocked, all together; on all shards, the highest."""
+    """The clocks of all workers together; on all shards, the highest."""
     updates: int
-    """How often a function has run that changes parameters, ``init`` and ``on_clock`` included."""
+    """Runs of functions that change parameters, including ``init`` and ``on_clock``."""
     aggregates: int
-    """How often one has run that computes something."""
+    """Runs of functions that compute a result."""
     numbers_read: int
-    """By gets."""
+    """Numbers read by gets."""
     numbers_added: int
-    """By adds that were applied."""
+    """Numbers added by adds that were applied."""
     waits: int
     """Gets that had to wait."""
     waiting: int
     """Gets that wait now."""
     waiting_peak: int
-    """The most that waited at the same time; on all shards, the highest of one shard."""
+    """The most gets that waited at the same time; on all shards, the highest of one shard."""
     buffered_adds: int
     """Adds that wait for a clock."""
     blocks: int
-    """How many there are."""
+    """The number of blocks."""
     size_bytes: int
-    """Memory of its blocks."""
+    """The memory of the blocks, in bytes."""
 
 
 OwnAdds = Callable[[GetRequest], Iterable[AddPart]]
-"""The adds of a worker that are held elsewhere, and that its get is to show."""
+"""Returns the adds of the worker that are held behind a barrier and that its get shows."""
 
 
 def _nothing_held(request: GetRequest) -> Iterable[AddPart]:
@@ -166,23 +170,23 @@ def _nothing_held(request: GetRequest) -> Iterable[AddPart]:
 
 
 class Followed(Protocol):
-    """Told of what changes, while somebody follows the matrix."""
+    """Is told of changes of a matrix while subscriptions follow it."""
 
     def changed(self, block: int, rows: Sequence[int]) -> None:
         """These rows of a block have changed."""
 
     def applied(self) -> None:
-        """A request has been handled as a whole."""
+        """A request has been applied completely."""
 
     def clock_moved(self) -> None:
-        """The minimum clock has moved, and what had to follow from that has been done."""
+        """The minimum clock has moved, and its consequences have been applied."""
 
 
 @final
 class MatrixShard:
-    """Handles what is asked of its blocks. Nothing here waits: what cannot be answered now is a ``Waiting``.
+    """The blocks of one matrix on one shard, and the consistency that says when they are read and changed.
 
-    One matrix on one shard: its blocks, and the consistency that says when they are read and changed.
+    No method waits: a get that has to wait is answered with a ``WaitingReply``.
     """
 
     def __init__(self, matrix: Matrix, shard: int, shards: int, workers: Iterable[int]) -> None:
@@ -196,10 +200,14 @@ class MatrixShard:
         )
         self._buffers = isinstance(matrix.consistency, BSP)
         self._waiting: dict[int, tuple[GetRequest, WaitingReply[GetReply], OwnAdds]] = {}
-        """The gets that wait, by the identity of the request."""
+        """The gets that wait, by the identity of the request object."""
         self._pending_bytes: dict[int, int] = {}
+        """The size of the buffered adds, by worker."""
         self._sum_up_above: dict[int, int] = {}
-        """By worker: above the bound where the sum of its adds is large, or each further one had it summed anew."""
+        """The size above which buffered adds are summed up, by worker.
+
+        It is twice the size of the last sum: otherwise each further add would sum up a large sum again.
+        """
         self._counts = MatrixCounts()
         self._on_clock: list[tuple[int, Any]] = []
         if matrix.on_clock is not None:
@@ -208,7 +216,7 @@ class MatrixShard:
         self.followed: Followed | None = None
 
     def initialize(self) -> None:
-        """Give a new matrix its first values."""
+        """Set the initial values of a new matrix."""
         functions = init_functions(self.matrix)
         for function in functions:
             split = function.split(self.matrix, self.partitioning)
@@ -221,9 +229,9 @@ class MatrixShard:
                 values = given[row, block.columns.start : block.columns.stop]
                 block.put(row, None, np.ascontiguousarray(values))
 
-    def begin_anew(self, workers: Iterable[int]) -> None:
-        """As it was made, with these workers at clock 0; what waits fails."""
-        self.reset(workers, "a server that went back to a snapshot of before it was made")
+    def reinitialize(self, workers: Iterable[int]) -> None:
+        """Set the initial values again, with these workers at clock 0; waiting gets fail."""
+        self.reset(workers, "a server that went back to a snapshot of before the matrix was made")
         for number in self.blocks:
             self.blocks[number] = make_block(self.matrix, self.partitioning.blocks[number])
         self.initialize()
@@ -233,7 +241,10 @@ class MatrixShard:
     def get(
         self, request: GetRequest, own: OwnAdds = _nothing_held, held_clocks: int = 0
     ) -> GetReply | WaitingReply[GetReply]:
-        """The values, or a wait for them. ``own`` and ``held_clocks`` are of the worker, and held elsewhere."""
+        """Return the values or a waiting reply.
+
+        ``own`` and ``held_clocks`` are the worker's adds and clocks that are held behind a barrier.
+        """
         self._counts.gets += 1
         if self.model.get(request.worker, request, request.observed, held_clocks):
             return self.read(request, own(request))
@@ -244,7 +255,7 @@ class MatrixShard:
         return waiting
 
     def read(self, request: GetRequest, own: Iterable[AddPart] = ()) -> GetReply:
-        """The values as they are now."""
+        """Return the current values."""
         blocks, counts = self.blocks, self._counts
         values = []
         for block, row, columns, out in request.parts:
@@ -270,7 +281,7 @@ class MatrixShard:
     # -- adding ----------------------------------------------------------------------------------------
 
     def add(self, request: AddRequest) -> int | GetReply | WaitingReply[GetReply]:
-        """Add now or at the clock, then do what was fused with it."""
+        """Add now or at the clock, then run the request's function and get."""
         if self._buffers:
             self._buffer(request)
         else:
@@ -300,7 +311,7 @@ class MatrixShard:
         self._sum_up_above.pop(worker, None)
 
     def _sum_up(self, worker: int) -> int:
-        """One add in place of all that the worker has waiting; gives its size."""
+        """Replace the buffered adds of a worker by one add; return its size in bytes."""
         size_bytes = 0
 
         def merge(adds: Sequence[AddRequest]) -> list[AddRequest]:
@@ -329,16 +340,15 @@ class MatrixShard:
 
     def _apply_kept(self, adds: Sequence[AddRequest]) -> None:
         if adds:
-            with np.errstate(
-                all="ignore"
-            ):  # The worker that moves the clock, or leaves, may not be the one that overflows.
+            # A warning of an overflow would appear at the worker that moves the clock, not at the one that added.
+            with np.errstate(all="ignore"):
                 for add in adds:
                     self._apply_parts(add.parts)
 
     # -- the clock -------------------------------------------------------------------------------------
 
     def clock(self, request: ClockRequest) -> int:
-        """A worker has finished an iteration; gives the minimum clock."""
+        """A worker has finished an iteration; return the minimum clock."""
         released = self.model.clock(request.worker, request.observed)
         self._counts.clocks += 1
         self._forget_pending(request.worker)
@@ -347,9 +357,10 @@ class MatrixShard:
         return self.model.tracker.get_min_clock()
 
     def _release(self, released: Sequence[Released[AddRequest, GetRequest]]) -> None:
-        """The minimum has moved, perhaps by several clocks at once: ``on_clock`` runs for each of them.
+        """Apply what the moves of the minimum clock release: adds, ``on_clock``, gets, for one clock after the other.
 
-        Another shard that heard of things in another order may have moved clock by clock, and has to come to the same.
+        The minimum may move by several clocks at once. Another shard, where requests arrived in another order, may
+        have moved clock by clock, and must reach the same parameters.
         """
         failure: Exception | None = None
         for move in released:
@@ -379,7 +390,7 @@ class MatrixShard:
     # -- functions -------------------------------------------------------------------------------------
 
     def update(self, request: UpdateRequest) -> list[Any] | None:
-        """Run an update function on these blocks, or ask them whether it can be run: what each of them says."""
+        """Run an update function on these blocks; or only check it, and return the results of the blocks' checks."""
         self._check_worker(request.worker)
         if request.only_check:
             function = request.function
@@ -407,7 +418,7 @@ class MatrixShard:
                 self.followed.changed(block, function.changed_rows(self.matrix, self.blocks[block]))
 
     def aggregate(self, request: AggregateRequest) -> list[Any]:
-        """What each of these blocks gives."""
+        """Run a get function on these blocks, and return their results."""
         self._check_worker(request.worker)
         assert request.function is not None
         self._counts.aggregates += 1
@@ -419,7 +430,7 @@ class MatrixShard:
             ]
 
     def _block_for(self, function: PartitionFunction, number: int) -> Block:
-        """A block as this function is to get it: ours are tested on blocks of all shapes, and trusted."""
+        """Return a block for this function: guarded, except for our own functions, which are tested."""
         block = self.blocks[number]
         if type(function).__module__.startswith("streamiter."):
             return block
@@ -432,12 +443,12 @@ class MatrixShard:
     # -- workers ---------------------------------------------------------------------------------------
 
     def leave(self, worker: int, error: StreamiterError) -> None:
-        """A worker takes part no more: its own waits fail, those of others may end. What it added stays."""
+        """A worker leaves: its own gets fail, gets of other workers may be answered. Its adds stay."""
         self.fail_gets(worker, error)
         self._forget_pending(worker)
-        self._let_leave(worker)
+        self._remove_worker(worker)
 
-    def _let_leave(self, worker: int) -> None:
+    def _remove_worker(self, worker: int) -> None:
         try:
             if released := self.model.leave(worker):
                 self._release(released)
@@ -448,18 +459,18 @@ class MatrixShard:
                     self.followed.applied()
 
     def fail_gets(self, worker: int, error: StreamiterError) -> None:
-        """The gets of a worker that wait will not be answered."""
+        """Fail the waiting gets of a worker."""
         for get, waiting, _ in [waits for waits in self._waiting.values() if waits[0].worker == worker]:
             self._forget(get)
             waiting.fail(error)
 
     def raise_worker(self, worker: int, clock: int) -> None:
-        """A worker that has just joined stands further on than this shard's minimum."""
+        """Raise the clock of a worker that has just joined above this shard's minimum."""
         if released := self.model.raise_worker(worker, clock):
             self._release(released)
 
     def reset(self, workers: Iterable[int], reason: str) -> None:
-        """Start over with these workers at clock 0; parameters stay as they are, what waits fails."""
+        """Set the clocks of these workers to 0; parameters stay as they are, waiting gets fail."""
         self.model.reset(workers)
         self._pending_bytes.clear()
         self._sum_up_above.clear()
@@ -470,7 +481,7 @@ class MatrixShard:
         )
 
     def fail_waiting(self, error: StreamiterError) -> None:
-        """Nothing that waits will be answered."""
+        """Fail all waiting gets."""
         waiting, self._waiting = self._waiting, {}
         for _, one, _ in waiting.values():
             one.fail(error)
@@ -478,7 +489,7 @@ class MatrixShard:
     # -- state -----------------------------------------------------------------------------------------
 
     def freeze(self, encode: Encode) -> dict[str, Any]:
-        """Blocks and clocks as they are now; gets that wait are no state, their workers ask again."""
+        """Return the state of blocks and clocks. Waiting gets are not part of it: their workers ask again."""
         model = self.model.snapshot()
         return {
             **frozen_blocks(self.matrix, self.blocks.values(), encode),
@@ -490,13 +501,14 @@ class MatrixShard:
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise what keeps this matrix from taking over a state of all shards together."""
+        """Raise an error if this matrix cannot take over a state of all shards."""
         check_state(self.matrix, self.blocks.values(), state)
 
     def restore(self, state: Mapping[str, Any], workers: Iterable[int] | None = None) -> None:
-        """Take over what all shards gave in ``freeze``, together: of the blocks those that lie here.
+        """Take over the merged results of ``freeze`` of all shards: the blocks that are stored here, and all clocks.
 
-        ``workers`` take part from now on, None: those of then. One that was not there stands at the minimum clock.
+        ``workers`` take part from now on; None: the workers of the state. The clock of a worker that is not in the
+        state is the minimum clock.
         """
         self.check_state(state)
         restore_blocks(self.blocks.values(), state)
@@ -525,10 +537,10 @@ class MatrixShard:
                 model.join(worker)
         for worker in model.tracker.workers:
             if worker not in wanted:
-                self._let_leave(worker)
+                self._remove_worker(worker)
 
     def statistics(self) -> MatrixStatistics:
-        """Where it stands now."""
+        """Return the statistics of the matrix on this shard."""
         tracker, counts = self.model.tracker, self._counts
         return MatrixStatistics(
             matrix=self.matrix.name,
@@ -557,7 +569,7 @@ def _name_of(update: UpdateRequest) -> str:
 
 @contextlib.contextmanager
 def _named(function: PartitionFunction, matrix: Matrix) -> Iterator[None]:
-    """An error of a function that a user wrote says which it was."""
+    """Name the function and the matrix in an error of a user's function."""
     try:
         yield
     except StreamiterError:

@@ -1,4 +1,10 @@
-"""Workers that have not been heard of for too long are taken for dead."""
+"""How a worker takes part in a server: it joins, sends requests, and leaves; silent workers have to leave.
+
+A worker *joins* in two steps, because shards may be at different clocks: on each shard it joins at the shard's minimum
+clock; then its clock is raised to the highest of these clocks on all shards. Every request is a *heartbeat*, a sign
+that the worker is alive. A worker without a heartbeat for the timeout is *silent*, and is made to leave, so that other
+workers do not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +24,21 @@ __all__ = [
 ]
 
 
-# The watch looks again when the next worker would be too late, but not before this part of the timeout has passed: a
+# The watch checks again when the next worker may be silent, but not before this part of the timeout has passed. So a
 # worker may be noticed that much later, and many workers cost no more than a few.
 _LEAST_PART_OF_TIMEOUT: Final = 0.05
 
 
 @final
 class Heartbeats:
-    """When each worker was last heard of. Every request is a heartbeat. A pure data structure.
+    """The time of each worker's last heartbeat: a pure data structure.
 
-    Only workers that take part are known: what is heard of others (a late message of one that has left) does not count.
+    Heartbeats of workers that do not take part, such as a late message of a worker that has left, are ignored.
 
-    A worker that waits for a reply of the server sends nothing meanwhile. ``waits`` and ``goes_on`` keep it from being
-    taken for dead, where the server is told if it stops waiting: in the same process a call is given up when its task
-    is cancelled. A worker in another process may be gone without a word: leave them out there, and have it send
-    heartbeats while it waits. The call of a subscription waits all the time, and says nothing about its worker.
+    A worker that waits for a reply sends nothing meanwhile. Between ``wait_begins`` and ``wait_ends`` it is not silent.
+    Call these two only where the end of a wait is certain to be noticed: in the same process a call is given up when
+    its task is cancelled. A worker in another process may die without a message; it sends heartbeats while it waits.
+    The call of a subscription waits all the time, and says nothing about its worker.
 
     >>> from streamiter.testing import VirtualClock
     >>> clock = VirtualClock()
@@ -49,26 +55,26 @@ class Heartbeats:
         self._waiting: dict[int, int] = {}
 
     def joined(self, worker: int) -> None:
-        """A worker takes part from now on."""
+        """A worker has joined."""
         self._last_s[worker] = self._clock.monotonic_s()
 
     def left(self, worker: int) -> None:
-        """It takes part no more."""
+        """A worker has left."""
         self._last_s.pop(worker, None)
         self._waiting.pop(worker, None)
 
     def heard(self, worker: int) -> None:
-        """Something has come from it."""
+        """A message of a worker has arrived."""
         if worker in self._last_s:
             self._last_s[worker] = self._clock.monotonic_s()
 
-    def waits(self, worker: int) -> None:
-        """A call of it has begun to wait at the server."""
+    def wait_begins(self, worker: int) -> None:
+        """A call of a worker begins to wait at the server."""
         if worker in self._last_s:
             self._waiting[worker] = self._waiting.get(worker, 0) + 1
 
-    def goes_on(self, worker: int) -> None:
-        """Such a call has been answered, or given up."""
+    def wait_ends(self, worker: int) -> None:
+        """A waiting call of a worker was answered or given up."""
         waiting = self._waiting.get(worker, 0)
         if waiting > 1:
             self._waiting[worker] = waiting - 1
@@ -77,7 +83,7 @@ class Heartbeats:
         self.heard(worker)
 
     def silent(self, now_s: float) -> list[int]:
-        """The workers that have not been heard of for the timeout, and do not wait, in the order they joined."""
+        """Return the workers without a heartbeat for the timeout that do not wait, in the order they joined."""
         return [
             worker
             for worker, last_s in self._last_s.items()
@@ -85,7 +91,7 @@ class Heartbeats:
         ]
 
     def next_check_s(self) -> float:
-        """The first moment at which a worker might be silent: of those that there are, or of one that joins now."""
+        """Return the first moment at which a worker may be silent, including a worker that joins now."""
         joins_now_s = self._clock.monotonic_s() + self.timeout_s
         due_s = [
             last_s + self.timeout_s for worker, last_s in self._last_s.items() if worker not in self._waiting
@@ -95,10 +101,10 @@ class Heartbeats:
 
 @final
 class SilenceWatch:
-    """Has silent workers leave: one timer, whatever the number of workers. Its owner starts and stops it."""
+    """Makes silent workers leave, with one timer for all workers. Its owner starts and stops it."""
 
     def __init__(self, clock: Clock, heartbeats: Heartbeats, leave: Callable[[int, str], None]) -> None:
-        """``leave`` is called with the worker and the reason; it is to see that ``heartbeats.left`` is called, too."""
+        """``leave`` is called with the worker and the reason; it must call ``heartbeats.left``, too."""
         self._clock = clock
         self._heartbeats = heartbeats
         self._leave = leave
@@ -106,13 +112,13 @@ class SilenceWatch:
         self._is_running = False
 
     def start(self) -> None:
-        """Watch from now on; nothing happens if it does already."""
+        """Begin to watch; nothing happens if the watch runs already."""
         if not self._is_running:
             self._is_running = True
             self._set_timer()
 
     def stop(self) -> None:
-        """Watch no more; also from within ``leave``."""
+        """Stop watching. May be called from within ``leave``."""
         self._is_running = False
         if self._timer is not None:
             self._timer.cancel()
@@ -141,11 +147,9 @@ T = TypeVar("T")
 
 @final
 class Participation:
-    """Where a worker stands, and its ways to all shards, on which so many calls may be under way at a time.
+    """One worker's part in a server: its clocks, its links to all shards, and the limit on its calls.
 
-    A call to several shards is ``begin``, then ``send``, which gives its room back when all have replied.
-
-    A worker's part in a server: it joins, sends requests, and leaves.
+    A call to several shards is ``begin``, then ``send``. The call's room is released when all shards have replied.
     """
 
     def __init__(
@@ -159,27 +163,29 @@ class Participation:
         self.worker = worker
         self.links = links
         self.clocks: dict[str, int] = {}
-        """Where this worker stands, by matrix; 0 where nothing is said."""
+        """The worker's clocks, by matrix; 0 for a matrix that is not here."""
         self.observed_at_join: dict[str, int] = {}
-        """The highest minimum clocks then, by matrix: some shard may have yet to reach them."""
-        self.release = (outstanding := Outstanding(max_calls)).release
-        """A call that has begun is over."""
-        self._outstanding = outstanding
+        """The highest minimum clocks when the worker joined, by matrix: some shard may have yet to reach them."""
+        self._outstanding = Outstanding(max_calls)
+        self.release = self._outstanding.release
+        """Releases the room of a call that has begun."""
         self._heartbeats = heartbeats
         self._on_left = on_left
         self._left: str | None = None
+        """Why the worker has left; None while it takes part."""
         self._joining: list[Any] | None = None
+        """The replies of the shards to the request to join, until all have come."""
 
     # -- joining and leaving ---------------------------------------------------------------------------
 
     def begin_to_join(self) -> None:
-        """Tell the shards of this worker; in this process that is all there is to it."""
+        """Ask the shards to let this worker join. Shards in this process answer at once."""
         self._joining = [link.send(JoinRequest(self.worker)) for link in self.links]
         if not any(isinstance(reply, WaitingReply) for reply in self._joining):
-            self._stand_together(self._joining)
+            self._raise_clocks(self._joining)
 
-    def _stand_together(self, joined: Sequence[dict[str, int]]) -> None:
-        """Shards may have moved on at different moments: stand at the highest minimum everywhere."""
+    def _raise_clocks(self, joined: Sequence[dict[str, int]]) -> None:
+        """Raise the worker's clock on all shards to the highest of their minimum clocks, which may differ."""
         self._joining = None
         clocks: dict[str, int] = {}
         for of_shard in joined:
@@ -192,24 +198,26 @@ class Participation:
                 link.send(RaiseRequest(self.worker, clocks))
 
     async def join(self) -> None:
-        """Return when the shards know of this worker. Whoever stops waiting for that leaves it to the next call."""
+        """Return when the worker has joined on all shards. If the wait is cancelled, the next call waits again."""
         if (joining := self._joining) is None:
             return
         for reply in joining:
             if isinstance(reply, WaitingReply):
                 await until_settled(reply)
-        if self._joining is joining:  # Somebody else may have waited for the same.
-            self._stand_together(
+        if (
+            self._joining is joining
+        ):  # Another call may have waited for the same replies, and raised the clocks.
+            self._raise_clocks(
                 [reply.result() if isinstance(reply, WaitingReply) else reply for reply in joining]
             )
 
     @property
     def has_left(self) -> bool:
-        """Whether this worker takes part no more."""
+        """Whether this worker has left."""
         return self._left is not None
 
     def check_open(self) -> None:
-        """Raise WorkerHasLeft for a worker that has."""
+        """Raise WorkerHasLeft if this worker has left."""
         if self._left is not None:
             raise self._has_left()
 
@@ -220,9 +228,10 @@ class Participation:
             self._heartbeats.heard(self.worker)
 
     async def leave(self, reason: str) -> None:
-        """Take part no more. All shards are told, whatever one of them says to it.
+        """Leave. All shards are told, even if one of them fails.
 
-        With RolledBack the worker still takes part, as in the snapshot: what it did since then is to be done again.
+        Raises RolledBack if the shards have gone back to a snapshot: then the worker still takes part, as in the
+        snapshot, and has to repeat its requests since then.
         """
         self.left(reason)
         replies, failure = [], None
@@ -239,13 +248,13 @@ class Participation:
             self._left = None
             raise
         finally:
-            if self._left is not None:  # Also where a shard is lost: its number is free.
+            if self._left is not None:  # Also where a shard is lost: the worker's number is free.
                 self._on_left(self.worker)
         if failure is not None:
             raise failure
 
     def left(self, reason: str) -> None:
-        """The server has let this worker leave."""
+        """Note that the server has made this worker leave."""
         if self._left is None:
             self._left = reason
             self._outstanding.fail_waiting(self._has_left())
@@ -257,7 +266,7 @@ class Participation:
         )
 
     def go_back(self, clocks: Mapping[str, int]) -> None:
-        """The shards went back to a snapshot: stand where it says, by matrix."""
+        """The shards went back to a snapshot: take over the worker's clocks in it, by matrix."""
         self._joining = None
         self.clocks = dict(clocks)
         self.observed_at_join.clear()
@@ -265,7 +274,7 @@ class Participation:
     # -- requests --------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """A call begins: wait for room for it. Raises WorkerHasLeft."""
+        """Begin a call: wait until the worker has joined, and for room. Raises WorkerHasLeft."""
         if self._left is not None:
             raise self._has_left()
         if self._joining is not None:
@@ -275,7 +284,7 @@ class Participation:
             self._heartbeats.heard(self.worker)
 
     async def ask(self, shard: int, request: Any) -> Any:
-        """A whole call of one request to one shard: most calls are that."""
+        """Make a call of one request to one shard, from beginning to end: the way of most calls."""
         await self.begin()
         try:
             reply = self.links[shard].send(request)
@@ -287,7 +296,7 @@ class Participation:
             self.release()
 
     def send(self, requests: Sequence[tuple[int, Any]], finish: Callable[[Sequence[Any]], T]) -> Call[T]:
-        """Send one request to each shard; the call is under way until all have replied."""
+        """Send one request to each of several shards; the call keeps its room until all have replied."""
         replies: list[Any] = []
         failure: BaseException | None = None
         for shard, request in requests:
@@ -295,7 +304,7 @@ class Participation:
                 replies.append(self.links[shard].send(request))
             except BaseException as error:
                 failure = failure or error
-                if not isinstance(request, ClockRequest):  # Shards whose clocks differ would do so for ever.
+                if not isinstance(request, ClockRequest):  # The clocks of shards must not differ for ever.
                     break
         if failure is not None:
             for reply in replies:
@@ -309,11 +318,11 @@ class Participation:
         return Call(replies, finish)
 
     def wait_alive(self, waiting: Sequence[WaitingReply[Any]]) -> None:
-        """A worker that waits for a reply sends nothing, and is not silent for that."""
+        """Note that the worker is alive while it waits for these replies."""
         if (heartbeats := self._heartbeats) is not None:
             for one in waiting:
-                heartbeats.waits(self.worker)
-                one.when_settled(lambda: heartbeats.goes_on(self.worker))
+                heartbeats.wait_begins(self.worker)
+                one.when_settled(lambda: heartbeats.wait_ends(self.worker))
 
     def _release_when_settled(self, waiting: Sequence[WaitingReply[Any]]) -> None:
         rest = len(waiting)

@@ -1,16 +1,20 @@
-"""What clients ask of shards. Requests are plain values: they may be sent to another process, and be repeated."""
+"""Requests of clients to shards, and their replies.
+
+A request is a plain value, so that it can be sent to another process. A call of a client becomes one request for each
+shard that has blocks of the call's rows: a ``GetPart`` or an ``AddPart`` for each row and block.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import GetFunction, UpdateFunction
+from streamiter.parameter_server.storage.block import Columns, Numbers
 
 __all__ = [
     "AbandonBarrier",
@@ -32,6 +36,7 @@ __all__ = [
     "NextChanges",
     "PassBarrier",
     "RaiseRequest",
+    "Request",
     "ResetRequest",
     "RestoreState",
     "RowChange",
@@ -46,30 +51,273 @@ __all__ = [
 ]
 
 
+# -- reading and adding --------------------------------------------------------------------------------------
+
+
 class GetPart(NamedTuple):
-    """Columns of one row in one block; None: all of them. ``out`` is where to write them, in the same process only."""
+    """Columns to read of one row in one block."""
 
     block: int
     row: int
-    columns: npt.NDArray[np.int64] | None
-    out: npt.NDArray[Any] | None = None
+    columns: Columns | None
+    """Columns of the matrix, not of the block; None: all columns of the block."""
+    out: Numbers | None = None
+    """The array to write the values to; only in the same process."""
 
 
 class AddPart(NamedTuple):
-    """Values for columns of one row in one block."""
+    """Values to add to columns of one row in one block."""
 
     block: int
     row: int
-    columns: npt.NDArray[np.int64] | None
-    values: npt.NDArray[Any]
+    columns: Columns | None
+    """Columns of the matrix, not of the block; None: all columns of the block."""
+    values: Numbers
 
 
-# Beside the numbers: an add of one part takes that much for its objects. Of adds of one key it is nearly all.
+class GetReply(NamedTuple):
+    """The values of a get."""
+
+    values: list[Numbers]
+    """One array for each part of the request."""
+    clock: int
+    """The minimum clock at the moment of the read."""
+
+
+@dataclass(slots=True)
+class Request:
+    """A request of a worker on one matrix."""
+
+    matrix: str
+    worker: int
+    observed: int = -1
+    """The highest minimum clock of the matrix that the worker has been told of."""
+
+
+@dataclass(slots=True)
+class GetRequest(Request):
+    """Read values. Reply: a :class:`GetReply`. Waits as the consistency says."""
+
+    parts: Sequence[GetPart] = ()
+    with_own: bool = False
+    """Whether the values contain the worker's own adds, even adds that are not applied yet."""
+
+
+@dataclass(slots=True)
+class AddRequest(Request):
+    """Add values, then run a function on blocks, then read values, in one step.
+
+    Reply: the reply to ``get``; without ``get``, the minimum clock.
+    """
+
+    parts: Sequence[AddPart] = ()
+    update: UpdateRequest | None = None
+    get: GetRequest | None = None
+
+
+@dataclass(slots=True)
+class ClockRequest(Request):
+    """The worker has finished an iteration on the matrix. Reply: the minimum clock."""
+
+
+@dataclass(slots=True)
+class UpdateRequest(Request):
+    """Run a function that changes parameters on some blocks. Reply: None."""
+
+    function: UpdateFunction | None = None
+    parts: Sequence[tuple[int, Any]] = ()
+    """For each block its number and the function's part for the block."""
+    only_check: bool = False
+    """Only check whether the function can run. Reply: a list of the results of the blocks' checks."""
+
+
+@dataclass(slots=True)
+class AggregateRequest(Request):
+    """Run a function that computes a result on some blocks. Reply: a list of the blocks' results."""
+
+    function: GetFunction | None = None
+    parts: Sequence[tuple[int, Any]] = ()
+    """For each block its number and the function's part for the block."""
+
+
+# -- matrices and workers ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CreateRequest:
+    """Make the shard's blocks of a matrix. Reply: whether they were made; False: they exist with the same settings."""
+
+    matrix: Matrix
+    shards: int
+    """The number of shards of the server."""
+
+
+@dataclass(slots=True)
+class ForgetRequest:
+    """Drop a matrix that other shards could not make. Reply: None."""
+
+    matrix: str
+
+
+@dataclass(slots=True)
+class JoinRequest:
+    """A worker joins, at the minimum clock of each matrix. Reply: the worker's clocks, by matrix."""
+
+    worker: int
+
+
+@dataclass(slots=True)
+class RaiseRequest:
+    """Raise the clocks of a worker that has just joined. Reply: None."""
+
+    worker: int
+    clocks: dict[str, int] = field(default_factory=dict)
+    """The new clocks, by matrix."""
+
+
+@dataclass(slots=True)
+class LeaveRequest:
+    """A worker leaves; its waiting calls fail. Reply: None."""
+
+    worker: int
+    reason: str = "it has left"
+    """Completes the sentence of the error: the worker does not take part because …"""
+
+
+@dataclass(slots=True)
+class ArriveRequest:
+    """A worker arrives at barrier ``number`` of ``client.barrier``. Reply, once all workers have arrived: None."""
+
+    worker: int
+    number: int
+
+
+@dataclass(slots=True)
+class ResetRequest:
+    """Set the clocks of these workers to 0 on all matrices; waiting calls fail, parameters stay. Reply: None."""
+
+    workers: tuple[int, ...]
+
+
+# -- state ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class PassBarrier:
+    """A worker passes a checkpoint's barrier: its later requests are not in the checkpoint's state. Reply: None."""
+
+    worker: int
+    checkpoint: int
+
+
+@dataclass(slots=True)
+class AbandonBarrier:
+    """A checkpoint is abandoned: apply the requests that are held for it. Reply: None."""
+
+    checkpoint: int
+
+
+@dataclass(slots=True)
+class TakeState:
+    """Reply: the state of the shard, with ``Deferred`` pieces; None: the checkpoint is abandoned."""
+
+    checkpoint: int | None = None
+    """Take the state when all workers have passed the barrier of this checkpoint; None: now."""
+
+
+@dataclass(slots=True)
+class RestoreState:
+    """Go back to a state of all shards; waiting calls fail. Reply: None."""
+
+    state: Mapping[str, Any]
+    workers: tuple[int, ...] | None = None
+    """The workers that take part from now on; None: the workers of the state."""
+
+
+@dataclass(slots=True)
+class FailWaiting:
+    """The server is closed: all waiting calls fail. Reply: None."""
+
+    reason: str
+    """Completes the sentence of the error: expected to answer this call, given …"""
+
+
+@dataclass(slots=True)
+class TellStatistics:
+    """Reply: the shard's statistics."""
+
+
+# -- subscriptions -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class NextChanges(Request):
+    """Ask for the rows that have changed since an earlier reply. Reply, once rows have changed: :class:`Changes`.
+
+    The first request of a subscription subscribes; its reply has all rows. Each request names everything that a shard
+    needs, so a shard that was restarted takes any request for the first of its subscription.
+    """
+
+    subscription: int = 0
+    """The number of the subscription, unique for the worker."""
+    rows: Columns | None = None
+    """The numbers of the rows, ascending; None: all rows of the shard."""
+    after: int = 0
+    """The number of the last reply that has arrived; 0: none. Rows of a later reply are sent again."""
+
+
+@dataclass(slots=True)
+class Unsubscribe(Request):
+    """End a subscription. Reply: None, also where the subscription does not exist."""
+
+    subscription: int = 0
+
+
+class ChangedRows(NamedTuple):
+    """The current values of rows of one block."""
+
+    block: int
+    rows: Columns
+    """The numbers of the rows, ascending."""
+    values: Numbers
+    """Shape (rows, columns of the block)."""
+
+
+@dataclass(slots=True)
+class Changes:
+    """The rows that have changed, as a shard sends them to a subscription."""
+
+    number: int
+    """The number of this reply."""
+    clock: int
+    """The minimum clock when the rows were read."""
+    parts: Sequence[ChangedRows] = ()
+    has_ended: bool = False
+    """Whether the subscription has ended: the worker has left, or the server is closed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowChange:
+    """A row that has changed, as a subscriber gets it."""
+
+    matrix: str
+    row: int
+    clock: int
+    """The minimum clock when the changes were read; for parts from several shards, the lowest of their clocks."""
+    columns: range | None
+    """The columns outside this range have not changed; None: any column may have changed."""
+    values: Numbers
+    """The whole row, shape (columns,). The array belongs to the subscriber."""
+
+
+# -- the arrays of adds that wait ----------------------------------------------------------------------------
+
+# Memory of the objects of one part, without the numbers. For an add of one key it is nearly all of the memory.
 _PART_BYTES: Final = 480
 
 
 def copied_add(request: AddRequest) -> AddRequest:
-    """The same with arrays of its own: the caller may change theirs once the call has returned."""
+    """Return the request with copies of its arrays: the caller may change its arrays once the call has returned."""
     parts = [
         AddPart(
             part.block, part.row, None if part.columns is None else part.columns.copy(), part.values.copy()
@@ -80,7 +328,7 @@ def copied_add(request: AddRequest) -> AddRequest:
 
 
 def size_of_adds(parts: Iterable[AddPart]) -> int:
-    """Memory of the adds."""
+    """Return the memory of the parts, in bytes."""
     return sum(
         _PART_BYTES + part.values.nbytes + (0 if part.columns is None else part.columns.nbytes)
         for part in parts
@@ -88,7 +336,10 @@ def size_of_adds(parts: Iterable[AddPart]) -> int:
 
 
 def summed_adds(parts: Iterable[AddPart]) -> list[AddPart]:
-    """At most two parts for each row and block in place of many: no larger than the columns that were named."""
+    """Return the sum of many parts, as at most two parts for each row and block.
+
+    One of the two is for parts that name columns; it has only the named columns.
+    """
     grouped: dict[tuple[int, int, bool], list[AddPart]] = {}
     for part in parts:
         grouped.setdefault((part.block, part.row, part.columns is None), []).append(part)
@@ -108,12 +359,10 @@ def _sum(block: int, row: int, group: Sequence[AddPart]) -> AddPart:
     return AddPart(block, row, names, values)
 
 
-def add_pending(
-    values: npt.NDArray[Any], part: GetPart, pending: Iterable[AddPart], first_column: int
-) -> npt.NDArray[Any]:
-    """What was read, and on top of it those pending adds that touch it; ``first_column`` is the block's.
+def add_pending(values: Numbers, part: GetPart, pending: Iterable[AddPart], first_column: int) -> Numbers:
+    """Add the pending adds of a part's row and columns to the values that were read for the part, in place.
 
-    ``values`` is changed in place.
+    ``first_column`` is the first column of the block.
     """
     relevant = [add for add in pending if add.block == part.block and add.row == part.row]
     if not relevant:
@@ -136,222 +385,3 @@ def add_pending(
             np.add.at(extra, at[is_there], add.values[is_there])
     values += extra[where]
     return values
-
-
-class GetReply(NamedTuple):
-    """What was read, one array for each part, and the minimum clock at that moment."""
-
-    values: list[npt.NDArray[Any]]
-    clock: int
-
-
-@dataclass(slots=True)
-class Request:
-    """Of which matrix, by which worker; ``observed`` is the highest minimum clock of the matrix it has been told of."""
-
-    matrix: str
-    worker: int
-    observed: int = -1
-
-
-@dataclass(slots=True)
-class GetRequest(Request):
-    """Reply: a :class:`GetReply`. Waits as the consistency says."""
-
-    parts: Sequence[GetPart] = ()
-    with_own: bool = False
-    """Have the worker's own adds in it, even those that wait to be applied."""
-
-
-@dataclass(slots=True)
-class AddRequest(Request):
-    """Add, then (``update``) run a function on blocks, then (``get``) read: in one step.
-
-    Reply: as of Get, or the minimum clock.
-    """
-
-    parts: Sequence[AddPart] = ()
-    update: UpdateRequest | None = None
-    get: GetRequest | None = None
-
-
-@dataclass(slots=True)
-class ClockRequest(Request):
-    """Reply: the minimum clock."""
-
-
-@dataclass(slots=True)
-class UpdateRequest(Request):
-    """Run an update function on some blocks. Reply: None."""
-
-    function: UpdateFunction | None = None
-    parts: Sequence[tuple[int, Any]] = ()
-    only_check: bool = False
-    """Say whether it could be run, and run nothing. Reply: a list of what each block said."""
-
-
-@dataclass(slots=True)
-class AggregateRequest(Request):
-    """Run a get function on some blocks. Reply: a list of what each block gave."""
-
-    function: GetFunction | None = None
-    parts: Sequence[tuple[int, Any]] = ()
-
-
-@dataclass(slots=True)
-class CreateRequest:
-    """Make this shard's blocks of a matrix. Reply: whether they were made; the same once more changes nothing."""
-
-    matrix: Matrix
-    shards: int
-
-
-@dataclass(slots=True)
-class ForgetRequest:
-    """Drop a matrix that other shards could not make. Reply: None."""
-
-    matrix: str
-
-
-@dataclass(slots=True)
-class JoinRequest:
-    """A worker takes part, at the minimum clock of each matrix. Reply: where it stands now, by matrix."""
-
-    worker: int
-
-
-@dataclass(slots=True)
-class RaiseRequest:
-    """A worker that has just joined stands further on, by matrix. Reply: None."""
-
-    worker: int
-    clocks: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class LeaveRequest:
-    """A worker takes part no more; what it waits for fails, and ``reason`` says why. Reply: None."""
-
-    worker: int
-    reason: str = "it has left"
-
-
-@dataclass(slots=True)
-class ArriveRequest:
-    """A worker is at barrier ``number``. Reply (to be waited for): None, once all workers are there."""
-
-    worker: int
-    number: int
-
-
-@dataclass(slots=True)
-class ResetRequest:
-    """Every matrix starts over with these workers at clock 0; what waits fails. Parameters stay. Reply: None."""
-
-    workers: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class PassBarrier:
-    """The worker's checkpoint barrier: hold what it sends from now on until all workers have passed it. Reply: None."""
-
-    worker: int
-    checkpoint: int
-
-
-@dataclass(slots=True)
-class AbandonBarrier:
-    """A checkpoint is given up: go on with what was held for it. Reply: None."""
-
-    checkpoint: int
-
-
-@dataclass(slots=True)
-class TakeState:
-    """Reply: the state of the shard, with ``Deferred`` pieces.
-
-    Now (``checkpoint`` None), or once all workers have passed the barrier of a checkpoint; None if it is given up.
-    """
-
-    checkpoint: int | None = None
-
-
-@dataclass(slots=True)
-class RestoreState:
-    """Go back to the state of all shards, with these workers (None: those of then). What waits fails. Reply: None."""
-
-    state: Any
-    workers: tuple[int, ...] | None = None
-
-
-@dataclass(slots=True)
-class FailWaiting:
-    """The server is closed: nothing that waits will be answered. Reply: None."""
-
-    reason: str
-
-
-@dataclass(slots=True)
-class TellStatistics:
-    """Reply: the shard's statistics."""
-
-
-@dataclass(slots=True)
-class NextChanges(Request):
-    """Which rows have changed since reply number ``after``? Reply: :class:`Changes`, once there are any.
-
-    The first one subscribes, and is answered with all rows. Each says all that a shard has to know, so that one that
-    was started anew goes on with any: it answers the first one that it gets with all rows, too.
-    """
-
-    subscription: int = 0
-    """Different for each subscription of a worker."""
-    rows: npt.NDArray[np.int64] | None = None
-    """None: all that the shard has."""
-    after: int = 0
-    """The number of the last reply that has come. One that was sent later is lost: its rows go out again. 0: none."""
-
-
-@dataclass(slots=True)
-class Unsubscribe(Request):
-    """No more. Reply: None, also where there is no such subscription."""
-
-    subscription: int = 0
-
-
-class ChangedRows(NamedTuple):
-    """Rows of one block as they are now."""
-
-    block: int
-    rows: npt.NDArray[np.int64]
-    """Ascending."""
-    values: npt.NDArray[Any]
-    """(rows, columns of the block)"""
-
-
-@dataclass(slots=True)
-class Changes:
-    """Rows that have changed, as they were when the minimum clock was ``clock`` and this was sent.
-
-    What clients and shards say to each other about rows that change, and what a subscriber is told.
-    """
-
-    number: int
-    clock: int
-    parts: Sequence[ChangedRows] = ()
-    has_ended: bool = False
-    """There will be no more: the worker has left, or the server is closed."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowChange:
-    """A row that has changed, as a subscriber gets it."""
-
-    matrix: str
-    row: int
-    clock: int
-    """The minimum clock when what is new in it was read; the lowest, where it was put together from several shards."""
-    columns: range | None
-    """All that has changed lies in here; None: anywhere."""
-    values: npt.NDArray[Any]
-    """The whole row, shape (columns,). It belongs to the subscriber."""

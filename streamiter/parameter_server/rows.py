@@ -1,4 +1,8 @@
-"""Rows on the client: assembled of blocks, and cached."""
+"""Rows at a client: its calls are split into requests, its replies put together, and rows that were read are cached.
+
+``MatrixAccess`` makes the requests of a call, one for each shard. ``RowCache`` keeps whole rows that were read, as long
+as the matrix's consistency allows a read of older values; ``CachedRows`` says what each call of a client means for it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, final
 
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.errors import ParameterServerError
 from streamiter.numbers import whole_number
@@ -43,7 +46,7 @@ __all__ = [
 
 
 FunctionParts = dict[int, list[tuple[int, Any]]]
-"""What a function does where: blocks by number and their parts, by shard."""
+"""The parts of a function: for each shard, the numbers of its blocks with the function's part for each block."""
 
 _KINDS_FOR_INTEGERS: Final = "iub"
 _KINDS_FOR_FLOATS: Final = "iubf"
@@ -51,18 +54,19 @@ _KINDS_FOR_FLOATS: Final = "iubf"
 
 @final
 class MatrixRead:
-    """Columns of some rows being read: what to ask which shard, and how its replies come together."""
+    """A read of columns of some rows: the parts to ask each shard for, and the array for the values."""
 
     __slots__ = ("_scattered", "parts", "result")
 
-    def __init__(self, result: npt.NDArray[Any]) -> None:
+    def __init__(self, result: Numbers) -> None:
         self.result = result
         self.parts: dict[int, list[GetPart]] = {}
         """By shard."""
-        self._scattered: dict[int, list[tuple[int, npt.NDArray[Any], Any]]] = {}
+        self._scattered: dict[int, list[tuple[int, Numbers, Any]]] = {}
+        """By shard: the number of the part, the row of the result, and the positions in that row."""
 
-    def ask_all(self, row: int, slices: Sequence[Slice], into: npt.NDArray[Any]) -> None:
-        """Have the parts of a row read into one row of the result."""
+    def add_row(self, row: int, slices: Sequence[Slice], into: Numbers) -> None:
+        """Read the slices of a row into one row of the result."""
         for block, keys, positions in slices:
             parts = self.parts.get(block.shard)
             if parts is None:
@@ -73,7 +77,7 @@ class MatrixRead:
             parts.append(GetPart(block.number, row, keys, out))
 
     def take(self, shard: int, reply: GetReply) -> None:
-        """Put what a shard has read where it belongs; what it wrote there itself is there."""
+        """Copy the values of a shard's reply into the result, unless the shard has written them there itself."""
         for number, row, positions in self._scattered[shard]:
             values = reply.values[number]
             if values is not self.parts[shard][number].out:
@@ -82,9 +86,10 @@ class MatrixRead:
 
 @final
 class MatrixAccess:
-    """One matrix as one worker's client sees it. ``observed`` is the highest minimum clock that it has been told of.
+    """Makes the requests of one worker's calls on one matrix.
 
-    ``with_own``: what it reads is to have adds of its own in it that wait for a clock.
+    ``observed`` is the highest minimum clock that the worker has been told of. With ``with_own``, reads show the
+    worker's own adds that wait for a clock.
     """
 
     __slots__ = ("_dtype", "_kinds", "_with_own", "_worker", "matrix", "observed", "partitioning", "shards")
@@ -97,15 +102,15 @@ class MatrixAccess:
         self.matrix = matrix
         self.partitioning = partitioning
         self.shards = tuple(dict.fromkeys(block.shard for block in partitioning.blocks))
-        """Those that hold a part of it."""
+        """The shards that hold blocks of the matrix."""
         self.observed = -1
         self._dtype = matrix.numpy_dtype
         self._kinds = _KINDS_FOR_INTEGERS if self._dtype.kind == "i" else _KINDS_FOR_FLOATS
 
-    # -- what callers give -----------------------------------------------------------------------------
+    # -- arguments of calls ----------------------------------------------------------------------------
 
     def rows_of(self, row: Any, rows: Any, call: str) -> tuple[list[int], bool]:
-        """The rows that a call names, checked, and whether it is one row only."""
+        """Check the rows of a call; return them, and whether the call names a single row."""
         if (row is None) == (rows is None):
             raise ParameterServerError(
                 f"{call} on matrix {self.matrix.name!r}: expected row= or rows=, given "
@@ -115,12 +120,15 @@ class MatrixAccess:
             return [self.partitioning.checked_row(row)], True
         return self.partitioning.checked_rows(rows), False
 
-    def columns_of(self, columns: Any) -> npt.NDArray[np.int64] | None:
-        """The columns that a call names, checked; None for all."""
+    def columns_of(self, columns: Any) -> Columns | None:
+        """Check the columns of a call and return them; None for all columns."""
         return None if columns is None else self.partitioning.checked_columns(columns)
 
-    def values_of(self, values: Any, shape: tuple[int, ...], call: str) -> npt.NDArray[Any]:
-        """Numbers of the matrix's dtype in the shape that the call names; one number stands for all."""
+    def values_of(self, values: Any, shape: tuple[int, ...], call: str) -> Numbers:
+        """Check the values of a call; return them with the matrix's dtype and this shape.
+
+        One number stands for all values.
+        """
         try:
             given = np.asarray(values)
         except ValueError as error:
@@ -150,26 +158,26 @@ class MatrixAccess:
         )
 
     def width(self, columns: Columns | None) -> int:
-        """How many numbers of each row a call is about."""
+        """Return the number of columns that a call names."""
         return self.matrix.columns if columns is None else len(columns)
 
     # -- requests --------------------------------------------------------------------------------------
 
     def reading(self, rows: Sequence[int], columns: Columns | None) -> MatrixRead:
-        """What to ask the shards for, to be read into an array of (rows, columns)."""
+        """Return a read of these rows and columns into an array of (rows, columns)."""
         reading = MatrixRead(np.empty((len(rows), self.width(columns)), self._dtype))
         for into, (row, slices) in zip(reading.result, self._split(rows, columns), strict=True):
-            reading.ask_all(row, slices, into)
+            reading.add_row(row, slices, into)
         return reading
 
     def reading_of_row(self, row: int, columns: Columns | None, slices: Sequence[Slice]) -> MatrixRead:
-        """The same for one row that has been split already."""
+        """Return a read of one row that is split already."""
         reading = MatrixRead(np.empty((1, self.width(columns)), self._dtype))
-        reading.ask_all(row, slices, reading.result[0])
+        reading.add_row(row, slices, reading.result[0])
         return reading
 
     def _split(self, rows: Sequence[int], columns: Columns | None) -> Iterator[tuple[int, Sequence[Slice]]]:
-        """Each row with its parts; rows of one row block are split alike, so only the numbers of blocks differ."""
+        """Yield each row with its slices; rows of the same row block have the same slices."""
         block_rows: range | None = None
         slices: Sequence[Slice] = ()
         for row in rows:
@@ -179,40 +187,38 @@ class MatrixAccess:
             yield row, slices
 
     def add_parts(
-        self, rows: Sequence[int], columns: Columns | None, values: npt.NDArray[Any]
+        self, rows: Sequence[int], columns: Columns | None, values: Numbers
     ) -> dict[int, list[AddPart]]:
-        """What to have added, by shard; ``values`` are (rows, columns)."""
+        """Return the parts to add, by shard; ``values`` has the shape (rows, columns)."""
         parts: dict[int, list[AddPart]] = {}
         for of_row, (row, slices) in zip(values, self._split(rows, columns), strict=True):
             for shard, of_shard in self.parts_of_row(row, slices, of_row).items():
                 parts.setdefault(shard, []).extend(of_shard)
         return parts
 
-    def parts_of_row(
-        self, row: int, slices: Sequence[Slice], values: npt.NDArray[Any]
-    ) -> dict[int, list[AddPart]]:
-        """The same for one row that has been split already."""
+    def parts_of_row(self, row: int, slices: Sequence[Slice], values: Numbers) -> dict[int, list[AddPart]]:
+        """Return the parts to add, by shard, for one row that is split already."""
         parts: dict[int, list[AddPart]] = {}
         for block, keys, positions in slices:
             parts.setdefault(block.shard, []).append(AddPart(block.number, row, keys, values[positions]))
         return parts
 
     def get_requests(self, reading: MatrixRead) -> list[tuple[int, GetRequest]]:
-        """Of each shard."""
+        """Return the request of a read to each shard."""
         name, worker, observed, own = self.matrix.name, self._worker, self.observed, self._with_own
         return [
             (shard, GetRequest(name, worker, observed, parts, own)) for shard, parts in reading.parts.items()
         ]
 
     def adds(self, parts: Mapping[int, Sequence[AddPart]]) -> list[tuple[int, AddRequest]]:
-        """Of each shard."""
+        """Return the request with these parts to each shard."""
         name, worker, observed = self.matrix.name, self._worker, self.observed
         return [(shard, AddRequest(name, worker, observed, of_shard)) for shard, of_shard in parts.items()]
 
     def add_requests(
         self, row: Any, rows: Any, columns: Any, values: Any, update: UpdateFunction | None
     ) -> list[tuple[int, AddRequest]]:
-        """Of each shard that gets some of the values, or runs the function beside them."""
+        """Return the requests of an add to the shards that get some of the values or run the function."""
         name, worker, observed = self.matrix.name, self._worker, self.observed
         numbers, is_single = self.rows_of(row, rows, "add")
         keys = self.columns_of(columns)
@@ -230,7 +236,7 @@ class MatrixAccess:
     # -- functions -------------------------------------------------------------------------------------
 
     def function_parts(self, function: PartitionFunction) -> FunctionParts:
-        """What a function does where, by shard; raises what is wrong with it."""
+        """Return the parts of a function, by shard; raise an error for a function that does not fit the matrix."""
         check_function(function, self.matrix, self.partitioning)
         parts: FunctionParts = {}
         for block, part in function.split(self.matrix, self.partitioning):
@@ -240,7 +246,7 @@ class MatrixAccess:
     def update_requests(
         self, function: UpdateFunction, parts: FunctionParts, *, only_check: bool = False
     ) -> list[tuple[int, UpdateRequest]]:
-        """Of each shard."""
+        """Return the request of an update to each shard."""
         name, worker, observed = self.matrix.name, self._worker, self.observed
         return [
             (shard, UpdateRequest(name, worker, observed, function, of_shard, only_check))
@@ -250,7 +256,7 @@ class MatrixAccess:
     def aggregate_requests(
         self, function: GetFunction, parts: FunctionParts
     ) -> list[tuple[int, AggregateRequest]]:
-        """Of each shard."""
+        """Return the request of an aggregate to each shard."""
         name, worker, observed = self.matrix.name, self._worker, self.observed
         return [
             (shard, AggregateRequest(name, worker, observed, function, of_shard))
@@ -258,28 +264,28 @@ class MatrixAccess:
         ]
 
 
-# Writes are counted by this many groups of rows, and not by row, so that the counters have a bound. Rows of one group
-# only keep each other from being cached while one of them is under way.
+# Writes are counted for this many groups of rows, not for each row, so that the number of counters has a limit. Rows of
+# one group only keep each other from being cached while a write to one of them is under way.
 _GROUPS: Final = 1024
 
 
 class CacheRules(NamedTuple):
-    """What a consistency means for cached rows."""
+    """The rules of a consistency for cached rows."""
 
     staleness: int | None
-    """A row is valid while its clock ≥ my clock − staleness; None: never, do not cache."""
+    """A row is valid while its clock ≥ the worker's clock − staleness; None: never, so no row is cached."""
     own_adds_show: bool
-    """Whether a read that goes to the shard has the worker's own adds in it; then a cached row must have them, too."""
+    """Whether a read from the shard shows the worker's own adds; then a cached row must show them, too."""
 
 
 def cache_rules(consistency: Consistency, *, read_my_writes: bool = False) -> CacheRules:
-    """What the cache may do, so that a hit gives what a read that goes to the shard could have given.
+    """Return the rules with which a cached row is a possible result of a read from the shard.
 
-    - ASP: a read is answered with what is there at that moment, so no older row will do.
-    - BSP: nothing that other workers add is applied within a clock, so a row that was read in this clock is valid for
-      all of it. Own adds wait for the end of the clock like those of others, and show only with ``read_my_writes``.
-    - SSP(s): a row may miss what others added in the last s clocks (Ho et al. 2013). Own adds are applied at once: they
-      show.
+    - ASP: a read returns the values of its moment, so no older row is valid.
+    - BSP: no add of another worker is applied within a clock, so a row that was read in this clock is valid for the
+      whole clock. Own adds wait for the end of the clock, as those of others do, and show only with ``read_my_writes``.
+    - SSP(s): a row may lack the adds of others in the last s clocks (Ho et al. 2013). Own adds are applied at once, so
+      they show.
 
     >>> from streamiter.parameter_server.consistency.models import SSP
     >>> cache_rules(SSP(staleness=2))
@@ -293,7 +299,7 @@ def cache_rules(consistency: Consistency, *, read_my_writes: bool = False) -> Ca
 
 
 class RowRead(NamedTuple):
-    """A read of a row that has begun. It is kept nowhere: a read that fails is simply forgotten."""
+    """A read of a row that has begun. The cache does not keep it, so a read that fails needs no end."""
 
     matrix: str
     row: int
@@ -303,14 +309,18 @@ class RowRead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowCacheStatistics:
-    """What a cache has done, and what it holds."""
+    """The counts of a row cache."""
 
     hits: int
+    """Reads that found a valid row."""
     misses: int
+    """Reads that found no valid row."""
     evictions: int
-    """Rows that were still there and had to go for others; rows too old to be used are not counted."""
+    """Rows that were removed to make room for others, except rows that were found to be too old."""
     rows: int
+    """Rows in the cache now."""
     size_bytes: int
+    """The memory of their values, in bytes."""
 
 
 @dataclass(slots=True)
@@ -321,18 +331,19 @@ class _CachedRow:
 
 @final
 class RowCache:
-    """Whole rows by matrix and row, each with its *row clock*, in at most ``limit_bytes`` of values; 0: no row is kept.
+    """A worker's own copies of whole rows, which it may read again without asking a shard.
 
-    The row clock is the minimum clock when the row was read: the lowest, where several shards hold it. A row may be
-    used while row clock ≥ my clock − staleness. When there is no room, the one goes that was used least recently.
+    The cache keeps at most ``limit_bytes`` of values; 0: no row. Each row has a *row clock*: the minimum clock when the
+    row was read; for parts from several shards, the lowest of their clocks. A row is valid while row clock ≥ the
+    worker's clock − staleness. When there is no room, the row that was used least recently is removed.
 
-    A read that goes to the shards is bracketed by ``begin`` and ``put``. If the worker writes to the row in between,
-    the row is not kept: nobody can say whether the write is in what was read (a read that had to wait is answered
-    later than it was sent). So ``own_add`` and ``invalidate`` are called as the write is sent, nothing awaited in
-    between. If the shard refuses the write, ``invalidate`` the matrix.
+    A read from the shards is between ``begin`` and ``put``. If the worker writes to the row in between, the row is not
+    kept, because it is unknown whether the write is in the values (a read that had to wait is answered later than it
+    was sent). So call ``own_add`` and ``invalidate`` when the write is sent, without an await in between. If the shard
+    refuses the write, ``invalidate`` the matrix.
 
-    All arrays are copied, coming and going: those handed out belong to the caller, as those that come from a shard do.
-    What other workers' update functions (psfs) do is seen once the row is too old, as they belong to no clock.
+    All arrays are copied: arrays that the cache returns belong to the caller, as those of a shard do. Changes by
+    update functions (psfs) of other workers are seen when the row is too old, because they belong to no clock.
 
     >>> cache = RowCache(limit_bytes=1024)
     >>> cache.put(cache.begin("w", row=0), np.zeros(3), clock=4)
@@ -340,8 +351,6 @@ class RowCache:
     >>> cache.find("w", 0, my_clock=6, staleness=2)
     array([0., 3., 0.])
     >>> cache.find("w", 0, my_clock=7, staleness=2)
-
-    A worker's own copies of whole rows, which its consistency lets it read again without asking a shard.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -354,13 +363,13 @@ class RowCache:
 
     @property
     def is_on(self) -> bool:
-        """Whether it keeps anything at all."""
+        """Whether the cache keeps rows."""
         return self._limit_bytes > 0
 
     def find(
         self, matrix: str, row: int, my_clock: int, staleness: int, columns: Columns | None = None
     ) -> Numbers | None:
-        """The row, or some columns of it, if there is one that is new enough."""
+        """Return the row, or some columns of it; None if there is no valid row."""
         key = (matrix, row)
         cached = self._rows.get(key)
         if cached is None:
@@ -368,25 +377,25 @@ class RowCache:
             return None
         if cached.clock < my_clock - staleness:
             self._misses += 1
-            self._drop(key)  # clocks only go up: it will not be valid again
+            self._drop(key)  # Clocks only rise: the row cannot become valid again.
             return None
         self._hits += 1
         self._rows.move_to_end(key)
         return cached.values.copy() if columns is None else cached.values[columns]
 
     def begin(self, matrix: str, row: int) -> RowRead:
-        """A read of the row is about to be sent."""
+        """Begin a read of the row: call this before the read is sent."""
         return RowRead(matrix, row, self._generation, self._writes[_group(matrix, row)])
 
     def put(self, reading: RowRead, values: Numbers, clock: int) -> None:
-        """It has been answered with the whole row, of this row clock."""
+        """End a read with the values of the whole row and its row clock."""
         key = (reading.matrix, reading.row)
         if reading != self.begin(*key) or values.nbytes > self._limit_bytes:
             return
         cached = self._rows.get(key)
         if cached is not None:
             if cached.clock > clock:
-                return  # a read that was sent later has been answered first
+                return  # A read that was sent later has been answered first.
             self._drop(key)
         self._rows[key] = _CachedRow(values.copy(), clock)
         self._size_bytes += values.nbytes
@@ -395,7 +404,7 @@ class RowCache:
             self._evictions += 1
 
     def own_add(self, matrix: str, row: int, columns: Columns | slice, values: Numbers) -> None:
-        """The worker is sending an add that its reads are to show: wherever ``own_adds_show``, and only there."""
+        """The worker sends an add that its reads show: call this only where ``own_adds_show``."""
         self._writes[_group(matrix, row)] += 1
         cached = self._rows.get((matrix, row))
         if cached is None:
@@ -406,19 +415,19 @@ class RowCache:
             np.add.at(cached.values, columns, values)
 
     def invalidate(self, matrix: str) -> None:
-        """The worker is sending an update function (psf) on this matrix: what it changes is known to the shard only."""
+        """The worker sends an update function (psf) on this matrix; only the shard knows what the function changes."""
         self._generation += 1
         for key in [key for key in self._rows if key[0] == matrix]:
             self._drop(key)
 
     def clear(self) -> None:
-        """Clocks have gone back (reset, rollback), or the client leaves."""
+        """Remove all rows: clocks have gone back (reset, rollback), or the client leaves."""
         self._generation += 1
         self._rows.clear()
         self._size_bytes = 0
 
     def statistics(self) -> RowCacheStatistics:
-        """What it has done, and what it holds."""
+        """Return the counts of the cache."""
         return RowCacheStatistics(
             self._hits, self._misses, self._evictions, len(self._rows), self._size_bytes
         )
@@ -433,9 +442,9 @@ def _group(matrix: str, row: int) -> int:
 
 @final
 class CachedRows:
-    """The rows that one client keeps, in at most ``limit_bytes``; 0: none. Each matrix must be made known first.
+    """The row cache of one client: which reads it answers, which rows it keeps, how writes change it.
 
-    What the calls of a client mean for its row cache: which reads it answers, which it keeps, what writes do to it.
+    It keeps at most ``limit_bytes``; 0: no row. Call ``make_known`` for a matrix before its rows are read or written.
     """
 
     def __init__(self, limit_bytes: int, *, read_my_writes: bool) -> None:
@@ -444,17 +453,17 @@ class CachedRows:
         self._rules: dict[str, CacheRules] = {}
         self._blocks: dict[str, Sequence[BlockRange]] = {}
         self.is_on = self._cache.is_on
-        """Whether any row is kept; where none is, nothing else here needs to be called."""
+        """Whether rows are kept. If not, no other method needs to be called."""
 
     def make_known(self, matrix: Matrix, partitioning: MatrixPartitioning) -> None:
-        """Its rows may be read and written from now on."""
+        """Allow reads and writes of the rows of a matrix."""
         self._rules[matrix.name] = cache_rules(matrix.consistency, read_my_writes=self._read_my_writes)
         self._blocks[matrix.name] = partitioning.blocks
 
     def find(
         self, matrix: str, rows: Sequence[int], columns: Columns | None, my_clock: int
     ) -> Numbers | None:
-        """What a read would give; None unless all of its rows are here, and new enough."""
+        """Return the result of a read; None unless all of its rows are in the cache and valid."""
         staleness = self._rules[matrix].staleness
         if staleness is None:
             return None
@@ -467,17 +476,17 @@ class CachedRows:
         return np.stack(found) if found else None
 
     def begin(self, matrix: str, rows: Sequence[int], columns: Columns | None) -> list[RowRead]:
-        """A read is about to be sent; gives what ``keep`` needs. Only whole rows are kept."""
+        """Begin a read; return the reads for ``keep``. Only whole rows are kept."""
         return [self._cache.begin(matrix, row) for row in rows] if columns is None else []
 
     def keep(self, readings: Sequence[RowRead], result: Numbers, replies: Sequence[GetReply]) -> None:
-        """It has been answered, with one row of the result for each reading."""
+        """End a read, with one row of the result for each of its reads."""
         lowest = min((reply.clock for reply in replies), default=0)
         for reading, values in zip(readings, result, strict=True):
             self._cache.put(reading, values, lowest)
 
     def show_writes(self, requests: Sequence[tuple[int, Any]]) -> None:
-        """Show what is being sent to the shards, no sooner (it may yet be cancelled) and no later."""
+        """Show writes in the cached rows: call this when the writes are sent, not before (a call may be cancelled)."""
         for _, request in requests:
             update = request.update if isinstance(request, AddRequest) else request
             if isinstance(update, UpdateRequest) and not update.only_check:
@@ -490,5 +499,5 @@ class CachedRows:
                     self._cache.own_add(request.matrix, row, whole if columns is None else columns, values)
 
     def clear(self) -> None:
-        """Keep nothing of what is here, or is being read."""
+        """Remove all rows, and keep none of the rows that are being read."""
         self._cache.clear()

@@ -1,4 +1,8 @@
-"""Which matrices a server has, and how they are cut."""
+"""The parameter server: its shards, its matrices, its workers, and its part in a flow.
+
+``ParameterServer`` makes matrices and clients. A ``Hosting`` keeps the shards: ``InProcess`` here, ``RayHosting`` (in
+``transport.ray``) in Ray actors. ``MatrixDirectory`` knows the matrices that were made.
+"""
 
 from __future__ import annotations
 
@@ -50,28 +54,28 @@ __all__ = ["MatrixDirectory", "ParameterServer", "ParameterServerStatistics"]
 
 @final
 class MatrixDirectory:
-    """Shared by a server and its clients in one process."""
+    """The matrices that are known in this process: shared by a server and its clients."""
 
     def __init__(
         self,
         links: Sequence[ShardLink],
         look_up: Callable[[str], Awaitable[Matrix | None]] | None = None,
     ) -> None:
-        """``look_up`` asks the shards, where matrices may be made in other processes."""
+        """``look_up`` asks the shards for a matrix, if matrices may be made in other processes."""
         self._links = links
         self._look_up = look_up
         self._matrices: dict[str, tuple[Matrix, MatrixPartitioning]] = {}
 
     def names(self) -> list[str]:
-        """Of all matrices, in the order they were made."""
+        """Return the names of all matrices, in the order they were made."""
         return list(self._matrices)
 
     def matrix(self, name: str) -> Matrix:
-        """The settings of a matrix that is known here."""
+        """Return the settings of a matrix that is known here."""
         return self._matrices[name][0]
 
     async def find(self, name: str) -> tuple[Matrix, MatrixPartitioning]:
-        """A matrix; raises UnknownMatrix."""
+        """Return a matrix and its partitioning; raises UnknownMatrix."""
         found = self._matrices.get(name)
         if found is None and self._look_up is not None and (matrix := await self._look_up(name)) is not None:
             found = self._matrices[name] = (matrix, MatrixPartitioning(matrix, len(self._links)))
@@ -83,7 +87,7 @@ class MatrixDirectory:
         return found
 
     async def create(self, matrix: Matrix) -> None:
-        """Make a matrix on the shards that get blocks of it; nothing happens if it is there with the same settings."""
+        """Make a matrix on the shards that get blocks of it; nothing happens if it exists with the same settings."""
         if (there := self._matrices.get(matrix.name)) is not None:
             if (difference := there[0].differs_from(matrix)) is not None:
                 raise ParameterServerError(
@@ -98,7 +102,7 @@ class MatrixDirectory:
         self._matrices[matrix.name] = (matrix, partitioning)
 
     async def _make(self, matrix: Matrix, holders: Sequence[ShardLink]) -> None:
-        """On all of these shards, or, where a function of ``init=`` fails on one of them, on none."""
+        """Make a matrix on all of these shards; if a function of ``init=`` fails on one of them, on none."""
         replies = [_sent(link, CreateRequest(matrix, len(self._links))) for link in holders]
         made: list[ShardLink] = []
         failure: Exception | None = None
@@ -110,14 +114,17 @@ class MatrixDirectory:
                 failure = failure or error
         if failure is not None:
             for link in made:
-                # A shard that is lost meanwhile has forgotten it anyway; what is told is why the matrix failed.
+                # A shard that is lost meanwhile has forgotten the matrix. The error says why the matrix failed.
                 with suppress(ParameterServerError):
                     await _sent(link, ForgetRequest(matrix.name))
             raise failure
 
 
 def _sent(link: ShardLink, request: Any) -> WaitingReply[Any]:
-    """The reply, also to what is refused at once: all shards are asked before any of them is waited for."""
+    """Send a request, and return a waiting reply even if the request is refused at once.
+
+    So all shards are asked before the first reply is awaited.
+    """
     reply: WaitingReply[Any] = WaitingReply()
     try:
         sent = link.send(request)
@@ -131,14 +138,11 @@ def _sent(link: ShardLink, request: Any) -> WaitingReply[Any]:
 
 
 class Hosting(Protocol):
-    """Keeps shards, and gives the ways to them.
-
-    Where shards live.
-    """
+    """Keeps the shards of a server, and makes the links to them."""
 
     @property
     def drawn_as(self) -> str:
-        """Where they are, for drawings and errors."""
+        """Where the shards are, for drawings and errors."""
 
     def links(
         self,
@@ -146,27 +150,27 @@ class Hosting(Protocol):
         worker: int | None = None,
         on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
     ) -> Sequence[ShardLink]:
-        """A link to each shard, for a client of this name; what it sends is handled in order.
+        """Return a link to each shard, for a client of this name; the shard handles its requests in order.
 
-        ``on_back`` is told where the worker stands when the shards go back to a snapshot by themselves.
+        ``on_back`` is called with the worker's clocks when the shards go back to a snapshot by themselves.
         """
 
     def release(self, worker: int) -> None:
-        """The client of this worker has left."""
+        """Release the links of a worker whose client has left."""
 
     def statistics(self) -> tuple[ShardStatistics, ...]:
-        """Where the shards stand, or stood a moment ago."""
+        """Return the statistics of the shards, now or a moment ago."""
 
     async def take_states(self) -> list[Any]:
-        """The states of all shards at one moment, with ``Deferred`` pieces."""
+        """Return the states of all shards at one moment, with ``Deferred`` pieces."""
 
     async def close(self) -> None:
-        """Let go of the shards. May be called more than once."""
+        """Release the shards. May be called more than once."""
 
 
 @final
 class InProcess:
-    """Shards in this process: a shard is its own link, and nothing is copied."""
+    """Shards in this process: each shard is its own link, and nothing is copied."""
 
     def __init__(self, count: int) -> None:
         self._shards = [Shard(number) for number in range(count)]
@@ -198,17 +202,17 @@ class InProcess:
 
 @dataclass(frozen=True, slots=True)
 class ParameterServerStatistics:
-    """All shards at one moment."""
+    """The statistics of all shards at one moment."""
 
     name: str
-    """Of the server."""
+    """The name of the server."""
     workers: tuple[int, ...]
-    """Those of this process that take part."""
+    """The workers of this process that take part."""
     shards: tuple[ShardStatistics, ...]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a drawing says of it, a line each: its workers while it has any, and where each matrix stands."""
+        """The lines for a drawing: the number of workers, if there are any, and each matrix with its minimum clock."""
         found = [self.matrix(name) for name in self._names()]
         count = len(self.workers)
         workers = [f"{count:,} worker{'s' if count > 1 else ''}"] if count else []
@@ -221,7 +225,7 @@ class ParameterServerStatistics:
         )
 
     def matrix(self, name: str) -> MatrixStatistics:
-        """A matrix on all shards together; raises UnknownMatrix."""
+        """Return the statistics of a matrix on all shards together; raises UnknownMatrix."""
         parts = [matrix for shard in self.shards for matrix in shard.matrices if matrix.matrix == name]
         if not parts:
             known = ", ".join(map(repr, self._names())) or "none yet"
@@ -261,10 +265,10 @@ Place = Literal["process", "ray"]
 class ParameterServer:
     """Matrices of parameters that workers read, add to and clock, under BSP, ASP or SSP.
 
-    ``shards`` share the columns of each matrix (or its blocks). ``on="process"``: they are here, and calls that need
-    not wait are direct calls; ``on="ray"``: each is a Ray actor. ``heartbeat_timeout_s``: a worker that is not heard
-    of for so long leaves; None: workers leave only by themselves. A step of a flow is given the server as
-    ``parameter_server=``.
+    The columns of each matrix (or its blocks) are divided among ``shards``. ``on="process"``: the shards are in this
+    process, and calls that need not wait are direct calls; ``on="ray"``: each shard is a Ray actor.
+    ``heartbeat_timeout_s``: a worker without a request for so long is made to leave; None: workers leave only by
+    themselves. To use the server in a step of a flow, give it as ``parameter_server=``.
 
     >>> import asyncio
     >>> from streamiter.parameter_server import SSP
@@ -277,8 +281,6 @@ class ParameterServer:
     ...         return (await client.get("w", row=0)).tolist()
     >>> asyncio.run(main())
     [2.0, 0.0, 0.0, 0.0, 0.0, 4.0]
-
-    The server: its shards, its matrices, its workers.
     """
 
     def __init__(
@@ -305,7 +307,7 @@ class ParameterServer:
         if on == "process":
             self._hosting = InProcess(count)
         elif on == "ray":
-            # Only where it is asked for: the package may be missing.
+            # Imported only where it is used: the package may be missing.
             from streamiter.parameter_server.transport.ray.hosting import RayHosting
 
             self._hosting = RayHosting(
@@ -314,37 +316,37 @@ class ParameterServer:
                 clock=self._clock,
                 snapshots=snapshots,
                 heartbeat_timeout_s=heartbeat_timeout_s,
-                on_silent=self._silent,
+                on_silent=self._silent_worker_left,
             )
         else:
             raise ConfigurationError(f'{name}, on=: expected "process" or "ray", given {on!r}')
         self._links = self._hosting.links(name)
         self._directory = MatrixDirectory(self._links)
         self._own = Client(OWN_CALLS, self._links, self._directory, joins=False)
-        """For what the server does by itself, as no worker."""
+        """The client of the server itself, which is no worker."""
         self._clients: dict[int, Client] = {}
         self._heartbeats: Heartbeats | None = None
         self._silence: SilenceWatch | None = None
-        if heartbeat_timeout_s is not None and on == "process":  # On Ray the shards are asked who was heard.
+        if heartbeat_timeout_s is not None and on == "process":  # On Ray the shards note the heartbeats.
             self._heartbeats = Heartbeats(self._clock, heartbeat_timeout_s)
-            self._silence = SilenceWatch(self._clock, self._heartbeats, self._let_leave)
+            self._silence = SilenceWatch(self._clock, self._heartbeats, self._remove_silent)
         self._is_closed = False
         self._flow: str | None = None
-        """The flow that works with it now."""
-        self._cut_off: str | None = None
-        """The flow whose last run was cut off in the middle of something."""
+        """The flow that uses the server now."""
+        self._interrupted: str | None = None
+        """The flow whose last run ended before its end."""
         self._plain_data = PlainData()
         self._taking: dict[int, list[Any]] = {}
-        """The states at the barriers of checkpoints, as they come from the shards."""
+        """The replies of the shards with their states, by checkpoint."""
 
     # -- matrices --------------------------------------------------------------------------------------
 
     async def create_matrix(self, name: str, **settings: Any) -> None:
         """Make a matrix, with the settings of :class:`~streamiter.parameter_server.matrix.Matrix`.
 
-        Nothing happens if it is there with the same settings. Raises ConfigurationError for settings that cannot be,
-        ParameterServerError for others than it was made with, and what a function of ``init`` raises; then no shard
-        has it.
+        Nothing happens if it exists with the same settings. Raises ConfigurationError for wrong settings,
+        ParameterServerError if it exists with other settings, and the errors of a function of ``init``; then no shard
+        has the matrix.
         """
         self._check_open()
         await self._directory.create(Matrix.of(name, settings))
@@ -355,12 +357,12 @@ class ParameterServer:
         return self._directory.names()
 
     async def update(self, function: UpdateFunction) -> None:
-        """Run a psf that changes parameters, without being a worker: as :meth:`Client.update`."""
+        """Run a psf that changes parameters, as :meth:`Client.update` does, without a worker."""
         self._check_open()
         await self._own.update(function)
 
     async def aggregate(self, function: GetFunction) -> Any:
-        """Compute something from parameters, without being a worker: as :meth:`Client.aggregate`."""
+        """Run a psf that computes a result, as :meth:`Client.aggregate` does, without a worker."""
         self._check_open()
         return await self._own.aggregate(function)
 
@@ -369,12 +371,12 @@ class ParameterServer:
     def client(
         self, worker: int, *, read_my_writes: bool = False, cache_bytes: int = 0, max_calls: int = MAX_CALLS
     ) -> Client:
-        """Register a worker: it takes part from now on, at the minimum clock of each matrix.
+        """Let a worker join, at the minimum clock of each matrix, and return its client.
 
-        Make the clients of all workers before the first of them begins, or it runs ahead alone. ``read_my_writes``:
-        reads show the worker's own adds even while these wait for a clock. ``cache_bytes``: keep rows that were read
-        whole, as long as the consistency allows it. ``max_calls`` may be under way at a time; more wait. Raises
-        ParameterServerError for a worker that takes part already.
+        Make the clients of all workers before the first worker begins: it waits only for workers that have joined.
+        ``read_my_writes``: reads show the worker's own adds even while these wait for a clock. ``cache_bytes``: keep
+        rows that were read whole, as long as the consistency allows it. ``max_calls``: so many calls may be under way
+        at a time; further calls wait. Raises ParameterServerError for a worker that takes part already.
         """
         self._check_open()
         worker = whole_number("ParameterServer.client(worker=)", worker, 0)
@@ -396,7 +398,7 @@ class ParameterServer:
         return client
 
     def _make_client(self, worker: int, **options: Any) -> Client:
-        """``heartbeats`` None: the engine looks after this worker."""
+        """Make a client; without ``heartbeats`` its worker is never silent."""
 
         def go_back(clocks: Mapping[str, int]) -> None:
             client.go_back(clocks)
@@ -413,14 +415,14 @@ class ParameterServer:
             self._heartbeats.left(worker)
         self._hosting.release(worker)
 
-    def _silent(self, worker: int, reason: str) -> None:
-        """The shards have let a worker leave."""
+    def _silent_worker_left(self, worker: int, reason: str) -> None:
+        """The shards have removed a silent worker."""
         if (client := self._clients.get(worker)) is not None:
             client.left(reason)
         self._client_left(worker)
 
     def address(self) -> RayAddress:
-        """What workers in other processes ``connect`` to: may be given to tasks and actors of Ray."""
+        """Return the address for ``connect`` in other processes: may be given to tasks and actors of Ray."""
         from streamiter.parameter_server.transport.ray.hosting import RayHosting
 
         if not isinstance(self._hosting, RayHosting):
@@ -431,26 +433,26 @@ class ParameterServer:
 
     @staticmethod
     def connect(address: RayAddress, *, clock: Clock | None = None) -> RemoteServer:
-        """In another process: clients of the server whose ``address()`` this is."""
+        """In another process: return a server whose clients use the shards of this ``address()``."""
         from streamiter.parameter_server.transport.ray.hosting import RemoteServer
 
         return RemoteServer(address, clock=clock)
 
-    def _let_leave(self, worker: int, reason: str) -> None:
-        """A worker was not heard of for too long."""
+    def _remove_silent(self, worker: int, reason: str) -> None:
+        """Make a silent worker leave."""
         for link in self._links:
-            # Where a function on the clock fails, those who wait are told.
+            # If a function of on_clock= fails, the calls that wait for the clock get the error.
             with suppress(ParameterServerError):
                 link.send(LeaveRequest(worker, reason))
-        self._silent(worker, reason)
+        self._silent_worker_left(worker, reason)
 
     @property
     def workers(self) -> list[int]:
-        """Those of this process that take part."""
+        """The workers of this process that take part."""
         return list(self._clients)
 
     async def reset(self) -> None:
-        """Start over: every worker at clock 0 everywhere. Parameters stay; calls that wait fail with ServerReset."""
+        """Set all clocks of all workers to 0. Parameters stay; waiting calls fail with ServerReset."""
         self._check_open()
         await self._ask_all(ResetRequest(tuple(self._clients)))
         for client in self._clients.values():
@@ -459,23 +461,23 @@ class ParameterServer:
     # -- state -----------------------------------------------------------------------------------------
 
     async def snapshot(self) -> dict[str, Any]:
-        """Parameters, clocks and buffered adds at one moment, as plain data for ``restore``.
+        """Return parameters, clocks and buffered adds at one moment, as plain data for ``restore``.
 
-        At one moment for the workers of this process: each of their calls is in it on all shards, or on none. Of a
-        worker in another process, a call to several shards that is under way may be in it on some of them only.
+        Each call of a worker of this process is in the snapshot on all shards, or on none. A call of a worker in
+        another process that is under way may be in the snapshot on some of its shards only.
         """
         self._check_open()
         return merged([thawed(state, self._plain_data) for state in await self._hosting.take_states()])
 
     async def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a snapshot, with the workers that take part now; calls that wait fail with ServerReset.
+        """Go back to a snapshot, with the workers that take part now; waiting calls fail with ServerReset.
 
-        Matrices that are not made yet take over their state when they are.
+        A matrix that is not made yet takes over its state when it is made.
         """
         self._check_open()
         if not is_state(state):
             raise ParameterServerError(
-                f"{self.name}, restore: expected what snapshot() has given, given {shortened(state)}"
+                f"{self.name}, restore: expected a result of snapshot(), given {shortened(state)}"
             )
         await self._restore(state, self._clients)
 
@@ -487,7 +489,7 @@ class ParameterServer:
             )
 
     def statistics(self) -> ParameterServerStatistics:
-        """Where all shards stand."""
+        """Return the statistics of all shards."""
         return ParameterServerStatistics(self.name, tuple(self._clients), self._hosting.statistics())
 
     async def _ask_all(self, request: Any) -> list[Any]:
@@ -497,21 +499,21 @@ class ParameterServer:
 
     @property
     def drawn_as(self) -> str:
-        """What a drawing says of it, below its name."""
+        """The line for a drawing below the server's name."""
         count = len(self._links)
         return f"{count} shard{'s' if count > 1 else ''} {self._hosting.drawn_as}"
 
     async def begin_job(
         self, flow: str, workers: int, state: Any, *, has_checkpoints: bool
     ) -> list[ServiceWorker]:
-        """A flow begins that has so many workers on this server; it goes on from ``state`` unless that is None."""
+        """A flow with so many workers on this server begins, from ``state`` unless it is None; return its workers."""
         self._check_open()
         if self._snapshots is not None:
             raise ConfigurationError(
                 f"{self.name}: expected none of snapshots= for flow {flow!r}, whose checkpoints hold its state, "
                 f"given snapshots={self._snapshots!r}; leave that out"
             )
-        if state is None and has_checkpoints and self._cut_off == flow:
+        if state is None and has_checkpoints and self._interrupted == flow:
             raise ParameterServerError(
                 f"{self.name}: expected a checkpoint of flow {flow!r} to go back to, given none, and parameters that "
                 "its last run has changed before it was cut off; make a new server, or the changes count twice"
@@ -519,14 +521,15 @@ class ParameterServer:
         if self._clients:
             raise ParameterServerError(
                 f"{self.name}: expected no workers yet as flow {flow!r} begins, given {len(self._clients)}; one "
-                "flow at a time, and no clients beside it"
+                "flow at a time, and no other clients"
             )
         self._flow = flow
         try:
             clients = [self._make_client(worker, heartbeats=None) for worker in range(workers)]
             for client in clients:
                 await client.join()
-            if state is not None:  # A matrix that is made later takes it over when its store is closed.
+            # The state is read now: a matrix that is made later takes it over when its store is closed.
+            if state is not None:
                 await self._restore(in_memory(state), range(workers))
         except BaseException:
             await self.end_job(went_well=state is None)
@@ -534,11 +537,11 @@ class ParameterServer:
         return [*clients]
 
     def checkpoint_begins(self, checkpoint: int) -> None:
-        """Its barrier will come to every worker."""
+        """A checkpoint begins: ask the shards for their states at its barrier."""
         self._taking[checkpoint] = [link.send(TakeState(checkpoint)) for link in self._links]
 
     async def take_state(self, checkpoint: int) -> Any:
-        """The state of all shards at the barrier."""
+        """Return the state of all shards at the barrier of a checkpoint."""
         states = await Call(self._taking[checkpoint], list)
         del self._taking[checkpoint]
         if any(state is None for state in states):
@@ -549,34 +552,36 @@ class ParameterServer:
         return merged(states)
 
     def checkpoint_abandoned(self, checkpoint: int) -> None:
-        """Hold nothing for it any longer."""
+        """A checkpoint is abandoned: have the shards apply the requests that they hold for it."""
         for link in self._links:
             link.send(AbandonBarrier(checkpoint))
         for reply in self._taking.pop(checkpoint, ()):
-            # What is frozen costs its block a copy of each change.
+            # While a state is frozen, its block copies the numbers that change.
             if isinstance(reply, WaitingReply) and reply.is_settled:
-                with suppress(ParameterServerError, asyncio.CancelledError):  # Lost, or given up.
+                with suppress(
+                    ParameterServerError, asyncio.CancelledError
+                ):  # The shard is lost, or the call given up.
                     release_all(reply.result())
 
     async def end_job(self, *, went_well: bool) -> None:
-        """The flow is over: its workers leave. Matrices stay."""
+        """The flow has ended: its workers leave. Matrices stay."""
         if self._flow is not None:
-            self._cut_off = None if went_well else self._flow
+            self._interrupted = None if went_well else self._flow
             self._flow = None
         for client in list(self._clients.values()):
-            with suppress(ShardLost):  # A shard that has forgotten all has forgotten its workers.
+            with suppress(ShardLost):  # A lost shard has forgotten its workers.
                 await client.leave("its flow has ended")
 
     # -- life ------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Let go of everything; what waits fails with ServerReset. May be called more than once."""
+        """Close the server; waiting calls fail with ServerReset. May be called more than once."""
         if self._is_closed:
             return
         self._is_closed = True
         if self._silence is not None:
             self._silence.stop()
-        with suppress(ParameterServerError):  # A shard that is gone keeps nobody waiting.
+        with suppress(ParameterServerError):  # On a lost shard no call waits.
             await self._ask_all(FailWaiting(f"a server ({self.name}) that was closed meanwhile"))
         for client in list(self._clients.values()):
             client.left("the server was closed")
@@ -599,4 +604,4 @@ class ParameterServer:
 
 
 OWN_CALLS = -1
-"""In place of a worker's number, where the server itself asks."""
+"""The worker's number in requests of the server itself."""

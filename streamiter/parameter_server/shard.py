@@ -1,4 +1,8 @@
-"""A shard: the blocks of all matrices that lie here, and the clocks of all workers. Without tasks, without waiting."""
+"""A shard: the blocks of all matrices that are stored here, and the clocks of all workers.
+
+A shard is a pure data structure: it has no tasks, and no method waits. A request is answered at once, or with a
+``WaitingReply`` that a later request settles.
+"""
 
 from __future__ import annotations
 
@@ -44,38 +48,38 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class ShardStatistics:
-    """One shard at one moment."""
+    """The statistics of one shard at one moment."""
 
     shard: int
     """Its number, from 0."""
     matrices: tuple[MatrixStatistics, ...]
     held: int
-    """Requests held while a checkpoint's barrier has passed some workers and not others."""
+    """The number of requests held behind a checkpoint's barrier."""
 
     @property
     def size_bytes(self) -> int:
-        """Memory of its blocks."""
+        """The memory of the shard's blocks, in bytes."""
         return sum(matrix.size_bytes for matrix in self.matrices)
 
 
 @final
 class Shard:
-    """Handles requests one by one, in the order they come.
+    """Handles requests one by one, in the order of their arrival.
 
-    ``handle`` gives the reply, or a ``Waiting`` for it, or raises what is wrong with the request; then nothing has
-    changed.
+    With ``snapshots`` the shard takes its state at each numbered barrier without being asked.
     """
 
     def __init__(self, number: int = 0, snapshots: NumberedSnapshots | None = None) -> None:
         self.number = number
         self.matrices: dict[str, MatrixShard] = {}
         self.workers: dict[int, None] = {}
+        """The workers that take part, in the order they joined."""
         self._plain_data = PlainData()
         self._arrivals = Arrivals()
         self._holding = Holding(self, snapshots)
         self._subscriptions = Subscriptions(self.matrix)
         self._restored: dict[str, Any] = {}
-        """State of matrices that nobody has made yet."""
+        """The restored state of matrices that are not made yet."""
         self._handlers: dict[type, Callable[[Any], Any]] = {
             GetRequest: self._get,
             AddRequest: self._add,
@@ -100,20 +104,23 @@ class Shard:
         }
 
     def handle(self, request: Any) -> Any:
-        """The reply to a request, or a ``Waiting`` for it."""
+        """Return the reply to a request, or a ``WaitingReply``; raise an error for a request that is refused.
+
+        A refused request changes nothing.
+        """
         return self._handlers[type(request)](request)
 
     send = handle
     """A shard in the same process is its own link."""
 
     def extend(self, request: type[R], handler: Callable[[R], Any]) -> None:
-        """Have requests of one more kind handled here."""
+        """Handle requests of one more type with ``handler``."""
         self._handlers[request] = handler
 
     # -- requests on one matrix ------------------------------------------------------------------------
 
     def matrix(self, name: str) -> MatrixShard:
-        """The part of a matrix that is here; raises UnknownMatrix."""
+        """Return the shard's part of a matrix; raises UnknownMatrix."""
         found = self.matrices.get(name)
         if found is None:
             raise UnknownMatrix(
@@ -139,14 +146,14 @@ class Shard:
 
     def _update(self, request: UpdateRequest) -> Any:
         if self._holding.is_behind(request.worker) and not request.only_check:
-            return self._holding.later(request)
+            return self._holding.wait(request)
         return self.matrix(request.matrix).update(request)
 
     def _aggregate(self, request: AggregateRequest) -> Any:
         return self.matrix(request.matrix).aggregate(request)
 
     def apply(self, request: GetRequest | AddRequest | ClockRequest | UpdateRequest | LeaveRequest) -> Any:
-        """Handle a request that was held, now that it no longer is."""
+        """Handle a request that was held."""
         if isinstance(request, LeaveRequest):
             return self._leave(request)
         matrix = self.matrix(request.matrix)
@@ -182,7 +189,7 @@ class Shard:
             made.fail_waiting(
                 ServerReset(
                     f"matrix {request.matrix!r}: expected to answer this call, given a shard that could not make its "
-                    "part of the matrix; whoever makes it is told why"
+                    "part of the matrix; the call of create_matrix says why"
                 )
             )
 
@@ -213,7 +220,7 @@ class Shard:
         if not self._holding.leave(request, error):
             return
         del self.workers[worker]
-        self._holding.left()
+        self._holding.worker_left()
         self._arrivals.leave(worker, error)
         self._subscriptions.leave(worker, error)
         failures = []
@@ -222,14 +229,14 @@ class Shard:
                 matrix.leave(worker, error)
             except (
                 Exception
-            ) as failure:  # Of a function on the clock; nobody is to wait for this worker elsewhere.
+            ) as failure:  # Of on_clock=: the worker must leave the other matrices all the same.
                 failures.append(failure)
         if failures:
             raise failures[0]
 
     def _reset(self, request: ResetRequest) -> None:
         self.workers = dict.fromkeys(request.workers)
-        self._holding.start_over(
+        self._holding.reset(
             ServerReset(
                 "parameter server: expected to answer this call, given a server that started over; ask again"
             )
@@ -249,13 +256,13 @@ class Shard:
         return self._freeze_with_held() if self._holding.held else self.freeze()
 
     def _freeze_with_held(self) -> dict[str, Any]:
-        """The state as if what is held for a checkpoint had been applied: its workers may have been told so."""
+        """Return the state with the held requests applied: their workers may have been told that they count."""
         copy = Shard(self.number)
         copy.restore(thawed(self.freeze(), self._plain_data))
         for matrix in self.matrices.values():
             copy.handle(CreateRequest(matrix.matrix, matrix.shards))
         for request in self._holding.changes():
-            with suppress(Exception):  # Its worker is told when it is applied here.
+            with suppress(Exception):  # The worker gets the error when the request is applied on this shard.
                 copy.apply(request)
         return copy.freeze()
 
@@ -271,11 +278,13 @@ class Shard:
         return self.statistics()
 
     def freeze(self) -> dict[str, Any]:
-        """Everything as it is now: plain data, with ``Deferred`` pieces."""
+        """Return the shard's state now: plain data, with ``Deferred`` pieces."""
         encode = self._plain_data.encode
         return {
             "matrices": {
-                **(self._restored if self.number == 0 else {}),  # Of all shards together.
+                **(
+                    self._restored if self.number == 0 else {}
+                ),  # It is the state of all shards: give it once.
                 **{name: matrix.freeze(encode) for name, matrix in self.matrices.items()},
             },
             "workers": list(self.workers),
@@ -283,9 +292,10 @@ class Shard:
         }
 
     def restore(self, state: Mapping[str, Any], workers: Iterable[int] | None = None) -> None:
-        """Take over what all shards gave in ``freeze``, together. What waits fails.
+        """Take over the merged results of ``freeze`` of all shards. Waiting calls fail.
 
-        A matrix that is not made yet takes over its state when it is; one that was made since then begins anew.
+        A matrix that is not made yet takes over its state when it is made; a matrix that is not in the state gets its
+        initial values again.
         """
         for name, matrix in self.matrices.items():
             if (saved := state["matrices"].get(name)) is not None:
@@ -301,11 +311,11 @@ class Shard:
             if (saved := self._restored.pop(name, None)) is not None:
                 matrix.restore(saved, self.workers)
             else:
-                matrix.begin_anew(self.workers)
+                matrix.reinitialize(self.workers)
         self._subscriptions.reload()
 
     def fail_waiting(self, error: StreamiterError) -> None:
-        """Nothing that waits here will be answered."""
+        """Fail all waiting calls, and end all subscriptions."""
         self._holding.fail(error)
         self._arrivals.fail(error)
         self._subscriptions.close()
@@ -313,7 +323,7 @@ class Shard:
             matrix.fail_waiting(error)
 
     def statistics(self) -> ShardStatistics:
-        """Where it stands now."""
+        """Return the shard's statistics."""
         return ShardStatistics(
             self.number, tuple(matrix.statistics() for matrix in self.matrices.values()), self._holding.held
         )

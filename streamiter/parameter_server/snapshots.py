@@ -1,4 +1,8 @@
-"""What shards go back to when one of them is lost."""
+"""Snapshots of a server: the states of its shards, when they are taken, and what shards go back to after a loss.
+
+A *state* is plain data, partly in ``Deferred`` pieces that are encoded later. ``merged`` makes one state of the states
+of all shards; a shard takes its own blocks from it, so that a server may go back to the state of one with other shards.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from streamiter.deferred import Deferred, Encode
 from streamiter.errors import ConfigurationError, ParameterServerError
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.requests import CreateRequest
 from streamiter.parameter_server.storage.block import Block
 
 __all__ = [
@@ -29,23 +34,25 @@ __all__ = [
 
 
 S = TypeVar("S")
-"""The state of a shard, or where it lies."""
+"""The state of a shard, or a reference to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotEvery:
-    """Take a snapshot of all shards each time all workers have come to a multiple of ``clocks`` on matrix ``of``.
+    """Take a snapshot of all shards each time all workers have reached a multiple of ``clocks`` on matrix ``of``.
 
-    ``of`` is the matrix that workers clock last in an iteration: what a worker has sent until that clock is in the
-    snapshot; what it sends afterwards is not, and is held until the others have come there, too. Under BSP its adds
-    wait for that, under ASP and SSP they do not; under ASP the worker waits when it comes to its next barrier.
+    ``of`` is the matrix that workers clock last in an iteration. A worker's requests up to that clock are in the
+    snapshot. Its later requests are held until the other workers have reached the same clock. Meanwhile, under BSP
+    the worker's adds wait; under ASP and SSP they do not; under ASP the worker waits when it reaches its next barrier.
 
     >>> SnapshotEvery(clocks=10, of="w")
     SnapshotEvery(clocks=10, of='w')
     """
 
     clocks: int
+    """The number of clocks between two snapshots."""
     of: str
+    """The name of the matrix."""
 
     def __post_init__(self) -> None:
         whole_number("SnapshotEvery(clocks=)", self.clocks, 1)
@@ -58,28 +65,31 @@ class SnapshotEvery:
 
 @dataclass(frozen=True, slots=True)
 class ShardSnapshot(Generic[S]):
-    """One shard at a moment: ``number`` is the same on all shards at the same moment."""
+    """The part of one shard in a snapshot."""
 
     number: int
+    """The number of the snapshot, the same on all shards."""
     workers: tuple[int, ...]
-    matrices: tuple[Any, ...]
-    """The ``Create`` of each matrix."""
+    matrices: tuple[CreateRequest, ...]
+    """The request that makes each matrix."""
     state: S
 
 
 @dataclass(frozen=True, slots=True)
 class StartingPoint(Generic[S]):
-    """What all shards begin with, by shard; no snapshots: with nothing."""
+    """A snapshot that all shards have given."""
 
     number: int
     workers: tuple[int, ...]
-    matrices: tuple[Any, ...]
+    matrices: tuple[CreateRequest, ...]
+    """The request that makes each matrix."""
     states: tuple[S, ...]
+    """By shard."""
 
 
 @final
 class KeptSnapshots(Generic[S]):
-    """Puts together what shards give, and keeps the last snapshot that all have given. A pure data structure.
+    """Collects the parts of snapshots, and keeps the last snapshot that all shards have given: a pure data structure.
 
     >>> kept = KeptSnapshots[str](shards=2)
     >>> kept.add(0, ShardSnapshot(1, (7,), (), "left half")), kept.latest
@@ -94,7 +104,7 @@ class KeptSnapshots(Generic[S]):
         self.latest: StartingPoint[S] | None = None
 
     def add(self, shard: int, part: ShardSnapshot[S]) -> bool:
-        """One shard's part of a snapshot; whether all are there now."""
+        """Add one shard's part of a snapshot; return whether the snapshot is complete now."""
         if self.latest is not None and part.number <= self.latest.number:
             return False
         parts = self._parts.setdefault(part.number, {})
@@ -102,27 +112,24 @@ class KeptSnapshots(Generic[S]):
         if len(parts) < self._shards:
             return False
         self.latest = _together([parts[number] for number in range(self._shards)])
-        # Of earlier ones a part is missing: it was lost with its shard.
+        # Earlier snapshots lack a part that was lost with its shard.
         self._parts = {number: later for number, later in self._parts.items() if number > part.number}
         return True
 
     def replace(self, snapshot: StartingPoint[S] | None) -> None:
-        """Go back to this one from now on; parts of later ones are of a past that no longer counts."""
+        """Keep this snapshot, and drop the parts of later ones: the shards have gone back to this snapshot."""
         self.latest = snapshot
         self._parts.clear()
 
 
 _SETTINGS = ("rows", "columns", "dtype", "sparse")
-"""Those that numbers cannot be taken over without."""
+"""The settings that a matrix must have to take over numbers of a snapshot."""
 
 _Span = tuple[int, int]
 
 
 def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> dict[str, Any]:
-    """The matrix and these of its blocks as they are now: plain data, with ``Deferred`` pieces.
-
-    The part of a snapshot that says what one matrix holds.
-    """
+    """Return the matrix's settings and the state of these of its blocks: plain data, with ``Deferred`` pieces."""
     return {
         "settings": {name: getattr(matrix, name) for name in _SETTINGS},
         "blocks": [
@@ -137,12 +144,12 @@ def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> di
 
 
 def check_state(matrix: Matrix, blocks: Iterable[Block], state: Mapping[str, Any]) -> None:
-    """Raise what keeps these blocks from taking over a state of all blocks."""
+    """Raise an error if these blocks cannot take over a state of all blocks of the matrix."""
     for name, value in state["settings"].items():
         if (now := getattr(matrix, name)) != value:
             raise ParameterServerError(
                 f"matrix {matrix.name!r}: expected {name}={value!r} as in the snapshot, given {now!r}; "
-                "make it as it was, or begin without the snapshot"
+                "make it with these settings, or begin without the snapshot"
             )
     saved = _by_place(state)
     for block in blocks:
@@ -157,7 +164,7 @@ def check_state(matrix: Matrix, blocks: Iterable[Block], state: Mapping[str, Any
 
 
 def restore_blocks(blocks: Iterable[Block], state: Mapping[str, Any]) -> None:
-    """Have each of these blocks hold what it holds in a state of all blocks, which has been checked."""
+    """Restore these blocks from a state of all blocks that ``check_state`` has accepted."""
     saved = _by_place(state)
     for block in blocks:
         block.restore(saved[_place(block)])
@@ -176,19 +183,16 @@ def _shown(ends: _Span) -> str:
 
 
 def _together(parts: Sequence[ShardSnapshot[S]]) -> StartingPoint[S]:
-    # A worker that joined while the snapshot was taken is on some shards only: it joins again.
+    # A worker that joined while the snapshot was taken is known to some shards only: it joins again.
     workers = [worker for worker in parts[0].workers if all(worker in part.workers for part in parts)]
-    matrices: Mapping[str, Any] = {create.matrix.name: create for part in parts for create in part.matrices}
+    matrices = {create.matrix.name: create for part in parts for create in part.matrices}
     return StartingPoint(
         parts[0].number, tuple(workers), tuple(matrices.values()), tuple(part.state for part in parts)
     )
 
 
 def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state of a server, from what its shards gave in ``freeze`` at one moment; what ``Shard.restore`` takes.
-
-    The states of shards, put together and taken out of their wrappings.
-    """
+    """Return the state of a server, which ``Shard.restore`` takes, from the results of its shards' ``freeze``."""
     matrices: dict[str, dict[str, Any]] = {}
     for state in states:
         for name, matrix in state["matrices"].items():
@@ -206,7 +210,7 @@ def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def is_state(given: Any) -> bool:
-    """Whether this looks like what ``merged`` gives."""
+    """Return whether this looks like a result of ``merged``."""
     if not isinstance(given, Mapping) or not {"matrices", "workers", "arrivals"} <= given.keys():
         return False
     matrices = given["matrices"]
@@ -216,7 +220,7 @@ def is_state(given: Any) -> bool:
 
 
 def thawed(state: Any, plain_data: PlainData) -> Any:
-    """A state without anything ``Deferred`` in it: the frames instead, decoded."""
+    """Return a state with the decoded frames in place of its ``Deferred`` pieces."""
     if isinstance(state, Deferred):
         frames = [plain_data.decode(frame) for frame in state.frames()]
         state.release()
@@ -229,7 +233,7 @@ def thawed(state: Any, plain_data: PlainData) -> Any:
 
 
 def in_memory(state: Any) -> Any:
-    """A state as it is given to be restored, with all that it would read piece by piece from a store."""
+    """Return a state with lists in place of what it would read piece by piece from a store."""
     if isinstance(state, Mapping):
         return {key: in_memory(value) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
@@ -240,7 +244,7 @@ def in_memory(state: Any) -> Any:
 
 
 def clock_in(clocks: Mapping[str, Any], worker: int) -> int:
-    """Where a worker stands in the state of a tracker; one that was not there stands at the minimum."""
+    """Return the clock of a worker in the state of a tracker: the minimum clock for a worker that is not in it."""
     progress: Mapping[int, int] = clocks["progress"]
     minimum: int = clocks["min_clock"]
     return progress.get(worker, minimum)

@@ -1,4 +1,8 @@
-"""At a client: the rows it follows, put together from what its shards tell."""
+"""Subscriptions: clients follow rows of a matrix and are told when the rows change.
+
+At a client, a ``Subscription`` asks each shard for changes and puts whole rows together (``RowAssembly``). On a shard,
+``Subscriptions`` keeps one mark for each row and subscription: the row has changed since it was last sent.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +20,7 @@ from streamiter.parameter_server.calls import ShardLink, WaitingReply
 from streamiter.parameter_server.consistency.models import ASP
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.requests import ChangedRows, Changes, NextChanges, RowChange, Unsubscribe
-from streamiter.parameter_server.storage.block import Block
+from streamiter.parameter_server.storage.block import Block, Numbers
 
 if TYPE_CHECKING:
     from streamiter.parameter_server.matrix_shard import MatrixShard
@@ -33,20 +37,21 @@ __all__ = [
 
 @final
 class Subscription:
-    """``async for change in subscription``: each row first as it is now, then as it is when it has changed.
+    """``async for change in subscription``: each row with its current values, then again whenever it has changed.
 
-    Under BSP and SSP, changes are told when the minimum clock moves, under ASP after each call. Of a row that changes
-    several times while the subscriber is busy, it is told once. What waits for it is bounded: on each shard a byte for
-    each row and block, and one reply. The newest values of a row are always told in the end. When the server goes back
-    to a snapshot, all rows are told again.
+    Under BSP and SSP, changes are sent when the minimum clock moves, under ASP after each call. A row that changes
+    several times while the subscriber is busy is sent once, with its newest values. The memory of a subscription has a
+    limit: on each shard one byte for each row and block, and one reply. When the server goes back to a snapshot, all
+    rows are sent again.
 
-    It ends when the client leaves or the server is closed, and with ``close``; ``async with subscription`` closes it.
-    One that is neither closed nor read goes on to cost those bytes until the client leaves. The first change to be
-    asked for raises UnknownMatrix or OutOfRange. An error of a shard is raised (it was lost: ShardLost; the server had
-    this worker leave: WorkerHasLeft); whoever asks on gets all rows of that shard again, or the same error.
+    A subscription ends when the client leaves, when the server is closed, and with ``close``; ``async with
+    subscription`` closes it. A subscription that is neither closed nor read keeps its memory until the client leaves.
+    The first step raises UnknownMatrix or OutOfRange. An error of a shard is raised (ShardLost: the shard was lost;
+    WorkerHasLeft: the server made this worker leave); the next step gets all rows of that shard again, or the same
+    error.
 
-    A step that is cancelled loses nothing. Where rows lie in several blocks, a copy of each row that is followed is
-    kept here, to put them together.
+    A step that is cancelled loses no change. If rows are stored in several blocks, the subscription keeps a copy of
+    each followed row, to put its parts together.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class Subscription:
         rows: Sequence[int] | None = None,
         on_ended: Callable[[int], object] = lambda number: None,
     ) -> None:
-        """``number`` is another for each subscription of the worker; ``rows``: None for all."""
+        """``number`` is unique among the subscriptions of the worker; ``rows`` None: all rows."""
         self._name = matrix
         self._links = links
         self._find = find
@@ -69,7 +74,7 @@ class Subscription:
         self._wanted = rows
         self._on_ended = on_ended
         self._shards: list[_SubscribedShard] = []
-        """Empty until it has begun."""
+        """Empty until the first step."""
         self._rows: RowAssembly | None = None
         self._is_waited_for = False
         self._woken: asyncio.Future[None] | None = None
@@ -79,7 +84,7 @@ class Subscription:
         return self
 
     async def __anext__(self) -> RowChange:
-        """The next row that has changed."""
+        """Return the next row that has changed."""
         if self._is_waited_for:
             raise ParameterServerError(
                 f"subscription to matrix {self._name!r}: expected one task that waits for changes, given a second one; "
@@ -97,7 +102,7 @@ class Subscription:
         while True:
             self._collect()
             if self._rows is not None and self._rows.has_news:
-                return self._rows.tell()
+                return self._rows.take_row()
             if self._has_ended:
                 raise StopAsyncIteration
             if not self._ask():
@@ -117,23 +122,23 @@ class Subscription:
             for number in dict.fromkeys(block.shard for block in blocks)
         ]
         if not self._shards:
-            self._end()  # of no rows
+            self._end()  # The subscription is to no rows.
 
     def _collect(self) -> None:
-        """Take what has come from the shards since they were asked."""
+        """Take the replies that have come from the shards."""
         for shard in self._shards:
             if (waiting := shard.waiting) is not None and waiting.is_settled:
                 shard.waiting = None
                 try:
                     self._take(shard, waiting.result())
                 except RolledBack:
-                    shard.number = 0  # it is asked anew at once: the subscriber has no clocks to go back to
+                    shard.number = 0  # Ask again for all rows: a subscriber has no clocks to go back to.
                 except ParameterServerError:
                     shard.number = 0
                     raise
 
     def _ask(self) -> bool:
-        """Ask each shard that is not being asked already; whether something has come at once."""
+        """Ask each shard that has answered the last question; return whether a reply has come at once."""
         has_come = False
         for shard in self._shards:
             if shard.waiting is not None or self._has_ended:
@@ -177,19 +182,18 @@ class Subscription:
     # -- the end ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """No more changes: who waits for one is told that it is the end. Nothing happens if it has ended before."""
+        """End the subscription, and the loop that waits for a change. Nothing happens if it has ended before."""
         if self._has_ended:
             return
         self._rows = None
         self._end()
         for shard in self._shards:
-            with contextlib.suppress(
-                ParameterServerError
-            ):  # a shard that is gone, or does not know of this worker
+            # The shard may be gone, or not know this worker.
+            with contextlib.suppress(ParameterServerError):
                 shard.link.send(Unsubscribe(self._name, self._worker, subscription=self._number))
 
     async def aclose(self) -> None:
-        """The same, for ``contextlib.aclosing``."""
+        """Close, as ``contextlib.aclosing`` calls it."""
         self.close()
 
     async def __aenter__(self) -> Subscription:
@@ -205,42 +209,40 @@ class Subscription:
         for shard in self._shards:
             waiting, shard.waiting = shard.waiting, None
             if waiting is not None:
-                waiting.give_up()  # which wakes who waits for it
+                waiting.give_up()  # Wakes the task that waits for it.
         self._on_ended(self._number)
 
 
 class _SubscribedShard:
-    """A shard that is asked for changes."""
+    """A shard that a subscription asks for changes."""
 
     def __init__(self, link: ShardLink, wanted: npt.NDArray[np.int64] | None) -> None:
         self.link = link
         self.wanted = wanted
         self.number = 0
-        """Of the last reply that has come."""
+        """The number of the last reply that has come."""
         self.waiting: WaitingReply[Changes] | None = None
 
 
-# Values in one reply (or one row, if that is more): several times what a message costs by itself, and little beside the
-# parameters. What is left over is the beginning of the next reply.
+# The size of the values in one reply (at least one row): several times the cost of a message itself, and little
+# compared with the parameters. The other rows are first in the next reply.
 REPLY_BYTES: Final = 16 << 20
 
 
 @final
 class Subscriptions:
-    """Who follows which rows of the matrices of one shard. A pure data structure; replies that wait are ``Waiting``.
+    """The subscriptions to the matrices of one shard: a pure data structure.
 
-    For each row of each block a subscription has one bit of news (in a byte): it has changed since it was last sent, or
-    has not. What is sent is the row as it is when there is somebody to send it to. So a slow subscriber misses what lay
-    in between, and costs no more than a fast one.
+    For each row of each block a subscription has one mark (a byte): the row has changed since it was last sent. A reply
+    has the values of the row at the moment of the reply. So a slow subscriber misses values in between, and needs no
+    more memory than a fast one.
 
-    Under BSP and SSP subscribers hear of what has changed whenever the minimum clock moves, under ASP after each
-    request. A matrix shard is told that it is followed (``MatrixShard.followed``) as long as it is.
-
-    On a shard: which rows have changed for whom.
+    Under BSP and SSP subscribers are told of changes whenever the minimum clock moves, under ASP after each request.
+    A matrix with subscriptions tells them of its changes (``MatrixShard.followed``).
     """
 
     def __init__(self, matrix: Callable[[str], MatrixShard], *, reply_bytes: int = REPLY_BYTES) -> None:
-        """``matrix`` finds a matrix of the shard, or raises UnknownMatrix."""
+        """``matrix`` returns a matrix of the shard, or raises UnknownMatrix."""
         self._matrix = matrix
         self._reply_bytes = reply_bytes
         self._followed: dict[str, _FollowedMatrix] = {}
@@ -250,11 +252,11 @@ class Subscriptions:
         return sum(len(followed.followers) for followed in self._followed.values())
 
     def next(self, request: NextChanges) -> Changes | WaitingReply[Changes]:
-        """The changes that a subscription has not been sent yet, or a wait for some. Raises UnknownWorker."""
+        """Return the changes that a subscription has not been sent yet, or a waiting reply. Raises UnknownWorker."""
         shard = self._matrix(request.matrix)
         if self._is_closed:
             return Changes(request.after, shard.model.tracker.get_min_clock(), has_ended=True)
-        if request.worker >= 0:  # below 0: the server itself
+        if request.worker >= 0:  # Below 0: the server itself.
             shard.model.tracker.check_worker_valid(request.worker)
         followed = self._followed.get(request.matrix)
         if followed is None:
@@ -263,22 +265,22 @@ class Subscriptions:
         return followed.next(request)
 
     def unsubscribe(self, request: Unsubscribe) -> None:
-        """A subscription is over."""
+        """End a subscription."""
         self._remove(request.matrix, (request.worker, request.subscription), None)
 
     def leave(self, worker: int, error: StreamiterError | None = None) -> None:
-        """All subscriptions of a worker end: with this error where one is given."""
+        """End all subscriptions of a worker; waiting replies fail with the error if one is given."""
         for matrix, followed in list(self._followed.items()):
             for key in [key for key in followed.followers if key[0] == worker]:
                 self._remove(matrix, key, error)
 
     def reload(self) -> None:
-        """Parameters have been replaced (the shard went back to a snapshot): all rows are sent again."""
+        """The shard went back to a snapshot: send all rows again."""
         for followed in self._followed.values():
             followed.reload()
 
     def close(self) -> None:
-        """All subscriptions end, and there will be no others."""
+        """End all subscriptions, and accept no new ones."""
         self._is_closed = True
         for matrix, followed in list(self._followed.items()):
             for key in list(followed.followers):
@@ -301,7 +303,7 @@ class Subscriptions:
 
 @final
 class _FollowedMatrix:
-    """A matrix that somebody follows; its shard tells it what changes."""
+    """The subscriptions to one matrix on a shard; the matrix tells it of its changes."""
 
     def __init__(self, shard: MatrixShard, reply_bytes: int) -> None:
         self.shard = shard
@@ -311,7 +313,7 @@ class _FollowedMatrix:
         self._rows = RowsOfBlocks(shard.blocks)
         self._reply_bytes = reply_bytes
         self._changed = Marks(self._rows.count)
-        """Since subscribers were last told."""
+        """The rows that have changed since subscribers were last told."""
 
     @property
     def clock(self) -> int:
@@ -323,16 +325,16 @@ class _FollowedMatrix:
         self._changed.add(self._rows.positions(block, rows))
 
     def applied(self) -> None:
-        """A request has been handled as a whole."""
+        """A request has been applied completely."""
         if self._tells_at_once:
             self._tell()
 
     def clock_moved(self) -> None:
-        """The minimum clock has moved, and what had to follow from that has been done."""
+        """The minimum clock has moved, and its consequences have been applied."""
         self._tell()
 
     def reload(self) -> None:
-        """Everything has changed."""
+        """All rows have changed."""
         self._changed.add(slice(0, self._rows.count))
         self._tell()
 
@@ -347,7 +349,10 @@ class _FollowedMatrix:
                 waiting.succeed(self._changes(follower))
 
     def next(self, request: NextChanges) -> Changes | WaitingReply[Changes]:
-        """The changes that a follower has not been sent yet, or a wait for some. One that is not known is a new one."""
+        """Return the changes that a subscription has not been sent yet, or a waiting reply.
+
+        An unknown subscription is a new one.
+        """
         key = (request.worker, request.subscription)
         follower = self.followers.get(key)
         if follower is None:
@@ -373,36 +378,36 @@ class _FollowedMatrix:
 
 @final
 class _SubscriptionState:
-    """One subscription: what it is to be sent, and what it was sent last."""
+    """One subscription on a shard: the rows to send, and the rows that were sent last."""
 
     def __init__(self, wanted: npt.NDArray[np.bool_], after: int) -> None:
-        """``after`` is the last reply that the subscriber has, of a shard that was here before; 0: it has none."""
+        """``after`` is the number of the subscriber's last reply, from an earlier process of this shard; 0: none."""
         self.waiting: WaitingReply[Changes] | None = None
         self.number = after
-        """Of the last reply; one that is sent by this shard is not taken for one of another."""
+        """The number of the last reply. It continues the numbers of an earlier process of this shard."""
         self._wanted = wanted
         self._sent: Positions = np.empty(0, np.intp)
-        """In the last reply, while nobody knows whether it has come."""
+        """The rows of the last reply, until the subscriber has acknowledged it."""
         self._news = Marks(len(wanted))
         self.acknowledge(0)
         self._turn = 0
-        """The position that is first in the next reply."""
+        """The position from which the next reply begins."""
 
     @property
     def has_news(self) -> bool:
-        """Whether there is anything to send."""
+        """Whether there are rows to send."""
         return bool(self._news)
 
     def stop_waiting(self) -> None:
-        """Its call was given up; it will ask again, or unsubscribe."""
+        """The subscriber's call was given up; it will ask again, or unsubscribe."""
         self.waiting = None
 
     def mark(self, positions: Positions) -> None:
-        """These rows, ascending, have changed."""
+        """Mark these rows, ascending, as changed."""
         self._news.add(positions[self._wanted[positions]])
 
     def acknowledge(self, after: int) -> None:
-        """Reply number ``after`` is the last one that has come; 0: the subscriber knows of nothing."""
+        """Reply ``after`` is the last one that has arrived at the subscriber; 0: none, so all rows are sent."""
         if after == 0:
             self._news.add(np.flatnonzero(self._wanted))
         elif after != self.number:
@@ -410,7 +415,10 @@ class _SubscriptionState:
         self._sent = self._sent[:0]
 
     def take(self, rows: RowsOfBlocks, limit_bytes: int) -> Positions:
-        """The rows of the next reply, in turns: none is left out where more change all the time than one reply has."""
+        """Return the rows of the next reply.
+
+        Each reply begins where the last one ended, so no row is left out for ever where many rows change all the time.
+        """
         news = self._news.take()
         cut = int(np.searchsorted(news, self._turn))
         in_turn = np.concatenate((news[cut:], news[:cut]))
@@ -428,10 +436,7 @@ Positions: TypeAlias = "npt.NDArray[np.intp]"
 
 @final
 class RowsOfBlocks:
-    """Gives each row of each block a position: block by block, row by row.
-
-    The rows of several blocks, numbered through.
-    """
+    """Numbers the rows of several blocks: each row of each block has a position, block by block, row by row."""
 
     def __init__(self, blocks: Mapping[int, Block]) -> None:
         self._blocks = blocks
@@ -444,14 +449,14 @@ class RowsOfBlocks:
         self.count = int(self._starts[-1])
 
     def positions(self, block: int, rows: Sequence[int]) -> slice | list[int]:
-        """Where these rows of a block stand."""
+        """Return the positions of these rows of a block."""
         offset = self._start_of[block] - self._blocks[block].rows.start
         if isinstance(rows, range) and rows.step == 1:
             return slice(rows.start + offset, rows.stop + offset)
         return [row + offset for row in rows]
 
     def mask(self, rows: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
-        """True where one of these rows stands; None: everywhere."""
+        """Return an array that is True at the positions of these rows; None: at all positions."""
         if rows is None:
             return np.ones(self.count, np.bool_)
         mask = np.zeros(self.count, np.bool_)
@@ -461,11 +466,11 @@ class RowsOfBlocks:
         return mask
 
     def size_bytes(self, positions: Positions) -> npt.NDArray[np.int64]:
-        """What the values of each of these rows take."""
+        """Return the size of the values of each of these rows, in bytes."""
         return self._row_bytes[self._index_of_block(positions)]
 
     def read(self, positions: Positions) -> list[ChangedRows]:
-        """These rows as they are now; ``positions`` ascending."""
+        """Return the current values of these rows; ``positions`` are ascending."""
         found: list[ChangedRows] = []
         indices, begins = np.unique(self._index_of_block(positions), return_index=True)
         ends = [*begins[1:].tolist(), len(positions)]
@@ -473,7 +478,7 @@ class RowsOfBlocks:
             number = self._numbers[index]
             block = self._blocks[number]
             rows = positions[begin:end].astype(np.int64) + (block.rows.start - int(self._starts[index]))
-            values: npt.NDArray[Any] = np.empty((len(rows), len(block.columns)), block.dtype)
+            values: Numbers = np.empty((len(rows), len(block.columns)), block.dtype)
             for row, out in zip(rows.tolist(), values, strict=True):
                 block.get(row, None, out)
             found.append(ChangedRows(number, rows, values))
@@ -485,18 +490,18 @@ class RowsOfBlocks:
 
 @final
 class Marks:
-    """A set of positions, in a byte for each that there could be; quick where those in it lie close together."""
+    """A set of positions, with one byte for each possible position; fast if marked positions are close together."""
 
     def __init__(self, count: int) -> None:
         self._is_marked = np.zeros(count, np.bool_)
         self._low, self._high = count, 0
-        """All that are marked lie from here to below there."""
+        """All marked positions are from ``_low`` to below ``_high``."""
 
     def __bool__(self) -> bool:
         return self._low < self._high
 
     def add(self, positions: slice | list[int] | Positions) -> None:
-        """Mark these; an array is ascending."""
+        """Mark these positions; an array is ascending."""
         if isinstance(positions, slice):
             low, high = positions.start, positions.stop
         elif isinstance(positions, list):
@@ -508,7 +513,7 @@ class Marks:
             self._low, self._high = min(low, self._low), max(high, self._high)
 
     def take(self) -> Positions:
-        """All that are marked, ascending; none is any more."""
+        """Return all marked positions, ascending, and unmark them."""
         low, high = self._low, self._high
         if low >= high:
             return np.empty(0, np.intp)
@@ -521,43 +526,42 @@ class Marks:
 
 @final
 class RowAssembly:
-    """What has come of some rows, and which of them are still to be told of: in the order they first changed.
+    """Puts followed rows together from the parts that shards send, in the order in which the rows first changed.
 
-    A row is told of only when all of its blocks have come. If rows lie in several blocks, a copy of each is kept.
-
-    Rows that are followed, put together from their blocks.
+    A row is complete when the parts of all its blocks have come. If rows are stored in several blocks, a copy of each
+    row is kept.
     """
 
     def __init__(self, matrix: Matrix, partitioning: MatrixPartitioning) -> None:
         self._matrix = matrix
         self._partitioning = partitioning
-        self._rows: dict[int, npt.NDArray[Any]] = {}
+        self._rows: dict[int, Numbers] = {}
         self._missing: dict[int, set[int]] = {}
-        """Blocks that have not come yet, by row."""
+        """The blocks whose parts have not come yet, by row."""
         self._news: dict[int, dict[int, int]] = {}
-        """What is to be told: by row and block, the clock."""
+        """Complete rows that have changed: by row and block, the clock of the change."""
         self._parts: dict[int, dict[int, int]] = {}
-        """The same of rows that are not complete."""
+        """The same for rows that are not complete."""
 
     @property
     def has_news(self) -> bool:
-        """Whether there is a row to tell of."""
+        """Whether ``take_row`` has a row to return."""
         return bool(self._news)
 
     def take(self, changes: Changes) -> None:
-        """Take what has come from a shard."""
+        """Take the changes of a shard."""
         for number, rows, values in changes.parts:
             columns = self._partitioning.blocks[number].columns
             is_whole = len(columns) == self._matrix.columns
             for row, part in zip(rows.tolist(), values, strict=True):
                 if is_whole:
-                    # A row that a subscriber keeps must not keep the whole reply in memory.
+                    # If a subscriber keeps the row, it must not keep the whole reply in memory.
                     self._rows[row] = part if len(rows) == 1 else part.copy()
                     self._news.setdefault(row, {})[number] = changes.clock
                 else:
                     self._put(row, number, columns, part, changes.clock)
 
-    def _put(self, row: int, block: int, columns: range, part: npt.NDArray[Any], clock: int) -> None:
+    def _put(self, row: int, block: int, columns: range, part: Numbers, clock: int) -> None:
         if row not in self._rows:
             self._rows[row] = np.empty(self._matrix.columns, self._matrix.numpy_dtype)
             self._missing[row] = {one.number for one in self._partitioning.blocks_of_row(row)}
@@ -572,8 +576,8 @@ class RowAssembly:
             del self._missing[row]
             self._news[row] = self._parts.pop(row)
 
-    def tell(self) -> RowChange:
-        """The first row that there is to tell of."""
+    def take_row(self) -> RowChange:
+        """Return the complete row that changed first."""
         row = next(iter(self._news))
         clocks = self._news.pop(row)
         blocks = [self._partitioning.blocks[number].columns for number in clocks]

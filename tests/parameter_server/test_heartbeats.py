@@ -30,8 +30,8 @@ async def test_a_late_message_of_a_worker_that_has_left_does_not_bring_it_back()
     heartbeats.joined(1)
     heartbeats.left(1)
     heartbeats.heard(1)
-    heartbeats.waits(1)
-    heartbeats.goes_on(1)
+    heartbeats.wait_begins(1)
+    heartbeats.wait_ends(1)
     assert heartbeats.silent(100.0) == []
 
 
@@ -40,12 +40,12 @@ async def test_a_worker_whose_call_waits_at_the_server_is_not_silent() -> None:
     clock = VirtualClock()
     heartbeats = Heartbeats(clock, timeout_s=10.0)
     heartbeats.joined(1)
-    heartbeats.waits(1)
-    heartbeats.waits(1)
+    heartbeats.wait_begins(1)
+    heartbeats.wait_begins(1)
     await clock.advance(50.0)
-    heartbeats.goes_on(1)
+    heartbeats.wait_ends(1)
     assert heartbeats.silent(100.0) == []
-    heartbeats.goes_on(1)
+    heartbeats.wait_ends(1)
     assert heartbeats.silent(59.0) == []
     assert heartbeats.silent(60.0) == [1]
 

@@ -25,7 +25,7 @@ def test_a_row_is_told_of_only_when_all_of_its_blocks_have_come() -> None:
     rows.take(_changes(0, 5, [1], [[1.0, 2.0]]))
     assert not rows.has_news
     rows.take(_changes(1, 6, [0, 1], [[0.0, 0.0], [3.0, 4.0]]))
-    change = rows.tell()
+    change = rows.take_row()
     assert (change.row, change.clock, change.columns) == (1, 5, None)
     assert change.values.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert not rows.has_news
@@ -36,11 +36,11 @@ def test_parts_that_come_before_a_row_is_told_of_are_told_together() -> None:
     rows = _assembly(columns_of_block=2)
     for block in range(3):
         rows.take(_changes(block, 0, [0], [[0.0, 0.0]]))
-    rows.tell()
+    rows.take_row()
     rows.take(_changes(2, 3, [0], [[5.0, 6.0]]))
     rows.take(_changes(1, 2, [0], [[3.0, 4.0]]))
     rows.take(_changes(2, 4, [0], [[7.0, 8.0]]))
-    change = rows.tell()
+    change = rows.take_row()
     assert (change.clock, change.columns) == (2, range(2, 6))
     assert change.values.tolist() == [0.0, 0.0, 3.0, 4.0, 7.0, 8.0]
     assert not rows.has_news
@@ -51,7 +51,7 @@ def test_rows_in_one_block_are_not_kept_once_they_are_told_of() -> None:
     rows = _assembly(columns_of_block=6)
     changes = _changes(0, 1, [0, 1], [[1.0] * 6, [2.0] * 6])
     rows.take(changes)
-    first, second = rows.tell(), rows.tell()
+    first, second = rows.take_row(), rows.tell()
     assert (first.columns, second.values.tolist()) == (None, [2.0] * 6)
     assert first.values.base is None
     assert not rows._rows

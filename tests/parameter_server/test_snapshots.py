@@ -67,7 +67,7 @@ async def test_who_waits_at_a_barrier_is_told_that_the_server_went_back() -> Non
 @pytest.mark.parametrize("junk", [None, {}, {"matrices": 3}, {"matrices": {}}, {"matrices": {"w": 1}}, [1]])
 async def test_what_is_no_snapshot_is_refused(junk: Any) -> None:
     """A KeyError: 'matrices', with nothing that said whose."""
-    with pytest.raises(ParameterServerError, match=r"restore: expected what snapshot\(\) has given"):
+    with pytest.raises(ParameterServerError, match=r"restore: expected a result of snapshot\(\)"):
         await ParameterServer().restore(junk)
 
 

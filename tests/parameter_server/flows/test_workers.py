@@ -230,7 +230,7 @@ async def test_a_server_with_clients_of_its_own_is_refused() -> None:
     """A client beside the flow would be waited for."""
     flow, server = counting_flow()
     client = server.client(worker=0)
-    with pytest.raises(JobFailed, match="given 1; one flow at a time, and no clients beside it"):
+    with pytest.raises(JobFailed, match="given 1; one flow at a time, and no other clients"):
         await flow.start()
     await client.leave()
     await ended(await flow.start())
