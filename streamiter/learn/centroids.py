@@ -12,10 +12,10 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream, connect
-from streamiter.learn.rows import as_points, blaming_rows, of_good_rows, row_weights
+from streamiter.learn.rows import as_points, row_weights
+from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, plain_float, whole_number
-from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import RejectionPolicy
 from streamiter.records import Batch
@@ -467,7 +467,7 @@ def online_k_means(
     )
     mini_batches = points.batch(mini_batch, timeout_s, parallelism=1, name=label("mini-batches"))
     return connect(start=start, points=mini_batches).process(
-        lambda: _Learn(make()),
+        lambda: _LearnFromStart(make()),
         name=label("centroids"),
         parallelism=1,
         on_error=on_error,
@@ -475,11 +475,12 @@ def online_k_means(
     )
 
 
-class _Learn(Operator):
-    """Takes over the centroids to begin with, then learns from each mini-batch and emits what came of it."""
+class _LearnFromStart(LearnMiniBatches):
+    """Takes over the initial centroids (input ``start``), then learns from each mini-batch (input ``points``)."""
 
     def __init__(self, model: OnlineKMeans) -> None:
-        self._model = model
+        super().__init__(model)
+        self._centroids = model
         self._is_started = False
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
@@ -494,25 +495,18 @@ class _Learn(Operator):
             )
         self._is_started = True
         if parameters is not None:
-            self._model.start_from(parameters)
+            self._centroids.start_from(parameters)
 
     def input_ended(self, name: str, out: Output) -> None:
         self._is_started = True
 
     def process_points(self, mini_batch: Batch, out: Output) -> None:
-        update = of_good_rows(
-            lambda rows: blaming_rows(self._learned, rows, self._model.check), mini_batch, out
-        )
-        if update is not None:
-            out.emit(update)
-
-    def _learned(self, mini_batch: Any) -> ModelSnapshot:
-        self._model.learn(mini_batch)
-        return self._model.to_update()
+        """Learn from a mini-batch."""
+        self.process(mini_batch, out)
 
     def snapshot(self) -> dict[str, Any]:
-        return {"model": self._model.state(), "is started": self._is_started}
+        return {"model": super().snapshot(), "is started": self._is_started}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._model.restore(state["model"])
+        super().restore(state["model"])
         self._is_started = state["is started"]

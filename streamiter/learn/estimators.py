@@ -1,4 +1,9 @@
-"""What the ``fit`` methods share: their sources, their runs, their progress."""
+"""What all ``fit`` methods share: reading arrays or a topic, running a flow, showing its progress.
+
+A ``fit`` builds a flow and runs it to its end with :func:`run_offline`. Progress is shown on stderr: as a bar on a
+terminal, as a line now and then elsewhere. The first Ctrl-C ends the training after the present round and keeps the
+model, a second one aborts it.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +47,7 @@ __all__ = [
 
 
 def no_path(owner: str, given: str) -> ModelError:
-    """The error for a text where data is expected: it is most likely the name of a file.
-
-    What models are fitted to: arrays, or what is in a topic now.
-    """
+    """Return the error for a text that was given instead of data: it is most likely the name of a file."""
     shown = shown_url(given) if ":" in given else given
     url = shown if ":" in given else f"file:{given}"
     return ModelError(
@@ -54,7 +56,7 @@ def no_path(owner: str, given: str) -> ModelError:
 
 
 def refuse_arrays_with_topic(owner: str, topic: Topic, **arrays: Any) -> None:
-    """Raise ModelError for those that were given (are not None): the topic brings them."""
+    """Raise ModelError for an array that was given (is not None) with a topic: the topic brings it."""
     for what, given in arrays.items():
         if given is not None:
             raise ModelError(
@@ -64,7 +66,7 @@ def refuse_arrays_with_topic(owner: str, topic: Topic, **arrays: Any) -> None:
 
 
 def refuse_options_of_topics(owner: str, **options: Any) -> None:
-    """Raise GraphError for those that were given (are not None), with arrays."""
+    """Raise GraphError for an option of topics that was given (is not None) with an array."""
     for option, given in options.items():
         if given is not None:
             raise GraphError(
@@ -73,8 +75,8 @@ def refuse_options_of_topics(owner: str, **options: Any) -> None:
 
 
 def read_topic(flow: Flow, topic: Topic, decode: Decoder | None, *, parallelism: int = 1) -> Stream:
-    """The records that are in the topic as the flow starts."""
-    # Files end anyway, and to know where would be to read them twice.
+    """Return the stream of the records that are in the topic when the flow starts."""
+    # A file ends by itself; to find its end first would be to read it twice.
     stop: StopPosition = None if getattr(topic, "bounded", False) else "latest"
     return flow.source(topic, decode=decode, stop=stop, parallelism=parallelism)
 
@@ -82,7 +84,10 @@ def read_topic(flow: Flow, topic: Topic, decode: Decoder | None, *, parallelism:
 def examples_in_topic(
     topic: Topic, decode: Decoder | None, extract: Extract | None, *, owner: str
 ) -> list[Examples]:
-    """All of them, batch by batch, in memory. Ctrl-C raises KeyboardInterrupt; JobFailed for what are none."""
+    """Return all examples that are in the topic now, batch by batch, in memory.
+
+    Raises KeyboardInterrupt on Ctrl-C, JobFailed for records that are no examples.
+    """
 
     def parts_of(batch: Batch) -> list[Examples]:
         return [
@@ -97,9 +102,10 @@ def examples_in_topic(
 
 
 def labelled(owner: str, batch: Batch, width: int | None = None) -> Examples:
-    """Of records as libsvm and dummy files give them. Without a width, rows are as wide as the widest of them.
+    """Return the examples of records as libsvm and dummy files give them: with label, indices and values.
 
-    Raises ConfigurationError where none of several records is like that, BadRows for some that are not.
+    ``Columns`` with label and features are taken, too. Without a width, rows are as wide as the widest row. Raises
+    ConfigurationError if none of several records has these fields, BadRows if some of them have not.
     """
     if isinstance(batch, Columns) and {"label", "features"} <= set(batch.names):
         return Examples(batch["features"], batch["label"])
@@ -126,38 +132,36 @@ def _has_keys(record: Any) -> bool:
 
 
 def _joined(parts: list[Any], dtype: type[np.generic]) -> Any:
-    """One after the other. An empty list is left out: it has a dtype of its own, which all would become."""
+    """Return one array of all parts. Empty lists are left out: their dtype would become the dtype of the result."""
     filled = [part for part in parts if len(part)]
     return np.concatenate(filled) if filled else np.empty(0, dtype)
 
 
-# Often enough to look alive; reading a job's figures takes a tenth of a millisecond.
+# Often enough to look alive; reading a job's statistics takes a tenth of a millisecond.
 _BAR_REFRESH_S: Final = 0.1
 
-# A log of an hour is then some 700 lines; short trainings are told of by their last line.
+# So the log of one hour has some 700 lines. A short training shows its last line only.
 _LINE_EVERY_S: Final = 5.0
 
 
 class RoundsDisplay(Protocol):
-    """Where rounds are shown.
-
-    How far learning has come, on stderr: a bar on a terminal, a line now and then elsewhere.
-    """
+    """Shows the progress of a training."""
 
     refresh_s: float
-    """How long to wait between two."""
+    """Seconds between two calls of :meth:`show`."""
 
     def show(self, rounds_done: int, note: str) -> None:
-        """What there is to see now."""
+        """Show the number of finished rounds, and a note such as the loss."""
 
 
 @contextlib.contextmanager
 def displayed_rounds(
     title: str, rounds: int | None, *, wanted: bool | None = None, noun: str = "round"
 ) -> Iterator[RoundsDisplay | None]:
-    """Where to show rounds: None where nothing is ``wanted``, which is the default without a terminal.
+    """Give the display for the rounds of a training: a bar on a terminal, lines elsewhere; None to show nothing.
 
-    ``rounds`` is how many there are at most, None where nobody knows; ``noun`` is what they are called.
+    ``wanted=None`` shows progress on a terminal only. ``rounds`` is the largest number of rounds, None if it is not
+    known; ``noun`` is the word for a round.
     """
     is_terminal = sys.stderr.isatty()
     if not (is_terminal if wanted is None else wanted):
@@ -170,7 +174,7 @@ def displayed_rounds(
 
 
 class _ProgressLines:
-    """A line for each state that differs from the one before."""
+    """Prints a line whenever it differs from the line before."""
 
     refresh_s = _LINE_EVERY_S
 
@@ -184,11 +188,11 @@ class _ProgressLines:
         line = f"{self._title}: {self._noun} {rounds_done}{self._of_rounds}" + (f", {note}" if note else "")
         if line != self._last:
             self._last = line
-            print(line, file=sys.stderr, flush=True)  # noqa: T201 (what it is for)
+            print(line, file=sys.stderr, flush=True)  # noqa: T201 (progress is meant to be printed)
 
 
 class _Bar:
-    """A bar that grows, or moves where nobody knows how many rounds there will be."""
+    """A bar that grows; if the number of rounds is not known, it moves to and fro."""
 
     refresh_s = _BAR_REFRESH_S
 
@@ -203,7 +207,7 @@ class _Bar:
 
 @contextlib.contextmanager
 def _bar(title: str, rounds: int | None, noun: str) -> Iterator[_Bar]:
-    # rich takes longer to import than all learners together, and only those who look at a terminal need it.
+    # The import of rich takes longer than that of all learners, and only a terminal needs it.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -219,7 +223,7 @@ def _bar(title: str, rounds: int | None, noun: str) -> Iterator[_Bar]:
         *columns,
         console=Console(stderr=True),
         auto_refresh=False,
-        # What is printed meanwhile appears above the bar; where stdout is a file or a pipe, it goes there.
+        # Text that the program prints meanwhile appears above the bar; if stdout is a file or a pipe, it goes there.
         redirect_stdout=sys.stdout.isatty(),
     )
     with progress:
@@ -244,20 +248,19 @@ def run_offline(
 ) -> JobStatistics:
     """Run a flow to its end, and show how many rounds its (first) iteration has made.
 
-    ``rounds`` is how many it makes at most, None where nobody knows; ``first_round`` is the epoch of the first, where
-    those before it only prepare. ``progress`` says whether to show them on stderr: None means on a terminal only.
-    ``describe()`` tells more about the last round, such as its loss; it is called in the job's event loop, between
-    two steps.
+    ``rounds`` is the largest number of rounds, None if it is not known. ``first_round`` is the epoch of the first
+    round, for iterations whose first epochs only prepare. ``progress`` says whether to show the rounds on stderr; None
+    shows them on a terminal only. ``describe()`` returns a note on the last round, such as its loss; it is called in
+    the job's event loop, between two steps.
 
-    Ctrl-C (and SIGTERM) ends the iteration with the round under way, and the flow as if that had been the last:
-    what comes out is what was learned so far, and where rounds are shown a line says of which it is. A second one
-    aborts it with KeyboardInterrupt; with the ``first_stop`` ``"abort"`` the first one does, for flows of which a part
-    is worth nothing.
+    The first Ctrl-C (or SIGTERM) ends the iteration after the present round, and the flow gives the model of that
+    round; if progress is shown, a line names the round. A second signal aborts the flow with KeyboardInterrupt. With
+    ``first_stop="abort"`` the first signal does, for flows whose partial result is of no use.
 
-    A flow without an iteration says itself how many ``done()`` there are, and what they are (``noun``).
-    ``channel_limits`` are those of its channels: with short ones Ctrl-C has soon passed what was read ahead.
+    A flow without an iteration gives ``done()``, which returns the number of rounds, and ``noun``, the word for a
+    round. ``channel_limits`` are the limits of its channels: with short channels Ctrl-C soon takes effect.
 
-    Works from a running event loop too, such as a notebook's, which waits meanwhile.
+    It works inside a running event loop, too, such as that of a notebook; that loop waits meanwhile.
     Raises JobFailed if a step failed.
 
     >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
@@ -269,8 +272,6 @@ def run_offline(
     >>> collected = halved.collect()
     >>> run_offline(flow, title="halving").loops[0].ended_in, collected.items
     (2, [2.0, 1.0])
-
-    Running a flow that learns offline: progress on stderr, and a Ctrl-C that keeps what was learned.
     """
     with displayed_rounds(title, rounds, wanted=progress, noun=noun) as display:
         of_loop = functools.partial(rounds_done, first=first_round, most=rounds)
@@ -284,20 +285,20 @@ def run_offline(
         raise KeyboardInterrupt
     if display is not None and was_interrupted(statistics) and (made := count(statistics)):
         line = f"{title}: interrupted; the model of round {made} is kept"
-        print(line, file=sys.stderr, flush=True)  # noqa: T201 (what it is for)
+        print(line, file=sys.stderr, flush=True)  # noqa: T201 (progress is meant to be printed)
     return statistics
 
 
 def was_interrupted(statistics: JobStatistics) -> bool:
-    """Whether Ctrl-C ended the (first) iteration, before it would have ended by itself."""
+    """Whether Ctrl-C ended the (first) iteration before its own end."""
     return bool(statistics.loops) and statistics.loops[0].end_reason == EndReason.DRAINED.value
 
 
 def rounds_done(statistics: JobStatistics, *, first: int = 0, most: int | None = None) -> int:
-    """How many rounds the (first) iteration has made, of which the ``first`` began in that epoch."""
-    # An epoch is complete when what the one before it led to has come back, and its own callbacks begin.
+    """Return how many rounds the (first) iteration has made; ``first`` is the epoch of its first round."""
+    # An epoch is complete when the feedback of the epoch before it has returned, and its own callbacks begin.
     done = max(0, statistics.loops[0].epoch_complete - first) if statistics.loops else 0
-    # What still goes round after the last of them is none.
+    # Feedback that still circulates after the last round does not count.
     return done if most is None else min(done, most)
 
 
@@ -310,7 +311,7 @@ def _is_in_event_loop() -> bool:
 
 
 class _OfflineRun:
-    """One run of one flow."""
+    """One run of one flow, with its display and its signals."""
 
     def __init__(
         self,
@@ -331,7 +332,7 @@ class _OfflineRun:
         self._started: tuple[Job, asyncio.AbstractEventLoop] | None = None
 
     async def until_end(self) -> JobStatistics:
-        """Start the job and wait for its end, whichever it is."""
+        """Start the job, wait for its end and return its statistics; the job may have failed or been stopped."""
         job = await self._flow.start(channel_limits=self._channel_limits)
         self._started = job, asyncio.get_running_loop()
         with stopping_on_signals(job, first=self._first_stop) as stops:
@@ -357,7 +358,7 @@ class _OfflineRun:
         display.show(self._rounds_done(job.statistics()), ", ".join(filter(None, notes)))
 
     def in_thread(self) -> JobStatistics:
-        """The same in a thread of its own: an event loop cannot run inside another one."""
+        """Do the same in another thread: an event loop cannot run inside another one."""
         with ThreadPoolExecutor(1, thread_name_prefix=self._flow.name) as executor:
             running = executor.submit(lambda: run_in_own_loop(self.until_end()))
             with self._stopping_on_signals():
@@ -365,7 +366,7 @@ class _OfflineRun:
 
     @contextlib.contextmanager
     def _stopping_on_signals(self) -> Iterator[None]:
-        """Signals are heard by the main thread only, which waits here."""
+        """Stop the job on signals. Only the main thread receives them, and it waits here."""
         modes: list[StopMode] = [self._first_stop, "abort"]
 
         def stop(*_: object) -> None:
@@ -376,7 +377,7 @@ class _OfflineRun:
                 del modes[:-1]
 
         heard = [signal.SIGINT]
-        # A service that runs this in its event loop has a handler of its own for SIGTERM, which comes later.
+        # A service that runs this in its event loop has its own handler for SIGTERM, which is called later.
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             heard.append(signal.SIGTERM)
         with signal_handlers(stop, *heard):

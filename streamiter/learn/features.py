@@ -15,13 +15,12 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
-from streamiter.learn.rows import BadRows, as_points, blaming_rows, of_good_rows
+from streamiter.learn.rows import BadRows, as_points
+from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, Indices, has_plain_digits, plain_float, whole_number
-from streamiter.operators.operator import Operator
-from streamiter.operators.output import Output
 from streamiter.operators.rejection import RejectionPolicy
-from streamiter.records import Batch, Columns
+from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats, columns_of_table
 from streamiter.topics.topic import Topic
@@ -479,6 +478,10 @@ class StandardScaler:
         deviation = np.sqrt(self._squares / max(self._records - 1, 1))
         return {"mean": self._mean.copy(), "deviation": deviation}
 
+    def to_update(self) -> ModelSnapshot:
+        """Return the model to publish: the parameters, and the number of rows."""
+        return ModelSnapshot(self.parameters(), records=self._records)
+
     def state(self) -> dict[str, Any]:
         """All that it has learned, as plain data of its own."""
         return {"records": self._records, "mean": self._mean.copy(), "squares": self._squares.copy()}
@@ -533,26 +536,9 @@ def online_standard_scaler(
     label = step_names(rows.flow, name)
 
     windows = rows.batch(window, timeout_s, parallelism=1, name=label("windows"))
-    return windows.process(_ScaleWindows, name=label("scale"), on_error=on_error, dead_letter=dead_letter)
-
-
-class _ScaleWindows(Operator):
-    """Learns from each window and emits what came of it."""
-
-    def __init__(self) -> None:
-        self._scaler = StandardScaler()
-
-    def process(self, window: Batch, out: Output) -> None:
-        update = of_good_rows(lambda rows: blaming_rows(self._learned, rows, self._scaler.check), window, out)
-        if update is not None:
-            out.emit(update)
-
-    def _learned(self, window: Any) -> ModelSnapshot:
-        self._scaler.learn(window)
-        return ModelSnapshot(self._scaler.parameters(), records=self._scaler.records)
-
-    def snapshot(self) -> dict[str, Any]:
-        return self._scaler.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._scaler.restore(state)
+    return windows.process(
+        lambda: LearnMiniBatches(StandardScaler()),
+        name=label("scale"),
+        on_error=on_error,
+        dead_letter=dead_letter,
+    )

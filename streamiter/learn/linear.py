@@ -1,17 +1,19 @@
-"""Linear models."""
+"""Linear models: losses, and ``LinearModel``, which predicts, learns and computes gradients.
+
+A *margin* is w·x + b, the weighted sum of a row's features plus the intercept. A *loss* turns a margin into a
+prediction by its link, and says what a wrong prediction costs. The weights and the steps that change them are in
+``linear_weights``.
+"""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import GraphError
-from streamiter.flow.graph_checks import check_function
 from streamiter.learn.linear_weights import GRADIENT_LIMIT, Gradient, LinearWeights, is_tame
 from streamiter.learn.rows import (
     CheckedExamples,
@@ -31,29 +33,20 @@ from streamiter.learn.rows import (
     rows_as_lists,
     weighted_sum,
 )
-from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats
-from streamiter.operators.operator import Context, Operator
-from streamiter.operators.output import Output
-from streamiter.operators.rejection import shortened
 from streamiter.optimizers import Optimizer
-from streamiter.records import OutputTag
 
 __all__ = [
-    "MODELS",
     "PROBABILITY_FLOOR",
-    "EpochGradients",
     "LinearLoss",
     "LinearModel",
     "LogLoss",
-    "ParameterOwner",
     "SquaredLoss",
-    "check_makes_model",
 ]
 
 
-# A wrong prediction of certainty would cost infinity; 1e-15 is what scikit-learn long clipped at, and
-# the smallest round number that 1 − p still tells from 1.
+# A wrong prediction made with certainty would cost infinity. scikit-learn clipped at 1e-15 for a long time; it is the
+# smallest round number p for which 1 − p differs from 1.
 PROBABILITY_FLOOR: Final = 1e-15
 
 # exp(709.8) overflows; from 700 on the probability is 1e-304 either way.
@@ -61,40 +54,37 @@ _LOG_ODDS_LIMIT: Final = 700.0
 
 
 class LinearLoss(abc.ABC):
-    """How a margin becomes a prediction, and what a wrong one costs.
+    """Turns margins into predictions, and says what wrong predictions cost.
 
-    Losses of linear models, each with its canonical link.
-
-    With the canonical link the derivative of the loss by the margin (the linear part, w·x + b) is simply
-    ``prediction − target``; both losses here have it.
+    Each loss has its canonical link: then the derivative of the loss by the margin is ``prediction − target``.
 
     >>> LogLoss().predict(np.array([0.0, 2.0, 800.0])).round(4).tolist()
     [0.5, 0.8808, 1.0]
     """
 
     link: ClassVar[str]
-    """What leads from the prediction back to the margin: "identity" or "logit"."""
+    """The name of the function from the prediction to the margin: "identity" or "logit"."""
 
     @abc.abstractmethod
     def predict(self, margins: Floats) -> Floats:
-        """The prediction for each margin, in a new array."""
+        """Return the prediction for each margin, in a new array."""
 
     @abc.abstractmethod
     def predict_one(self, margin: float) -> float:
-        """The same for one margin, to the same last bit."""
+        """Return the prediction for one margin, the same as :meth:`predict` to the last bit."""
 
     @abc.abstractmethod
     def values(self, predictions: Floats, targets: Floats) -> Floats:
-        """The loss of each prediction."""
+        """Return the loss of each prediction."""
 
     def total(self, predictions: Floats, targets: Floats, weights: Floats | None = None) -> float:
-        """The sum of the losses, each counted with its weight."""
+        """Return the sum of the losses, each multiplied by its weight."""
         values = self.values(predictions, targets)
         return float(values.sum() if weights is None else values @ weights)
 
     @abc.abstractmethod
     def check_targets(self, owner: str, targets: Floats) -> None:
-        """Raises :class:`~streamiter.learn.rows.BadRows` for targets that cannot be."""
+        """Raise :class:`~streamiter.learn.rows.BadRows` for targets that the loss is not defined for."""
 
 
 class SquaredLoss(LinearLoss):
@@ -118,7 +108,7 @@ class SquaredLoss(LinearLoss):
 
 
 class LogLoss(LinearLoss):
-    """−log of the probability given to what happened, target 0 or 1; the link is the logit.
+    """−log of the probability that was predicted for the target, 0 or 1; the link is the logit.
 
     Probabilities are clipped to 1e-15 … 1 − 1e-15.
     """
@@ -141,7 +131,7 @@ class LogLoss(LinearLoss):
         return -(targets * np.log(clipped) + (1.0 - targets) * np.log1p(-clipped))
 
     def total(self, predictions: Floats, targets: Floats, weights: Floats | None = None) -> float:
-        # The probability given to what happened, so that one logarithm does instead of two.
+        # The probability that was predicted for the target, so that one logarithm is enough.
         chances = np.subtract(1.0, targets)
         chances -= predictions
         np.abs(chances, out=chances)
@@ -158,29 +148,26 @@ class LogLoss(LinearLoss):
             raise refuse_rows(good, f"{owner}: expected targets 0 or 1", targets, advice)
 
 
-# A weight that large in steps of its own is a mistake, and would seem to hang.
+# A larger weight is a mistake: so many single steps would look like a hang.
 _STEPS_LIMIT: Final = 10_000
 
 
 class LinearModel(LinearWeights):
-    """A linear model that learns online, one step at a time.
+    """A linear model that learns online, one step at a time: weights, an intercept, a loss and an optimizer.
 
-    ``width`` is the number of features. ``initial_weights`` and ``initial_intercept`` are where it
-    starts (zeros unless given). The intercept is a weight of its own that is never regularized;
-    ``intercept=False`` does without.
+    ``width`` is the number of features. Learning starts from ``initial_weights`` and ``initial_intercept`` (zeros
+    unless given). The intercept is a separate weight that is never regularized; ``intercept=False`` leaves it out.
 
-    Belongs to one task. A :class:`~streamiter.errors.ModelError` leaves the model as it was; where
-    single rows are at fault it is a :class:`~streamiter.learn.rows.BadRows` that names them.
+    Features are a matrix (rows, features) or :class:`~streamiter.sparse_rows.SparseRows`. The gradient of a step is
+    the mean over its rows, each multiplied by its sample weight: a row of weight 2 counts as two rows, a row of weight
+    0 does not count.
 
-    The online linear model: weights, an intercept, a loss and an optimizer.
+    *Which weights a step changes.* A dense step changes all weights, a sparse step only those whose features the
+    mini-batch names. The result is the same for optimizers that change nothing for a gradient of 0: FTRL, and SGD
+    without regularization.
 
-    Features are a matrix (rows, features) or :class:`~streamiter.sparse_rows.SparseRows`. The gradient of a
-    step is the mean over its rows, each counted with its sample weight: a row of weight 2 is two rows, a row
-    of weight 0 is not there.
-
-    *Which weights a step touches.* A dense step touches all of them, a sparse one only those whose features
-    the mini-batch names. That is the same wherever a gradient of 0 changes nothing: always with FTRL, with
-    SGD unless it regularizes.
+    Use a model in one task only. A :class:`~streamiter.errors.ModelError` leaves the model as it was; if single rows
+    are at fault, it is a :class:`~streamiter.learn.rows.BadRows` that names them.
     """
 
     def __init__(
@@ -204,7 +191,7 @@ class LinearModel(LinearWeights):
         self.loss = loss
 
     def twin(self, optimizer: Optimizer) -> LinearModel:
-        """A model that begins with these weights, and learns from targets as the loss counts them."""
+        """Return a model that starts with these weights, and learns from targets as the loss counts them."""
         twin = LinearModel(
             self.width,
             loss=self.loss,
@@ -219,9 +206,9 @@ class LinearModel(LinearWeights):
     # ---- predicting and learning
 
     def predict(self, features: Features) -> Floats:
-        """The value, or the probability of target 1, for each row.
+        """Return the value, or the probability of target 1, for each row.
 
-        The prediction for a row does not depend on the rows beside it, to the last bit.
+        The prediction for a row does not depend on the other rows, to the last bit.
         """
         rows = checked_rows(self._name, features, self.width)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -234,12 +221,12 @@ class LinearModel(LinearWeights):
     def learn(
         self, features: Features, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
     ) -> None:
-        """One step on a mini-batch. Without rows, or all of weight 0, there is no step."""
+        """Make one step on a mini-batch; no step if there are no rows, or only rows of weight 0."""
         rows = checked_rows(self._name, features, self.width)
         if len(rows) == 1:
             refuse_not_finite(self._name, rows)
             checked = self.checked_targets(targets, 1)
-            # The mean of one row, however often it is counted, is that row.
+            # The mean of one row is that row, whatever its weight.
             if sample_weights is None or row_weights(self._name, sample_weights, 1)[0]:
                 self._learn_rows(rows, checked, None)
         else:
@@ -248,12 +235,11 @@ class LinearModel(LinearWeights):
     def learn_each(
         self, features: Features, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
     ) -> Floats:
-        """One step for each row, in order; the prediction that was made for each before its step.
+        """Make one step for each row, in order; return the prediction for each row before its step.
 
-        The same as ``predict`` and ``learn`` row by row, only quicker. A row of weight 2 is two rows and so
-        two steps; a fraction of a row is a step with that fraction of its gradient. All rows are checked
-        before the first one is learned from; should the arithmetic break down at a later one, those before
-        it stay learned.
+        This is the same as ``predict`` and ``learn`` row by row, but quicker. A row of weight 2 counts as two rows, so
+        it makes two steps; a fraction of a row is a step with that fraction of its gradient. All rows are checked
+        before the first step. If the arithmetic overflows at a later row, the model keeps the steps before that row.
         """
         rows = checked_rows(self._name, features, self.width)
         refuse_not_finite(self._name, rows)
@@ -273,11 +259,11 @@ class LinearModel(LinearWeights):
     def gradient(
         self, features: Features, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
     ) -> Gradient:
-        """The gradient of the loss at the present weights, as sums; the model does not change."""
+        """Return the gradient of the loss at the present weights, as sums; the model does not change."""
         return self._gradient(checked_rows(self._name, features, self.width), targets, sample_weights)
 
     def checked_examples(self, examples: Examples) -> CheckedExamples:
-        """Examples as they were given, checked once to be gone through many times; ``BadRows`` names the others."""
+        """Return checked examples, to be learned from many times; ``BadRows`` names rows that are no examples."""
         rows = checked_rows(self._name, examples.features, self.width)
         refuse_not_finite(self._name, rows)
         targets = self.checked_targets(examples.targets, len(rows))
@@ -285,7 +271,7 @@ class LinearModel(LinearWeights):
         return CheckedExamples(rows, targets, weights)
 
     def gradient_and_loss(self, examples: CheckedExamples) -> tuple[Gradient, float]:
-        """The gradient, for all features, and the sum of the losses; the model does not change."""
+        """Return the gradient for all features, and the sum of the losses; the model does not change."""
         rows, targets, weights = examples.rows, examples.targets, examples.weights
         with np.errstate(over="ignore", invalid="ignore"):
             margins = dots(rows, self._weights)
@@ -384,106 +370,19 @@ class LinearModel(LinearWeights):
     # ---- checks
 
     def checked_targets(self, targets: npt.ArrayLike, length: int) -> Floats:
-        """Targets as the loss counts them, one for each of ``length`` rows; ``BadRows`` names the others."""
+        """Return targets as the loss counts them, one for each of ``length`` rows; ``BadRows`` names bad targets."""
         checked = row_vector(self._name, "targets", targets, length)
         self.loss.check_targets(self._name, checked)
         return checked
 
 
 def _steps(weight: float) -> Iterator[tuple[float, int]]:
-    """The steps that a row of this weight stands for: the share of each (the last may be a fraction), and
-    the records it counts for, which are 1 altogether.
+    """Give the steps for a row of this weight: the share of each step, and the number of records it counts for.
+
+    The last share may be a fraction. The first step counts for one record, the others for none.
     """
     records = 1
     while weight > 0.0:
         yield min(weight, 1.0), records
         weight -= 1.0
         records = 0
-
-
-MODELS: Final = OutputTag("models")
-"""The side output of an owner: a ``ModelSnapshot`` for each version (or each n-th)."""
-
-
-class ParameterOwner(Operator):
-    """Keeps the model with its optimizer's slots, and publishes it; parallelism 1.
-
-    It emits the parameters that the workers go on with.
-
-    The owner of a model's parameters: gradients come in, parameters and published models go out.
-    """
-
-    def __init__(self, make_model: Callable[[], LinearModel], publish_every: int) -> None:
-        self._model = make_model()
-        self._publish_every = publish_every
-        self._published = 0
-        self._loss: float | None = None
-
-    def open(self, context: Context) -> None:
-        self._context = context
-
-    def step(self, gradient: Gradient, loss: float, out: Output) -> None:
-        """One step; publishes the model when it is due."""
-        self._model.apply(gradient)
-        self._loss = loss / gradient.weight if gradient.weight else self._loss
-        if self._model.version - self._published >= self._publish_every:
-            self._publish(out)
-
-    def finish(self, out: Output) -> None:
-        """The last version is published in any case."""
-        if self._model.version > self._published:
-            self._publish(out)
-
-    def _publish(self, out: Output) -> None:
-        self._published = self._model.version
-        metrics = {} if self._loss is None else {"loss": self._loss}
-        parameters, records = self._model.parameters(), self._model.records
-        out.emit(ModelSnapshot(parameters, records, metrics, self._context.epoch), tag=MODELS)
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"model": self._model.state(), "published": self._published, "loss": self._loss}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._model.restore(state["model"])
-        self._published = state["published"]
-        self._loss = state["loss"]
-
-
-@dataclass
-class EpochGradients:
-    """What the workers have reported for one epoch."""
-
-    gradients: dict[int, Gradient] = field(default_factory=dict)
-    losses: dict[int, float] = field(default_factory=dict)
-
-    def add(self, worker: int, gradient: Gradient, loss: float) -> None:
-        before = self.gradients.get(worker)
-        self.gradients[worker] = gradient if before is None else before + gradient
-        self.losses[worker] = self.losses.get(worker, 0.0) + loss
-
-    def total(self) -> tuple[Gradient, float]:
-        workers = sorted(self.gradients)
-        gradient = self.gradients[workers[0]]
-        for worker in workers[1:]:
-            gradient = gradient + self.gradients[worker]
-        return gradient, sum(self.losses[worker] for worker in workers)
-
-    def to_record(self) -> list[tuple[int, dict[str, Any], float]]:
-        return [
-            (worker, gradient.to_record(), self.losses[worker]) for worker, gradient in self.gradients.items()
-        ]
-
-    @classmethod
-    def from_record(cls, record: list[tuple[int, dict[str, Any], float]]) -> EpochGradients:
-        gradients = {worker: Gradient.from_record(gradient) for worker, gradient, _ in record}
-        return cls(gradients, {worker: loss for worker, _, loss in record})
-
-
-def check_makes_model(owner: str, make_model: Any) -> None:
-    """Raise GraphError for what is no function, such as a model itself."""
-    if isinstance(make_model, LinearModel) or not callable(make_model):
-        raise GraphError(
-            f"{owner}: expected a function that makes the model, given {shortened(make_model)}; each worker needs one "
-            "of its own: write lambda: LogisticRegression(…)"
-        )
-    check_function(make_model, f"{owner}(model)", [])

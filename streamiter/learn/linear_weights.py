@@ -1,4 +1,8 @@
-"""Weights of linear models."""
+"""The weights of a linear model: ``Gradient`` and ``LinearWeights``.
+
+A gradient is a sum over rows, so gradients of several workers can be added to one step. ``LinearWeights`` holds the
+weights and the optimizer's state, makes steps, and can be saved and restored.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +32,9 @@ __all__ = [
 class Gradient:
     """The sum of the weighted gradients of some rows, and the sum of the weights of these rows.
 
-    ``total`` has one number for each of the ``width`` features or, where ``indices`` is not None, for
-    each feature it names (ascending). ``intercept`` is the sum for the intercept. The mean of all
-    workers' rows is what one model would have got from all rows at once:
+    ``total`` has one number for each of the ``width`` features or, if ``indices`` is not None, for each feature that
+    ``indices`` names, in ascending order. ``intercept`` is the sum for the intercept, ``records`` the number of rows
+    with a weight above 0. The sum of the gradients of several workers equals the gradient of all their rows:
 
     >>> first = Gradient(total=np.array([1.0, 2.0]), intercept=0.5, weight=1.0, records=1, width=2)
     >>> second = Gradient(total=np.array([3.0]), intercept=0.5, weight=3.0, records=2, width=2,
@@ -76,7 +80,7 @@ class Gradient:
         )
 
     def to_dense(self) -> Floats:
-        """The sums of all features (a new array)."""
+        """Return the sums of all features, as a new array."""
         if self.indices is None:
             return self.total.copy()
         dense = np.zeros(self.width)
@@ -84,12 +88,12 @@ class Gradient:
         return dense
 
     def to_record(self) -> dict[str, Any]:
-        """The same as plain data, to send it on."""
+        """Return the gradient as plain data, to send it to another step."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Gradient:
-        """What :meth:`to_record` gave."""
+        """Return the gradient that :meth:`to_record` gave."""
         return cls(**record)
 
     def __repr__(self) -> str:
@@ -105,14 +109,15 @@ def _added(first: Gradient, second: Gradient) -> tuple[Indices | None, Floats]:
     return indices, sums_by(places, totals, len(indices))
 
 
-# Several optimizers keep the square of a gradient: that of 1e150 is still finite.
+# Several optimizers keep the square of a gradient; the square of 1e150 is still finite.
 GRADIENT_LIMIT: Final = 1e150
 
 
 class LinearWeights:
-    """Weights and an intercept that an optimizer moves; where gradients come from is left to the model.
+    """The weights and the intercept of a linear model, with the optimizer's state (its *slots*).
 
-    The weights of a linear model with what the optimizer remembers: steps, snapshots, warm starts.
+    The base of ``LinearModel``, which computes the gradients. The *version* counts the steps, also those of models that
+    this one took over; the optimizer counts its own steps.
     """
 
     def __init__(
@@ -132,8 +137,8 @@ class LinearWeights:
         self.optimizer = optimizer
         self.intercept = intercept
         self._bias_optimizer = optimizer.without_regularization()
-        self._weights = np.zeros(width) if initial_weights is None else self._start(initial_weights)
-        self._bias = self._start_bias(initial_intercept)
+        self._weights = np.zeros(width) if initial_weights is None else self._checked_weights(initial_weights)
+        self._bias = self._checked_bias(initial_intercept)
         self._slots = optimizer.new_slots(self._weights)
         self._bias_slots = self._bias_optimizer.new_slots(self._bias)
         self._weights_view, self._bias_view = view_of(self._weights), view_of(self._bias)
@@ -141,40 +146,40 @@ class LinearWeights:
         self._bias_slot_views = [view_of(self._bias_slots[name]) for name in optimizer.slot_names]
         self._version = self._step = self._records = 0
 
-    # ---- what there is to know
+    # ---- reading the model
 
     @property
     def version(self) -> int:
-        """Grows by 1 with each step; 0 before the first."""
+        """The number of steps so far."""
         return self._version
 
     @property
     def records(self) -> int:
-        """Rows learned from so far; rows of weight 0 are not counted."""
+        """The number of rows learned from so far; rows of weight 0 are not counted."""
         return self._records
 
     @property
     def weights(self) -> Floats:
-        """The weights: a read-only view that follows the model."""
+        """The weights: a read-only view, which changes with the model."""
         view = self._weights.view()
         view.flags.writeable = False
         return view
 
     @property
     def intercept_weight(self) -> float:
-        """The intercept; 0 where there is none."""
+        """The intercept; 0 for a model without intercept."""
         return float(self._bias[0])
 
     def parameters(self) -> dict[str, Any]:
-        """What a consumer needs to predict, as plain data of its own."""
+        """Return copies of weights, intercept and link as plain data: all that is needed to predict."""
         return {"weights": self._weights.copy(), "intercept": self.intercept_weight, "link": self._link}
 
-    # ---- taking over what another model has learned
+    # ---- taking over the parameters of another model
 
     def start_from(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
-        """Go on from :meth:`parameters` of another model, or from bare weights.
+        """Continue from the :meth:`parameters` of another model, or from bare weights; the optimizer's state is reset.
 
-        Unlike ``initial_weights`` they are never given up for what an optimizer would have begun with.
+        Unlike ``initial_weights``, these weights are kept by every optimizer (FTRL would reset initial weights).
         """
         weights, intercept = self._checked_parameters(parameters)
         np.copyto(self._weights, weights)
@@ -187,32 +192,34 @@ class LinearWeights:
                 np.copyto(slots[name], fresh[name])
 
     def follow(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
-        """Take over weights and intercept to predict and make gradients with; slots and version stay."""
+        """Take over weights and intercept, to predict and to compute gradients; slots and version do not change."""
         weights, intercept = self._checked_parameters(parameters)
         np.copyto(self._weights, weights)
         np.copyto(self._bias, intercept)
 
     def take_over(self, parameters: Mapping[str, Any], *, steps: int, records: int) -> None:
-        """Go on from what a model that began with these weights has learned, as if this one had."""
+        """Take over the parameters of a model that started with these weights; count its steps and records, too."""
         self.start_from(parameters)
         self._version += steps
         self._records += records
 
     def _checked_parameters(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> tuple[Floats, Floats]:
         if not isinstance(parameters, Mapping):
-            return self._start(parameters), np.zeros(1)
+            return self._checked_weights(parameters), np.zeros(1)
         link = parameters.get("link", self._link)
         if "weights" not in parameters or link != self._link:
             raise ModelError(
                 f'{self._name}: expected parameters with "weights" and the link {self._link!r}, given '
                 f"{sorted(parameters)} with the link {link!r}"
             )
-        return self._start(parameters["weights"]), self._start_bias(parameters.get("intercept", 0.0))
+        return self._checked_weights(parameters["weights"]), self._checked_bias(
+            parameters.get("intercept", 0.0)
+        )
 
     # ---- steps
 
     def apply(self, gradient: Gradient) -> None:
-        """One step with a gradient made here or elsewhere, perhaps for an earlier version."""
+        """Make one step with a gradient, which another model, or an earlier version, may have computed."""
         if gradient.width != self.width:
             raise ModelError(
                 f"{self._name}.apply: expected a gradient of {self.width} features, given {gradient.width}"
@@ -252,7 +259,7 @@ class LinearWeights:
     # ---- snapshots
 
     def state(self) -> dict[str, Any]:
-        """Everything that learning goes on from, as plain data of its own."""
+        """Return a copy of the whole state of learning, as plain data."""
         return {
             "link": self._link,
             "optimizer": self.optimizer.name,
@@ -267,7 +274,7 @@ class LinearWeights:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state` of a model of the same kind; settings such as rates may differ."""
+        """Take on the :meth:`state` of a model of the same kind; settings such as learning rates may differ."""
         mine, theirs = _description(self.state()), _description(state)
         if mine != theirs:
             raise ModelError(
@@ -282,7 +289,7 @@ class LinearWeights:
 
     # ---- checks
 
-    def _start(self, initial_weights: npt.ArrayLike) -> Floats:
+    def _checked_weights(self, initial_weights: npt.ArrayLike) -> Floats:
         start = as_floats(self._name, "initial weights", initial_weights).copy()
         if start.shape != (self.width,) or not np.isfinite(start).all():
             raise ModelError(
@@ -291,7 +298,7 @@ class LinearWeights:
             )
         return start
 
-    def _start_bias(self, initial_intercept: float) -> Floats:
+    def _checked_bias(self, initial_intercept: float) -> Floats:
         if not math.isfinite(initial_intercept) or (initial_intercept and not self.intercept):
             raise ModelError(
                 f"{self._name}(initial_intercept=): expected a finite number, and 0 without an intercept, "
@@ -317,13 +324,13 @@ def _checked_width(name: str, width: Any) -> int:
 
 
 def is_tame(gradient: Gradient) -> bool:
-    """Whether its square can be computed with."""
+    """Whether the square of the gradient is finite, so that optimizers can compute with it."""
     square = float(gradient.total @ gradient.total) + gradient.intercept * gradient.intercept
     return square < GRADIENT_LIMIT * GRADIENT_LIMIT
 
 
 def _description(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What two states must have in common: the same kind of model with arrays of the same lengths."""
+    """Return the properties that two states must share: the kind of model, and the lengths of its arrays."""
     kinds = {name: state.get(name) for name in ("link", "optimizer", "has_intercept")}
     arrays = {"weights": state.get("weights", ())} | dict(state.get("slots", {}))
     return kinds | {name: len(array) for name, array in arrays.items()}

@@ -1,4 +1,8 @@
-"""``LinearRegression`` and ``LogisticRegression``, and how they are fitted."""
+"""Linear and logistic regression: ``LinearRegression`` and ``LogisticRegression``, which learn online and offline.
+
+Online, ``learn`` makes one step on a mini-batch. Offline, ``fit`` trains on arrays or a topic, round after round, and
+returns a :class:`Fit`, the course of the training.
+"""
 
 from __future__ import annotations
 
@@ -50,29 +54,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Fit:
-    """How a training went.
+    """The course of a training: its rounds, its losses and why it ended.
 
     >>> Fit(rounds=2, losses=[0.69315, 0.31623], ended_by="rounds")
     Fit(rounds=2, loss=0.3162, ended_by='rounds')
-
-    Training a linear model offline, from arrays or from a topic, with its progress on the terminal.
     """
 
     rounds: int
-    """How many were made."""
+    """The number of rounds that were made."""
     losses: list[float]
-    """The mean loss before each step; a step has been made in each round, or by each worker in each round."""
+    """The mean loss before each step. There is one step a round; asynchronous, one for each worker and round."""
     ended_by: Literal["rounds", "tolerance", "interruption"]
-    """All rounds were made, or the loss was small enough, or Ctrl-C."""
+    """Why training ended: all rounds were made, the loss was small enough, or Ctrl-C."""
 
     @property
     def steps(self) -> int:
-        """How many there were."""
+        """The number of steps."""
         return len(self.losses)
 
     @property
     def loss(self) -> float:
-        """The mean loss before the last step; NaN where there was none."""
+        """The mean loss before the last step; NaN without any step."""
         return self.losses[-1] if self.losses else math.nan
 
     def __repr__(self) -> str:
@@ -80,7 +82,7 @@ class Fit:
 
 
 class OfflineModel(LinearModel):
-    """A linear model that can also be trained offline: on all examples there are, round after round."""
+    """A linear model that can also be trained offline: on all examples at once, round after round."""
 
     def fit(
         self,
@@ -102,24 +104,22 @@ class OfflineModel(LinearModel):
         parallelism: int = 1,
         progress: bool | None = None,
     ) -> Fit:
-        """Train on features (a matrix or ``SparseRows``) and targets, or on a topic, as it is now.
+        """Train on features (a matrix or ``SparseRows``) and targets, or on the records that are in a topic now.
 
-        It goes on from the weights there are. A round is a step
-        ``w −= learning_rate · mean gradient``, then ``w ·= 1 − learning_rate·l2`` and
-        ``w −= learning_rate·l1·sign(w)``, which spare the intercept; another ``optimizer`` may be given instead.
-        The arguments from ``mini_batch`` to ``replay`` are those of
-        :func:`~streamiter.learn.offline.train_offline`, which says what they do; ``parallelism`` is the
-        number of workers.
+        Training continues from the present weights. A round is a step ``w −= learning_rate · mean gradient``, then
+        ``w ·= 1 − learning_rate·l2`` and ``w −= learning_rate·l1·sign(w)``; l1 and l2 do not act on the intercept.
+        Another ``optimizer`` may be given instead. :func:`~streamiter.learn.offline.train_offline` describes the
+        arguments from ``mini_batch`` to ``replay``; ``parallelism`` is the number of workers.
 
-        Of a topic, ``decode`` says how its values are read, and ``extract(batch)`` makes ``Examples``; the records of
-        libsvm and dummy files are understood without.
+        For a topic, ``decode`` decodes its values, and ``extract(batch)`` returns the ``Examples`` of a batch of
+        records; the records of libsvm and dummy files need no ``extract``.
 
-        On a terminal a bar shows the rounds and the loss (``progress`` True or False: in any case, never). Ctrl-C
-        ends the training with the round under way, and the model is what it has learned so far; a second one
-        leaves it as it was and raises KeyboardInterrupt.
+        On a terminal a bar shows the rounds and the loss (``progress`` True: everywhere, False: never). The first
+        Ctrl-C ends the training after the present round, and the model keeps what it has learned. A second Ctrl-C
+        leaves the model as it was and raises KeyboardInterrupt.
 
-        Raises ModelError for examples that cannot be learned from (``BadRows`` where single rows of arrays are at
-        fault), JobFailed for those of a topic.
+        Raises ModelError for examples that cannot be learned from (``BadRows`` if single rows of arrays are at
+        fault), JobFailed for such examples of a topic.
 
         >>> from streamiter.learn import LinearRegression
         >>> model = LinearRegression(1)
@@ -184,7 +184,7 @@ class OfflineModel(LinearModel):
         sample_weights: npt.ArrayLike | None,
         parallelism: int,
     ) -> Stream:
-        """A record for each worker, with all its rows: every n-th of them."""
+        """Return a stream of one record for each of n workers, which holds every n-th row."""
         if isinstance(features, str):
             raise no_path(f"{self._name}.fit", features)
         if targets is None:
@@ -217,19 +217,13 @@ def _no_weight(title: str) -> ModelError:
 class LinearRegression(OfflineModel):
     """Online linear regression: squared loss ½(prediction − target)²; SGD of rate 0.01 by default.
 
-    All other arguments as in :class:`~streamiter.learn.linear.LinearModel`.
+    All other arguments are those of :class:`~streamiter.learn.linear.LinearModel`.
 
-    Linear and logistic regression, online and offline.
-
-    >>> model = LogisticRegression(2, optimizer=SGD(0.5))
-    >>> features = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
+    >>> model = LinearRegression(1, optimizer=SGD(0.5))
     >>> for _ in range(100):
-    ...     model.learn(features, [0, 1, 0])
-    >>> model.version, model.records, model.predict(features).round().tolist()
-    (100, 300, [0.0, 1.0, 0.0])
-    >>> model = LogisticRegression(2)
-    >>> model.fit(features, [0, 1, 0], rounds=100, learning_rate=2.0).steps, model.predict(features).round().tolist()
-    (100, [0.0, 1.0, 0.0])
+    ...     model.learn([[0.0], [1.0]], [1.0, 3.0])
+    >>> model.predict([[2.0]]).round(2).tolist()
+    [5.0]
     """
 
     def __init__(
@@ -254,13 +248,23 @@ class LinearRegression(OfflineModel):
 class LogisticRegression(OfflineModel):
     """Online logistic regression: log loss; predicts the probability of target 1.
 
-    The default optimizer is ``FTRL(alpha=0.3, beta=0.1)``: it finds the scale of each feature by itself
-    and does about as well row by row as in mini-batches of 100. Its steps become shorter with time;
-    where what was true last week is not any more, take ``SGD`` with a constant rate (0.05 for rows with
-    some ten features of 0 or 1, more for mini-batches) or a larger alpha.
+    The default optimizer is ``FTRL(alpha=0.3, beta=0.1)``: it finds the scale of each feature by itself, and learns
+    row by row about as well as in mini-batches of 100. Its steps become shorter with time. For a stream that changes,
+    take ``SGD`` with a constant rate (0.05 for rows with some ten features of 0 or 1, more for mini-batches) or a
+    larger alpha.
 
-    ``labels`` says which targets come: ``"0/1"`` or ``"-1/1"``. All other arguments as in
+    ``labels`` says which targets are given: ``"0/1"`` or ``"-1/1"``. All other arguments are those of
     :class:`~streamiter.learn.linear.LinearModel`.
+
+    >>> model = LogisticRegression(2, optimizer=SGD(0.5))
+    >>> features = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
+    >>> for _ in range(100):
+    ...     model.learn(features, [0, 1, 0])
+    >>> model.version, model.records, model.predict(features).round().tolist()
+    (100, 300, [0.0, 1.0, 0.0])
+    >>> model = LogisticRegression(2)
+    >>> model.fit(features, [0, 1, 0], rounds=100, learning_rate=2.0).steps, model.predict(features).round().tolist()
+    (100, [0.0, 1.0, 0.0])
     """
 
     def __init__(
@@ -288,7 +292,7 @@ class LogisticRegression(OfflineModel):
         )
 
     def predict_probability(self, features: Features) -> Floats:
-        """The probability of target 1 for each row: what ``predict`` gives, by its name."""
+        """Return the probability of target 1 for each row, as ``predict`` does."""
         return self.predict(features)
 
     def checked_targets(self, targets: npt.ArrayLike, length: int) -> Floats:

@@ -1,4 +1,9 @@
-"""Mini-batches as arrays."""
+"""Mini-batches as arrays, and how rows that cannot be learned from are refused.
+
+The features of a mini-batch are a matrix, a row for each record, or ``SparseRows``; :class:`Examples` adds a target and
+a weight for each row. A check that finds bad rows raises :class:`BadRows`, which names them, so that an operator
+refuses just these records and learns from the others.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +51,15 @@ __all__ = [
 ]
 
 
-# Rows named in a message; more would bury the reason. All of them are in ``BadRows.rows``.
+# The number of rows that a message names; more would hide the reason. All bad rows are in ``BadRows.rows``.
 _ROWS_NAMED: Final = 5
 
 
 class BadRows(ModelError):
-    """These rows of a mini-batch, and not the model, are at fault; nothing was learned from any row.
+    """Single rows of a mini-batch are at fault, not the model; the model has learned from no row of the mini-batch.
 
-    ``rows`` are their positions in the batch and ``reason`` is the message without them, so that an
-    operator can refuse just these records and learn from the others.
+    ``rows`` are the positions of these rows in the mini-batch. ``reason`` is the message without the positions. So an
+    operator can refuse these records and learn from the others.
 
     >>> print(BadRows([3], "LogisticRegression: expected targets 0 or 1, given 7.0"))
     LogisticRegression: expected targets 0 or 1, given 7.0 (row 3 of the batch)
@@ -70,20 +75,20 @@ class BadRows(ModelError):
 
 
 def holds(good: npt.NDArray[np.bool_]) -> bool:
-    """Whether all of it is true; several times quicker than ``good.all()`` for short arrays."""
+    """Whether all elements are true; several times quicker than ``good.all()`` for short arrays."""
     return int(np.count_nonzero(good)) == good.size
 
 
 def refuse_rows(
     good: npt.NDArray[np.bool_], expected: str, given: Floats, advice: str | None = None
 ) -> BadRows:
-    """The error for the rows that are not ``good``; it shows the value of the first, and says what to do."""
+    """Return the error for the rows that are not ``good``; it shows the value of the first one, and the advice."""
     bad = np.flatnonzero(~good)
     return BadRows(bad, f"{expected}, given {given[bad[0]]}" + (f"; {advice}" if advice else ""))
 
 
 def row_vector(owner: str, what: str, given: npt.ArrayLike, length: int) -> Floats:
-    """``given`` as ``length`` numbers, one for each row; NaN and infinity are left to the caller."""
+    """Return ``given`` as ``length`` numbers, one for each row. The caller checks for NaN and infinity."""
     vector = as_floats(owner, what, given)
     if vector.shape != (length,):
         raise ModelError(
@@ -94,7 +99,7 @@ def row_vector(owner: str, what: str, given: npt.ArrayLike, length: int) -> Floa
 
 
 def row_weights(owner: str, given: npt.ArrayLike, length: int) -> Floats:
-    """Sample weights: one for each row, finite, not negative."""
+    """Return sample weights, one for each row; refuse weights that are negative or not finite."""
     weights = row_vector(owner, "sample weights", given, length)
     good = (weights >= 0) & (weights < np.inf)
     if not holds(good):
@@ -102,14 +107,14 @@ def row_weights(owner: str, given: npt.ArrayLike, length: int) -> Floats:
     return weights
 
 
-# Squares of coordinates are added up: of 1e150 they are still finite.
+# Squares of coordinates are added up; the square of 1e150 is still finite.
 _COORDINATE_LIMIT: Final = 1e150
 
 
 def as_points(owner: str, given: Any, width: int | None = None, *, what: str = "points") -> Floats:
-    """The points as a matrix, a row for each; refuses what is no row of finite numbers.
+    """Return points, dense rows of finite numbers, as a matrix; refuse rows of any other kind.
 
-    Points: rows that are dense and finite, as k-means and scalers want them.
+    k-means and scalers learn from points. ``what`` is the word for them in messages.
     """
     if isinstance(given, Columns):
         raise ModelError(
@@ -142,11 +147,9 @@ Result = TypeVar("Result")
 
 
 def of_good_rows(function: Callable[[Any], Result], mini_batch: Batch, out: Output) -> Result | None:
-    """``function(mini_batch)`` without the rows that it names in ``BadRows``; None where no row is left.
+    """Return ``function(mini_batch)`` of the good rows: if it raises ``BadRows``, call it again without these rows.
 
-    Those rows follow the policy of the step that ``out`` belongs to.
-
-    Going on without the rows of a mini-batch that cannot be learned from.
+    The bad rows follow the policy of the step that ``out`` belongs to. Returns None if no row is left.
     """
     while len(mini_batch):
         try:
@@ -159,9 +162,10 @@ def of_good_rows(function: Callable[[Any], Result], mini_batch: Batch, out: Outp
 def blaming_rows(
     function: Callable[[Any], Result], mini_batch: Batch, check: Callable[[Any], object]
 ) -> Result:
-    """``function(mini_batch)``; where it fails as a whole, ``BadRows`` names those for which ``check`` fails alone.
+    """Return ``function(mini_batch)``; if it fails as a whole, find the rows at fault.
 
-    What is configured wrongly is nobody's fault among the rows.
+    ``check`` is called for each row alone, and ``BadRows`` names the rows for which it fails. A ConfigurationError is
+    passed on: no row is at fault.
     """
     try:
         return function(mini_batch)
@@ -182,7 +186,7 @@ def _fails(check: Callable[[Any], object], row: Batch) -> bool:
 
 
 def without(mini_batch: Batch, bad: BadRows, out: Output) -> Batch:
-    """The other rows; the bad ones follow the policy of the step."""
+    """Return the mini-batch without the bad rows, which follow the policy of the step."""
     rows = set(bad.rows)
     for row in bad.rows:
         out.reject(mini_batch[row], bad)
@@ -190,20 +194,18 @@ def without(mini_batch: Batch, bad: BadRows, out: Output) -> Batch:
 
 
 Features = SparseRows | npt.ArrayLike
-"""Sparse rows, or what numpy makes a matrix (rows, features) of."""
+"""Sparse rows, or anything that numpy turns into a matrix (rows, features)."""
 
 Rows = SparseRows | Floats
+"""Features that are checked: sparse rows or a matrix."""
 
-# Up to so many features a row is quicker in plain Python: an update is some twenty numpy calls, each of
-# which costs as much as plain arithmetic for two or three features.
+# Up to so many features a row is quicker in plain Python: an update is some twenty numpy calls, and each of them costs
+# as much as plain arithmetic for two or three features.
 FEW: Final = 32
 
 
 def checked_rows(owner: str, features: Features, width: int) -> Rows:
-    """The features as rows of ``width``, or an error that says what was given.
-
-    What linear models ask of the features of a mini-batch, dense or sparse alike.
-    """
+    """Return the features as rows of ``width`` features; ModelError for rows of another width."""
     if isinstance(features, SparseRows):
         if features.width == width:
             return features
@@ -220,12 +222,12 @@ def checked_rows(owner: str, features: Features, width: int) -> Rows:
 
 
 def dense_features(features: Features) -> npt.ArrayLike:
-    """The same without sparse rows; what is none is not changed."""
+    """Return sparse rows as a matrix, and other features as they are."""
     return features.to_dense() if isinstance(features, SparseRows) else features
 
 
 def concatenated_rows(parts: Sequence[Rows]) -> Rows:
-    """All rows in this order, dense or sparse as the first part is."""
+    """Return all rows in this order, dense or sparse as the first part is."""
     if isinstance(parts[0], SparseRows):
         return SparseRows.concatenate(
             [part if isinstance(part, SparseRows) else SparseRows.from_dense(part) for part in parts]
@@ -237,7 +239,7 @@ def concatenated_rows(parts: Sequence[Rows]) -> Rows:
 
 
 def independent_dots(rows: Rows, weights: Floats) -> Floats:
-    """Σ features·weights of each row; for one row the same whatever rows are beside it, to the last bit."""
+    """Return Σ features·weights of each row. The result of a row does not depend on the other rows, to the last bit."""
     if isinstance(rows, SparseRows):
         return rows.dot(weights)
     sums: Floats = np.einsum("ij,j->i", rows, weights)
@@ -245,19 +247,19 @@ def independent_dots(rows: Rows, weights: Floats) -> Floats:
 
 
 def dots(rows: Rows, weights: Floats) -> Floats:
-    """The same, quicker, but the last bit of a row may depend on its place in the batch."""
+    """Return Σ features·weights of each row, quicker; the last bit of a row may depend on its place in the batch."""
     return rows.dot(weights) if isinstance(rows, SparseRows) else rows @ weights
 
 
 def weighted_sum(rows: Rows, by_row: Floats) -> tuple[Indices | None, Floats]:
-    """Σ over rows of ``by_row``·features, and the features it is about (None: all)."""
+    """Return Σ over rows of ``by_row``·features, preceded by the features that it has numbers for (None: all)."""
     if isinstance(rows, SparseRows):
         return rows.transposed_dot(by_row)
     return None, by_row @ rows
 
 
 def dense_weighted_sum(rows: Rows, by_row: Floats) -> Floats:
-    """Σ over rows of ``by_row``·features, for all features."""
+    """Return Σ over rows of ``by_row``·features, for all features."""
     return rows.transposed_dot_dense(by_row) if isinstance(rows, SparseRows) else by_row @ rows
 
 
@@ -269,7 +271,7 @@ def all_are_few(rows: Rows) -> bool:
 
 
 def rows_as_lists(rows: Rows) -> Iterable[tuple[Sequence[int], list[float]]]:
-    """Indices and values of each row."""
+    """Return indices and values of each row."""
     if isinstance(rows, SparseRows):
         return rows.rows()
     columns = range(rows.shape[1])
@@ -279,7 +281,7 @@ def rows_as_lists(rows: Rows) -> Iterable[tuple[Sequence[int], list[float]]]:
 def _all_finite(rows: Rows) -> bool:
     if isinstance(rows, SparseRows):
         return holds(np.isfinite(rows.values))
-    # The sum of a row tells at a third of the cost, unless it is too large itself.
+    # Checking the sum of each row costs a third, but the sum of finite features may be infinite.
     with np.errstate(over="ignore", invalid="ignore"):
         sums = rows @ np.ones(rows.shape[1])
     return holds(np.isfinite(sums)) or holds(np.isfinite(rows))
@@ -302,24 +304,23 @@ def refuse_not_finite(owner: str, rows: Rows) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Features (rows × features, or ``SparseRows``), a target for each row, and optionally its weight.
+    """A mini-batch for a learner.
 
-    A row of weight 2 is two rows of its mini-batch. The step is the mean over the rows, so weights are
-    shares: they change nothing in a mini-batch of one row.
-
-    What a learner needs of a mini-batch.
-
-    What the learners refuse, and how they say so.
+    A row of weight 2 counts as two rows of the mini-batch. A step is the mean over the rows, so weights are shares:
+    they change nothing in a mini-batch of one row.
     """
 
     features: Features
+    """A matrix (rows, features) or ``SparseRows``."""
     targets: npt.ArrayLike
+    """A number for each row."""
     weights: npt.ArrayLike | None = None
+    """A weight of 0 or more for each row; None: each row counts once."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedExamples:
-    """The same as a model has checked it: finite, of its width, with targets as its loss counts them."""
+    """Examples that a model has checked: finite features of its width, targets as its loss counts them."""
 
     rows: Rows
     targets: Floats
@@ -330,13 +331,13 @@ class CheckedExamples:
         return len(self.targets)
 
     def __getitem__(self, which: slice) -> CheckedExamples:
-        """Some of the rows; in one piece they are views, not copies."""
+        """Return some of the rows; a slice without gaps is a view, not a copy."""
         weights = None if self.weights is None else self.weights[which]
         return CheckedExamples(self.rows[which], self.targets[which], weights)
 
     @classmethod
     def concatenate(cls, parts: Sequence[CheckedExamples]) -> CheckedExamples:
-        """One of all, in this order; at least one. Dense or sparse, whichever the first one is."""
+        """Return all parts, at least one, as one. Rows are dense or sparse as in the first part."""
         if len(parts) == 1:
             return parts[0]
         weights = None
@@ -348,7 +349,7 @@ class CheckedExamples:
         return cls(rows, np.concatenate([part.targets for part in parts]), weights)
 
     def to_record(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """Return the examples as plain data."""
         rows: Any = self.rows
         if isinstance(rows, SparseRows):
             rows = {name: getattr(rows, name) for name in ("indptr", "indices", "values", "width")}
@@ -356,7 +357,7 @@ class CheckedExamples:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> CheckedExamples:
-        """What :meth:`to_record` gave."""
+        """Return the examples that :meth:`to_record` gave."""
         rows = record["rows"]
         return cls(
             SparseRows(**rows) if isinstance(rows, dict) else rows, record["targets"], record["weights"]
@@ -364,7 +365,7 @@ class CheckedExamples:
 
 
 def as_examples(owner: str, given: Any) -> Examples:
-    """What an :data:`Extract` gave; ConfigurationError for what are no ``Examples``: the function is at fault."""
+    """Return what an :data:`Extract` gave; ConfigurationError if that is not ``Examples``: the function is at fault."""
     if isinstance(given, Examples):
         return given
     raise ConfigurationError(
@@ -374,5 +375,5 @@ def as_examples(owner: str, given: Any) -> Examples:
 
 
 Extract = Callable[[Any], Examples]
-"""From a mini-batch (a list of records, an array or ``Columns``) to its examples. Raises ``BadRows``
-naming the rows that are none."""
+"""Returns the examples of a mini-batch (a list of records, an array or ``Columns``). Raises ``BadRows``, which names
+the rows that are no examples."""

@@ -40,29 +40,26 @@ from streamiter.learn import (
     train_on_parameter_server,
     train_online,
 )
-from streamiter.learn.centroids import _Learn
+from streamiter.learn.centroids import _LearnFromStart
 from streamiter.learn.clustering import _SomePoints
-from streamiter.learn.features import _ScaleWindows
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
-from streamiter.learn.linear import ParameterOwner
 from streamiter.learn.linear_weights import LinearWeights
-from streamiter.learn.offline import (
-    AsynchronousOfflineOwner,
-    AsynchronousWorker,
-    ReplayingWorker,
-    SynchronousOfflineOwner,
-    _KeepingWorker,
-)
+from streamiter.learn.offline import KeptExamples, OfflineWorker, ReplayedExamples, ReplySteps
 from streamiter.learn.on_parameter_server.training import Repeater, Versions
 from streamiter.learn.on_parameter_server.worker import ParameterServerWorker
 from streamiter.learn.online import (
-    AsynchronousOwner,
-    DelayedGradientWorker,
-    GradientWorker,
-    OneStart,
+    BroadcastSteps,
+    DelayedLabelsWorker,
+    OnlineWorker,
     OnlineWorkerOptions,
-    SynchronousOwner,
-    _StartedOwner,
+    _OneStart,
+)
+from streamiter.learn.training import (
+    EpochSteps,
+    GradientWorker,
+    LearnMiniBatches,
+    ParameterOwner,
+    StartedOwner,
 )
 from streamiter.learn.tree_growing import HistogramWorker, TreeOptions, TreeOwner, grow_tree
 from streamiter.learn.validation import ScoreHistogram, Validate
@@ -291,7 +288,7 @@ def worker_without_answers(flow: Flow) -> Stream:
     model = fed(flow, [None, None], name="model")
     examples = fed(flow, table(24), batch=2, name="examples").batch(2)
     options = OnlineWorkerOptions(classifier, extract, synchronous=False)
-    return connect(model=model, examples=examples).process(lambda: GradientWorker(options), name="train")
+    return connect(model=model, examples=examples).process(lambda: OnlineWorker(options), name="train")
 
 
 # -- other learners on streams ---------------------------------------------------------------------------------
@@ -395,8 +392,8 @@ def parameter_server_clustering(flow: Flow) -> dict[str, Stream]:
     return {"models": clustering.models}
 
 
-ONLINE = (GradientWorker, ParameterOwner, _StartedOwner, LinearWeights, Validate)
-OFFLINE = (_KeepingWorker, ParameterOwner)
+ONLINE = (GradientWorker, OnlineWorker, ParameterOwner, StartedOwner, LinearWeights, Validate)
+OFFLINE = (GradientWorker, OfflineWorker, ParameterOwner)
 ON_SERVER = (ParameterServerWorker, Versions, Repeater, Arrivals, ProgressTracker)
 
 CASES = [
@@ -411,25 +408,23 @@ CASES = [
     Case(online_centroids, (OnlineKMeans,), {"cuts": 6}),
     Case(functools.partial(validation, "classification"), (Validate, ProgressiveValidation, ScoreHistogram)),
     Case(functools.partial(validation, "regression"), (Validate, ProgressiveValidation)),
-    Case(functools.partial(online_training, "asynchronous"), (*ONLINE, AsynchronousOwner)),
-    Case(functools.partial(online_training, "synchronous"), (*ONLINE, SynchronousOwner)),
-    Case(functools.partial(online_training, "synchronous"), (*ONLINE, SynchronousOwner), turns(6)),
-    Case(online_training_by_two_workers, (SynchronousOwner,), {"cuts": 5}),
-    Case(online_training_by_two_workers, (SynchronousOwner,), turns(6)),
-    Case(online_training_from_a_start, (*ONLINE, OneStart, AsynchronousOwner), {"cuts": 6}),
-    Case(online_training_with_delayed_labels, (*ONLINE, DelayedGradientWorker)),
+    Case(functools.partial(online_training, "asynchronous"), (*ONLINE, BroadcastSteps)),
+    Case(functools.partial(online_training, "synchronous"), (*ONLINE, EpochSteps)),
+    Case(functools.partial(online_training, "synchronous"), (*ONLINE, EpochSteps), turns(6)),
+    Case(online_training_by_two_workers, (EpochSteps,), {"cuts": 5}),
+    Case(online_training_by_two_workers, (EpochSteps,), turns(6)),
+    Case(online_training_from_a_start, (*ONLINE, _OneStart, BroadcastSteps), {"cuts": 6}),
+    Case(online_training_with_delayed_labels, (*ONLINE, DelayedLabelsWorker)),
     # With this seed ten mini-batches come between two models.
-    Case(worker_without_answers, (GradientWorker,), {"seed": 1555, "compare_state": False}),
-    Case(scaling, (_ScaleWindows,)),
-    Case(clustering, (_Learn, OnlineKMeans)),
-    Case(clustering_from_a_start, (_Learn,)),
-    Case(functools.partial(offline_training, "synchronous"), (*OFFLINE, SynchronousOfflineOwner), turns(10)),
-    Case(
-        functools.partial(offline_training, "replay"), (ReplayingWorker, SynchronousOfflineOwner), turns(10)
-    ),
+    Case(worker_without_answers, (OnlineWorker,), {"seed": 1555, "compare_state": False}),
+    Case(scaling, (LearnMiniBatches, StandardScaler)),
+    Case(clustering, (_LearnFromStart, LearnMiniBatches, OnlineKMeans)),
+    Case(clustering_from_a_start, (_LearnFromStart,)),
+    Case(functools.partial(offline_training, "synchronous"), (*OFFLINE, KeptExamples, EpochSteps), turns(10)),
+    Case(functools.partial(offline_training, "replay"), (*OFFLINE, ReplayedExamples, EpochSteps), turns(10)),
     Case(
         functools.partial(offline_training, "asynchronous"),
-        (AsynchronousWorker, AsynchronousOfflineOwner),
+        (*OFFLINE, KeptExamples, ReplySteps),
         turns(6),
     ),
     Case(offline_k_means, (_SomePoints,), turns(6)),

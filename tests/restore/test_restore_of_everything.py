@@ -60,6 +60,8 @@ ELSEWHERE = {
 NO_STATE = {
     "streamiter.operators.operator.Operator": "the base of operators",
     "streamiter.operators.source.Source": "the base of sources",
+    "streamiter.learn.training.StepRule": "the base of rules",
+    "streamiter.learn.training._MiniBatchModel": "what is asked of models, which have cases",
     "streamiter.topics.topic.TopicReader": "the base of readers",
     "streamiter.parameter_server.storage.block.Block": "the base of blocks",
     "streamiter.parameter_server.storage.block.GuardedBlock": "a block as functions of users get it",

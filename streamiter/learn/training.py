@@ -1,0 +1,442 @@
+"""The operators that train a model in a flow: an owner of the parameters, and workers that compute gradients.
+
+The *owner* keeps the model and the optimizer's state, in one subtask. Each *worker* has a copy of the model: it
+receives parameters from the owner, computes the gradient of a mini-batch with them, and reports that gradient. The
+owner makes a *step*: it applies a gradient to the model, publishes the model, and answers with the new parameters. A
+:class:`StepRule` decides when the owner makes a step and who gets an answer. Online and offline training are loops of
+such an owner and such workers.
+
+Models that need no loop, such as a scaler, learn in a single subtask: :class:`LearnMiniBatches`.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypedDict
+
+import numpy.typing as npt
+
+from streamiter.errors import GraphError, ModelError
+from streamiter.flow.graph_checks import check_function
+from streamiter.learn.linear import LinearModel
+from streamiter.learn.linear_weights import Gradient
+from streamiter.learn.rows import blaming_rows, of_good_rows
+from streamiter.models.update import ModelSnapshot
+from streamiter.operators.operator import Context, IterationListener, Operator
+from streamiter.operators.output import Output
+from streamiter.operators.rejection import shortened
+from streamiter.records import Batch, OutputTag
+
+__all__ = [
+    "LOSSES",
+    "MODELS",
+    "EpochSteps",
+    "GradientSum",
+    "GradientWorker",
+    "LearnMiniBatches",
+    "MakeModel",
+    "ParameterOwner",
+    "StartedOwner",
+    "StepRule",
+    "WorkerReport",
+    "check_makes_model",
+]
+
+
+MODELS: Final = OutputTag("models")
+"""The side output of an owner: a ``ModelSnapshot`` for each version (or each n-th)."""
+
+LOSSES: Final = OutputTag("losses")
+"""The side output of an owner: for each step the mean loss before it."""
+
+MakeModel = Callable[[], LinearModel]
+"""Makes the model of a training. The owner and each worker call it once; all of them get equal models."""
+
+
+def check_makes_model(owner: str, make_model: object) -> None:
+    """Raise GraphError unless ``make_model`` is a function that makes a model; a model itself is refused, too."""
+    if isinstance(make_model, LinearModel) or not callable(make_model):
+        raise GraphError(
+            f"{owner}: expected a function that makes the model, given {shortened(make_model)}; each worker needs one "
+            "of its own: write lambda: LogisticRegression(…)"
+        )
+    check_function(make_model, f"{owner}(model)", [])
+
+
+# ---- what workers report
+
+
+class WorkerReport(TypedDict):
+    """What a worker sends to the owner, as plain data."""
+
+    worker: int
+    """The number of the worker's subtask."""
+    gradient: dict[str, Any] | None
+    """The record of a :class:`~streamiter.learn.Gradient`; None: the worker had no rows."""
+    loss: float
+    """The sum of the losses of the same rows."""
+
+
+@dataclass(slots=True)
+class GradientSum:
+    """The sum of some gradients, and the sum of the losses of their rows."""
+
+    gradient: Gradient | None = None
+    """None before the first gradient is added."""
+    loss: float = 0.0
+
+    def add(self, gradient: Gradient, loss: float) -> None:
+        """Add the gradient and the loss of more rows."""
+        self.gradient = gradient if self.gradient is None else self.gradient + gradient
+        self.loss += loss
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The mean loss of the rows; None where the sum of their weights is 0."""
+        if self.gradient is None or not self.gradient.weight:
+            return None
+        return self.loss / self.gradient.weight
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the sums as plain data."""
+        return {
+            "gradient": None if self.gradient is None else self.gradient.to_record(),
+            "loss": self.loss,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> GradientSum:
+        """Return the sums that :meth:`to_record`, or a worker's report, holds."""
+        given = record["gradient"]
+        return cls(None if given is None else Gradient.from_record(given), record["loss"])
+
+
+# ---- the owner
+
+
+class StepRule(abc.ABC):
+    """Decides when the owner makes a step, and who gets the new parameters.
+
+    It is a plain data structure: it keeps what the workers have reported, and never sees the model.
+    """
+
+    needs_epochs: bool
+    """Whether steps are made at the end of epochs."""
+
+    @abc.abstractmethod
+    def add(self, report: WorkerReport, epoch: int) -> GradientSum | None:
+        """Take in a report. Return the gradient of the step to make at once, None to make none."""
+
+    def end_epoch(self, epoch: int) -> GradientSum | None:
+        """Return the sums of an epoch that has ended, None if no worker reported in it or steps are made at once."""
+        return None
+
+    def rest(self) -> Iterator[GradientSum]:
+        """Give the sums of the epochs that the end of the iteration cut off."""
+        return iter(())
+
+    def mean_loss(self, step: GradientSum) -> float | None:
+        """The loss to report for a step."""
+        return step.mean_loss
+
+    @abc.abstractmethod
+    def answer(self, worker: int | None, parameters: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """Return the record that the owner emits after a step, None for no record.
+
+        ``worker`` has reported the gradient of the step (None: several workers). ``parameters()`` copies the weights.
+        """
+
+    def lacks_examples(self) -> bool:
+        """Whether rows are required and no worker has had any, now that training ends."""
+        return False
+
+    @abc.abstractmethod
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+
+    @abc.abstractmethod
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take on a state that :meth:`snapshot` gave."""
+
+
+class EpochSteps(StepRule):
+    """One step for each epoch, with the gradients of all workers: synchronous training.
+
+    The gradients are added in the order of the workers' numbers, not in that of their arrival. So the sum is the same
+    to the last bit. All workers get parameters after each epoch in which a worker has reported, even if no worker had
+    rows. With ``requires_examples`` an epoch without rows is an error.
+    """
+
+    needs_epochs = True
+
+    def __init__(self, *, requires_examples: bool) -> None:
+        self._requires_examples = requires_examples
+        self._epochs: dict[int, dict[int, GradientSum]] = {}
+        """The sums of each worker, by epoch."""
+
+    def add(self, report: WorkerReport, epoch: int) -> None:
+        workers = self._epochs.setdefault(epoch, {})
+        if report["gradient"] is not None:
+            sums = workers.setdefault(report["worker"], GradientSum())
+            sums.add(Gradient.from_record(report["gradient"]), report["loss"])
+
+    def end_epoch(self, epoch: int) -> GradientSum | None:
+        if epoch not in self._epochs:
+            return None
+        workers = self._epochs.pop(epoch)
+        if workers:
+            return _total(workers)
+        if self._requires_examples:
+            raise _no_examples()
+        return GradientSum()
+
+    def rest(self) -> Iterator[GradientSum]:
+        for epoch in sorted(self._epochs):
+            if workers := self._epochs.pop(epoch):
+                yield _total(workers)
+
+    def answer(self, worker: int | None, parameters: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        return parameters()
+
+    def snapshot(self) -> dict[str, Any]:
+        epochs = [
+            (epoch, [(worker, sums.to_record()) for worker, sums in workers.items()])
+            for epoch, workers in self._epochs.items()
+        ]
+        return {"epochs": epochs}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._epochs = {
+            epoch: {worker: GradientSum.from_record(record) for worker, record in workers}
+            for epoch, workers in state["epochs"]
+        }
+
+
+def _total(workers: dict[int, GradientSum]) -> GradientSum:
+    in_order = [workers[worker] for worker in sorted(workers)]
+    gradients = [sums.gradient for sums in in_order if sums.gradient is not None]
+    return GradientSum(functools.reduce(operator.add, gradients), sum(sums.loss for sums in in_order))
+
+
+def _no_examples() -> ModelError:
+    """Return the error for an offline training that has no rows."""
+    return ModelError("train_offline: expected examples to learn from, given none; look at what was read")
+
+
+class ParameterOwner(Operator, IterationListener):
+    """Keeps the model with the optimizer's state: makes steps, publishes models, answers the workers. Parallelism 1.
+
+    It publishes a model after each ``publish_every`` steps, and the last model in any case.
+    """
+
+    def __init__(self, make_model: MakeModel, rule: StepRule, publish_every: int) -> None:
+        self._model = make_model()
+        self._rule = rule
+        self.needs_epochs = rule.needs_epochs
+        self._publish_every = publish_every
+        self._published = 0
+        """The version that was published last."""
+        self._loss: float | None = None
+        """The mean loss before the last step."""
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def process(self, report: WorkerReport, out: Output) -> None:
+        """Take in a worker's report, and make a step if the rule says so."""
+        step = self._rule.add(report, self._context.epoch or 0)
+        if step is not None:
+            self._step_and_answer(step, report["worker"], out)
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
+        step = self._rule.end_epoch(epoch_watermark)
+        if step is not None:
+            self._step_and_answer(step, None, out)
+
+    def on_iteration_terminated(self, context: Context, out: Output) -> None:
+        for step in self._rule.rest():
+            self._step(step, out)
+
+    def _step_and_answer(self, step: GradientSum, worker: int | None, out: Output) -> None:
+        self._step(step, out)
+        if (loss := self._rule.mean_loss(step)) is not None:
+            out.emit(loss, tag=LOSSES)
+        if (answer := self._rule.answer(worker, self._model.parameters)) is not None:
+            out.emit(answer)
+
+    def _step(self, step: GradientSum, out: Output) -> None:
+        if step.gradient is None:
+            return
+        self._model.apply(step.gradient)
+        if (loss := step.mean_loss) is not None:
+            self._loss = loss
+        if self._model.version - self._published >= self._publish_every:
+            self._publish(out)
+
+    def finish(self, out: Output) -> None:
+        if self._rule.lacks_examples():
+            raise _no_examples()
+        if self._model.version > self._published:
+            self._publish(out)
+
+    def _publish(self, out: Output) -> None:
+        self._published = self._model.version
+        metrics = {} if self._loss is None else {"loss": self._loss}
+        parameters, records = self._model.parameters(), self._model.records
+        out.emit(ModelSnapshot(parameters, records, metrics, self._context.epoch), tag=MODELS)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "model": self._model.state(),
+            "published": self._published,
+            "loss": self._loss,
+            "rule": self._rule.snapshot(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._model.restore(state["model"])
+        self._published, self._loss = state["published"], state["loss"]
+        self._rule.restore(state["rule"])
+
+
+class StartedOwner(ParameterOwner):
+    """An owner that first receives the parameters to start from.
+
+    Input ``start`` is the variable stream. Only its initial record counts: None, bare weights or the parameters of a
+    model. Later records of that stream are the owner's own answers. Input ``gradients`` brings the workers' reports.
+    """
+
+    def __init__(self, make_model: MakeModel, rule: StepRule, publish_every: int) -> None:
+        super().__init__(make_model, rule, publish_every)
+        self._started = False
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        """Read the start before any gradient."""
+        return None if self._started else ("start",)
+
+    def process_start(self, parameters: Any, out: Output) -> None:
+        """Take over the initial parameters."""
+        if not self._started:
+            self._started = True
+            if parameters is not None:
+                self._model.start_from(parameters)
+
+    def process_gradients(self, report: WorkerReport, out: Output) -> None:
+        """Take in a worker's report."""
+        self.process(report, out)
+
+    def snapshot(self) -> dict[str, Any]:
+        return super().snapshot() | {"started": self._started}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._started = state["started"]
+
+
+# ---- the workers
+
+
+class GradientWorker(Operator, IterationListener):
+    """What all workers have in common: a copy of the model that follows the owner's.
+
+    Input ``model`` brings parameters, input ``examples`` the rows to learn from. With ``in_epochs`` the worker handles
+    one epoch after the other, and reads the examples of an epoch when the parameters of that epoch have come.
+    """
+
+    def __init__(self, make_model: MakeModel, *, in_epochs: bool) -> None:
+        self._model = make_model()
+        self._in_epochs = self.epochs_in_order = self.needs_epochs = in_epochs
+        self._epoch = 0
+        """The epoch whose examples are read now; 0 if the worker does not count epochs."""
+        self._model_epoch = -1
+        """The epoch of the newest parameters; -1 before the first."""
+        self._examples_ended = False
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def wanted_inputs(self) -> tuple[str, ...] | None:
+        """Read the parameters of the epoch first, then both inputs."""
+        return ("model",) if self._model_epoch < self._epoch else None
+
+    def follow(self, parameters: Mapping[str, Any] | npt.ArrayLike | None) -> None:
+        """Continue with these parameters; None leaves the model as it was made."""
+        if parameters is not None:
+            self._model.follow(parameters)
+        self._model_epoch = self._context.epoch or 0
+
+    def input_ended(self, name: str, out: Output) -> None:
+        """Note that there are no more examples."""
+        self._examples_ended = self._examples_ended or name == "examples"
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
+        if self._in_epochs:
+            self._epoch = epoch_watermark + 1
+
+    def report(self, sums: GradientSum, out: Output) -> None:
+        """Send the sums to the owner; also if they are empty, for the owner waits for a report."""
+        out.emit({"worker": self._context.subtask_index, **sums.to_record()})
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "parameters": self._model.parameters(),
+            "epoch": self._epoch,
+            "model epoch": self._model_epoch,
+            "examples ended": self._examples_ended,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._model.follow(state["parameters"])
+        self._epoch, self._model_epoch = state["epoch"], state["model epoch"]
+        self._examples_ended = state["examples ended"]
+
+
+# ---- models that learn in one subtask
+
+
+class _MiniBatchModel(Protocol):
+    """A model that learns from mini-batches of rows, such as ``OnlineKMeans`` or ``StandardScaler``."""
+
+    def check(self, rows: Any, /) -> object:
+        """Raise ModelError for rows that the model cannot learn from."""
+
+    def learn(self, rows: Any, /) -> None:
+        """Learn from the rows."""
+
+    def to_update(self) -> ModelSnapshot:
+        """Return the model to publish."""
+
+    def state(self) -> dict[str, Any]:
+        """Return everything the model has learned, as plain data."""
+
+    def restore(self, state: Mapping[str, Any], /) -> None:
+        """Take on a state that :meth:`state` gave."""
+
+
+class LearnMiniBatches(Operator):
+    """Learns from each mini-batch and emits the model. Rows that the model refuses follow the step's policy."""
+
+    def __init__(self, model: _MiniBatchModel) -> None:
+        self._model = model
+
+    def process(self, mini_batch: Batch, out: Output) -> None:
+        """Learn from the good rows of a mini-batch; emit nothing if no row is left."""
+        update = of_good_rows(
+            lambda rows: blaming_rows(self._learned, rows, self._model.check), mini_batch, out
+        )
+        if update is not None:
+            out.emit(update)
+
+    def _learned(self, mini_batch: Batch) -> ModelSnapshot:
+        self._model.learn(mini_batch)
+        return self._model.to_update()
+
+    def snapshot(self) -> dict[str, Any]:
+        return self._model.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._model.restore(state)
