@@ -65,7 +65,7 @@ _FONTS: Final = "DejaVu Sans, Verdana, sans-serif"
 
 
 def chart(panels: Sequence[Panel | BarPanel]) -> str:
-    """The drawing as SVG; :func:`~streamiter.flow.drawing.svg.png_of_svg` makes PNG of it.
+    """The drawing as SVG; :func:`~streamiter.flow.drawing.formats.png_of_svg` makes PNG of it.
 
     >>> from streamiter.charts import BarPanel, Line, Panel
     >>> loss = Panel("Loss", "epoch", [Line("training", [1, 2, 3], [0.5, 0.4, 0.35])])

@@ -29,7 +29,7 @@ from tasks import Clustering, LogisticRegression, Task, examples_in, made_up_exa
 
 from streamiter import Flow, Stream
 from streamiter.charts import BarPanel, Line, Panel, chart
-from streamiter.flow.drawing.svg import png_of_svg
+from streamiter.flow.drawing.formats import png_of_svg
 from streamiter.learn import ParameterServerWorker
 from streamiter.models import model_updates
 from streamiter.parameter_server import ASP, BSP, SSP, Consistency, ParameterServer

@@ -271,7 +271,7 @@ def write_plot(results: Sequence[EpochResult], output: Path | None) -> None:
 
     drawing = chart(panels(results))
     if output.suffix.lower() == ".png":
-        from streamiter.flow.drawing.svg import png_of_svg
+        from streamiter.flow.drawing.formats import png_of_svg
 
         content = png_of_svg(drawing)
     else:

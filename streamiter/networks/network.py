@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.flow.drawing.drawing import mermaid
-from streamiter.flow.drawing.picture import Node, NodeEdge, Picture
-from streamiter.flow.drawing.svg import png, svg
+from streamiter.flow.drawing.formats import DrawingFormat, draw_picture
+from streamiter.flow.drawing.picture import Link, Node, Picture
 from streamiter.networks.configuration import Configuration, as_text, canonical, read_configuration
 from streamiter.networks.configuration.settings import FunctionSettings, LayerConfiguration
 from streamiter.networks.graph import LayerGraph
@@ -153,7 +152,8 @@ class Network:
 
     def draw(self, format: DrawingFormat = "mermaid") -> str | bytes:  # noqa: A002 (the word for it)
         """The graph as text: Mermaid or SVG; or as bytes: PNG, which takes the extra ``draw``."""
-        return draw(self.configuration, self.summary(), format)
+        picture = picture_of(self.configuration, self.summary())
+        return draw_picture(picture, format, f"network {self.configuration.source!r}")
 
     def _checked(self, dtype: npt.DTypeLike | None) -> np.dtype[Any]:
         kind = self.dtype if dtype is None else np.dtype(dtype)
@@ -332,24 +332,6 @@ def _padded(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
         yield cell.rjust(width) if heading == "parameters" else cell.ljust(width)
 
 
-DrawingFormat = Literal["mermaid", "svg", "png"]
-
-_DRAWERS: Final[Mapping[str, Callable[[Picture], str | bytes]]] = {"mermaid": mermaid, "svg": svg, "png": png}
-
-
-def draw(configuration: Configuration, summary: NetworkSummary, drawing_format: str) -> str | bytes:
-    """Text, or bytes for PNG.
-
-    A network as a picture, drawn with what draws flows.
-    """
-    if drawing_format not in _DRAWERS:
-        raise ConfigurationError(
-            f"network {configuration.source!r}: draw expected the format {', '.join(map(repr, _DRAWERS))}, "
-            f"given {drawing_format!r}"
-        )
-    return _DRAWERS[drawing_format](picture_of(configuration, summary))
-
-
 def picture_of(configuration: Configuration, summary: NetworkSummary) -> Picture:
     """The mini-batch, then the layers; links say how many numbers of each row go along them."""
     numbers = {row.layer: number for number, row in enumerate(summary.rows, 1)}
@@ -357,9 +339,9 @@ def picture_of(configuration: Configuration, summary: NetworkSummary) -> Picture
     for row in summary.rows:
         for name in row.inputs:
             dim = summary.rows[numbers[name] - 1].output_dim
-            links.append(NodeEdge(numbers[name], numbers[row.layer], label=f"{dim:,}"))
+            links.append(Link(numbers[name], numbers[row.layer], label=f"{dim:,}"))
         if not row.inputs:
-            links.append(NodeEdge(0, numbers[row.layer]))
+            links.append(Link(0, numbers[row.layer]))
     return Picture(
         title=configuration.source,
         nodes=(

@@ -17,8 +17,8 @@ from streamiter import (
     topic,
 )
 from streamiter.errors import ConfigurationError
-from streamiter.flow.drawing.drawing import mermaid
-from streamiter.flow.drawing.picture import Node, NodeEdge, Picture, picture_of
+from streamiter.flow.drawing.formats import mermaid
+from streamiter.flow.drawing.picture import Link, Node, Picture, picture_of
 from streamiter.operators import Context, Output
 from streamiter.operators.steps import Identity
 from streamiter.parameter_server import SSP, ParameterServer
@@ -261,7 +261,7 @@ def test_an_unknown_format_is_refused() -> None:
 )
 def test_names_that_mean_something_to_mermaid_are_written_as_codes(name: str, written: str) -> None:
     """`<lambda>` would be taken for HTML and vanish; a quote would end the label."""
-    drawn = mermaid(Picture("flow", (Node(name, "operator"),), (NodeEdge(0, 0, label=f"({name})"),)))
+    drawn = mermaid(Picture("flow", (Node(name, "operator"),), (Link(0, 0, label=f"({name})"),)))
     assert f's0["{written}"]' in drawn
     assert f's0 -->|"({written})"| s0' in drawn
 

@@ -11,13 +11,14 @@ from PIL import Image
 
 from streamiter import Flow
 from streamiter.errors import ConfigurationError
-from streamiter.flow.drawing.picture import FONT_FILE, Node, NodeEdge, Picture, advances
-from streamiter.flow.drawing.svg import png, svg
+from streamiter.flow.drawing.captions import FONT_FILE, advances
+from streamiter.flow.drawing.formats import png, svg
+from streamiter.flow.drawing.picture import Link, Node, Picture
 
 PICTURE = Picture(
     "a flow",
     (Node("clicks", "source"), Node("count ×", "operator", 2, ("epoch 0",))),
-    (NodeEdge(0, 1, label="by key"),),
+    (Link(0, 1, label="by key"),),
 )
 
 

@@ -9,8 +9,9 @@ from flow.svg_geometry import Rectangle, Shown, read
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamiter.flow.drawing.picture import Box, Node, NodeEdge, Picture, fit, width_of
-from streamiter.flow.drawing.svg import svg
+from streamiter.flow.drawing.captions import fit, width_of
+from streamiter.flow.drawing.formats import svg
+from streamiter.flow.drawing.picture import Box, Link, Node, Picture
 
 # Of the font that drawings are measured with; others are estimated.
 LETTERS = "abcdefghijklmnopqrstuvwxyzWMÄß_.- /→×<>&\"'"
@@ -48,7 +49,7 @@ def _check_texts(picture: Picture, shown: Shown) -> None:
     labels = [text for _, text in shown.labels]
     labelled = [link for link in picture.links if link.label.strip()]
     for link, text in zip(labelled, labels, strict=True):
-        if link.goes_back and (box := picture.nodes[link.source].box) is not None:
+        if link.closes_loop and (box := picture.nodes[link.source].box) is not None:
             assert shown.boxes[box].contains(text)
     for text in labels:
         assert shown.canvas.contains(text)
@@ -62,7 +63,7 @@ def _check_links(picture: Picture, shown: Shown) -> None:
         assert _is_on_side(source, points[0], source.right)
         assert _is_on_side(target, points[-1], target.left)
         assert not any(place.has_inside(point) for place in shown.nodes for point in points)
-        if link.goes_back:
+        if link.closes_loop:
             own = shown.boxes[picture.nodes[link.source].box or 0] if shown.boxes else shown.canvas
             assert all(own.has_inside(point) for point in points)
 
@@ -96,13 +97,13 @@ def pictures(draw: st.DrawFn) -> Picture:
     for one, other in draw(st.lists(pairs, max_size=20)):
         label = draw(st.just("") | texts)
         if one < other:
-            links.append(NodeEdge(one, other, label=label))
+            links.append(Link(one, other, label=label))
         elif one in box_of and box_of[one] == box_of.get(other):
-            links.append(NodeEdge(one, other, draw(st.sampled_from(["feedback", "criteria"])), label))
+            links.append(Link(one, other, draw(st.sampled_from(["feedback", "criteria"])), label))
     for number in range(count, count + draw(st.integers(0, 3))):
         nodes.append(Node(draw(texts), "service", notes=tuple(draw(st.lists(texts, max_size=4)))))
         users = draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=5))
-        links += [NodeEdge(user, number, "service", draw(st.just("") | texts)) for user in users]
+        links += [Link(user, number, "service", draw(st.just("") | texts)) for user in users]
     boxes = tuple(Box(draw(texts), tuple(draw(st.lists(texts, max_size=2)))) for _ in ranges)
     return Picture(draw(texts), tuple(nodes), tuple(links), boxes)
 
@@ -116,9 +117,7 @@ def test_any_drawing_is_in_order(picture: Picture) -> None:
 def test_nodes_lie_behind_what_they_take_from() -> None:
     """One reads from left to right."""
     nodes = tuple(Node(str(number), "operator") for number in range(4))
-    [a, b, c, d] = check(
-        Picture("flow", nodes, (NodeEdge(0, 1), NodeEdge(1, 2), NodeEdge(0, 2), NodeEdge(3, 2)))
-    ).nodes
+    [a, b, c, d] = check(Picture("flow", nodes, (Link(0, 1), Link(1, 2), Link(0, 2), Link(3, 2)))).nodes
     assert a.right < b.left
     assert b.right < c.left
     assert b.left - 40 < d.left < c.left  # beside what it meets, not at the far left
@@ -128,21 +127,21 @@ def test_nodes_lie_behind_what_they_take_from() -> None:
 def test_a_straight_flow_is_drawn_in_a_straight_line() -> None:
     """Steps in the picture would be taken for a meaning."""
     nodes = (Node("clicks", "source"), Node("count", "operator", 2, ("3 in",)), Node("counts", "sink"))
-    shown = check(Picture("flow", nodes, (NodeEdge(0, 1, label="by key"), NodeEdge(1, 2))))
+    shown = check(Picture("flow", nodes, (Link(0, 1, label="by key"), Link(1, 2))))
     assert len({round(y, 1) for points in shown.links for _, y in points}) == 1
 
 
 def test_a_link_does_not_cross_others_needlessly() -> None:
     """Two pairs given crosswise are two level lines."""
     nodes = tuple(Node(name, "operator") for name in "abcd")
-    shown = check(Picture("flow", nodes, (NodeEdge(0, 3), NodeEdge(1, 2))))
+    shown = check(Picture("flow", nodes, (Link(0, 3), Link(1, 2))))
     assert all(len({round(y, 1) for _, y in points}) == 1 for points in shown.links)
 
 
 def test_a_head_that_feeds_itself_goes_round_itself() -> None:
     """A body may feed its variables back as they are."""
     nodes = (Node("start", "source"), Node("variable 0", "iteration", box=0))
-    links = (NodeEdge(0, 1, label="initial"), NodeEdge(1, 1, "feedback", "feedback, epoch + 1, rebalance"))
+    links = (Link(0, 1, label="initial"), Link(1, 1, "feedback", "feedback, epoch + 1, rebalance"))
     shown = check(Picture("flow", nodes, links, (Box("iteration 1"),)))
     assert max(y for _, y in shown.links[1]) > shown.nodes[1].bottom
 
@@ -155,7 +154,7 @@ def test_a_service_bends_no_way_of_data() -> None:
         Node("losses", "sink"),
         Node("parameter server", "service", notes=("2 shards in this process", "w, BSP: minimum clock 7")),
     )
-    links = (NodeEdge(0, 1), NodeEdge(1, 2), NodeEdge(1, 3, "service", "get, add"))
+    links = (Link(0, 1), Link(1, 2), Link(1, 3, "service", "get, add"))
     shown = check(Picture("flow", nodes, links))
     [_, train, losses, server] = shown.nodes
     assert max(train.bottom, losses.bottom) < server.top
@@ -166,7 +165,7 @@ def test_a_service_bends_no_way_of_data() -> None:
 def test_what_a_step_does_with_a_service_goes_both_ways() -> None:
     """With one arrowhead it was taken for a sink."""
     nodes = (Node("train", "operator"), Node("server", "service"), Node("losses", "sink"))
-    drawn = svg(Picture("flow", nodes, (NodeEdge(0, 1, "service", "get, add"), NodeEdge(0, 2))))
+    drawn = svg(Picture("flow", nodes, (Link(0, 1, "service", "get, add"), Link(0, 2))))
     assert drawn.count('marker-start="url(#streamiter-service)" marker-end="url(#streamiter-service)"') == 1
     assert drawn.count("marker-start=") == 1
 
@@ -183,7 +182,7 @@ def test_what_a_step_does_with_a_service_goes_both_ways() -> None:
 )
 def test_names_may_hold_anything(name: str) -> None:
     """Names come from users, and from topics; XML is broken by a single one that it cannot hold."""
-    link, box = NodeEdge(0, 1, label=name), Box(name)
+    link, box = Link(0, 1, label=name), Box(name)
     shown = read(svg(Picture(name, (Node(name, "source"), Node(name, "operator", box=0)), (link,), (box,))))
     written = "".join(text for text, _ in shown.node_texts[1])
     kept = [character for character in name if character.isprintable() and character not in " \ud800\uffff"]
@@ -204,7 +203,7 @@ def test_a_long_name_goes_on_in_the_next_line() -> None:
 def test_a_name_that_is_too_long_is_shortened_and_told_as_a_whole_on_demand() -> None:
     """It must not be lost."""
     name = "a-very-long-name " * 12
-    shown = check(Picture("flow", (Node(name, "operator"),), (NodeEdge(0, 0, "feedback", label=name),)))
+    shown = check(Picture("flow", (Node(name, "operator"),), (Link(0, 0, "feedback", label=name),)))
     assert shown.node_texts[0][-1][0].endswith("…")
     assert shown.labels[0][0].endswith("…")
     assert shown.titles == [name.strip(), name.strip()]

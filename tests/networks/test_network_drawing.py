@@ -96,5 +96,6 @@ def test_a_format_that_is_none_is_refused():
     with pytest.raises(ConfigurationError) as caught:
         Network.from_json(deep_fm()).draw("jpeg")
     assert str(caught.value) == (
-        "network 'configuration': draw expected the format 'mermaid', 'svg', 'png', given 'jpeg'"
+        "network 'configuration': draw expected the format 'mermaid', 'svg', 'png', given 'jpeg'; "
+        "choose one of these"
     )

@@ -1,5 +1,8 @@
-"""The graph as a picture: a neutral model of it, and what draws that as Mermaid, SVG or PNG."""
+"""Draws a graph as Mermaid text, SVG or PNG: the steps of a flow, or the layers of a network.
 
-from streamiter.flow.drawing.drawing import DrawingFormat, draw
+``picture`` states which nodes and links a drawing shows, ``layout`` places them, ``formats`` writes them.
+"""
+
+from streamiter.flow.drawing.formats import DrawingFormat, draw
 
 __all__ = ["DrawingFormat", "draw"]

@@ -1,4 +1,9 @@
-"""Layered layout: everything's place, and the ways of the links."""
+"""Layered layout: places items in columns from left to right, and finds a route for each link between them.
+
+Each item is in a column to the right of all items that it takes data from. A link that passes a column has a *spot*
+there, as an item has; so it never crosses an item, and a label is a spot with a size. The order in each column makes
+few crossings, the heights make links straight. A link that goes back runs in a lane of its own below everything else.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +26,48 @@ __all__ = [
 
 Point = tuple[float, float]
 
-# Between two columns: enough for a curve and an arrowhead. A curve that goes far up or down has more.
-_GAP = 26.0
-_GAP_MAX = 60.0
-_SLOPE = 0.2
 
-# Between two links that go back side by side, and above the first one.
-_CHANNEL = 12.0
-_LANE_GAP = 14.0
+@dataclass(slots=True)
+class Item:
+    """A node, a box or a port of a box: links begin and end at it."""
+
+    width: float
+    height: float
+    side: int = 0
+    """-1: at the left border, 1: at the right border, 0: in between."""
+
+
+@dataclass(slots=True)
+class Arc:
+    """A link that goes forward; items are given by their numbers."""
+
+    source: int
+    target: int
+    label_width: float = 0.0
+    """0 without a label."""
+    label_height: float = 0.0
+    source_port: float | None = None
+    """Where the link begins, downwards from the middle of its item; None: anywhere."""
+    target_port: float | None = None
+    """Where the link ends."""
+    weight: float = 1.0
+    """How much it matters that the link is level."""
+
+
+@dataclass(slots=True)
+class Back:
+    """A link that goes back, and may close a loop; items are given by their numbers."""
+
+    source: int
+    target: int
+    label_width: float
+    """0 without a label."""
+    label_height: float
 
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """Where something lies: its left upper corner and its size."""
+    """The place of an item or a label: its upper left corner and its size."""
 
     x: float
     y: float
@@ -41,345 +75,66 @@ class Rectangle:
     height: float
 
     def moved(self, x: float, y: float) -> Rectangle:
-        """The same elsewhere."""
+        """Return the same, moved to the right and down."""
         return Rectangle(self.x + x, self.y + y, self.width, self.height)
 
 
 @dataclass(frozen=True, slots=True)
 class LevelRun:
-    """A level part of a link; the next one follows behind a curve."""
+    """A level part of a link; a curve leads to the next part."""
 
     left: float
     right: float
     y: float
 
     def moved(self, x: float, y: float) -> LevelRun:
-        """The same elsewhere."""
+        """Return the same, moved to the right and down."""
         return LevelRun(self.left + x, self.right + x, self.y + y)
 
 
 @dataclass(slots=True)
-class Back:
-    """A link that goes back, below everything else."""
-
-    source: int
-    target: int
-    label_width: float
-    label_height: float
-
-
-@dataclass(slots=True)
 class Arrangement:
-    """Where everything lies; the left upper corner of it all is 0, 0."""
+    """The place of everything; the upper left corner of the whole is 0, 0."""
 
     width: float = 0.0
     height: float = 0.0
     items: list[Rectangle] = field(default_factory=list)
+    """In the order of the items."""
     arcs: list[list[LevelRun]] = field(default_factory=list)
+    """The level parts of each arc, from left to right."""
     arc_labels: list[Rectangle | None] = field(default_factory=list)
+    """None for an arc without a label."""
     backs: list[list[Point]] = field(default_factory=list)
-    """Corners of the links that go back."""
+    """The corners of each link that goes back, from source to target."""
     back_labels: list[Rectangle] = field(default_factory=list)
+    """With width 0 for a link without a label."""
 
 
 def arrange(items: Sequence[Item], arcs: Sequence[Arc], backs: Sequence[Back] = ()) -> Arrangement:
-    """Lay items out from left to right; ``arcs`` have no cycle, ``backs`` may close some."""
-    made = make_columns(items, arcs)
-    ports = spread_ports(made, arcs, [(back.source, back.target) for back in backs])
-    place_heights(made)
-    return _Arranger(made, backs, ports).arrangement(arcs)
+    """Place the items from left to right; ``arcs`` have no cycle, ``backs`` may close cycles."""
+    made = _make_columns(items, arcs)
+    ports = _spread_ports(made, arcs, [(back.source, back.target) for back in backs])
+    _place_heights(made)
+    return _Placement(made, backs, ports).arrangement(arcs)
 
 
-class _Arranger:
-    """Goes from columns to places on a plane."""
-
-    def __init__(self, made: NodeColumns, backs: Sequence[Back], ports: Sequence[Point]) -> None:
-        self._made = made
-        self._backs = backs
-        self._ports = ports
-        self._column_of = {spot: number for number, column in enumerate(made.columns) for spot in column}
-        self._place_columns()
-
-    def _place_columns(self) -> None:
-        """The left and right end of each column."""
-        channels = [0] * (len(self._made.columns) + 1)
-        self._channels = []
-        for back in self._backs:
-            begin = self._column_of[self._made.items[back.source]] + 1
-            end = self._column_of[self._made.items[back.target]]
-            channels[begin] += 1
-            right = channels[begin]
-            channels[end] += 1
-            self._channels.append((begin, right, end, channels[end]))
-        self._lefts: list[float] = []
-        self._rights: list[float] = []
-        x = channels[0] * _CHANNEL
-        for number, column in enumerate(self._made.columns):
-            if number:
-                pieces = [piece for spot in column for piece in spot.lefts]
-                x += max([_GAP, *map(_gap, pieces)]) + channels[number] * _CHANNEL
-            self._lefts.append(x)
-            x += max(spot.width for spot in column)
-            self._rights.append(x)
-        self._width = x + channels[-1] * _CHANNEL
-
-    def arrangement(self, arcs: Sequence[Arc]) -> Arrangement:
-        columns = self._made.columns
-        bottom = max((spot.y + spot.height / 2 for column in columns for spot in column), default=0.0)
-        result = Arrangement(self._width, bottom)
-        for spot in self._made.items:
-            number = self._column_of[spot]
-            x = (self._lefts[number] + self._rights[number] - spot.width) / 2
-            result.items.append(Rectangle(x, spot.y - spot.height / 2, spot.width, spot.height))
-        for arc, chain in zip(arcs, self._made.chains, strict=True):
-            result.arcs.append(self._runs(arc, chain, result.items))
-            result.arc_labels.append(self._label(arc, chain))
-        self._go_back(result)
-        return result
-
-    # -- links -------------------------------------------------------------------------------------------
-
-    def _runs(self, arc: Arc, chain: Sequence[Piece], items: Sequence[Rectangle]) -> list[LevelRun]:
-        first, last = chain[0], chain[-1]
-        begin, end = items[arc.source], items[arc.target]
-        runs = [
-            LevelRun(
-                begin.x + begin.width,
-                self._rights[self._column_of[first.left]],
-                first.left.y + first.left_port,
-            )
-        ]
-        for piece in chain[:-1]:
-            number = self._column_of[piece.right]
-            runs.append(LevelRun(self._lefts[number], self._rights[number], piece.right.y + piece.right.line))
-        runs.append(LevelRun(self._lefts[self._column_of[last.right]], end.x, last.right.y + last.right_port))
-        return runs
-
-    def _label(self, arc: Arc, chain: Sequence[Piece]) -> Rectangle | None:
-        if not arc.label_width:
-            return None
-        spot = chain[-1].left
-        number = self._column_of[spot]
-        x = (self._lefts[number] + self._rights[number] - spot.width) / 2
-        return Rectangle(x, spot.y - spot.height / 2, spot.width, spot.height)
-
-    # -- links that go back --------------------------------------------------------------------------------
-
-    def _go_back(self, result: Arrangement) -> None:
-        """Each has a lane of its own below all else, the shortest one the highest, so that few cross."""
-        ways = [self._ends(number) for number in range(len(self._backs))]
-        lanes = [0.0] * len(ways)
-        for number in sorted(
-            range(len(ways)), key=lambda number: (ways[number][0] - ways[number][1], number)
-        ):
-            result.height += _LANE_GAP + self._backs[number].label_height
-            lanes[number] = result.height
-        for number, (back, (right, left), lane) in enumerate(zip(self._backs, ways, lanes, strict=True)):
-            begin, end = result.items[back.source], result.items[back.target]
-            from_y = begin.y + begin.height / 2 + self._ports[number][0]
-            to_y = end.y + end.height / 2 + self._ports[number][1]
-            result.backs.append(
-                [
-                    (begin.x + begin.width, from_y),
-                    (right, from_y),
-                    (right, lane),
-                    (left, lane),
-                    (left, to_y),
-                    (end.x, to_y),
-                ]
-            )
-            x = max(0.0, (left + right - back.label_width) / 2)
-            result.back_labels.append(
-                Rectangle(x, lane - back.label_height, back.label_width, back.label_height)
-            )
-            result.width = max(result.width, x + back.label_width)
-
-    def _ends(self, number: int) -> Point:
-        """Where a link goes down, behind the column of its source, and up again, before that of its target."""
-        begin, right, end, left = self._channels[number]
-        return self._rights[begin - 1] + right * _CHANNEL, self._lefts[end] - left * _CHANNEL
-
-
-def _gap(piece: Piece) -> float:
-    rise = abs(piece.left.y + piece.left_port - piece.right.y - piece.right_port)
-    return min(_GAP_MAX, _GAP + _SLOPE * rise)
-
-
-# Free room between two items, and between a link and whatever is next to it.
-_LINK_GAP = 12.0
-
-# Ports of an item are at most this far apart, and stay clear of its corners.
-_PORT_DISTANCE = 16.0
-_CORNER = 10.0
-
-# Each brings links nearer to level; behind these no eye sees the difference.
-_SWEEPS = 40
-
-# A long link is straight first of all between its own spots, then at its ends.
-_WEIGHT_WITHIN_LINK = 8.0
-_WEIGHT_AT_ITEM = 2.0
-
-_Wish = tuple[float, float]
-"""A height, and its weight."""
-
-
-def spread_ports(made: NodeColumns, arcs: Sequence[Arc], backs: Sequence[tuple[int, int]]) -> list[_Wish]:
-    """Where links begin and end at their items; for each of ``backs`` (source, target) its two ports, the lowest.
-
-    >>> from streamiter.flow.drawing.arrange import Item, make_columns
-    >>> arcs = [Arc(0, 1), Arc(0, 2)]
-    >>> made = make_columns([Item(100, 40), Item(100, 40), Item(100, 40)], arcs)
-    >>> spread_ports(made, arcs, backs=[])
-    []
-    >>> [piece.left_port for [piece] in made.chains]
-    [-5.0, 5.0]
-
-    Layered layout: how high each spot lies, so that links are as straight as the order allows.
-    """
-    free_left = [chain[-1] for arc, chain in zip(arcs, made.chains, strict=True) if arc.target_port is None]
-    free_right = [chain[0] for arc, chain in zip(arcs, made.chains, strict=True) if arc.source_port is None]
-    begins, ends = [0.0] * len(backs), [0.0] * len(backs)
-    for number, spot in enumerate(made.items):
-        pieces = sorted((piece for piece in free_left if piece.right is spot), key=_left_end)
-        going = [back for back, (_, target) in enumerate(backs) if target == number]
-        ports = _ports(spot, len(pieces) + len(going))
-        for piece, port in zip(pieces, ports, strict=False):
-            piece.right_port = port
-        for back, port in zip(going, ports[len(pieces) :], strict=True):
-            ends[back] = port
-        pieces = sorted((piece for piece in free_right if piece.left is spot), key=_right_end)
-        going = [back for back, (source, _) in enumerate(backs) if source == number]
-        ports = _ports(spot, len(pieces) + len(going))
-        for piece, port in zip(pieces, ports, strict=False):
-            piece.left_port = port
-        for back, port in zip(going, ports[len(pieces) :], strict=True):
-            begins[back] = port
-    return list(zip(begins, ends, strict=True))
-
-
-def _left_end(piece: Piece) -> tuple[int, float]:
-    return piece.left.place, piece.left_port
-
-
-def _right_end(piece: Piece) -> tuple[int, float]:
-    return piece.right.place, piece.right_port
-
-
-def _ports(spot: Spot, count: int) -> list[float]:
-    distance = min(_PORT_DISTANCE, max(0.0, spot.height - 2 * _CORNER) / max(1, count))
-    return [distance * (number - (count - 1) / 2) for number in range(count)]
-
-
-def place_heights(made: NodeColumns) -> None:
-    """Set every ``Spot.y``; the topmost thing begins at 0."""
-    for column in made.columns:
-        _place(column, lambda _: [])
-    for _ in range(_SWEEPS):
-        for column in made.columns:
-            _place(column, _wishes_of_lefts)
-        for column in reversed(made.columns):
-            _place(column, _wishes_of_rights)
-    for _ in range(_SWEEPS):
-        for column in (*made.columns, *reversed(made.columns)):
-            _place(column, _wishes_of_both)
-    top = min((spot.y - spot.height / 2 for column in made.columns for spot in column), default=0.0)
-    for column in made.columns:
-        for spot in column:
-            spot.y -= top
-
-
-def _wishes_of_lefts(spot: Spot) -> list[_Wish]:
-    return [(piece.left.y + piece.left_port - piece.right_port, _weight(piece)) for piece in spot.lefts]
-
-
-def _wishes_of_rights(spot: Spot) -> list[_Wish]:
-    return [(piece.right.y + piece.right_port - piece.left_port, _weight(piece)) for piece in spot.rights]
-
-
-def _wishes_of_both(spot: Spot) -> list[_Wish]:
-    return [*_wishes_of_lefts(spot), *_wishes_of_rights(spot)]
-
-
-def _weight(piece: Piece) -> float:
-    items = (piece.left.item is not None) + (piece.right.item is not None)
-    return piece.weight * (_WEIGHT_WITHIN_LINK, _WEIGHT_AT_ITEM, 1.0)[items]
-
-
-def _place(column: Sequence[Spot], wishes_of: Callable[[Spot], Iterable[_Wish]]) -> None:
-    """Move the spots of a column as near to their wishes as their order and their gaps allow."""
-    steps = [0.0]
-    for above, below in pairwise(column):
-        gap = _GAP if above.item is not None and below.item is not None else _LINK_GAP
-        steps.append(steps[-1] + (above.height + below.height) / 2 + gap)
-    wishes = []
-    for spot, step in zip(column, steps, strict=True):
-        wished = list(wishes_of(spot)) or [(spot.y, 0.01)]
-        weight = sum(weight for _, weight in wished)
-        wishes.append((sum(height * weight for height, weight in wished) / weight - step, weight))
-    for spot, height, step in zip(column, _rising(wishes), steps, strict=True):
-        spot.y = height + step
-
-
-def _rising(wishes: Sequence[_Wish]) -> list[float]:
-    """The heights that never fall and are nearest to those wished for: neighbours that would fall share a mean.
-
-    >>> _rising([(1, 1), (5, 1), (3, 1), (9, 1)])
-    [1, 4.0, 4.0, 9]
-    """
-    blocks: list[tuple[float, float, int]] = []
-    for height, weight in wishes:
-        count = 1
-        while blocks and blocks[-1][0] > height:
-            other, other_weight, other_count = blocks.pop()
-            height = (height * weight + other * other_weight) / (weight + other_weight)
-            weight += other_weight
-            count += other_count
-        blocks.append((height, weight, count))
-    return [height for height, _, count in blocks for _ in range(count)]
-
-
-# Sweeps over all columns; the order hardly ever gets better after the first few.
-_COLUMN_SWEEPS = 8
-
-
-@dataclass(slots=True)
-class Item:
-    """Something with a size that links begin and end at."""
-
-    width: float
-    height: float
-    side: int = 0
-    """-1: at the left border of the drawing, 1: at its right border."""
-
-
-@dataclass(slots=True)
-class Arc:
-    """A link from one item to another, by their numbers."""
-
-    source: int
-    target: int
-    label_width: float = 0.0
-    label_height: float = 0.0
-    source_port: float | None = None
-    """Where it begins, from the middle of its item downward; None if that is free."""
-    target_port: float | None = None
-    weight: float = 1.0
-    """How much it matters that it is level."""
+# -- columns -------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False, slots=True)
 class Spot:
-    """An item, or a link on its way, in its column."""
+    """An item in its column, or a link that passes the column."""
 
     width: float = 0.0
     height: float = 0.0
     line: float = 0.0
-    """Where the link passes it, from its middle downward."""
+    """Where the link passes, downwards from the middle."""
     item: int | None = None
+    """The number of the item; None for a link."""
     place: int = 0
-    """Its number in the column, from the top."""
+    """The number of the spot in its column, from the top."""
     y: float = 0.0
-    """Of its middle."""
+    """The height of the middle; it grows downwards."""
     lefts: list[Piece] = field(default_factory=list)
     rights: list[Piece] = field(default_factory=list)
 
@@ -396,24 +151,18 @@ class Piece:
 
 
 @dataclass(slots=True)
-class NodeColumns:
-    """All spots, by column from left to right, and from top to bottom.
-
-    Layered layout, first half: which column each item lies in, and in which order from top to bottom.
-
-    Items are drawn in columns from left to right, each behind all it takes data from. A link that passes a column
-    has a *spot* in it, as an item has, so that it never crosses an item; a label is a spot with a size.
-    """
+class _SpotColumns:
+    """All spots: the columns from left to right, each from top to bottom."""
 
     columns: list[list[Spot]]
     items: list[Spot]
-    """Those of the items."""
+    """The spot of each item."""
     chains: list[list[Piece]]
     """The pieces of each arc, from left to right."""
 
 
-def make_columns(items: Sequence[Item], arcs: Sequence[Arc]) -> NodeColumns:
-    """Give every item and every link its spots, in an order with few crossings."""
+def _make_columns(items: Sequence[Item], arcs: Sequence[Arc]) -> _SpotColumns:
+    """Return the spots of all items and links, in an order with few crossings."""
     ranks = _ranks(items, arcs)
     labelled = {2 * ranks[arc.target] - 1 for arc in arcs if arc.label_width}
     numbers = {used: number for number, used in enumerate(sorted(labelled | {2 * rank for rank in ranks}))}
@@ -433,7 +182,7 @@ def make_columns(items: Sequence[Item], arcs: Sequence[Arc]) -> NodeColumns:
                 columns[numbers[used]].append(spot)
                 passed.append(spot)
         chains.append(_chain([spots[arc.source], *passed, spots[arc.target]], arc))
-    made = NodeColumns(columns, spots, chains)
+    made = _SpotColumns(columns, spots, chains)
     _order(made)
     return made
 
@@ -448,11 +197,8 @@ def _chain(spots: Sequence[Spot], arc: Arc) -> list[Piece]:
     return pieces
 
 
-# -- columns -----------------------------------------------------------------------------------------------
-
-
 def _ranks(items: Sequence[Item], arcs: Sequence[Arc]) -> list[int]:
-    """The longest way to each item; what nothing leads to lies just before what it leads to."""
+    """Return the rank of each item: the length of the longest path to it; a source is just before its first target."""
     before: dict[int, list[int]] = {number: [] for number in range(len(items))}
     behind: dict[int, list[int]] = {number: [] for number in range(len(items))}
     for arc in arcs:
@@ -473,9 +219,12 @@ def _ranks(items: Sequence[Item], arcs: Sequence[Arc]) -> list[int]:
 
 # -- the order in a column -----------------------------------------------------------------------------------
 
+# Sweeps over all columns; after the first few the order hardly gets better.
+_COLUMN_SWEEPS = 8
 
-def _order(made: NodeColumns) -> None:
-    """Sort each column by the middle of what it is linked to, to and fro; keep the order with fewest crossings."""
+
+def _order(made: _SpotColumns) -> None:
+    """Sort each column by the mean place of its neighbours, in both directions; keep the best order."""
     for column in made.columns:
         _number(column)
     best = [list(column) for column in made.columns]
@@ -513,18 +262,278 @@ def _middle(spot: Spot, heights: Sequence[float]) -> float:
 
 
 def _height(spot: Spot, port: float) -> float:
-    """Where a link ends, in numbers of spots from the top."""
+    """Return where a link ends, counted in spots from the top."""
     return spot.place + (port / spot.height if spot.height else 0.0)
 
 
 def _crossings(columns: Sequence[Sequence[Spot]]) -> int:
-    return sum(_crossings_behind(column) for column in columns)
+    return sum(_crossings_after(column) for column in columns)
 
 
-def _crossings_behind(column: Sequence[Spot]) -> int:
+def _crossings_after(column: Sequence[Spot]) -> int:
     ends: list[tuple[float, float]] = [
         (_height(piece.left, piece.left_port), _height(piece.right, piece.right_port))
         for spot in column
         for piece in spot.rights
     ]
     return sum((a[0] - b[0]) * (a[1] - b[1]) < 0 for a, b in combinations(ends, 2))
+
+
+# -- ports and heights ---------------------------------------------------------------------------------------
+
+# The distance between a link and an item, or between two links, in a column.
+_LINK_GAP = 12.0
+
+# A port is the place where a link touches its item. Ports are at most this far apart, and not at the corners.
+_PORT_DISTANCE = 16.0
+_CORNER = 10.0
+
+# Each sweep makes links straighter; after these no eye sees a difference.
+_SWEEPS = 40
+
+# A long link is straight above all between its own spots, then at its ends.
+_WEIGHT_WITHIN_LINK = 8.0
+_WEIGHT_AT_ITEM = 2.0
+
+_Wish = tuple[float, float]
+"""A height and its weight."""
+
+
+def _spread_ports(made: _SpotColumns, arcs: Sequence[Arc], backs: Sequence[tuple[int, int]]) -> list[_Wish]:
+    """Set the ports of all links; return the two ports of each of ``backs`` (source, target), which are the lowest.
+
+    >>> from streamiter.flow.drawing.arrange import Item, _make_columns
+    >>> arcs = [Arc(0, 1), Arc(0, 2)]
+    >>> made = _make_columns([Item(100, 40), Item(100, 40), Item(100, 40)], arcs)
+    >>> _spread_ports(made, arcs, backs=[])
+    []
+    >>> [piece.left_port for [piece] in made.chains]
+    [-5.0, 5.0]
+    """
+    free_left = [chain[-1] for arc, chain in zip(arcs, made.chains, strict=True) if arc.target_port is None]
+    free_right = [chain[0] for arc, chain in zip(arcs, made.chains, strict=True) if arc.source_port is None]
+    begins, ends = [0.0] * len(backs), [0.0] * len(backs)
+    for number, spot in enumerate(made.items):
+        pieces = sorted((piece for piece in free_left if piece.right is spot), key=_left_end)
+        own_backs = [back for back, (_, target) in enumerate(backs) if target == number]
+        ports = _ports(spot, len(pieces) + len(own_backs))
+        for piece, port in zip(pieces, ports, strict=False):
+            piece.right_port = port
+        for back, port in zip(own_backs, ports[len(pieces) :], strict=True):
+            ends[back] = port
+        pieces = sorted((piece for piece in free_right if piece.left is spot), key=_right_end)
+        own_backs = [back for back, (source, _) in enumerate(backs) if source == number]
+        ports = _ports(spot, len(pieces) + len(own_backs))
+        for piece, port in zip(pieces, ports, strict=False):
+            piece.left_port = port
+        for back, port in zip(own_backs, ports[len(pieces) :], strict=True):
+            begins[back] = port
+    return list(zip(begins, ends, strict=True))
+
+
+def _left_end(piece: Piece) -> tuple[int, float]:
+    return piece.left.place, piece.left_port
+
+
+def _right_end(piece: Piece) -> tuple[int, float]:
+    return piece.right.place, piece.right_port
+
+
+def _ports(spot: Spot, count: int) -> list[float]:
+    distance = min(_PORT_DISTANCE, max(0.0, spot.height - 2 * _CORNER) / max(1, count))
+    return [distance * (number - (count - 1) / 2) for number in range(count)]
+
+
+def _place_heights(made: _SpotColumns) -> None:
+    """Set every ``Spot.y`` so that links are as straight as the order allows; the top is 0."""
+    for column in made.columns:
+        _place(column, lambda _: [])
+    for _ in range(_SWEEPS):
+        for column in made.columns:
+            _place(column, _wishes_of_lefts)
+        for column in reversed(made.columns):
+            _place(column, _wishes_of_rights)
+    for _ in range(_SWEEPS):
+        for column in (*made.columns, *reversed(made.columns)):
+            _place(column, _wishes_of_both)
+    top = min((spot.y - spot.height / 2 for column in made.columns for spot in column), default=0.0)
+    for column in made.columns:
+        for spot in column:
+            spot.y -= top
+
+
+def _wishes_of_lefts(spot: Spot) -> list[_Wish]:
+    return [(piece.left.y + piece.left_port - piece.right_port, _weight(piece)) for piece in spot.lefts]
+
+
+def _wishes_of_rights(spot: Spot) -> list[_Wish]:
+    return [(piece.right.y + piece.right_port - piece.left_port, _weight(piece)) for piece in spot.rights]
+
+
+def _wishes_of_both(spot: Spot) -> list[_Wish]:
+    return [*_wishes_of_lefts(spot), *_wishes_of_rights(spot)]
+
+
+def _weight(piece: Piece) -> float:
+    items = (piece.left.item is not None) + (piece.right.item is not None)
+    return piece.weight * (_WEIGHT_WITHIN_LINK, _WEIGHT_AT_ITEM, 1.0)[items]
+
+
+def _place(column: Sequence[Spot], wishes_of: Callable[[Spot], Iterable[_Wish]]) -> None:
+    """Move the spots of a column as near to their wished heights as their order and their gaps allow."""
+    steps = [0.0]
+    for above, below in pairwise(column):
+        gap = _GAP if above.item is not None and below.item is not None else _LINK_GAP
+        steps.append(steps[-1] + (above.height + below.height) / 2 + gap)
+    wishes = []
+    for spot, step in zip(column, steps, strict=True):
+        wished = list(wishes_of(spot)) or [(spot.y, 0.01)]
+        weight = sum(weight for _, weight in wished)
+        wishes.append((sum(height * weight for height, weight in wished) / weight - step, weight))
+    for spot, height, step in zip(column, _rising(wishes), steps, strict=True):
+        spot.y = height + step
+
+
+def _rising(wishes: Sequence[_Wish]) -> list[float]:
+    """Return the rising heights that are nearest to the wished ones; neighbours in the wrong order share a mean.
+
+    >>> _rising([(1, 1), (5, 1), (3, 1), (9, 1)])
+    [1, 4.0, 4.0, 9]
+    """
+    blocks: list[tuple[float, float, int]] = []
+    for height, weight in wishes:
+        count = 1
+        while blocks and blocks[-1][0] > height:
+            other, other_weight, other_count = blocks.pop()
+            height = (height * weight + other * other_weight) / (weight + other_weight)
+            weight += other_weight
+            count += other_count
+        blocks.append((height, weight, count))
+    return [height for height, _, count in blocks for _ in range(count)]
+
+
+# -- places and routes ---------------------------------------------------------------------------------------
+
+# Between two columns: room for a curve and an arrowhead. A curve that goes far up or down has more room.
+_GAP = 26.0
+_GAP_MAX = 60.0
+_SLOPE = 0.2
+
+# Between two links that go back: side by side, and one above the other.
+_CHANNEL = 12.0
+_LANE_GAP = 14.0
+
+
+class _Placement:
+    """Places the columns side by side and draws the routes of the links."""
+
+    def __init__(self, made: _SpotColumns, backs: Sequence[Back], ports: Sequence[Point]) -> None:
+        self._made = made
+        self._backs = backs
+        self._ports = ports
+        self._column_of = {spot: number for number, column in enumerate(made.columns) for spot in column}
+        self._place_columns()
+
+    def _place_columns(self) -> None:
+        """Set the left and the right end of each column."""
+        channels = [0] * (len(self._made.columns) + 1)
+        self._channels = []
+        for back in self._backs:
+            begin = self._column_of[self._made.items[back.source]] + 1
+            end = self._column_of[self._made.items[back.target]]
+            channels[begin] += 1
+            right = channels[begin]
+            channels[end] += 1
+            self._channels.append((begin, right, end, channels[end]))
+        self._lefts: list[float] = []
+        self._rights: list[float] = []
+        x = channels[0] * _CHANNEL
+        for number, column in enumerate(self._made.columns):
+            if number:
+                pieces = [piece for spot in column for piece in spot.lefts]
+                x += max([_GAP, *map(_gap, pieces)]) + channels[number] * _CHANNEL
+            self._lefts.append(x)
+            x += max(spot.width for spot in column)
+            self._rights.append(x)
+        self._width = x + channels[-1] * _CHANNEL
+
+    def arrangement(self, arcs: Sequence[Arc]) -> Arrangement:
+        columns = self._made.columns
+        bottom = max((spot.y + spot.height / 2 for column in columns for spot in column), default=0.0)
+        result = Arrangement(self._width, bottom)
+        for spot in self._made.items:
+            number = self._column_of[spot]
+            x = (self._lefts[number] + self._rights[number] - spot.width) / 2
+            result.items.append(Rectangle(x, spot.y - spot.height / 2, spot.width, spot.height))
+        for arc, chain in zip(arcs, self._made.chains, strict=True):
+            result.arcs.append(self._runs(arc, chain, result.items))
+            result.arc_labels.append(self._label(arc, chain))
+        self._route_backs(result)
+        return result
+
+    # -- links -------------------------------------------------------------------------------------------
+
+    def _runs(self, arc: Arc, chain: Sequence[Piece], items: Sequence[Rectangle]) -> list[LevelRun]:
+        first, last = chain[0], chain[-1]
+        begin, end = items[arc.source], items[arc.target]
+        runs = [
+            LevelRun(
+                begin.x + begin.width,
+                self._rights[self._column_of[first.left]],
+                first.left.y + first.left_port,
+            )
+        ]
+        for piece in chain[:-1]:
+            number = self._column_of[piece.right]
+            runs.append(LevelRun(self._lefts[number], self._rights[number], piece.right.y + piece.right.line))
+        runs.append(LevelRun(self._lefts[self._column_of[last.right]], end.x, last.right.y + last.right_port))
+        return runs
+
+    def _label(self, arc: Arc, chain: Sequence[Piece]) -> Rectangle | None:
+        if not arc.label_width:
+            return None
+        spot = chain[-1].left
+        number = self._column_of[spot]
+        x = (self._lefts[number] + self._rights[number] - spot.width) / 2
+        return Rectangle(x, spot.y - spot.height / 2, spot.width, spot.height)
+
+    # -- links that go back --------------------------------------------------------------------------------
+
+    def _route_backs(self, result: Arrangement) -> None:
+        """Give each link that goes back a lane; the shortest has the highest lane, so that few links cross."""
+        ways = [self._ends(number) for number in range(len(self._backs))]
+        lanes = [0.0] * len(ways)
+        for number in sorted(
+            range(len(ways)), key=lambda number: (ways[number][0] - ways[number][1], number)
+        ):
+            result.height += _LANE_GAP + self._backs[number].label_height
+            lanes[number] = result.height
+        for number, (back, (right, left), lane) in enumerate(zip(self._backs, ways, lanes, strict=True)):
+            begin, end = result.items[back.source], result.items[back.target]
+            from_y = begin.y + begin.height / 2 + self._ports[number][0]
+            to_y = end.y + end.height / 2 + self._ports[number][1]
+            result.backs.append(
+                [
+                    (begin.x + begin.width, from_y),
+                    (right, from_y),
+                    (right, lane),
+                    (left, lane),
+                    (left, to_y),
+                    (end.x, to_y),
+                ]
+            )
+            x = max(0.0, (left + right - back.label_width) / 2)
+            result.back_labels.append(
+                Rectangle(x, lane - back.label_height, back.label_width, back.label_height)
+            )
+            result.width = max(result.width, x + back.label_width)
+
+    def _ends(self, number: int) -> Point:
+        """Return where a link goes down, right of the column of its source, and up, left of that of its target."""
+        begin, right, end, left = self._channels[number]
+        return self._rights[begin - 1] + right * _CHANNEL, self._lefts[end] - left * _CHANNEL
+
+
+def _gap(piece: Piece) -> float:
+    rise = abs(piece.left.y + piece.left_port - piece.right.y - piece.right_port)
+    return min(_GAP_MAX, _GAP + _SLOPE * rise)

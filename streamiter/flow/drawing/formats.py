@@ -1,45 +1,139 @@
-"""The picture as SVG."""
+"""A picture as Mermaid text, as SVG and as PNG.
+
+Mermaid places the nodes itself, so its text needs no layout. The SVG is drawn from left to right with the font of the
+package, and PNG is the SVG as pixels.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import Literal
 from xml.sax.saxutils import escape, quoteattr
 
 from streamiter.errors import ConfigurationError
 from streamiter.flow.drawing.arrange import LevelRun, Point, Rectangle
-from streamiter.flow.drawing.layout import MARGIN, PlacedBox, PlacedLink, PlacedNode, lay_out
-from streamiter.flow.drawing.picture import (
-    FONT_FAMILY,
-    FONT_FILE,
-    Caption,
-    CaptionLine,
-    Picture,
-    advances,
-    printable,
+from streamiter.flow.drawing.captions import FONT_FAMILY, FONT_FILE, Caption, CaptionLine, advances, printable
+from streamiter.flow.drawing.layout import (
+    MARGIN,
+    PlacedBox,
+    PlacedLink,
+    PlacedNode,
+    lay_out,
 )
+from streamiter.flow.drawing.picture import Link, Node, Picture, picture_of
+from streamiter.runtime.graph import Step
+from streamiter.runtime.statistics import JobStatistics
 
 __all__ = [
+    "DrawingFormat",
+    "draw",
+    "draw_picture",
+    "mermaid",
     "png",
     "png_of_svg",
     "svg",
 ]
 
 
-# Verdana is as wide as the font that the text was measured with; what comes behind it is narrower.
+DrawingFormat = Literal["mermaid", "svg", "png"]
+
+
+def draw(
+    flow: str, steps: Sequence[Step], statistics: JobStatistics | None, drawing_format: DrawingFormat
+) -> str | bytes:
+    """Return the drawing of a flow as text, or as bytes for PNG."""
+    return draw_picture(picture_of(flow, steps, statistics), drawing_format, f"flow {flow!r}")
+
+
+def draw_picture(picture: Picture, drawing_format: DrawingFormat, owner: str) -> str | bytes:
+    """Return the picture as text, or as bytes for PNG; ``owner`` is the flow or network that errors name."""
+    drawers: dict[str, Callable[[Picture], str | bytes]] = {"mermaid": mermaid, "svg": svg, "png": png}
+    if drawing_format not in drawers:
+        raise ConfigurationError(
+            f"{owner}: draw expected the format {', '.join(map(repr, drawers))}, given {drawing_format!r}; "
+            "choose one of these"
+        )
+    return drawers[drawing_format](picture)
+
+
+# -- Mermaid -----------------------------------------------------------------------------------------------
+
+_MERMAID_SHAPES = {
+    "source": ("[(", ")]"),
+    "sink": ("[/", "/]"),
+    "iteration": ("{{", "}}"),
+    "operator": ("[", "]"),
+    "service": ("[[", "]]"),
+}
+# Mermaid writes a character that has a meaning in Mermaid or in HTML as its number.
+_CODES = {ord(character): f"#{ord(character)};" for character in '"#&<>`'} | dict.fromkeys(
+    (*range(32), 127), " "
+)
+_PLAIN_TITLE = re.compile(r"[A-Za-z][\w ()-]*")
+_PLAIN_LABEL = re.compile(r"[\w ,+-]*")
+
+
+def mermaid(picture: Picture) -> str:
+    """Return the picture as Mermaid text; links that close a loop, and links to services, are dotted."""
+    lines = ["---", f"title: {_mermaid_title(picture.title)}", "---", "flowchart LR"]
+    lines += _mermaid_nodes(picture, None, indent=4)
+    for number, box in enumerate(picture.boxes):
+        lines.append(f'    subgraph loop{number + 1}["{_mermaid_text(box.heading)}"]')
+        lines += _mermaid_nodes(picture, number, indent=8)
+        lines.append("    end")
+    lines += [f"    {_mermaid_link(link)}" for link in picture.links]
+    return "\n".join(lines) + "\n"
+
+
+def _mermaid_nodes(picture: Picture, box: int | None, *, indent: int) -> Iterable[str]:
+    for number, node in enumerate(picture.nodes):
+        if node.box == box:
+            yield f"{' ' * indent}s{number}{_mermaid_node(node)}"
+
+
+def _mermaid_node(node: Node) -> str:
+    opening, closing = _MERMAID_SHAPES[node.shape]
+    name = f"{_mermaid_text(node.name)} {node.times}".rstrip()
+    return f'{opening}"{"<br>".join((name, *map(_mermaid_text, node.notes)))}"{closing}'
+
+
+def _mermaid_link(link: Link) -> str:
+    if link.kind != "data":
+        tail = "<-." if link.kind == "service" else "-."
+        return f's{link.source} {tail} "{_mermaid_text(link.label)}" .-> s{link.target}'
+    plain = _PLAIN_LABEL.fullmatch(link.label)
+    label = link.label if plain else f'"{_mermaid_text(link.label)}"'
+    return f"s{link.source} -->{f'|{label}|' if label else ''} s{link.target}"
+
+
+def _mermaid_text(text: str) -> str:
+    return text.translate(_CODES)
+
+
+def _mermaid_title(text: str) -> str:
+    """Return the title as YAML: a plain scalar if possible, else a string in JSON's quotes, which YAML reads."""
+    return text if _PLAIN_TITLE.fullmatch(text) else json.dumps(text)
+
+
+# -- SVG ---------------------------------------------------------------------------------------------------
+
+# The text is measured with the first font. Verdana is as wide, the fonts after it are narrower.
 _FONTS = f"'{FONT_FAMILY}', Verdana, 'Segoe UI', Helvetica, Arial, sans-serif"
 
-# The roundness of corners; of a cylinder's ends; of an iteration's cut corners.
+# The radius of round corners; the height of half the end of a cylinder; the size of cut corners.
 _RADIUS = 6.0
 _ELLIPSE = 6.0
 _CUT = 9.0
 
-# Of a line of text, what lies above the line it is written on.
+# The share of a line of text that is above its baseline.
 _ASCENT = 0.86
 
 _KINDS = ("data", "feedback", "criteria", "service")
 
-# From the ends of a service to the lines beside its text.
+# The distance of the two upright lines in a service from its ends.
 _SIDE = 6.0
 
 _LIGHT = {
@@ -87,7 +181,7 @@ _DARK = {
 
 
 def svg(picture: Picture, *, for_screens: bool = True) -> str:
-    """A drawing from left to right; ``for_screens`` it is dark where the reader's screen is."""
+    """Return the picture as SVG; with ``for_screens`` it is dark on a screen with a dark theme."""
     layout = lay_out(picture)
     width, height = _number(layout.width), _number(layout.height)
     style = _style(_LIGHT)
@@ -173,7 +267,7 @@ def _plain(place: Rectangle) -> Iterable[str]:
 
 
 def _cylinder(place: Rectangle) -> Iterable[str]:
-    """Its ends are ellipses; the upper one is seen from above."""
+    """Yield a cylinder, seen a little from above."""
     left, right = _number(place.x), _number(place.x + place.width)
     top, bottom = _number(place.y + _ELLIPSE), _number(place.y + place.height - _ELLIPSE)
     end = f"A{_number(place.width / 2)},{_number(_ELLIPSE)} 0 0"
@@ -197,7 +291,7 @@ def _cut_rectangle(place: Rectangle) -> Iterable[str]:
 
 
 def _with_sides(place: Rectangle) -> Iterable[str]:
-    """A line along its left and right end."""
+    """Yield a rectangle with a line near its left and its right end."""
     yield f'<rect class="body" {_rectangle(place)} rx="3"/>'
     top, bottom = _number(place.y), _number(place.y + place.height)
     for x in (place.x + _SIDE, place.x + place.width - _SIDE):
@@ -225,10 +319,10 @@ def _rectangle(place: Rectangle) -> str:
 
 def _link(placed: PlacedLink) -> Iterable[str]:
     kind = placed.link.kind
-    way = _curves(placed.runs) if placed.runs else _rounded(placed.corners)
+    route = _curves(placed.runs) if placed.runs else _rounded(placed.corners)
     ends = ("start", "end") if kind == "service" else ("end",)
     markers = " ".join(f'marker-{end}="url(#streamiter-{kind})"' for end in ends)
-    yield f'<path class="link {kind}" d="{way}" {markers}/>'
+    yield f'<path class="link {kind}" d="{route}" {markers}/>'
     if (place := placed.label) is not None:
         for line in placed.caption.lines:
             x, y = place.x + place.width / 2, place.y + line.size
@@ -236,7 +330,7 @@ def _link(placed: PlacedLink) -> Iterable[str]:
 
 
 def _curves(runs: Sequence[LevelRun]) -> str:
-    """Level runs with a curve between any two."""
+    """Return a path of level lines with a curve between two of them."""
     parts = [f"M{_point((runs[0].left, runs[0].y))}"]
     for run, following in pairwise(runs):
         parts.append(f"L{_point((run.right, run.y))}")
@@ -248,24 +342,25 @@ def _curves(runs: Sequence[LevelRun]) -> str:
 
 
 def _rounded(corners: Sequence[Point]) -> str:
-    """Straight lines with round corners between them."""
+    """Return a path of straight lines with round corners between them."""
     parts = [f"M{_point(corners[0])}"]
-    for before, corner, behind in zip(corners, corners[1:], corners[2:], strict=False):
-        radius = min(_RADIUS + 2, _distance(before, corner) / 2, _distance(corner, behind) / 2)
-        begin, end = _towards(corner, before, radius), _towards(corner, behind, radius)
+    for before, corner, after in zip(corners, corners[1:], corners[2:], strict=False):
+        radius = min(_RADIUS + 2, _distance(before, corner) / 2, _distance(corner, after) / 2)
+        begin, end = _towards(corner, before, radius), _towards(corner, after, radius)
         parts.append(f"L{_point(begin)} Q{_point(corner)} {_point(end)}")
     parts.append(f"L{_point(corners[-1])}")
     return " ".join(parts)
 
 
 def _distance(one: Point, other: Point) -> float:
+    """Return the length of a level or upright line."""
     return abs(one[0] - other[0]) + abs(one[1] - other[1])
 
 
-def _towards(point: Point, other: Point, by: float) -> Point:
-    """From a point by so much towards another one that lies level with it, or above or below it."""
-    share = by / distance if (distance := _distance(point, other)) else 0.0
-    return point[0] + share * (other[0] - point[0]), point[1] + share * (other[1] - point[1])
+def _towards(corner: Point, other: Point, by: float) -> Point:
+    """Return the point at this distance from a corner, on the line to the other one."""
+    share = by / distance if (distance := _distance(corner, other)) else 0.0
+    return corner[0] + share * (other[0] - corner[0]), corner[1] + share * (other[1] - corner[1])
 
 
 # -- text --------------------------------------------------------------------------------------------------
@@ -290,33 +385,17 @@ def _number(number: float) -> str:
     return f"{number:.2f}".rstrip("0").rstrip(".")
 
 
-# Pixels for each unit of the drawing: text is sharp on screens with small pixels too.
+# Pixels for each unit of the drawing: the text is sharp on screens with small pixels too.
 _SCALE = 2
 
 
 def png(picture: Picture) -> bytes:
-    """The light drawing, with the same font on every machine.
-
-    The picture as PNG.
-    """
+    """Return the picture as PNG, light, and with the same font on every machine."""
     return png_of_svg(svg(picture, for_screens=False))
 
 
 def png_of_svg(text: str) -> bytes:
-    """Any drawing in SVG. Raises ConfigurationError where the package that renders it is missing."""
-    render = _renderer()
-    return render(
-        svg_string=text,
-        zoom=_SCALE,
-        font_files=[str(FONT_FILE)],
-        font_family=FONT_FAMILY,
-        sans_serif_family=FONT_FAMILY,
-        # To look through a machine's fonts takes a while; only names in other scripts need them.
-        skip_system_fonts=all(character in advances() for character in text if character != "\n"),
-    )
-
-
-def _renderer() -> Callable[..., bytes]:
+    """Return a drawing in SVG as PNG. Raises ConfigurationError if resvg_py is missing."""
     try:
         from resvg_py import svg_to_bytes
     except ImportError as error:
@@ -324,4 +403,12 @@ def _renderer() -> Callable[..., bytes]:
             "drawing PNG: expected the package resvg_py, which is not installed; "
             "install it with: pip install 'streamiter[draw]', or draw SVG"
         ) from error
-    return svg_to_bytes
+    return svg_to_bytes(
+        svg_string=text,
+        zoom=_SCALE,
+        font_files=[str(FONT_FILE)],
+        font_family=FONT_FAMILY,
+        sans_serif_family=FONT_FAMILY,
+        # It takes long to search the machine for fonts; only characters that this font lacks need them.
+        skip_system_fonts=all(character in advances() for character in text if character != "\n"),
+    )
