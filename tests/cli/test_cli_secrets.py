@@ -196,9 +196,7 @@ def test_no_command_on_flows_shows_or_stores_a_secret(
 )
 def test_an_error_in_the_user_s_program_does_not_show_its_url(folder: Path, line: str) -> None:
     """With `--debug`, Python shows the line, and the URL in it."""
-    program = (
-        f"from streamiter import Flow\nfrom streamiter.topics import topic\nflow = Flow('f')\n{line}\n"
-    )
+    program = f"from streamiter import Flow\nfrom streamiter.topics import topic\nflow = Flow('f')\n{line}\n"
     (folder / "program.py").write_text(program)
     ran = streamiter("--debug", "run", "program.py:flow", cwd=folder)
     assert ran.returncode == 1

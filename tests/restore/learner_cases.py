@@ -392,16 +392,22 @@ def parameter_server_clustering(flow: Flow) -> dict[str, Stream]:
     return {"models": clustering.models}
 
 
+_ROWS = (("dense", "sparse"), ("sparse", "dense"))
+
 ONLINE = (GradientWorker, OnlineWorker, ParameterOwner, StartedOwner, LinearWeights, Validate)
 OFFLINE = (GradientWorker, OfflineWorker, ParameterOwner)
 ON_SERVER = (ParameterServerWorker, Versions, Repeater, Arrivals, ProgressTracker)
 
 CASES = [
+    # All pairs of a kind of model, an optimizer and a kind of rows; gradient descent takes dense rows only.
     *(
         Case(functools.partial(linear_model, kind, optimizer, rows), (LinearWeights,), {"cuts": 3})
-        for kind in ("logistic", "linear")
-        for optimizer in OPTIMIZERS
-        for rows in (("dense", "sparse") if optimizer != "gradient_descent" else ("dense",))
+        for number, optimizer in enumerate(OPTIMIZERS)
+        for kind, rows in zip(
+            ("logistic", "linear"),
+            ("dense", "dense") if optimizer == "gradient_descent" else _ROWS[number % 2],
+            strict=True,
+        )
     ),
     Case(hashed_features, (LinearWeights,), {"cuts": 4}),
     Case(scaler, (StandardScaler,)),

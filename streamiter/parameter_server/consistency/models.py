@@ -1,4 +1,9 @@
-"""Consistency models: BSP, SSP, ASP."""
+"""The consistencies of a matrix, ASP, BSP and SSP, and the model of each: its rules as a pure data structure.
+
+Each worker has a *clock*, the count of its finished iterations. The *minimum clock* is that of the slowest worker. A
+consistency says how far workers may be apart, and what a read may miss. A model decides for each add and each get
+whether the shard handles it now; if not, the model keeps it until the minimum clock has advanced.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, final
 
-from streamiter.errors import OutOfTurn
+from streamiter.errors import InternalError, OutOfTurn
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.consistency.progress_tracker import PendingAdds, ProgressTracker, WaitingGets
 
@@ -21,20 +26,18 @@ __all__ = [
     "ConsistencyModel",
     "Released",
     "StaleSynchronousModel",
+    "model_of",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Consistency:
-    """How far workers may be apart on a matrix: one of :class:`ASP`, :class:`BSP`, :class:`SSP`.
-
-    Which consistency a matrix has: how far workers may be apart, and what a read may miss.
-    """
+    """How far workers may be apart on a matrix: one of :class:`ASP`, :class:`BSP`, :class:`SSP`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ASP(Consistency):
-    """Asynchronous parallel: nobody waits for anybody. Adds are applied and gets answered as they come.
+    """Asynchronous parallel: no worker waits. Adds are applied and gets are answered as they arrive.
 
     >>> ASP()
     ASP()
@@ -43,9 +46,10 @@ class ASP(Consistency):
 
 @dataclass(frozen=True, slots=True)
 class BSP(Consistency):
-    """Bulk synchronous parallel: all workers are in the same iteration, and see what all did in those before.
+    """Bulk synchronous parallel: all workers are in the same iteration, and see all adds of the iterations before.
 
-    A worker gets, adds, clocks, and awaits a get before it adds again; what comes in another order is OutOfTurn.
+    A worker gets, adds and clocks, and then awaits a get before it adds again. A call in another order raises
+    OutOfTurn.
 
     >>> BSP()
     BSP()
@@ -54,9 +58,9 @@ class BSP(Consistency):
 
 @dataclass(frozen=True, slots=True)
 class SSP(Consistency):
-    """Stale synchronous parallel (Ho et al. 2013): a get waits more than ``staleness`` clocks ahead of the slowest.
+    """Stale synchronous parallel (Ho et al. 2013): a worker reads at most ``staleness`` clocks ahead of the slowest.
 
-    Adds are applied at once and never wait; clocks neither.
+    A get of a worker that is further ahead waits. Adds and clocks never wait.
 
     >>> SSP(staleness=2)
     SSP(staleness=2)
@@ -69,31 +73,31 @@ class SSP(Consistency):
 
 
 A = TypeVar("A")
-"""An add, as the shard has it."""
+"""An add, as the shard represents it."""
 G = TypeVar("G")
-"""A get that can wait."""
+"""A get that can wait, as the shard represents it."""
 
 
 @dataclass(slots=True)
 class Released(Generic[A, G]):
-    """The minimum clock has become ``clock``: apply the adds, finish the iteration, then answer the gets.
-
-    What all consistency models have in common: pure data structures that say what may happen now.
-    """
+    """The work of a shard when the minimum clock advances: apply the adds, end the iteration, answer the gets."""
 
     clock: int
+    """The new minimum clock."""
     adds: list[A] = field(default_factory=list)
+    """Adds that waited for this clock, in order of arrival."""
     gets: list[G] = field(default_factory=list)
+    """Gets that waited for this clock, in order of arrival."""
 
 
 class ConsistencyModel(abc.ABC, Generic[A, G]):
-    """One for each matrix on each shard. Raises UnknownWorker and OutOfTurn, and then nothing has changed.
+    """The rules of one matrix on one shard. A method that raises UnknownWorker or OutOfTurn has changed nothing.
 
-    ``observed`` is the highest minimum clock of this matrix that the worker has been told of, by any shard (−1: none):
-    what was in turn there is in turn here, even if this shard has yet to hear the clocks of others.
+    ``observed`` is the highest minimum clock of this matrix that any shard has told the worker (−1: none). A call that
+    is in turn by that clock is in turn here, even if the clocks of other workers have not yet arrived at this shard.
 
-    Whatever moves the minimum clock gives one ``Released`` for each clock it has passed, ascending, even where nobody
-    waited: the shard finishes an iteration for each of them.
+    A method that advances the minimum clock returns one ``Released`` for each clock it has passed, in ascending order,
+    also if no call waited for it: the shard ends one iteration for each.
     """
 
     def __init__(self, tracker: ProgressTracker) -> None:
@@ -102,89 +106,90 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
 
     @abc.abstractmethod
     def add(self, worker: int, request: A, observed: int = -1) -> bool:
-        """Whether to apply it now; otherwise the model keeps it until a ``Released`` has it."""
+        """Return whether to apply an add now; if not, the model keeps it until a ``Released`` contains it."""
 
     @abc.abstractmethod
     def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
-        """Whether to answer it now; otherwise the model keeps it until a ``Released`` has it.
+        """Return whether to answer a get now; if not, the model keeps it until a ``Released`` contains it.
 
-        ``held_clocks`` the worker has called before, and a checkpoint keeps them from this model.
+        ``held_clocks`` is the count of clocks that the worker called before and that a checkpoint still holds back.
         """
 
     def clock(self, worker: int, observed: int = -1) -> list[Released[A, G]]:
-        """The worker has finished an iteration; what follows from that (mostly nothing)."""
+        """Advance the clock of a worker; return the work that follows (mostly none)."""
         before = self.tracker.get_min_clock()
         return self._released(before, self.tracker.advance_and_get_changed_min_clock(worker))
 
     def join(self, worker: int) -> int:
-        """A worker takes part from now on, at the minimum clock; gives where it stands."""
+        """Add a worker at the minimum clock; return its clock."""
         return self.tracker.join(worker)
 
     def raise_worker(self, worker: int, clock: int) -> list[Released[A, G]]:
-        """The second step of joining: the worker stands at ``clock`` if it is not there or further."""
+        """Do the second step of joining: raise the clock of the worker to ``clock``, unless it is higher."""
         before = self.tracker.get_min_clock()
         return self._released(before, self.tracker.raise_to(worker, clock))
 
     def leave(self, worker: int) -> list[Released[A, G]]:
-        """The worker holds nobody back any more; what it has added stays, and counts.
+        """Remove a worker, so that it holds no other worker back; its adds stay.
 
-        Its own waiting gets are for the caller to ``forget`` and fail beforehand; ``take_orphaned_adds`` comes next.
+        Before this call, the caller calls ``forget`` for the worker's waiting gets, and fails them. After this call, it
+        calls ``take_orphaned_adds``.
         """
         before = self.tracker.get_min_clock()
         return self._released(before, self.tracker.leave(worker))
 
     def take_orphaned_adds(self) -> list[A]:
-        """After a worker has left: the kept adds to apply now, because no worker is left to finish their iteration.
+        """Return the kept adds to apply now, after a worker has left, because no worker is left to end their iteration.
 
-        They end no iteration: the minimum clock is a matter of clocks alone, which all shards hear of, while each shard
-        knows its own adds only.
+        These adds end no iteration: the minimum clock depends on clocks only, which all shards receive, while each
+        shard knows its own adds only.
         """
         return []
 
     def forget(self, request: G) -> None:
-        """Nobody waits for this get any more; nothing happens if it is not kept."""
+        """Drop a waiting get; do nothing if it is not kept."""
         self._gets.forget(request)
 
     def reset(self, workers: Iterable[int]) -> tuple[list[A], list[G]]:
-        """Start over with these workers at clock 0; gives what was kept, by arrival, for the caller to fail."""
+        """Restart with these workers at clock 0; return the kept adds and gets, by arrival, for the caller to fail."""
         self.tracker.init(workers)
         return self._clear_adds(), self._gets.clear()
 
     def pending_adds(self, worker: int | None = None) -> Iterator[A]:
-        """The adds that are kept, of one worker or of all, in order of arrival."""
+        """Return the kept adds of one worker, or of all, in order of arrival."""
         return iter(())
 
     def merge_pending(self, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
-        """Have ``merge`` sum up what is kept of the iteration that the worker is in; older ones cannot grow any more.
+        """Replace the kept adds of the worker's current iteration with the result of ``merge``.
 
-        It is given these adds in order of arrival, and gives at least one and no more than they were, which take the
-        places of the first ones. It is not called where there are none.
+        ``merge`` takes these adds in order of arrival, and returns at least one add and at most as many as it took.
+        They take the places of the first ones. It is not called if there are none. Adds of older iterations stay.
         """
         self.tracker.check_worker_valid(worker)
 
     @property
     def waiting_gets(self) -> int:
-        """How many gets are kept."""
+        """The count of waiting gets."""
         return len(self._gets)
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data: the tracker, and the adds that are kept, as they are. Gets are not state."""
+        """Return plain data: the tracker and the kept adds. Waiting gets are not part of the state."""
         return {"tracker": self.tracker.snapshot()}
 
     def restore(self, state: dict[str, Any]) -> list[G]:
-        """Take over what ``snapshot`` gave; adds kept until now are gone, the gets are given for the caller to fail."""
+        """Restore a ``snapshot``; drop the adds kept until now, and return the waiting gets for the caller to fail."""
         self.tracker.restore(state["tracker"])
         return self._gets.clear()
 
     def _released(self, before: int, moved_to: int) -> list[Released[A, G]]:
-        """One for each clock after ``before``; ``moved_to`` is −1 where the minimum clock stays."""
+        """Return one ``Released`` for each clock after ``before``; ``moved_to`` is −1 if the clock has not moved."""
         return [
             Released(clock, self._adds_before(clock), self._gets.take(clock))
             for clock in range(before + 1, moved_to + 1)
         ]
 
     def _adds_before(self, clock: int) -> list[A]:
-        """The adds that were kept for the minimum clock to become ``clock``."""
+        """Take the adds that waited for the minimum clock to become ``clock``."""
         return []
 
     def _clear_adds(self) -> list[A]:
@@ -193,29 +198,24 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
 
 @final
 class AsynchronousModel(ConsistencyModel[A, G]):
-    """Adds are applied and gets answered as they come; clocks are counted, no more.
-
-    Asynchronous parallel: nobody waits for anybody.
-    """
+    """ASP: adds are applied and gets are answered as they arrive; clocks are only counted."""
 
     def add(self, worker: int, request: A, observed: int = -1) -> bool:
-        """Always now."""
+        """Return True."""
         self.tracker.check_worker_valid(worker)
         return True
 
     def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
-        """Always now."""
+        """Return True."""
         self.tracker.check_worker_valid(worker)
         return True
 
 
 @final
 class BulkSynchronousModel(ConsistencyModel[A, G]):
-    """Adds wait for the end of their iteration, gets for the end of the iteration before theirs.
+    """BSP: an add waits for the end of its iteration, a get for the end of the iteration before its own.
 
-    A worker may clock once ahead of the slowest, and then has to get before it goes on: any other call is out of turn.
-
-    Bulk synchronous parallel: all workers are in the same iteration, and see what all did in those before.
+    A worker may be one clock ahead of the slowest. It must then await a get: any other call is out of turn.
     """
 
     def __init__(self, tracker: ProgressTracker) -> None:
@@ -223,43 +223,43 @@ class BulkSynchronousModel(ConsistencyModel[A, G]):
         self._adds: PendingAdds[A] = PendingAdds()
 
     def add(self, worker: int, request: A, observed: int = -1) -> bool:
-        """Never now: it is kept until the minimum clock passes the worker's. OutOfTurn when the worker is ahead."""
+        """Keep the add until the minimum clock passes the worker's; raise OutOfTurn if the worker is ahead."""
         clock = self._check_turn(worker, observed, "an add", ahead=0)
         self._adds.keep(clock, worker, request)
         return False
 
     def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
-        """Now at the minimum clock, later when the worker is one ahead. OutOfTurn when it is further ahead."""
+        """Return True at the minimum clock; one clock ahead, keep the get; further ahead, raise OutOfTurn."""
         clock = self._check_turn(worker, observed, "a get", ahead=1)
         if clock <= self.tracker.get_min_clock():
             return True
         self._gets.park(clock, request)
         return False
 
-    def clock(self, worker: int, observed: int = -1) -> list[Any]:
-        """The worker has finished an iteration. OutOfTurn when it is ahead already."""
+    def clock(self, worker: int, observed: int = -1) -> list[Released[A, G]]:
+        """Advance the clock of a worker; raise OutOfTurn if it is ahead already."""
         self._check_turn(worker, observed, "a clock", ahead=0)
         return super().clock(worker, observed)
 
     def pending_adds(self, worker: int | None = None) -> Iterator[A]:
-        """The adds that are kept, of one worker or of all, in order of arrival."""
+        """Return the kept adds of one worker, or of all, in order of arrival."""
         return iter(self._adds.all()) if worker is None else self._adds.of(worker)
 
     def merge_pending(self, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
-        """Have ``merge`` sum up what is kept of the iteration that the worker is in."""
+        """Replace the kept adds of the worker's current iteration with the result of ``merge``."""
         self._adds.merge(self.tracker.get_progress(worker), worker, merge)
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data: the tracker and the adds that are kept."""
+        """Return plain data: the tracker and the kept adds."""
         return {**super().snapshot(), "adds": self._adds.snapshot()}
 
     def restore(self, state: dict[str, Any]) -> list[G]:
-        """Take over what ``snapshot`` gave."""
+        """Restore a ``snapshot``; return the waiting gets."""
         self._adds.restore(state["adds"])
         return super().restore(state)
 
     def take_orphaned_adds(self) -> list[A]:
-        """The adds of the unfinished iteration of the last worker that has left: no clock would apply them."""
+        """Return the adds of the unfinished iteration if the last worker has left: no clock would apply them."""
         return [] if self.tracker.num_workers else self._adds.clear()
 
     def _adds_before(self, clock: int) -> list[A]:
@@ -269,7 +269,7 @@ class BulkSynchronousModel(ConsistencyModel[A, G]):
         return self._adds.clear()
 
     def _check_turn(self, worker: int, observed: int, call: str, ahead: int) -> int:
-        """The worker's clock; raises OutOfTurn if it is more than ``ahead`` of the minimum clock."""
+        """Return the worker's clock; raise OutOfTurn if it is more than ``ahead`` of the minimum clock."""
         clock = self.tracker.get_progress(worker)
         min_clock = max(self.tracker.get_min_clock(), observed)
         if clock > min_clock + ahead:
@@ -284,12 +284,10 @@ class BulkSynchronousModel(ConsistencyModel[A, G]):
 
 @final
 class StaleSynchronousModel(ConsistencyModel[A, G]):
-    """Adds are applied as they come; a get waits while its worker is more than ``staleness`` clocks ahead.
+    """SSP: adds are applied as they arrive; a get waits while its worker is more than ``staleness`` clocks ahead.
 
-    What a worker has ``observed`` does not matter: it reads what this shard was told, so the clocks have to be heard
-    here.
-
-    Stale synchronous parallel (Ho et al. 2013): the fastest reads no more than some clocks ahead of the slowest.
+    ``observed`` does not count: a get reads the adds that have arrived at this shard, so the clocks must have arrived
+    here, too.
     """
 
     def __init__(self, tracker: ProgressTracker, staleness: int) -> None:
@@ -297,14 +295,36 @@ class StaleSynchronousModel(ConsistencyModel[A, G]):
         self._staleness = staleness
 
     def add(self, worker: int, request: A, observed: int = -1) -> bool:
-        """Always now."""
+        """Return True."""
         self.tracker.check_worker_valid(worker)
         return True
 
     def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
-        """Now, unless the worker is too far ahead; equal to the bound is not."""
+        """Return True unless the worker is more than ``staleness`` clocks ahead; keep the get of such a worker."""
         wanted = self.tracker.get_progress(worker) + held_clocks - self._staleness
         if wanted <= self.tracker.get_min_clock():
             return True
         self._gets.park(wanted, request)
         return False
+
+
+def model_of(
+    consistency: Consistency, workers: Iterable[int] = (), name: str = ""
+) -> ConsistencyModel[Any, Any]:
+    """Return the model of a consistency with these workers at clock 0; errors begin with ``name`` ("matrix 'w'").
+
+    >>> model = model_of(SSP(staleness=1), workers=[0, 1])
+    >>> model.clock(0), model.clock(0), model.get(0, "a get that waits")
+    ([], [], False)
+    >>> model.clock(1)
+    [Released(clock=1, adds=[], gets=['a get that waits'])]
+    """
+    tracker = ProgressTracker(workers, name=name)
+    match consistency:
+        case ASP():
+            return AsynchronousModel(tracker)
+        case BSP():
+            return BulkSynchronousModel(tracker)
+        case SSP(staleness):
+            return StaleSynchronousModel(tracker, staleness)
+    raise InternalError(f"expected ASP(), BSP() or SSP(staleness=…), given {consistency!r}")

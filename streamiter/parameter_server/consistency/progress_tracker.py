@@ -1,4 +1,8 @@
-"""Who has finished how many iterations, and how many all have finished: no I/O, no tasks."""
+"""The clocks of the workers of a matrix, and the adds and gets that wait for them. Pure data structures.
+
+The clock of a worker is the count of its finished iterations. The minimum clock is the count of iterations that all
+workers have finished; it never decreases.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +21,15 @@ __all__ = [
 
 
 _WORKERS_NAMED = 5
-"""An error lists so many of the known workers; there may be thousands."""
+"""The most workers that an error lists; there may be thousands."""
 
 
 @final
 class ProgressTracker:
-    """The clocks of the workers of one matrix, and their minimum, which never goes back.
+    """The clocks of the workers of one matrix, and their minimum, which never decreases.
 
-    Workers are counted by clock, so a step costs the same for two workers and for thousands. Methods on a worker raise
-    UnknownWorker if it takes no part, and then nothing has changed. ``name`` is what errors begin with ("matrix 'w'").
+    Workers are counted by clock, so a step costs the same for two workers and for thousands. A method on a worker that
+    has not joined raises UnknownWorker, and changes nothing. Errors begin with ``name`` ("matrix 'w'").
 
     >>> tracker = ProgressTracker([2, 7])
     >>> [tracker.advance_and_get_changed_min_clock(worker) for worker in (2, 7, 7, 7, 2)]
@@ -41,65 +45,65 @@ class ProgressTracker:
         self.init(workers)
 
     def init(self, workers: Iterable[int]) -> None:
-        """Start over: these workers, all at clock 0."""
-        self._take_over(dict.fromkeys(workers, 0), 0)
+        """Restart with these workers, all at clock 0."""
+        self._set_clocks(dict.fromkeys(workers, 0), 0)
 
-    def _take_over(self, progress: Mapping[int, int], min_clock: int) -> None:
+    def _set_clocks(self, progress: Mapping[int, int], min_clock: int) -> None:
         self._progress = dict(progress)
         self._min_clock = min_clock
         self._highest = min_clock
-        """The highest clock that a worker has come to, whether or not it still takes part."""
+        """The highest clock of any worker so far, including workers that have left."""
         self._workers_at: dict[int, int] = {}
         for clock in self._progress.values():
-            self._arrive(clock)
+            self._count_at(clock)
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """Who takes part, in the order of joining."""
+        """The workers, in the order of joining."""
         return tuple(self._progress)
 
     @property
     def num_workers(self) -> int:
-        """How many take part."""
+        """The count of workers."""
         return len(self._progress)
 
     @property
     def where(self) -> str:
-        """What error messages begin with."""
+        """The beginning of error messages."""
         return f"{self.name}: " if self.name else ""
 
     def check_worker_valid(self, worker: int) -> None:
-        """Raise UnknownWorker unless it takes part."""
+        """Raise UnknownWorker unless the worker has joined."""
         if worker not in self._progress:
             raise self._unknown(worker)
 
     def get_progress(self, worker: int) -> int:
-        """How many iterations the worker has finished."""
+        """Return the clock of the worker."""
         try:
             return self._progress[worker]
         except KeyError:
             raise self._unknown(worker) from None
 
     def get_min_clock(self) -> int:
-        """How many iterations every worker has finished; without workers, the last there was."""
+        """Return the minimum clock; without workers, the last one."""
         return self._min_clock
 
     def is_unique_min(self, worker: int) -> bool:
-        """Whether this worker alone holds the minimum clock where it is."""
+        """Return whether this worker is the only one at the minimum clock."""
         return self.get_progress(worker) == self._min_clock and self._workers_at[self._min_clock] == 1
 
     def advance_and_get_changed_min_clock(self, worker: int) -> int:
-        """The worker has finished one more iteration; the new minimum clock if that moves it, otherwise −1."""
+        """Advance the clock of a worker by one; return the new minimum clock if it has moved, otherwise −1."""
         clock = self.get_progress(worker)
-        self._depart(clock)
+        self._uncount_at(clock)
         self._progress[worker] = clock + 1
-        self._arrive(clock + 1)
+        self._count_at(clock + 1)
         return self._moved_min_clock()
 
     def join(self, worker: int, at: int | None = None) -> int:
-        """A worker takes part from now on, at the minimum clock or ``at`` a higher one; gives where it stands.
+        """Add a worker, at the minimum clock or ``at`` a higher one; return its clock.
 
-        It is an error if the worker takes part already, or if ``at`` is below the minimum clock.
+        Raises ParameterServerError if the worker has joined already, or if ``at`` is below the minimum clock.
         """
         if worker in self._progress:
             raise ParameterServerError(
@@ -113,26 +117,27 @@ class ProgressTracker:
                 f"given {clock}; leave it out to join at the minimum"
             )
         self._progress[worker] = clock
-        self._arrive(clock)
-        self._moved_min_clock()  # the first one of all may be above where the last one left
+        self._count_at(clock)
+        self._moved_min_clock()  # The first worker may be above the clock at which the last one left.
         return clock
 
     def raise_to(self, worker: int, clock: int) -> int:
-        """The worker stands at ``clock``, unless it is further; the new minimum clock if that moves it, or −1."""
+        """Raise the clock of a worker, unless it is higher; return the new minimum clock if it moves, otherwise −1."""
         before = self.get_progress(worker)
         if clock <= before:
             return -1
-        self._depart(before)
+        self._uncount_at(before)
         self._progress[worker] = clock
-        self._arrive(clock)
+        self._count_at(clock)
         return self._moved_min_clock()
 
     def leave(self, worker: int) -> int:
-        """The worker takes part no more; the new minimum clock if that moves it, otherwise −1.
+        """Remove a worker; return the new minimum clock if it has moved, otherwise −1.
 
-        With the last one it goes to the highest clock that any has come to: what was done up to there is complete.
+        When the last worker leaves, the minimum clock becomes the highest clock of any worker: all iterations up to it
+        are complete.
         """
-        self._depart(self.get_progress(worker))
+        self._uncount_at(self.get_progress(worker))
         del self._progress[worker]
         if self._progress:
             return self._moved_min_clock()
@@ -142,7 +147,7 @@ class ProgressTracker:
         return self._min_clock
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data for :meth:`restore`."""
+        """Return plain data for :meth:`restore`."""
         return {
             "progress": dict(self._progress),
             "min_clock": self._min_clock,
@@ -150,15 +155,15 @@ class ProgressTracker:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`snapshot` gave."""
-        self._take_over(state["progress"], state["min_clock"])
+        """Restore a :meth:`snapshot`."""
+        self._set_clocks(state["progress"], state["min_clock"])
         self._highest = state["highest"]
 
-    def _arrive(self, clock: int) -> None:
+    def _count_at(self, clock: int) -> None:
         self._highest = max(self._highest, clock)
         self._workers_at[clock] = self._workers_at.get(clock, 0) + 1
 
-    def _depart(self, clock: int) -> None:
+    def _uncount_at(self, clock: int) -> None:
         left = self._workers_at[clock] - 1
         if left:
             self._workers_at[clock] = left
@@ -168,7 +173,7 @@ class ProgressTracker:
     def _moved_min_clock(self) -> int:
         if self._min_clock in self._workers_at or not self._progress:
             return -1
-        if self._min_clock + 1 in self._workers_at:  # nearly always, and without a look at all the clocks
+        if self._min_clock + 1 in self._workers_at:  # The usual case, which needs no look at all clocks.
             self._min_clock += 1
         else:
             self._min_clock = min(self._workers_at)
@@ -178,7 +183,9 @@ class ProgressTracker:
         known = ", ".join(map(str, islice(self._progress, _WORKERS_NAMED)))
         more = len(self._progress) - _WORKERS_NAMED
         expected = (
-            f"one of {known}{f' and {more} more' if more > 0 else ''}" if known else "nobody: none has joined"
+            f"one of {known}{f' and {more} more' if more > 0 else ''}"
+            if known
+            else "none, as no worker has joined"
         )
         return UnknownWorker(
             f"{self.where}worker {worker!r} takes no part: expected {expected}; make a client for it first"
@@ -192,24 +199,21 @@ _arrival = itemgetter(0)
 
 @final
 class PendingAdds(Generic[A]):
-    """Kept by the clock at which they were made, and by worker; given back in order of arrival.
+    """Adds that wait for the end of their iteration, by the clock at which they were made, and by worker.
 
     >>> adds = PendingAdds()
     >>> adds.keep(0, 7, "a"); adds.keep(0, 2, "b"); adds.keep(0, 7, "c")
     >>> adds.merge(0, 7, lambda mine: ["".join(mine)])
     >>> adds.take(0)
     ['ac', 'b']
-
-    Adds that wait for the end of their iteration.
     """
 
     __slots__ = ("_arrived", "_by_clock")
 
     def __init__(self) -> None:
         self._arrived = 0
-        self._by_clock: dict[
-            int, dict[int, list[tuple[int, A]]]
-        ] = {}  # clock, worker: (number of arrival, add)
+        self._by_clock: dict[int, dict[int, list[tuple[int, A]]]] = {}
+        """By clock, by worker: the number of arrival and the add."""
 
     def keep(self, clock: int, worker: int, request: A) -> None:
         """Keep an add that was made at ``clock``."""
@@ -217,7 +221,7 @@ class PendingAdds(Generic[A]):
         self._by_clock.setdefault(clock, {}).setdefault(worker, []).append((self._arrived, request))
 
     def take(self, clock: int) -> list[A]:
-        """What was made at this clock, or earlier and is still here; it is kept no more."""
+        """Remove and return the adds that were made at this clock or before, in order of arrival."""
         entries = [
             entry
             for earlier in [c for c in self._by_clock if c <= clock]
@@ -228,23 +232,23 @@ class PendingAdds(Generic[A]):
         return [request for _, request in entries]
 
     def end(self) -> int:
-        """The clock behind the last one at which something was made that is still here; 0 where there is nothing."""
+        """Return the clock after that of the latest add; 0 if there are no adds."""
         return max(self._by_clock, default=-1) + 1
 
     def of(self, worker: int) -> Iterator[A]:
-        """The adds of a worker, in order of arrival, for its clock only goes up."""
+        """Yield the adds of a worker in order of arrival, which is the order of its clocks."""
         for clock in sorted(self._by_clock):
             for _, request in self._by_clock[clock].get(worker, ()):
                 yield request
 
     def all(self) -> list[A]:
-        """Those of all workers, in order of arrival."""
+        """Return the adds of all workers in order of arrival."""
         return [request for _, _, request in self.snapshot()]
 
     def merge(self, clock: int, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
-        """Replace a worker's adds of one clock by what ``merge`` makes of them: no more than they were.
+        """Replace a worker's adds of one clock with the result of ``merge``: at least one add, and no more than before.
 
-        They take the places of the first of them in the order of arrival.
+        They take the places of the first ones in the order of arrival.
         """
         entries = self._by_clock.get(clock, {}).get(worker)
         if not entries:
@@ -257,11 +261,11 @@ class PendingAdds(Generic[A]):
         entries[:] = [(arrival, request) for (arrival, _), request in zip(entries, merged, strict=False)]
 
     def clear(self) -> list[A]:
-        """All of them; none is kept."""
+        """Remove and return all adds, in order of arrival."""
         return self.take(self.end())
 
     def snapshot(self) -> list[tuple[int, int, A]]:
-        """(clock, worker, add) in order of arrival, for :meth:`restore`."""
+        """Return (clock, worker, add) in order of arrival, for :meth:`restore`."""
         entries = [
             (arrival, clock, worker, request)
             for clock, by_worker in self._by_clock.items()
@@ -272,7 +276,7 @@ class PendingAdds(Generic[A]):
         return [(clock, worker, request) for _, clock, worker, request in entries]
 
     def restore(self, state: Sequence[Any]) -> None:
-        """Take over what :meth:`snapshot` gave."""
+        """Restore a :meth:`snapshot`."""
         self._by_clock.clear()
         for clock, worker, request in state:
             self.keep(clock, worker, request)
@@ -283,40 +287,40 @@ G = TypeVar("G")
 
 @final
 class WaitingGets(Generic[G]):
-    """Parked by clock, in order of arrival. A get is known by its identity, and may be taken out wherever it is.
+    """Gets that wait for a minimum clock, by that clock, in order of arrival. A get is found by its identity.
 
     >>> gets = WaitingGets()
     >>> first, second = ["first"], ["second"]
     >>> gets.park(1, first); gets.park(1, second); gets.forget(first)
     >>> gets.take(1), len(gets)
     ([['second']], 0)
-
-    Gets that wait for the minimum clock to become a certain one.
     """
 
     __slots__ = ("_all", "_by_clock")
 
     def __init__(self) -> None:
-        self._all: dict[int, tuple[int, G]] = {}  # by identity, by arrival: clock, get
+        self._all: dict[int, tuple[int, G]] = {}
+        """By identity, in order of arrival: the clock and the get."""
         self._by_clock: dict[int, dict[int, G]] = {}
+        """By clock, then by identity in order of arrival."""
 
     def __len__(self) -> int:
         return len(self._all)
 
     def park(self, clock: int, request: G) -> None:
-        """Keep it until the minimum clock is ``clock``."""
+        """Keep a get until the minimum clock is ``clock``."""
         self._all[id(request)] = clock, request
         self._by_clock.setdefault(clock, {})[id(request)] = request
 
     def take(self, clock: int) -> list[G]:
-        """What waited for this clock, in order of arrival; it is kept no more."""
+        """Remove and return the gets that waited for this clock, in order of arrival."""
         waited = self._by_clock.pop(clock, {})
         for identity in waited:
             del self._all[identity]
         return list(waited.values())
 
     def forget(self, request: G) -> None:
-        """Keep it no more; nothing happens if it is not kept."""
+        """Drop a get; do nothing if it is not kept."""
         place = self._all.pop(id(request), None)
         if place is not None:
             clock, _ = place
@@ -326,7 +330,7 @@ class WaitingGets(Generic[G]):
                 del self._by_clock[clock]
 
     def clear(self) -> list[G]:
-        """All of them, in order of arrival; none is kept."""
+        """Remove and return all gets, in order of arrival."""
         gets = [request for _, request in self._all.values()]
         self._all.clear()
         self._by_clock.clear()

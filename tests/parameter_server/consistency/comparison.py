@@ -24,6 +24,9 @@ STEPS: tuple[Kind, ...] = (
 
 RARE: tuple[Kind, ...] = ("restore", "start")
 
+WORKERS = (*range(6), 99)
+"""All workers of these tests; 99 is that of a model before it is restored."""
+
 MakeModel = Callable[[Consistency, Sequence[int]], ConsistencyModel[Any, Any]]
 
 
@@ -193,7 +196,7 @@ def _after_reset(run: Run, expected: BruteForce, event: Event) -> Iterator[tuple
 
 def _state(run: Run, expected: BruteForce) -> Iterator[tuple[str, object, object]]:
     tracker = run.model.tracker
-    clocks = {w: clock for w in range(100) if (clock := expected.progress(w)) is not None}
+    clocks = {w: clock for w in WORKERS if (clock := expected.progress(w)) is not None}
     yield "clocks", {w: tracker.get_progress(w) for w in sorted(tracker.workers)}, clocks
     here = expected.min_clock()
     yield "minimum clock", tracker.get_min_clock(), here

@@ -137,9 +137,9 @@ def workers_join_at_the_start(patch: pytest.MonkeyPatch) -> None:
 
     def join(self: Any, worker: int, at: int | None = None) -> int:
         original(self, worker, at)
-        self._depart(self._progress[worker])
+        self._uncount_at(self._progress[worker])
         self._progress[worker] = 0
-        self._arrive(0)
+        self._count_at(0)
         self._min_clock = 0
         return 0
 
@@ -232,9 +232,9 @@ def a_snapshot_has_no_pending_adds(patch: pytest.MonkeyPatch) -> None:
 def every_clock_of_a_slowest_worker_moves_the_minimum(patch: pytest.MonkeyPatch) -> None:
     def advance(self: Any, worker: int) -> int:
         was_slowest = self.get_progress(worker) == self._min_clock
-        self._depart(self._progress[worker])
+        self._uncount_at(self._progress[worker])
         self._progress[worker] += 1
-        self._arrive(self._progress[worker])
+        self._count_at(self._progress[worker])
         if was_slowest:
             self._min_clock += 1
             return self._min_clock

@@ -102,7 +102,7 @@ def test_an_error_counts_those_that_it_does_not_name(workers: int, named: str) -
 def test_without_workers_an_error_says_that_nobody_has_joined() -> None:
     """An empty list of what was expected reads like a broken message."""
     with pytest.raises(
-        UnknownWorker, match="worker 0 takes no part: expected nobody: none has joined; make a client"
+        UnknownWorker, match="worker 0 takes no part: expected none, as no worker has joined; make a client"
     ):
         ProgressTracker().get_progress(0)
 
