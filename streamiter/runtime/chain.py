@@ -41,7 +41,7 @@ class Chain:
     ) -> None:
         self._task = task
         self._instances = list(instances)
-        self._head = self._instances[0]
+        self._first = self._instances[0]
         self._writers = list(writers)
         self._progress = progress
         self._rounds = rounds
@@ -51,9 +51,14 @@ class Chain:
         self.closing: asyncio.Task[None] | None = None
         """The asyncio task that closes an operator now, if there is one."""
 
-    async def pass_on(self, control: Control, *, behind_head: bool) -> None:
-        """Pass a control record on. With ``behind_head`` the first operator has sent it, and is not told of it."""
-        instances = self._instances[1:] if behind_head else self._instances
+    def restore(self, *, watermark: int, interior_input_ended: bool) -> None:
+        """Restore how far the chain has come."""
+        self._progress.watermark = watermark
+        self.interior_input_ended = interior_input_ended
+
+    async def pass_on(self, control: Control, *, after_first: bool) -> None:
+        """Pass a control record on. With ``after_first`` the first operator has sent it, and is not told of it."""
+        instances = self._instances[1:] if after_first else self._instances
         if isinstance(control, EpochWatermark):
             await self._pass_watermark(control, instances)
         elif isinstance(control, EndOfInput):
@@ -97,7 +102,7 @@ class Chain:
         self.interior_input_ended = True
         epochs = range(self._progress.watermark + 1, control.epoch + 1)
         for instance in instances:
-            if instance is not self._head:
+            if instance is not self._first:
                 await self.input_ended(instance, SINGLE_INPUT)
             elif self._rounds is not None:
                 for epoch in epochs:
@@ -109,7 +114,7 @@ class Chain:
 
     def _is_called_back(self, instance: OperatorInstance) -> bool:
         # ``Rounds`` calls the operators of a step with rounds.
-        return instance.is_listener and not (self._rounds is not None and instance is self._head)
+        return instance.is_listener and not (self._rounds is not None and instance is self._first)
 
     async def _call_back(self, listener: OperatorInstance, epoch: int) -> None:
         self._progress.epoch = epoch
@@ -121,10 +126,10 @@ class Chain:
         if control.epoch is not None:
             self._progress.epoch = control.epoch
         for instance in instances:
-            if self._rounds is not None and instance is self._head:
+            if self._rounds is not None and instance is self._first:
                 await self._rounds.terminate()
                 continue
-            if instance is not self._head and not told:
+            if instance is not self._first and not told:
                 await self._call_input_ended(instance, SINGLE_INPUT)
             if instance.is_listener and instance.step.loop is not None:
                 await instance.call("on_iteration_terminated", instance.context, instance.out)

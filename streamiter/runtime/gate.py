@@ -6,9 +6,9 @@ what control records mean: :class:`BarrierAlignment` for barriers,
 :class:`~streamiter.runtime.feedback.FeedbackLog` for barriers on feedback ports. :class:`WantedInputs` keeps which
 inputs the operator wants.
 
-Three words of this module: a port is *parked* while its input is not wanted. Records are *held* in the port's own
-buffer after they were taken from the channel. If the gate handles epochs in order, records of later epochs are *set
-aside*.
+A port is *parked* while its input is not wanted. Records are *set aside* after they were taken from the channel and
+before the task handles them: a port *holds* the records before a barrier in its own buffer, and if the gate handles
+epochs in order, records of later epochs wait in a queue.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Job:
             async with asyncio.TaskGroup() as group:
                 for task in self._tasks:
                     state = None if states is None else states.get(task.name)
-                    opening = call_unless_cancelled(partial(task.open, state), task.head.step.name)
+                    opening = call_unless_cancelled(partial(task.open, state), task.first.step.name)
                     group.create_task(opening, name=f"open {task.name}")
             # Only now do the heads know what they go on with from topics.
             async with asyncio.TaskGroup() as group:
@@ -387,7 +387,7 @@ class Job:
         return group.create_task(self._checkpointer.run(), name=f"checkpoints of {self.flow}")
 
     async def _run(self, task: Task) -> None:
-        await unless_cancelled(task.run(), task.head.step.name)
+        await unless_cancelled(task.run(), task.first.step.name)
         await self._services.task_ended(task)
         self._barriers.ended(task)
 
@@ -396,7 +396,7 @@ class Job:
             gathering.cancel()
         await asyncio.gather(*self._gathering, return_exceptions=True)
         # First what still runs in threads: an operator is used by one call at a time.
-        if any(task.head.operator.runs_in_thread for task in self._tasks):
+        if any(task.first.operator.runs_in_thread for task in self._tasks):
             await asyncio.to_thread(self._executor.shutdown)
         errors: list[Exception] = []
         for task in self._tasks:

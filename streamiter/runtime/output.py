@@ -98,6 +98,10 @@ class Turns:
         """The subtask that gets the next record."""
         self._subtasks = subtasks
 
+    def restore(self, following: int) -> None:
+        """Continue with this subtask."""
+        self.following = following
+
     def __call__(self, batch: Batch) -> Iterable[tuple[int, Batch]]:
         first, length, subtasks = self.following, len(batch), self._subtasks
         self.following = (first + length) % subtasks
@@ -359,7 +363,7 @@ def restore_turns(writers: Iterable[Writer], state: Iterable[int | None]) -> Non
     """Restore what ``turns_of`` returned."""
     for writer, following in zip(writers, state, strict=True):
         if isinstance(writer.split, Turns) and following is not None:
-            writer.split.following = following
+            writer.split.restore(following)
 
 
 def _split(split: Splitter, batch: Batch, step: str) -> Iterable[tuple[int, Batch]]:

@@ -40,7 +40,7 @@ class JobServices:
         self._has_checkpoints = has_checkpoints
         self._tasks: dict[Service, list[Task]] = {}
         for task in tasks:
-            if (service := task.head.step.service) is not None:
+            if (service := task.first.step.service) is not None:
                 self._tasks.setdefault(service, []).append(task)
         self._alignments = {service: ClockAlignment() for service in self._tasks}
         self._begun: list[Service] = []
@@ -69,7 +69,7 @@ class JobServices:
                     self._flow, len(tasks), state, has_checkpoints=self._has_checkpoints
                 )
             except Exception as error:
-                raise RecordFailure(tasks[0].head.step.name) from error
+                raise RecordFailure(tasks[0].first.step.name) from error
             self._begun.append(service)
             alignment = self._alignments[service]
             for task, worker in zip(tasks, workers, strict=True):
@@ -90,7 +90,7 @@ class JobServices:
         """Let the worker of a task leave, because the task has ended, unless the job is suspended."""
         if task.worker is None:
             return
-        step = task.head.step
+        step = task.first.step
         assert step.service is not None
         self._alignments[step.service].ended(task.name)
         if not (task.suspended and self._has_checkpoints):

@@ -94,7 +94,7 @@ class Task:
         self.name = name
         self.gate = gate
         self.instances = list(instances)
-        self.head = self.instances[0]
+        self.first = self.instances[0]
         """The first operator of the chain."""
         self.writers = list(writers)
         self.progress = progress
@@ -110,7 +110,7 @@ class Task:
         self._clock = clock
         self._executor = executor
         self._input_names = list(input_names)
-        self._in_loop = self.head.step.loop is not None
+        self._in_loop = self.first.step.loop is not None
         self._feedback_channels = feedback_channels
         self._rounds = rounds
         """Makes an operator for each epoch, if the first step works in rounds."""
@@ -118,19 +118,19 @@ class Task:
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
         self._batches_in_a_row = self._records_in_a_row = 0
         self._seconds_in_a_row = 0.0
-        operator = self.head.operator
+        operator = self.first.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
         self._boundary_out = _TaskBoundaryOutput(self)
         self._wanted: Callable[[], Any] | None = None
-        self._awaited = self._boundary is None and self.head.is_awaited(self._input_names)
+        self._awaited = self._boundary is None and self.first.is_awaited(self._input_names)
         self._entries: dict[str, Callable[[Batch], Any]] = {}
         self._by_batch: frozenset[str] = frozenset()
         """The inputs of the first operator that take whole batches."""
         self.chain = Chain(name, self.instances, self.writers, progress, rounds=rounds, feeder=feeder)
         self._barriers = TaskBarriers(
             task=name,
-            head=self.head.step.name,
-            subtask=self.head.subtask,
+            first_step=self.first.step.name,
+            subtask=self.first.subtask,
             gate=gate,
             boundary=self._boundary,
             reader=feeder,
@@ -146,7 +146,7 @@ class Task:
 
     def _bind(self) -> None:
         """Look up the methods of the first operator, which the task calls from now on."""
-        self._wanted = getattr(self.head.operator, "wanted_inputs", None)
+        self._wanted = getattr(self.first.operator, "wanted_inputs", None)
         self._entries = {} if self._boundary is not None else self._make_entries()
         self.gate.cut_turns(name for name in self._entries if self._may_be_cut(name))
 
@@ -155,11 +155,11 @@ class Task:
         return self._cuts_by_time and not (self._awaited and input_name in self._by_batch)
 
     def _make_entries(self) -> dict[str, Callable[[Batch], Any]]:
-        head = self.head
-        self._by_batch = frozenset(name for name in self._input_names if head.takes_batches(name))
-        if head.operator.runs_in_thread:
-            return {name: self._in_thread(head.entry(name)) for name in self._input_names}
-        make = head.async_entry if self._awaited else head.entry
+        first = self.first
+        self._by_batch = frozenset(name for name in self._input_names if first.takes_batches(name))
+        if first.operator.runs_in_thread:
+            return {name: self._in_thread(first.entry(name)) for name in self._input_names}
+        make = first.async_entry if self._awaited else first.entry
         return {name: make(name) for name in self._input_names}
 
     def serve_with(self, worker: ServiceWorker, clocks: ClockAlignment, *, keeps_last_state: bool) -> None:
@@ -168,7 +168,7 @@ class Task:
         ``keeps_last_state``: whether a suspended job leaves a checkpoint.
         """
         self._barriers.serve_with(worker, clocks, keeps_last_state=keeps_last_state)
-        self.head.context.serve_with(worker)
+        self.first.context.serve_with(worker)
 
     @property
     def worker(self) -> ServiceWorker | None:
@@ -189,28 +189,21 @@ class Task:
 
     async def open(self, state: _State | None = None) -> None:
         """Open all operators, the last one first, because operators may emit to those behind them; then restore."""
-        lasting = self.instances if self._rounds is None else self.instances[1:]
-        for instance in reversed(lasting):
+        for instance in reversed(self._lasting_instances):
             await instance.open()
         if state is not None:
-            for instance in lasting:
-                if (of_step := state["operators"].get(instance.step.name)) is not None:
-                    await instance.restore(of_step)
-            if self._rounds is not None:
-                await self._rounds.restore(state["round"])
-                self._bind()
-            self.progress.watermark = state["watermark"]
-            self.positions = dict(state["positions"] or {})
-            restore_turns(self.writers, state["turns"])
-            self.gate.restore(state["gate"], state.get("logged", ()))
-            self.ended = state["ended"]
-            self.chain.interior_input_ended = state["interior input ended"]
+            await self._restore(state)
         if not self.ended:
             self._check_wanted_inputs(is_new=state is None)
         if self.feeder is not None and not self.ended:
             is_restored = state is not None and state["positions"] is not None
-            start = await self.feeder.open(self.head.context, self.positions if is_restored else None)
+            start = await self.feeder.open(self.first.context, self.positions if is_restored else None)
             self.positions = {**start, **self.positions}
+
+    @property
+    def _lasting_instances(self) -> Sequence[OperatorInstance]:
+        """All operators but the one that ``Rounds`` makes and ends."""
+        return self.instances if self._rounds is None else self.instances[1:]
 
     async def run(self) -> None:
         """Handle input until it ends, or until a barrier with ``suspend`` has passed."""
@@ -246,7 +239,7 @@ class Task:
     @property
     def may_hold_back_barriers(self) -> bool:
         """Whether the task may leave input unread, so that a barrier behind the input must be announced to it."""
-        return self._barriers.clocks is not None or hasattr(self.head.operator, "wanted_inputs")
+        return self._barriers.clocks is not None or hasattr(self.first.operator, "wanted_inputs")
 
     def held_for(self) -> str:
         """Return the reason why the task leaves input unread, for the log."""
@@ -271,7 +264,7 @@ class Task:
         except (
             StreamiterError
         ) as error:  # Records that are set aside exceed the disk limit, or are not plain data.
-            raise RecordFailure(self.head.step.name) from error
+            raise RecordFailure(self.first.step.name) from error
         if polled is None:
             return await self._turn_without_input()
         port, message = polled
@@ -341,7 +334,7 @@ class Task:
         """Refuse an operator of a loop that waits for input which cannot arrive."""
         self._update_wanted_inputs()
         if is_new and self._in_loop and self._wanted is not None:
-            self.head.step.loop.check_wanted(self.head.step, self.gate.wanted_names)
+            self.first.step.loop.check_wanted(self.first.step, self.gate.wanted_names)
 
     def _update_wanted_inputs(self) -> None:
         if self._wanted is None or (self._rounds is not None and self._rounds.epoch is None):
@@ -349,15 +342,15 @@ class Task:
         try:
             self.gate.want(self._wanted())
         except Exception as error:
-            raise RecordFailure(self.head.step.name) from error
+            raise RecordFailure(self.first.step.name) from error
 
     async def _handle_batch(self, port: Port, message: DataBatch | SourceBatch) -> None:
         if port.turn_size is None:
             await self._handle_whole(port, message)
             return
-        began_s, records_before = self._clock.monotonic_s(), self.head.records_in
+        began_s, records_before = self._clock.monotonic_s(), self.first.records_in
         await self._handle_whole(port, message)
-        seconds, records = self._clock.monotonic_s() - began_s, self.head.records_in - records_before
+        seconds, records = self._clock.monotonic_s() - began_s, self.first.records_in - records_before
         self._seconds_in_a_row += seconds
         if records:  # Otherwise the batch was put back.
             port.turn_size.took(records, seconds)
@@ -373,13 +366,13 @@ class Task:
         self.progress.epoch = epoch
         self._records_in_a_row += len(records)
         if self._boundary is not None:
-            self.head.count(records)
+            self.first.count(records)
             try:
                 await self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
             except RecordFailure:
                 raise
             except Exception as error:
-                raise RecordFailure(self.head.step.name) from error
+                raise RecordFailure(self.first.step.name) from error
             return
         if self._rounds is not None and not await self._enter_round(self._rounds, port, records, epoch):
             return
@@ -436,7 +429,7 @@ class Task:
         """Return an entry that handles batches in a thread, and passes the emitted records on in the event loop."""
 
         async def handle(batch: Batch) -> None:
-            attach = self.head.out.detach()
+            attach = self.first.out.detach()
             await asyncio.get_running_loop().run_in_executor(self._executor, entry, batch)
             attach()
 
@@ -479,16 +472,16 @@ class Task:
             except RecordFailure:
                 raise
             except Exception as error:
-                raise RecordFailure(self.head.step.name) from error
+                raise RecordFailure(self.first.step.name) from error
         elif isinstance(event, InputEnded):
             if self._rounds is None:  # With rounds, an input ends in each round.
-                await self.chain.input_ended(self.head, event.input_name)
+                await self.chain.input_ended(self.first, event.input_name)
         else:
             await self.pass_on(event)
 
-    async def pass_on(self, control: Control, *, behind_head: bool = False) -> None:
+    async def pass_on(self, control: Control, *, after_first: bool = False) -> None:
         """Pass a control record through the chain, then into the channels; see :class:`Chain`."""
-        await self.chain.pass_on(control, behind_head=behind_head)
+        await self.chain.pass_on(control, after_first=after_first)
         if isinstance(control, EndOfInput):
             self.ended = True
 
@@ -500,9 +493,8 @@ class Task:
 
     async def snapshot(self) -> _State:
         """Return the state of the task before it is encoded. It may change with the next record."""
-        lasting = self.instances if self._rounds is None else self.instances[1:]
         return {
-            "operators": {instance.step.name: await instance.snapshot() for instance in lasting},
+            "operators": {each.step.name: await each.snapshot() for each in self._lasting_instances},
             "steps": [instance.step.name for instance in self.instances],
             "round": None if self._rounds is None else await self._rounds.snapshot(),
             "watermark": self.progress.watermark,
@@ -512,6 +504,19 @@ class Task:
             "turns": turns_of(self.writers),
             "gate": self.gate.snapshot(),
         }
+
+    async def _restore(self, state: _State) -> None:
+        for instance in self._lasting_instances:
+            if (of_step := state["operators"].get(instance.step.name)) is not None:
+                await instance.restore(of_step)
+        if self._rounds is not None:
+            await self._rounds.restore(state["round"])
+            self._bind()
+        self.chain.restore(watermark=state["watermark"], interior_input_ended=state["interior input ended"])
+        self.positions = dict(state["positions"] or {})
+        restore_turns(self.writers, state["turns"])
+        self.gate.restore(state["gate"], state.get("logged", ()))
+        self.ended = state["ended"]
 
 
 def _place_of(batch: SourceBatch) -> str:
@@ -531,10 +536,10 @@ class _TaskBoundaryOutput(BoundaryOutput):
     def emit_batch(self, records: Batch, epoch: int) -> None:
         task = self._task
         task.progress.epoch = epoch
-        task.head.out.emit_batch(records)
+        task.first.out.emit_batch(records)
 
     async def room(self) -> None:
         await self._task.clear_lanes()
 
     async def control(self, control: Control) -> None:
-        await self._task.pass_on(control, behind_head=True)
+        await self._task.pass_on(control, after_first=True)

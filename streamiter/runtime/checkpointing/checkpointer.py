@@ -361,7 +361,7 @@ class LagReports:
         except Exception as error:  # Of anybody's own source: no reason to end a job that works.
             if not self._has_failed:
                 what = error if isinstance(error, StreamiterError) else f"{type(error).__name__}: {error}"
-                step = task.head.step.name
+                step = task.first.step.name
                 _log.warning("flow %r, step %r: its lag cannot be reported: %s", self._flow, step, what)
             self._has_failed = True
 

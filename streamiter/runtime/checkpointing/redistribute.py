@@ -305,7 +305,7 @@ def fits(old: OldJob, tasks: Sequence[Task]) -> bool:
     if len(before) != len(tasks):
         return False
     for task in tasks:
-        known = before.get((task.head.step.name, task.head.subtask))
+        known = before.get((task.first.step.name, task.first.subtask))
         if known is None or known.state["steps"] != [instance.step.name for instance in task.instances]:
             return False
         if origins(known) != [port.origin for port in task.gate.ports]:
@@ -333,7 +333,7 @@ class _Shares:
         self._steps: dict[str, OperatorInstance] = {}
         """An instance of each step, upstream first."""
         for task in tasks:
-            self.heads.setdefault(task.head.step.name, []).append(task)
+            self.heads.setdefault(task.first.step.name, []).append(task)
             for instance in task.instances:
                 self._steps.setdefault(instance.step.name, instance)
         self._check_held()
@@ -399,7 +399,7 @@ class _Shares:
     def of(self, head: str) -> dict[str, dict[str, Any]]:
         """The states of the tasks that a step stands at the head of, by their names."""
         tasks = self.heads[head]
-        first = tasks[0].head
+        first = tasks[0].first
         step, before = first.step, self._old.tasks.get(head, [])
         per_round = _is_per_round(step, first.operator)
         chain = tasks[0].instances[1:] if per_round else tasks[0].instances
@@ -443,7 +443,7 @@ class _Shares:
 
     def _gate(self, gates: GateShares, task: Task) -> tuple[Any, Any]:
         """As it was, where nothing has changed before it."""
-        step, subtask = task.head.step, task.head.subtask
+        step, subtask = task.first.step, task.first.subtask
         before = self._old.tasks.get(step.name, [])
         upstream = [edge.upstream.name for edge in step.inputs]
         if (

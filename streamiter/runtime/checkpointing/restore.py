@@ -200,7 +200,7 @@ async def states_of_tasks(
     }
     old = OldJob.of(stored.header, states)
     if not fits(old, tasks):
-        heads = dict.fromkeys(task.head.step for task in tasks)
+        heads = dict.fromkeys(task.first.step for task in tasks)
         shared_out = await redistributed(
             await with_batches(old, heads, plain_data, clock, queues), tasks, plain_data
         )
@@ -208,7 +208,7 @@ async def states_of_tasks(
     found: dict[str, dict[str, Any]] = dict(services)
     for task in tasks:
         steps = [instance.step.name for instance in task.instances]
-        state = task_state(task.head.step.name, task.head.subtask, steps, states)
+        state = task_state(task.first.step.name, task.first.subtask, steps, states)
         assert state is not None
         found[task.name] = state
     return found

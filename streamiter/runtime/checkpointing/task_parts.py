@@ -63,7 +63,7 @@ class TaskBarriers:
         self,
         *,
         task: str,
-        head: str,
+        first_step: str,
         subtask: int,
         gate: Gate,
         boundary: Boundary | None,
@@ -73,7 +73,7 @@ class TaskBarriers:
         acknowledge: Callable[[int, list[SnapshotPart]], None],
         plain_data: PlainData,
     ) -> None:
-        """``head`` names the first step of the task, ``boundary`` is its operator if that is part of a loop's border.
+        """``boundary``: the first operator, if it belongs to the border of a loop. ``reader`` reads the source, if any.
 
         ``pass_on`` puts the barrier into the channels that the task writes, ``acknowledge`` takes the number of the
         checkpoint and the complete state.
@@ -89,7 +89,7 @@ class TaskBarriers:
         self.clocks: ClockAlignment | None = None
         """Lets all workers of that parameter server stop at the same clock before a barrier."""
         self._task = task
-        self._head = head
+        self._first_step = first_step
         self._subtask = subtask
         self._gate = gate
         self._boundary = boundary
@@ -161,7 +161,7 @@ class TaskBarriers:
         """Complete the state with the feedback that was logged until the barrier returned."""
         parts, self._pending_parts, self._pending = self._pending_parts, [], None
         if returned.checkpoint > self._abandoned:
-            parts.append(encode_log(self._head, self._subtask, returned.logged, self._plain_data))
+            parts.append(encode_log(self._first_step, self._subtask, returned.logged, self._plain_data))
         self._complete(returned.checkpoint, parts)
         self.has_suspended = self.is_suspending
 
@@ -186,7 +186,7 @@ class TaskBarriers:
         """Take the state of the task now; return it as parts of a snapshot."""
         state = await self._take_state()
         self.positions = state["positions"]
-        return encode_task(self._head, self._subtask, state, self._plain_data)
+        return encode_task(self._first_step, self._subtask, state, self._plain_data)
 
 
 class PartName(NamedTuple):
@@ -212,14 +212,14 @@ class PartName(NamedTuple):
 
 
 def encode_task(
-    head: str, subtask: int, state: Mapping[str, Any], plain_data: PlainData
+    first_step: str, subtask: int, state: Mapping[str, Any], plain_data: PlainData
 ) -> list[SnapshotPart]:
     """Encode the state of a task now, so that later changes to its objects have no effect."""
     parts: list[SnapshotPart] = []
     of_task = {key: value for key, value in state.items() if key != "operators"}
     pieces = [(PartName(STEP, step, subtask), of_step) for step, of_step in state["operators"].items()]
     try:
-        for name, piece in (*pieces, (PartName(TASK, head, subtask), of_task)):
+        for name, piece in (*pieces, (PartName(TASK, first_step, subtask), of_task)):
             parts.append(_encoded(name, piece, plain_data))
     except BaseException:
         release_all(state)
@@ -234,9 +234,9 @@ def release_parts(parts: Iterable[SnapshotPart]) -> None:
             deferred.release()
 
 
-def encode_log(head: str, subtask: int, logged: Any, plain_data: PlainData) -> SnapshotPart:
+def encode_log(first_step: str, subtask: int, logged: Any, plain_data: PlainData) -> SnapshotPart:
     """Encode the feedback log of a task."""
-    return _encoded(PartName(FEEDBACK, head, subtask), logged, plain_data)
+    return _encoded(PartName(FEEDBACK, first_step, subtask), logged, plain_data)
 
 
 def encode_service(name: PartName, state: Any, plain_data: PlainData) -> SnapshotPart:
@@ -261,16 +261,16 @@ def held_in_memory(deferred: Deferred) -> list[bytes]:
 
 
 def task_state(
-    head: str, subtask: int, steps: Iterable[str], states: Mapping[str, Any]
+    first_step: str, subtask: int, steps: Iterable[str], states: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """Return the state that ``Task.open`` takes, from the states of all parts by name; None for an unknown task."""
-    of_task = states.get(str(PartName(TASK, head, subtask)))
+    of_task = states.get(str(PartName(TASK, first_step, subtask)))
     if of_task is None:
         return None
     names = {step: str(PartName(STEP, step, subtask)) for step in steps}
     operators = {step: states[name] for step, name in names.items() if name in states}
     state = {**of_task, "operators": operators}
-    log = str(PartName(FEEDBACK, head, subtask))
+    log = str(PartName(FEEDBACK, first_step, subtask))
     if log in states:
         state["logged"] = states[log]
     return state

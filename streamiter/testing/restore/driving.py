@@ -327,9 +327,9 @@ class JobDriver:
     def _in_threads(self) -> str:
         return next(
             (
-                f"step {task.head.step.name!r} does not return from its thread"
+                f"step {task.first.step.name!r} does not return from its thread"
                 for task in self._tasks
-                if task.is_handling and task.head.operator.runs_in_thread
+                if task.is_handling and task.first.operator.runs_in_thread
             ),
             "",
         )
