@@ -1,4 +1,9 @@
-"""The store in a directory, of a local disk or one that all machines see."""
+"""The store of checkpoints in a directory, on a local disk or on one that all machines share.
+
+:class:`DirectoryStore` has a folder for each flow. :class:`FlowFolder` does the work in it, with calls that block; the
+store runs them in a thread. Behind it are the file ``record.json``, which has the runs of a flow and its last commit,
+and the conversion of the names of flows and runs to names of files.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +50,14 @@ __all__ = [
 
 
 class DirectoryStore(CheckpointStore):
-    """Keeps the snapshots of flows in a directory, which is made when a flow is claimed: a folder for each flow.
+    """Keeps the snapshots of flows in a directory, which is created when a flow is claimed: a folder for each flow.
 
-    A snapshot is one file (docs/checkpoint-format.md), written under another name, synced, and renamed: also
-    after ``kill -9`` or a power failure it is there as a whole or not at all. Flows may share the directory.
-    Processes keep out of each other's way by ``flock``; a directory on a network must support that.
+    A snapshot is one file (docs/checkpoint-format.md). It is written under another name, synced, and renamed: so after
+    ``kill -9`` or a power failure it exists as a whole or not at all. Flows may share the directory. Processes exclude
+    each other with ``flock``; a directory on a network must support it.
 
-    Besides the errors of :class:`CheckpointStore`: ``ConfigurationError`` for a directory that cannot be
-    written to, ``InternalError`` for saving, committing or pruning without a claim.
+    Besides the errors of :class:`CheckpointStore`, it raises ``ConfigurationError`` for a directory that this process
+    may not write to, and ``InternalError`` for saving, committing or pruning without a claim.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -66,7 +71,7 @@ class DirectoryStore(CheckpointStore):
             await in_thread(claiming)
         finally:
             if claiming.in_use is not None:
-                self._let_go(flow)
+                self._end_run(flow)
                 self._in_use[flow] = claiming.in_use
                 self._runs[flow] = run
         return claiming.before
@@ -104,7 +109,7 @@ class DirectoryStore(CheckpointStore):
 
     async def close(self) -> None:
         for flow in [*self._in_use]:
-            self._let_go(flow)
+            self._end_run(flow)
         self._runs.clear()
 
     def _claimed_by(self, flow: str) -> str:
@@ -113,7 +118,7 @@ class DirectoryStore(CheckpointStore):
         except KeyError:
             raise InternalError(f"flow {flow!r}: it was not claimed before something was stored") from None
 
-    def _let_go(self, flow: str) -> None:
+    def _end_run(self, flow: str) -> None:
         handle = self._in_use.pop(flow, None)
         if handle is not None:
             handle.close()
@@ -126,12 +131,12 @@ class DirectoryStore(CheckpointStore):
                 try:
                     headers.append(folder.header(checkpoint))
                 except CheckpointError:
-                    continue  # open and verify tell what is wrong with it
+                    continue  # open() and verify() raise what is wrong with it
         return headers
 
 
 class _Claiming:
-    """A claim in a thread; what it has got is known also where whoever waited for it was cancelled."""
+    """A claim in a thread; its results are kept even if its caller is cancelled while it runs."""
 
     def __init__(self, folder: FlowFolder, run: str, *, begin_anew: bool) -> None:
         self._folder = folder
@@ -146,7 +151,7 @@ class _Claiming:
 
 
 async def _write(folder: FlowFolder, writer: SnapshotWriter, parts: Iterable[SnapshotPart]) -> None:
-    """Takes the frames one at a time, with other work in between; a thread for each megabyte of them."""
+    """Write the parts: frames are made one at a time, with other work in between, and written a megabyte at a time."""
     for part in parts:
         writer.add_part(part.name, part.content)
         for frames in frames_of(part):
@@ -165,13 +170,13 @@ async def _write_if_enough(folder: FlowFolder, writer: SnapshotWriter) -> None:
 
 
 STORAGE_NAME_CHARACTERS: Final = 200
-"""File systems end at 255 bytes; the number, the run and the suffix of a file must fit as well."""
+"""File systems allow names of 255 bytes; the number, the run and the suffix of a file must fit too."""
 
-# Capital letters are not among them: on some file systems "A" and "a" are one file.
+# Without capital letters: on some file systems "A" and "a" are the same file.
 _PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-.")
 _ESCAPED: Final = re.compile(rb"%([0-9a-f]{2})")
 
-# Stand in no escaped name.
+# No escaped name contains these.
 _SHORTENED: Final = "~"
 _EMPTY: Final = "%"
 
@@ -179,7 +184,16 @@ _SNAPSHOT: Final = re.compile(r"(?P<number>[0-9]{10,})-(?P<run>.+)\.checkpoint")
 
 
 def storage_name(name: str) -> str:
-    """The name; bytes other than small letters, digits, ``_``, ``-`` and ``.`` (not first) as ``%`` and hex."""
+    """Return the name of a flow or a run as the name of a file or folder, which no other name shares.
+
+    Bytes other than small letters, digits, ``_``, ``-`` and ``.`` (not first) become ``%`` and their hex digits. So no
+    name leaves the folder of the store.
+
+    >>> storage_name("clicks-2"), storage_name("../etc"), storage_name("Clicks é")
+    ('clicks-2', '%2e.%2fetc', '%43licks%20%c3%a9')
+    >>> name_of(storage_name("Clicks é"))
+    'Clicks é'
+    """
     try:
         encoded = name.encode()
     except UnicodeEncodeError as error:
@@ -194,7 +208,7 @@ def storage_name(name: str) -> str:
 
 
 def name_of(stored: str) -> str | None:
-    """The name that ``storage_name`` gave this; None for what it never gives."""
+    """Return the name that ``storage_name`` converted; None for a text that ``storage_name`` never returns."""
     if stored == _EMPTY:
         return ""
     try:
@@ -205,7 +219,7 @@ def name_of(stored: str) -> str | None:
 
 
 def shortened_name(name: str) -> str:
-    """:func:`storage_name`, with the hash of the whole in place of the end where that is too long for a file."""
+    """Return :func:`storage_name`; if it is too long for a file, its end is replaced by the hash of the name."""
     escaped = storage_name(name)
     if len(escaped) <= STORAGE_NAME_CHARACTERS:
         return escaped
@@ -214,17 +228,21 @@ def shortened_name(name: str) -> str:
 
 
 def is_shortened(stored: str) -> bool:
-    """Whether the name cannot be read back from it."""
+    """Return whether the name cannot be recovered from its stored form."""
     return _SHORTENED in stored
 
 
 def snapshot_name(checkpoint: CheckpointId) -> str:
-    """The name of a snapshot's file."""
+    """Return the name of a snapshot's file.
+
+    >>> snapshot_name(CheckpointId(7, "a1")), checkpoint_of("0000000007-a1.checkpoint")
+    ('0000000007-a1.checkpoint', CheckpointId(number=7, run='a1'))
+    """
     return f"{checkpoint.number:010d}-{storage_name(checkpoint.run)}.checkpoint"
 
 
 def checkpoint_of(file_name: str) -> CheckpointId | None:
-    """Which snapshot a file is, by its name; None if none."""
+    """Return the checkpoint of a file, by its name; None if the file is no snapshot."""
     match = _SNAPSHOT.fullmatch(file_name)
     run = name_of(match["run"]) if match else None
     if match is None or not run:
@@ -260,9 +278,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def pack_record(record: FlowRecord) -> bytes:
-    """One line of JSON; the checksum is that of the bytes of ``record`` in it.
-
-    The bytes of ``record.json``: what a directory store knows of a flow, with a checksum.
+    """Return the bytes of ``record.json``: one line of JSON, with the checksum of the bytes of ``record`` in it.
 
     >>> data = pack_record(FlowRecord("clicks").claimed_by("a1").with_commit(CheckpointId(7, "a1")))
     >>> unpack_record(data).committed
@@ -281,7 +297,10 @@ def pack_record(record: FlowRecord) -> bytes:
 
 
 def unpack_record(data: bytes, *, flow: str | None = None) -> FlowRecord:
-    """The record, of ``flow`` where one is given. Raises ``Damage``; ``OtherFormat`` for that of another version."""
+    """Return the record, which must be of ``flow`` if one is given.
+
+    Raises ``Damage`` for damaged bytes, and ``OtherFormat`` for a record of another version.
+    """
     try:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
@@ -312,29 +331,19 @@ _PARTIAL: Final = ".partial"
 
 
 class FlowFolder:
-    """The folder of ``flow`` in the directory ``root``; nothing is made before something is to be written.
+    """The folder of ``flow`` in the directory ``root``: its files, and the lock that protects them.
 
-    The folder that a directory store has for one flow: its files, and the lock that they are changed under.
-
-    Everything here blocks, and belongs into a thread. Whatever is killed at any point leaves nothing that counts
-    half done: snapshots and the record get their names when they are whole and on the disk.
+    Every call blocks, so call it in a thread. A process that is killed at any point leaves nothing incomplete:
+    snapshots and the record get their names when they are complete and stored on the disk. The folder is created
+    by :meth:`claim`.
 
     ========================  ======================================================
-    ``record.json``           who owns the flow, and what is committed
+    ``record.json``           the runs of the flow, and its last commit
     ``lock``                  locked while any name in the folder is changed
-    ``in-use``                locked (shared) by runs that are going on
+    ``in-use``                locked (shared) by the runs that are alive
     ``N-RUN.checkpoint``      a snapshot
     ``….partial``             a file that is being written; a snapshot is locked then
     ========================  ======================================================
-
-    Names of flows and runs as names of files: whatever they hold, no two share a file and none leaves the folder.
-
-    >>> storage_name("clicks-2"), storage_name("../etc"), storage_name("Clicks é")
-    ('clicks-2', '%2e.%2fetc', '%43licks%20%c3%a9')
-    >>> name_of(storage_name("Clicks é"))
-    'Clicks é'
-    >>> snapshot_name(CheckpointId(7, "a1")), checkpoint_of("0000000007-a1.checkpoint")
-    ('0000000007-a1.checkpoint', CheckpointId(number=7, run='a1'))
     """
 
     def __init__(self, root: Path, flow: str) -> None:
@@ -346,7 +355,7 @@ class FlowFolder:
     # ---- runs and commits
 
     def claim(self, run: str, *, begin_anew: bool) -> tuple[FlowRecord | None, IO[bytes]]:
-        """Make ``run`` the owner; gives the record as it was before, and what shows, until closed, that it goes on."""
+        """Make ``run`` the owner; return the record before it, and a handle whose lock shows that the run is alive."""
         if not run or len(storage_name(run)) > STORAGE_NAME_CHARACTERS:
             raise ConfigurationError(
                 f"{self._what}: expected the id of a run of 1 to {STORAGE_NAME_CHARACTERS} letters or digits, given "
@@ -355,13 +364,15 @@ class FlowFolder:
         with errors_of_writing(self._what, self.root):
             self._make()
         with self._alone():
-            before = self._record_to_go_on_from(begin_anew=begin_anew)
+            before = self._record_before(begin_anew=begin_anew)
             after = (before or FlowRecord(self.flow)).claimed_by(run, begin_anew=begin_anew)
             self._write_record(after)
             return before, shared(self.path / _IN_USE)
 
     def record(self) -> FlowRecord | None:
-        """What is known of the flow. Raises ``CheckpointError`` where that is damaged."""
+        """Return the runs of the flow and its last commit; None if there are none. Raises ``CheckpointError`` for
+        damage.
+        """
         path = self.path / RECORD_NAME
         with errors_of_reading(path):
             if not path.exists():
@@ -371,9 +382,9 @@ class FlowFolder:
             return unpack_record(data, flow=self.flow)
         except Damage as damage:
             raise CheckpointError(
-                f"{path}: expected what is known of flow {self.flow!r}, given a damaged file: {damage}; put it back "
-                "from a backup, or remove it and go on from a checkpoint that you choose (restore=<number>), or begin "
-                "anew (restore=None)"
+                f"{path}: expected the runs and the last commit of flow {self.flow!r}, given a damaged file: {damage}; "
+                "put it back from a backup, or remove it and start from a checkpoint that you choose "
+                "(restore=<number>), or without one (restore=None)"
             ) from damage
         except OtherFormat as other:
             raise CheckpointError(
@@ -382,7 +393,7 @@ class FlowFolder:
             ) from other
 
     def commit(self, run: str, checkpoint: CheckpointId) -> None:
-        """Note that this is what to go on from."""
+        """Make a saved checkpoint the committed one, which the next run starts from."""
         with self._alone():
             record = self._owned(run, f"commit checkpoint {checkpoint.number}")
             if not self.path_of(checkpoint).exists():
@@ -395,16 +406,16 @@ class FlowFolder:
     # ---- snapshots
 
     def path_of(self, checkpoint: CheckpointId) -> Path:
-        """Where a snapshot is, or would be."""
+        """Return the path of a snapshot's file, whether it exists or not."""
         return self.path / snapshot_name(checkpoint)
 
     def snapshots(self) -> list[CheckpointId]:
-        """The snapshots that are there, as their names tell, oldest first."""
+        """Return the snapshots in the folder by the names of their files, oldest first."""
         found = map(checkpoint_of, self._names())
         return sorted(checkpoint for checkpoint in found if checkpoint is not None)
 
     def open(self, checkpoint: CheckpointId) -> SnapshotFile:
-        """Open one for reading."""
+        """Open a snapshot for reading."""
         path = self.path_of(checkpoint)
         if not path.exists():
             there = ", ".join(map(str, self.snapshots()))
@@ -421,28 +432,28 @@ class FlowFolder:
         return snapshot
 
     def header(self, checkpoint: CheckpointId) -> SnapshotHeader:
-        """What one begins with; raises as :meth:`open` does."""
+        """Return the header of a snapshot; raises as :meth:`open` does."""
         snapshot = self.open(checkpoint)
         snapshot.close_now()
         return snapshot.header
 
     def writer(self, checkpoint: CheckpointId) -> SnapshotWriter:
-        """What writes a new one, not opened yet."""
+        """Return the writer of a new snapshot, not yet opened."""
         return SnapshotWriter(self.path / f"{snapshot_name(checkpoint)}{_PARTIAL}")
 
     def begin(self, checkpoint: CheckpointId, writer: SnapshotWriter) -> None:
-        """Open the writer. Raises ``ProducerFenced`` before anything is written in vain."""
+        """Open the writer. Raises ``ProducerFenced`` if another run owns the flow, before anything is written."""
         with self._alone():
             self._check_may_save(checkpoint)
             writer.open()
 
     def write(self, writer: SnapshotWriter) -> None:
-        """Write what the writer has collected."""
+        """Write the frames that the writer has collected."""
         with errors_of_writing(self._what, self.root):
             writer.write()
 
     def publish(self, header: SnapshotHeader, writer: SnapshotWriter) -> int:
-        """Write the end, and give the file its name; gives its size in bytes."""
+        """Write the end of the file and give the file its name; return its size in bytes."""
         with errors_of_writing(self._what, self.root):
             size_bytes = writer.finish(header)
         with self._alone():
@@ -454,9 +465,9 @@ class FlowFolder:
     # ---- upkeep
 
     def prune(self, *, keep: int, newer: bool, run: str | None = None) -> list[CheckpointId]:
-        """Remove what ``FlowRecord.removable`` gives, and what dead writers left. Gives the snapshots among it.
+        """Remove the snapshots that ``FlowRecord.removable`` returns, and files of dead writers; return the snapshots.
 
-        ``run`` must own the flow. Without a ``run``, for a tool, ``newer`` is refused while one goes on.
+        ``run`` must own the flow. Without ``run``, for a tool, ``newer`` is refused while a run is alive.
         """
         if not self.path.is_dir():
             return []
@@ -464,7 +475,7 @@ class FlowFolder:
             if run is None and newer and not is_free(self.path / _IN_USE):
                 raise ConfigurationError(
                     f"{self._what}: expected no run while checkpoints newer than the committed one are removed, given "
-                    "one that is going on and may be about to commit them; stop it first"
+                    "one that is alive and may be about to commit them; stop it first"
                 )
             record = self.record() if run is None else self._owned(run, "remove checkpoints")
             removed = record.removable(self.snapshots(), keep=keep, newer=newer) if record else []
@@ -481,7 +492,7 @@ class FlowFolder:
         with errors_of_writing(self._what, self.root), alone(self.path / _LOCK):
             yield
 
-    def _record_to_go_on_from(self, *, begin_anew: bool) -> FlowRecord | None:
+    def _record_before(self, *, begin_anew: bool) -> FlowRecord | None:
         try:
             record = self.record()
         except CheckpointError:
@@ -542,10 +553,7 @@ class FlowFolder:
 
 
 def flows_in(root: Path) -> list[FlowFolder]:
-    """The folders of flows in a directory, by the flows' names; what is none of a store is left out.
-
-    The flows that a directory has checkpoints of.
-    """
+    """Return the folders of all flows in a directory, in the order of their names; other folders are left out."""
     with errors_of_reading(root):
         folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
         flows = [flow for path in folders if (flow := _flow_of(path)) is not None]
@@ -558,13 +566,13 @@ def _flow_of(path: Path) -> str | None:
         return None
     if not is_shortened(path.name):
         return name_of(path.name)
-    # The name is too long to be that of a folder; only the files in it tell.
-    told = (_told_by(path / name) for name in names)
-    return next((flow for flow in told if flow is not None and shortened_name(flow) == path.name), None)
+    # The name was too long for a folder, so it is read from the files in the folder.
+    named = (_flow_named_in(path / name) for name in names)
+    return next((flow for flow in named if flow is not None and shortened_name(flow) == path.name), None)
 
 
-def _told_by(path: Path) -> str | None:
-    """The flow that a file is of; None if it does not tell."""
+def _flow_named_in(path: Path) -> str | None:
+    """Return the flow that a file names; None for another file, or a damaged one."""
     with contextlib.suppress(Damage, OtherFormat, CheckpointError):
         if path.name == RECORD_NAME:
             return unpack_record(path.read_bytes()).flow

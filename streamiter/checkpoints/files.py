@@ -1,4 +1,9 @@
-"""Files that are written whole or not at all, and locked."""
+"""Temporary files, locks of files, and calls that block.
+
+:class:`TemporaryFile` keeps data that does not fit into memory; a :class:`FileHold` keeps it readable for a checkpoint.
+:func:`alone`, :func:`shared` and :func:`is_free` lock files, so that several processes can use one directory.
+:func:`in_thread` runs a call that blocks without blocking the event loop.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +41,11 @@ FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class TemporaryFile:
-    """Bytes that are appended at the end and read anywhere; ``name`` (the step) begins what it raises.
+    """A file without a name: bytes are appended at the end and read anywhere.
 
-    Made in ``directory``, which is made, too; ``ConfigurationError`` where that cannot be.
-
-    A temporary file: what does not fit into memory is appended to it and read back from anywhere in it.
-
-    The file has no name (where the system allows it), so a process that is killed leaves nothing behind;
-    nothing here is meant to outlive the process, what must is in checkpoints.
+    It is created in ``directory``, which is created if it is missing; ``ConfigurationError`` if that fails. ``name``
+    (the step) begins the message of every error. Where the system allows it, the file has no name, so a process
+    that is killed leaves nothing behind; data that must outlive the process is in checkpoints.
     """
 
     __slots__ = ("_file", "_holds", "_is_closed", "_name", "size_bytes")
@@ -57,24 +59,24 @@ class TemporaryFile:
 
     @property
     def is_held(self) -> bool:
-        """Whether somebody reads it who must not notice that it is closed: what they read must not be cut off."""
+        """Whether a hold is not yet released: the bytes it reads must not be cut off."""
         return self._holds > 0
 
     def append(self, *parts: Content) -> None:
-        """Add the parts one after another; where that fails, the file is as before."""
+        """Add the parts one after another; if that fails, the file is unchanged."""
         try:
             self._file.seek(self.size_bytes)
             for part in parts:
                 self._write_all(part)
         except OSError:
-            # Gives back what fitted; the next one is written at the same place in any case.
+            # Free the space of the bytes that did fit. The next part is written at the same position in any case.
             with suppress(OSError):
                 self._file.truncate(self.size_bytes)
             raise
         self.size_bytes += sum(map(len, parts))
 
     def read(self, position: int, length: int) -> bytes:
-        """``length`` bytes from ``position``."""
+        """Return ``length`` bytes from ``position`` on."""
         self._file.seek(position)
         content = self._file.read(length)
         while len(content) < length:
@@ -85,7 +87,7 @@ class TemporaryFile:
         return content
 
     def read_into(self, position: int, room: memoryview) -> None:
-        """Fill ``room`` with the bytes from ``position``."""
+        """Fill ``room`` with the bytes from ``position`` on."""
         self._file.seek(position)
         while room:
             length = self._file.readinto(room)
@@ -94,28 +96,28 @@ class TemporaryFile:
             room = room[length:]
 
     def cut(self, size_bytes: int) -> None:
-        """Forget what lies behind ``size_bytes`` and give the disk's space back."""
+        """Keep the first ``size_bytes`` bytes only, and free the rest of the space."""
         self._file.truncate(size_bytes)
         self.size_bytes = size_bytes
 
     def hold(self) -> FileHold:
-        """Have what is in it now stay there, also when it is closed, until the hold is released."""
+        """Keep the present bytes readable, also when the file is closed, until the hold is released."""
         self._holds += 1
         return FileHold(self)
 
-    def let_go(self) -> None:
-        """A hold is released; for holds only."""
+    def end_hold(self) -> None:
+        """Count a hold as released; only holds call this."""
         self._holds -= 1
         if self._is_closed and not self._holds:
             self._file.close()
 
     def close(self) -> None:
-        """Let go of the file and all it holds. May be called more than once."""
+        """Close the file, which removes its bytes. May be called more than once."""
         if self._is_closed:
             return
         self._is_closed = True
         if self._holds:
-            self._file = _left_to_holds(self._file)
+            self._file = _copy_for_holds(self._file)
         else:
             self._file.close()
 
@@ -133,20 +135,20 @@ class TemporaryFile:
 
 
 class _QuietFile(FileIO):
-    """A file that nobody has to close: where a failed checkpoint was left to the garbage collector."""
+    """A file that is closed by the garbage collector without a warning: after a failed checkpoint."""
 
     def __del__(self) -> None:
         self.close()
 
 
-def _left_to_holds(file: FileIO) -> FileIO:
+def _copy_for_holds(file: FileIO) -> FileIO:
     with file:
         return _QuietFile(os.dup(file.fileno()))
 
 
 @final
 class FileHold:
-    """Reads a temporary file whatever its owner does; one that nobody refers to any more is released."""
+    """Reads a temporary file, also after its owner has closed it. A hold without references is released."""
 
     __slots__ = ("_file",)
 
@@ -154,16 +156,16 @@ class FileHold:
         self._file: TemporaryFile | None = file
 
     def read(self, position: int, length: int) -> bytes:
-        """``length`` bytes from ``position``."""
+        """Return ``length`` bytes from ``position`` on."""
         if self._file is None:
             raise InternalError("a temporary file is read through a hold that was released")
         return self._file.read(position, length)
 
     def release(self) -> None:
-        """Let go of it. May be called more than once."""
+        """Release the file. May be called more than once."""
         file, self._file = self._file, None
         if file is not None:
-            file.let_go()
+            file.end_hold()
 
     def __del__(self) -> None:
         self.release()
@@ -173,7 +175,7 @@ class FileHold:
 def errors_of_a_full_disk(
     name: str, directory: str | os.PathLike[str], *, wanted_bytes: int, kept_bytes: int
 ) -> Iterator[None]:
-    """Tells of a full disk as ``StorageFull``, with what was to be written and what the step keeps there."""
+    """Raise ``StorageFull`` for a full disk, with the bytes to be written and the bytes that the step keeps there."""
     try:
         yield
     except OSError as error:
@@ -187,7 +189,7 @@ def errors_of_a_full_disk(
 
 
 def _open(directory: str, name: str) -> FileIO:
-    import tempfile  # 4 ms with what it imports, which only a job needs
+    import tempfile  # imported only by jobs: it takes 4 ms
 
     try:
         os.makedirs(directory, exist_ok=True)
@@ -196,23 +198,23 @@ def _open(directory: str, name: str) -> FileIO:
         if error.errno in FULL_DISK:
             raise
         raise ConfigurationError(
-            f"{name}: expected a directory for files of what does not fit into memory, given "
+            f"{name}: expected a directory for data that does not fit into memory, given "
             f"{directory} ({error.strerror}); choose one that this process may write to"
         ) from error
 
 
-# `fcntl` is imported where it is used: there is none on Windows, where all but this works.
+# `fcntl` is imported where it is used: Windows does not have it, and everything else works there.
 
-# Whoever has the lock needs some milliseconds, on a bad disk a second; one that is stopped has it for ever.
+# A process needs the lock for some milliseconds, on a slow disk for a second; a stopped process keeps it forever.
 _TRIES: Final = 1000
 _TRY_S: Final = 0.01
 
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Holds the lock that the file is. Raises ``CheckpointError`` where another process does not let go of it.
+    """Hold the exclusive lock of a file. Raises ``CheckpointError`` if another process does not release it.
 
-    Locks of files, which the system takes from whoever is killed, and names that outlast a crash.
+    The system releases the lock of a process that is killed.
     """
     import fcntl
 
@@ -232,9 +234,9 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def shared(path: Path) -> IO[bytes]:
-    """A handle that keeps the file locked, together with others, until it is closed or its process dies.
+    """Return a handle that shares a lock of the file with others, until it is closed or its process ends.
 
-    Nobody may ask ``is_free`` at the same time.
+    ``is_free`` must not be called at the same time.
     """
     import fcntl
 
@@ -248,7 +250,7 @@ def shared(path: Path) -> IO[bytes]:
 
 
 def is_free(path: Path) -> bool:
-    """Whether nobody has locked the file, or there is none."""
+    """Return whether no process has locked the file, or the file does not exist."""
     import fcntl
 
     try:
@@ -262,7 +264,7 @@ def is_free(path: Path) -> bool:
 
 
 def sync_folder(path: Path) -> None:
-    """Have the disk keep the names in a folder."""
+    """Make the disk store the names in a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -275,11 +277,9 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """``call(*args, **kwargs)`` in a thread, to its end also when cancelled, which then takes effect.
+    """Run ``call(*args, **kwargs)`` in a thread of the event loop's pool, and return its result.
 
-    So whoever cancels finds nothing under way afterwards: files can be closed and removed.
-
-    Work that blocks, done in a thread of the event loop's pool.
+    A cancellation takes effect when the call has ended; so files can be closed and removed after it.
     """
     working = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
     cancelled: asyncio.CancelledError | None = None
@@ -290,6 +290,6 @@ async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
             cancelled = error
     if cancelled is not None:
         if not working.cancelled():
-            working.exception()  # so that nobody complains that it was not looked at
+            working.exception()  # marks it as retrieved, so that asyncio logs nothing
         raise cancelled
     return working.result()

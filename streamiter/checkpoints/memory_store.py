@@ -1,4 +1,7 @@
-"""The store in memory, for simulations and tests: it keeps what a process keeps."""
+"""The store of checkpoints in memory, for simulations and tests.
+
+:class:`MemoryStore` obeys the same rules as the store in a directory; its snapshots are lost with the process.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ class _StoredFlow:
 
 
 class MemoryStore(CheckpointStore):
-    """Keeps snapshots in dicts, across jobs and event loops. Another job, as another process, takes :meth:`another`.
+    """Keeps snapshots in dicts, across jobs and event loops.
+
+    A job that stands for another process uses :meth:`another`, which shares the snapshots.
 
     >>> async def run_twice() -> CommitPointer | None:
     ...     store = MemoryStore()
@@ -45,7 +50,7 @@ class MemoryStore(CheckpointStore):
         self._runs: dict[str, str] = {}
 
     def another(self) -> MemoryStore:
-        """A store of the same snapshots, for another job: of the two, only who claimed a flow last may go on."""
+        """Return a store of the same snapshots for another job; only the job that claimed a flow last may continue."""
         store = MemoryStore()
         store._flows = self._flows
         return store
@@ -75,7 +80,7 @@ class MemoryStore(CheckpointStore):
         for part in parts:
             if part.name in stored:
                 raise InternalError(f"checkpoint {header.id}: two parts are called {part.name!r}")
-            stored[part.name] = _StoredPart(part.content, await _taken(part))
+            stored[part.name] = _StoredPart(part.content, await _frames_in_memory(part))
         self._check_may_save(known, header.id)
         snapshot = known.snapshots[header.id] = _MemorySnapshot(header, stored)
         return snapshot.size_bytes
@@ -133,7 +138,7 @@ class MemoryStore(CheckpointStore):
             raise InternalError(f"flow {known.record.flow!r}: checkpoint {checkpoint} is saved a second time")
 
 
-async def _taken(part: SnapshotPart) -> list[list[bytes]]:
+async def _frames_in_memory(part: SnapshotPart) -> list[list[bytes]]:
     deferred: list[list[bytes]] = []
     for frames in frames_of(part):
         taken: list[bytes] = []
@@ -172,10 +177,10 @@ class _MemorySnapshot(StoredSnapshot):
         return iter(pieces[deferred])
 
     async def verify(self) -> None:
-        """There is nothing that memory would damage."""
+        """Do nothing: memory is not damaged."""
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: no file is open."""
 
     def _part(self, name: str) -> _StoredPart:
         try:

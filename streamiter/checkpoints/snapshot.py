@@ -1,4 +1,13 @@
-"""What a store keeps: the snapshot of a job, in parts."""
+"""A snapshot and its format: the state of a job, in parts, as a store keeps it.
+
+A part is the state of one subtask of one step: a *content* of plain data, and deferred pieces, which are sequences of
+*frames*. The file of a snapshot is a preamble, the frames, the *manifest* (JSON), which has the place of each frame,
+and a trailer with the place of the manifest. The manifest comes last, so that a snapshot can be written while it is
+made, in little memory. docs/checkpoint-format.md describes the same for other readers of the format.
+
+Here are the data types, the conversion of each piece of the format to bytes and back, and the conversion of errors of
+the system to errors that say what to do. :mod:`~streamiter.checkpoints.snapshot_file` reads and writes whole files.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +58,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointId:
-    """A checkpoint of a flow: its number, which grows from run to run, and the run that took it."""
+    """The id of a checkpoint of a flow."""
 
     number: int
+    """Its number; numbers grow from run to run."""
     run: str
+    """The run that took it."""
 
     def __str__(self) -> str:
         return f"{self.number} of run {self.run}"
@@ -60,48 +71,54 @@ class CheckpointId:
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """A step as the snapshot knows it."""
+    """A step with state, as a snapshot describes it."""
 
     parallelism: int
+    """The number of its subtasks."""
     operator: str
-    """The class of its operators, for people."""
+    """The class of its operators, for human readers."""
     is_source: bool = False
+    """Whether the step is a source."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeader:
-    """What there is to know of a snapshot before its parts are read."""
+    """The description of a snapshot, which is read before its parts."""
 
     flow: str
+    """The name of the flow."""
     id: CheckpointId
+    """The id of the checkpoint."""
     created_at_ms: int
     """Milliseconds since 1970-01-01 UTC."""
     steps: Mapping[str, StepState]
-    """The steps that keep state, by name."""
+    """The steps with state, by name."""
     job_ended: bool = False
-    """Whether it is the last of a job whose inputs have all ended."""
+    """Whether it is the last snapshot of a job whose inputs have all ended."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """For people: versions of streamiter, Python and numpy; the commit domain."""
+    """For human readers: versions of streamiter, Python and numpy; the commit domain."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """One named piece of a snapshot: the state of one subtask of one step."""
+    """One named part of a snapshot: the state of one subtask of one step."""
 
     name: str
+    """The name of the part, unique in the snapshot."""
     content: bytes
-    """Plain data, encoded; it refers to what is deferred by number."""
+    """The state as encoded plain data, which refers to deferred pieces by number."""
     deferred: Sequence[Deferred] = ()
+    """The deferred pieces, in the order of their numbers."""
 
 
 def frames_of(part: SnapshotPart) -> Iterator[Iterator[bytes]]:
-    """The frames of each deferred piece of a part, in order."""
+    """Return the frames of each deferred piece of a part, in order."""
     return (deferred.frames() for deferred in part.deferred)
 
 
 FORMAT: Final = 1
 
-# The first byte is no text, the line ends show what a transfer as text has changed.
+# The first byte is not text, and the line ends show whether a transfer as text has changed the file.
 _MAGIC: Final = b"\x93streamiter checkpoint\r\n"
 _END: Final = b"ENDS\r\n\n\x93"
 
@@ -117,17 +134,11 @@ TRAILER_BYTES: Final = _TRAILER.size
 
 
 class Damage(Exception):
-    """What is wrong with the bytes: what was expected, what was given.
-
-    The bytes of a snapshot file; docs/checkpoint-format.md tells the same for those who write another reader.
-
-    A preamble, frames, the manifest (JSON) that says what the frames are, and a trailer that says where it is. The
-    manifest comes last so that a snapshot can be written as it is made, in little memory.
-    """
+    """The bytes of a file are damaged; the message has what was expected and what was given."""
 
 
 class OtherFormat(Exception):
-    """The file is whole, as far as can be told, and of another version of the format."""
+    """The file is of another version of the format, and not damaged as far as this version can tell."""
 
     def __init__(self, given: int) -> None:
         self.given = given
@@ -138,15 +149,18 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Section(msgspec.Struct, frozen=True):
-    """Frames one after another; ``bytes`` is their length with their heads."""
+    """The place of consecutive frames in the file."""
 
     offset: Count
+    """The position of the first frame."""
     bytes: Count
+    """The length of all frames, with their heads."""
     frames: Count
+    """The number of frames."""
 
 
 class PartEntry(msgspec.Struct, frozen=True):
-    """Where a part lies: its content is one frame, each deferred piece a section of its own."""
+    """The place of a part in the file: its content is one frame, and each deferred piece is a section."""
 
     name: str
     content: Section
@@ -165,7 +179,7 @@ class _StepFields(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The header of the snapshot, and what its parts are."""
+    """The header of the snapshot, and the places of its parts."""
 
     flow: str
     checkpoint: _Checkpoint
@@ -177,7 +191,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def header(self) -> SnapshotHeader:
-        """The header that it was made of."""
+        """The header of the snapshot."""
         steps = {
             name: StepState(step.parallelism, step.operator, step.is_source)
             for name, step in self.steps.items()
@@ -193,7 +207,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def manifest_of(header: SnapshotHeader, parts: Sequence[PartEntry]) -> Manifest:
-    """The manifest of a snapshot with that header and these parts."""
+    """Return the manifest of a snapshot with this header and these parts."""
     steps = {
         name: _StepFields(step.parallelism, step.operator, step.is_source)
         for name, step in header.steps.items()
@@ -213,12 +227,12 @@ def manifest_of(header: SnapshotHeader, parts: Sequence[PartEntry]) -> Manifest:
 
 
 def pack_preamble() -> bytes:
-    """What each file begins with."""
+    """Return the first bytes of each file."""
     return _PREAMBLE.pack(_MAGIC, FORMAT, zlib.crc32(_MAGIC + FORMAT.to_bytes(4, "little")))
 
 
 def check_preamble(preamble: bytes) -> None:
-    """Raises ``Damage``; ``OtherFormat`` where it is sound and of another version."""
+    """Check the first bytes of a file. Raises ``Damage``, and ``OtherFormat`` for another version of the format."""
     try:
         magic, version, crc32 = _PREAMBLE.unpack(preamble)
     except error:
@@ -235,12 +249,12 @@ def check_preamble(preamble: bytes) -> None:
 
 
 def frame_crc32(offset: int, length: int) -> int:
-    """What the checksum of a frame begins with: its place, so that no frame passes for another."""
+    """Return the start value of a frame's checksum, made of its place, so that no frame can replace another."""
     return zlib.crc32(_FRAME_PLACE.pack(offset, length))
 
 
 def frame_head(offset: int, content: bytes) -> bytes:
-    """What stands before the content of a frame that begins at ``offset``."""
+    """Return the bytes before the content of a frame that begins at ``offset``."""
     return FRAME_HEAD.pack(len(content), zlib.crc32(content, frame_crc32(offset, len(content))))
 
 
@@ -248,7 +262,7 @@ def frame_head(offset: int, content: bytes) -> bytes:
 
 
 def pack_manifest(manifest: Manifest) -> bytes:
-    """JSON. Raises ``ConfigurationError`` for a name that is not text."""
+    """Return the manifest as JSON. Raises ``ConfigurationError`` for a name that is not text."""
     try:
         return msgspec.json.encode(manifest)
     except UnicodeEncodeError as problem:
@@ -259,14 +273,14 @@ def pack_manifest(manifest: Manifest) -> bytes:
 
 
 def pack_trailer(manifest_offset: int, manifest: bytes) -> bytes:
-    """What each file ends with."""
+    """Return the last bytes of a file with this manifest."""
     fields = (manifest_offset, len(manifest), zlib.crc32(manifest))
     covered = Struct("<QQI").pack(*fields)
     return _TRAILER.pack(*fields, zlib.crc32(covered), _END)
 
 
 def unpack_trailer(trailer: bytes) -> tuple[int, int, int]:
-    """Offset, length and CRC-32 of the manifest. Raises ``Damage``."""
+    """Return the offset, the length and the CRC-32 of the manifest. Raises ``Damage``."""
     offset, length, manifest_crc32, crc32, end = _TRAILER.unpack(trailer)
     if end != _END:
         raise Damage(
@@ -278,7 +292,7 @@ def unpack_trailer(trailer: bytes) -> tuple[int, int, int]:
 
 
 def unpack_manifest(data: bytes, crc32: int, *, offset: int) -> Manifest:
-    """The manifest, which begins at ``offset``; all its sections lie before it, without gaps. Raises ``Damage``."""
+    """Return the manifest, which begins at ``offset``. Raises ``Damage``, also for gaps between its sections."""
     if zlib.crc32(data) != crc32:
         raise Damage("its manifest does not match its checksum")
     try:
@@ -298,7 +312,7 @@ def unpack_manifest(data: bytes, crc32: int, *, offset: int) -> Manifest:
     return manifest
 
 
-# Wrong folder or wrong user, nothing that time heals.
+# A wrong folder or a wrong user: errors that do not go away with time.
 _NOT_ALLOWED: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG}
 )
@@ -306,9 +320,9 @@ _NOT_ALLOWED: Final = frozenset(
 
 @contextmanager
 def errors_of_writing(what: str, root: Path) -> Iterator[None]:
-    """``what`` (the flow) begins the message; ``root`` is the directory of the store.
+    """Convert errors of the system to errors that say what to do, while the store in ``root`` is written.
 
-    What the system says of files, as errors that say what to do.
+    ``what`` (the flow) begins the message.
     """
     try:
         yield
@@ -326,18 +340,18 @@ def errors_of_writing(what: str, root: Path) -> Iterator[None]:
             ) from error
         raise CheckpointError(
             f"{what}: expected to write checkpoints to {root}, given an error of the system "
-            f"({error.filename or root}: {reason}); look after that disk, or choose another directory"
+            f"({error.filename or root}: {reason}); check that disk, or choose another directory"
         ) from error
 
 
 @contextmanager
 def errors_of_reading(path: Path) -> Iterator[None]:
-    """Of a file that cannot be read, whatever is in it."""
+    """Convert errors of the system to ``CheckpointError``, while a file is read."""
     try:
         yield
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise CheckpointError(
-            f"{path}: expected a file that can be read, given an error of the system ({reason}); look after that "
-            "disk and the file's owner, or go on from another checkpoint"
+            f"{path}: expected a file that can be read, given an error of the system ({reason}); check that "
+            "disk and the file's owner, or start from another checkpoint"
         ) from error

@@ -1,4 +1,8 @@
-"""Reading a snapshot file: nothing is given that does not match its checksum."""
+"""The file of a snapshot: reading it, and writing it piece by piece.
+
+:class:`SnapshotFile` compares all bytes with their checksum before it returns them. :class:`SnapshotWriter` collects
+frames in the event loop and writes them in a thread, since writing blocks.
+"""
 
 from __future__ import annotations
 
@@ -45,21 +49,21 @@ __all__ = [
 ]
 
 
-# Many small frames at once; of a larger frame no more than this is read twice.
+# Many small frames are read at once; of a larger frame, at most this many bytes are read twice.
 _AHEAD_BYTES: Final = 1 << 16
 
-# A frame, which may be larger than memory can take twice, is checked in pieces.
+# Frames are checked in pieces: a frame may be larger than the memory that is left.
 _CHECKED_BYTES: Final = 1 << 20
 
-# Frames are checked for about a hundredth of a second before one looks whether that is still wanted.
-_CHECKED_AT_ONCE_BYTES: Final = 1 << 24
+# Checking this many bytes takes about 10 ms; then the check can be cancelled.
+_CHECK_PAUSE_BYTES: Final = 1 << 24
 
 
 class SnapshotFile(StoredSnapshot):
-    """One snapshot file, open for reading. It may be removed meanwhile, as by another process that prunes.
+    """One snapshot file, open for reading. It stays readable if another process removes it.
 
-    Raises ``CheckpointError`` where it is missing, damaged, or of another version of the format. Content and
-    frames may be read in any order, also interleaved.
+    Raises ``CheckpointError`` if the file is missing, damaged, or of another version of the format. Content and frames
+    may be read in any order, also alternately.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,7 +71,7 @@ class SnapshotFile(StoredSnapshot):
         with errors_of_reading(path):
             self._file = FileIO(path)
         try:
-            with self._told():
+            with self._explained_errors():
                 self._manifest = self._read_manifest()
         except BaseException:
             self._file.close()
@@ -81,7 +85,7 @@ class SnapshotFile(StoredSnapshot):
         return os.fstat(self._file.fileno()).st_size
 
     def check_identity(self, flow: str, checkpoint: CheckpointId) -> None:
-        """Raises ``CheckpointError`` where it is another snapshot than its place says."""
+        """Raise ``CheckpointError`` if it is another snapshot than its name says."""
         if (self.header.flow, self.header.id) != (flow, checkpoint):
             raise CheckpointError(
                 f"{self.path}: expected checkpoint {checkpoint} of flow {flow!r}, given checkpoint {self.header.id} "
@@ -92,7 +96,7 @@ class SnapshotFile(StoredSnapshot):
         return list(self._parts)
 
     def part_bytes(self, part: str) -> int:
-        """Bytes that a part takes, with what is deferred."""
+        """Return the bytes of a part with its deferred pieces."""
         entry = self._part(part)
         return sum(section.bytes for section in (entry.content, *entry.deferred))
 
@@ -117,11 +121,11 @@ class SnapshotFile(StoredSnapshot):
         self.close_now()
 
     def close_now(self) -> None:
-        """What ``close`` does."""
+        """Close the file without an event loop."""
         self._file.close()
 
     def verify_now(self) -> None:
-        """What ``verify`` does, for those who have no event loop to keep free."""
+        """Verify the file without an event loop."""
         for _ in self._check():
             pass
 
@@ -151,53 +155,53 @@ class SnapshotFile(StoredSnapshot):
             raise InternalError(f"{self.path}: it has no part {name!r}") from None
 
     def _frames(self, part: str, section: Section) -> Iterator[bytes]:
-        ahead = _Ahead(self._read, section)
+        reader = _SectionReader(self._read, section)
         for number in range(section.frames):
-            with self._told(part):
-                place = ahead.position
-                length, crc32 = FRAME_HEAD.unpack(ahead.take(FRAME_HEAD.size))
-                content = ahead.take(length)
+            with self._explained_errors(part):
+                place = reader.position
+                length, crc32 = FRAME_HEAD.unpack(reader.take(FRAME_HEAD.size))
+                content = reader.take(length)
                 _compare(number, zlib.crc32(content, frame_crc32(place, length)), crc32)
             yield content
-        with self._told(part):
-            ahead.check_end()
+        with self._explained_errors(part):
+            reader.check_end()
 
     def _check(self) -> Iterator[bool]:
-        """Reads everything; gives True now and then on the way."""
+        """Read and check everything; yield True from time to time."""
         checked_bytes = 0
         for part in self._manifest.parts:
             for section in (part.content, *part.deferred):
                 for length in self._check_section(part.name, section):
                     checked_bytes += length
-                    if checked_bytes >= _CHECKED_AT_ONCE_BYTES:
+                    if checked_bytes >= _CHECK_PAUSE_BYTES:
                         checked_bytes = 0
                         yield True
 
     def _check_section(self, part: str, section: Section) -> Iterator[int]:
-        """As :meth:`_frames`, with no more than a piece of a frame in memory; gives the lengths of the pieces."""
-        ahead = _Ahead(self._read, section)
+        """Check the frames of a section with one piece of a frame in memory; yield the lengths of the pieces."""
+        reader = _SectionReader(self._read, section)
         for number in range(section.frames):
-            with self._told(part):
-                place = ahead.position
-                rest, expected = FRAME_HEAD.unpack(ahead.take(FRAME_HEAD.size))
-                ahead.check_length(rest)
+            with self._explained_errors(part):
+                place = reader.position
+                rest, expected = FRAME_HEAD.unpack(reader.take(FRAME_HEAD.size))
+                reader.check_length(rest)
                 crc32 = frame_crc32(place, rest)
             while rest:
                 length = min(rest, _CHECKED_BYTES)
-                with self._told(part):
-                    crc32 = zlib.crc32(ahead.take(length), crc32)
+                with self._explained_errors(part):
+                    crc32 = zlib.crc32(reader.take(length), crc32)
                 rest -= length
                 yield length
-            with self._told(part):
+            with self._explained_errors(part):
                 _compare(number, crc32, expected)
-        with self._told(part):
-            ahead.check_end()
+        with self._explained_errors(part):
+            reader.check_end()
 
     def _read(self, offset: int, length: int) -> bytes:
-        """Exactly these bytes. Raises ``Damage`` where the file ends before them."""
+        """Return exactly these bytes. Raises ``Damage`` if the file ends before."""
         pieces: list[bytes] = []
         while length:
-            # The number is asked for each time: that of a closed file may be another file's by now.
+            # fileno() is called each time: the number of a closed file may belong to another file now.
             piece = os.pread(self._file.fileno(), length, offset)
             if not piece:
                 raise Damage(
@@ -209,8 +213,8 @@ class SnapshotFile(StoredSnapshot):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     @contextmanager
-    def _told(self, part: str | None = None) -> Iterator[None]:
-        """Makes an error of what is wrong: which file, what, and what to do."""
+    def _explained_errors(self, part: str | None = None) -> Iterator[None]:
+        """Convert damage and errors of the system to ``CheckpointError``: which file, what is wrong, what to do."""
         where = f"{self.path}: " if part is None else f"{self.path}, part {part!r}: "
         root = self.path.parent.parent
         try:
@@ -218,19 +222,19 @@ class SnapshotFile(StoredSnapshot):
                 yield
         except Damage as damage:
             raise CheckpointError(
-                f"{where}the checkpoint is damaged: {damage}; go on from an older one "
+                f"{where}the checkpoint is damaged: {damage}; start from an older one "
                 f"(`streamiter checkpoints list {root}` shows them), or put the file back from a backup"
             ) from damage
         except OtherFormat as other:
             by = "a newer" if other.given > FORMAT else "another"
             raise CheckpointError(
                 f"{where}written by {by} streamiter (format {other.given}), expected format {FORMAT}; use that "
-                f"version, or go on from an older one (`streamiter checkpoints list {root}` shows them)"
+                f"version, or start from an older one (`streamiter checkpoints list {root}` shows them)"
             ) from other
 
 
-class _Ahead:
-    """Reads a section from front to end, small pieces many at once."""
+class _SectionReader:
+    """Reads a section from start to end; several small pieces are read from the file at once."""
 
     __slots__ = ("_buffer", "_buffer_start", "_end", "_read", "position")
 
@@ -242,11 +246,11 @@ class _Ahead:
         self.position = section.offset
 
     def take(self, length: int) -> bytes:
-        """The next ``length`` bytes."""
+        """Return the next ``length`` bytes."""
         self.check_length(length)
         start = self.position - self._buffer_start
         if start + length > len(self._buffer):
-            # What is left of the buffer is read again: there is one object for a large frame then, and no copy.
+            # The rest of the buffer is read again, so that a large frame is one object and is not copied.
             wanted = min(max(length, _AHEAD_BYTES), self._end - self.position)
             self._buffer = self._read(self.position, wanted)
             self._buffer_start, start = self.position, 0
@@ -254,13 +258,13 @@ class _Ahead:
         return self._buffer[start : start + length]
 
     def check_length(self, length: int) -> None:
-        """Raises ``Damage`` where the section ends before that; before memory is taken for it."""
+        """Raise ``Damage`` if the section ends before ``length`` bytes; called before memory is allocated."""
         left = self._end - self.position
         if length > left:
             raise Damage(f"expected {length} more bytes of it, given {left}")
 
     def check_end(self) -> None:
-        """Raises ``Damage`` where something is left over."""
+        """Raise ``Damage`` if bytes are left over."""
         if self.position != self._end:
             raise Damage(f"{self._end - self.position} bytes at its end belong to no frame")
 
@@ -273,15 +277,14 @@ def _compare(number: int, given: int, expected: int) -> None:
 
 
 BATCH_BYTES: Final = 1 << 20
-"""What is collected before it is worth the 50 µs of a thread; small beside any state that needs it."""
+"""Frames are collected up to this size, so that the 50 µs of a call in a thread are well spent."""
 
 
 class SnapshotWriter:
-    """Collects frames in the event loop, and writes them where it may block.
+    """Writes a snapshot file piece by piece.
 
-    ``add`` and the like only collect; the others block. One call at a time.
-
-    Writing a snapshot file, piece by piece.
+    ``add_part``, ``begin_deferred`` and ``add_frame`` only collect frames, in the event loop. The other methods block,
+    so call them in a thread. One call at a time.
     """
 
     __slots__ = ("_contents", "_file", "_names", "_parts", "_position", "_written", "path", "pending_bytes")
@@ -298,7 +301,7 @@ class SnapshotWriter:
     # ---- in the event loop
 
     def add_part(self, name: str, content: bytes) -> None:
-        """Begin a part; its deferred pieces follow."""
+        """Start a part; its deferred pieces follow."""
         if name in self._names:
             raise InternalError(f"{self.path.name}: two parts are called {name!r}")
         self._names.add(name)
@@ -307,7 +310,7 @@ class SnapshotWriter:
         self._parts.append(PartEntry(name, Section(start, self._position - start, 1), []))
 
     def begin_deferred(self) -> None:
-        """Begin the next deferred piece of the part; its frames follow."""
+        """Start the next deferred piece of the part; its frames follow."""
         self._parts[-1].deferred.append(Section(self._position, 0, 0))
 
     def add_frame(self, content: bytes) -> None:
@@ -323,13 +326,13 @@ class SnapshotWriter:
         self._position += length
         self.pending_bytes += length
 
-    # ---- what blocks
+    # ---- in a thread: these calls block
 
     def open(self) -> None:
-        """Make the file, and lock it: one that is not locked is nobody's any more. Raises ``OSError``."""
-        import fcntl  # there is none on Windows, where all but this works
+        """Create the file and lock it; a file without a lock has no living writer. Raises ``OSError``."""
+        import fcntl  # Windows does not have it; everything else works there
 
-        # Emptied once it is locked: whoever writes to one of that name, against all rules, is not disturbed.
+        # Emptied only after it is locked, so that the file of another writer is not changed.
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -341,7 +344,7 @@ class SnapshotWriter:
         self._file.write(pack_preamble())
 
     def write(self) -> None:
-        """Write what was collected. Raises ``OSError``."""
+        """Write the collected frames. Raises ``OSError``."""
         contents, self._contents, self.pending_bytes = self._contents, [], 0
         file = self._opened()
         for content in contents:
@@ -351,7 +354,7 @@ class SnapshotWriter:
             self._written += len(head) + len(content)
 
     def finish(self, header: SnapshotHeader) -> int:
-        """Write the rest, and have the disk keep it; gives the size in bytes. Raises ``OSError``."""
+        """Write the end of the file and make the disk store it; return its size in bytes. Raises ``OSError``."""
         self.write()
         file = self._opened()
         manifest = pack_manifest(manifest_of(header, self._parts))
@@ -361,19 +364,19 @@ class SnapshotWriter:
         return file.tell()
 
     def rename(self, path: Path) -> None:
-        """Give the file the name under which it counts. Raises ``OSError``."""
+        """Give the file its final name. Raises ``OSError``."""
         os.rename(self.path, path)
         self.path = path
 
     def close(self) -> None:
-        """Let go of the file, which stays. May be called more than once."""
+        """Close the file, which stays. May be called more than once."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk again, for what is still in the buffer
+            with contextlib.suppress(OSError):  # a full disk, for the bytes in the buffer
                 self._file.close()
             self._file = None
 
     def abandon(self) -> None:
-        """Remove the file, unless it was closed, whatever its name is by now."""
+        """Remove the file under its present name, unless it was closed."""
         self._contents.clear()
         if self._file is not None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,9 @@
-"""The store: where the snapshots of flows are kept, behind a small protocol."""
+"""The store of checkpoints: the protocol that keeps the snapshots of flows, and the settings of a job's checkpoints.
+
+A *run* is one start of a flow. It *claims* the flow in the store, which shuts out older runs; then it *saves* snapshots
+and *commits* them. The next run starts from the last committed snapshot. :class:`FlowRecord` has these rules as a pure
+data structure, which all stores share.
+"""
 
 from __future__ import annotations
 
@@ -24,88 +29,90 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class CommitPointer:
-    """What a store knows of the runs of a flow: who owns it now, and what was committed last."""
+    """The last run of a flow, and its last commit."""
 
     run: str
     """The run that claimed the flow last."""
     committed: CheckpointId | None
-    """The last checkpoint that was committed; None if a run has begun and none was yet."""
+    """The last committed checkpoint; None if no run has committed one since the flow began without state."""
     committed_by_run: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """The highest number that each run has committed, as far back as is known; what it took before led to that."""
+    """The highest number that each run has committed, as far back as is known; its earlier checkpoints led to it."""
 
     def has_led_to_commit(self, checkpoint: CheckpointId) -> bool:
-        """Whether it was committed, or one that its run took after it."""
+        """Return whether the checkpoint was committed, or a later one of the same run."""
         return checkpoint.number <= self.committed_by_run.get(checkpoint.run, -1)
 
 
 class StoredSnapshot(abc.ABC):
-    """One snapshot in a store, open for reading; every byte that is read is checked against its checksum."""
+    """One snapshot in a store, open for reading; all bytes that are read are compared with their checksum."""
 
     header: SnapshotHeader
 
     @abc.abstractmethod
     def part_names(self) -> Sequence[str]:
-        """The names of its parts."""
+        """Return the names of its parts."""
 
     @abc.abstractmethod
     async def content(self, part: str) -> bytes:
-        """The content of a part."""
+        """Return the content of a part."""
 
     @abc.abstractmethod
     def frames(self, part: str, deferred: int) -> Iterable[bytes]:
-        """The frames of the ``deferred``-th deferred piece of a part, in order; read as one goes on."""
+        """Return the frames of the ``deferred``-th deferred piece of a part, in order; each is read when it is
+        needed.
+        """
 
     @abc.abstractmethod
     async def verify(self) -> None:
-        """Read all of it. Raises CheckpointError where anything is damaged or missing."""
+        """Read the whole snapshot. Raises CheckpointError if anything is damaged or missing."""
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Let go of it. May be called more than once."""
+        """Close the snapshot. May be called more than once."""
 
 
 class CheckpointStore(abc.ABC):
-    """Keeps the snapshots of flows, each under the flow's name. One object serves one job or one tool.
+    """Keeps the snapshots of flows by the name of the flow. One object serves one job or one tool.
 
-    Errors: ``CheckpointError`` for what is missing, damaged, or of another version; ``StorageFull`` for a
-    full disk; ``ProducerFenced`` where a newer run has claimed the flow.
+    Errors: ``CheckpointError`` for a snapshot that is missing, damaged, or of another version; ``StorageFull`` for a
+    full disk; ``ProducerFenced`` if a newer run has claimed the flow.
     """
 
     @abc.abstractmethod
     async def claim(self, flow: str, run: str, *, begin_anew: bool = False) -> CommitPointer | None:
-        """Make ``run`` the owner of the flow, so that ``save`` and ``commit`` of older runs are refused from now on.
+        """Make ``run`` the owner of the flow; from now on, ``save`` and ``commit`` of older runs are refused.
 
-        Gives what the pointer was before; None if the flow was never here, or has snapshots and nobody knows which
-        of them is committed (until one is). ``begin_anew`` clears what was committed. ``commit`` and ``prune``
-        are those of the run that this object claimed the flow for; what an earlier run saved may be committed too.
+        Returns the pointer before the claim; None if the store has never had the flow, or has its snapshots but not
+        which of them is committed. ``begin_anew`` clears the committed checkpoint. Later calls of ``commit`` and
+        ``prune`` act for the run of the last claim; a snapshot of an earlier run may be committed too.
         """
 
     @abc.abstractmethod
     async def pointer(self, flow: str) -> CommitPointer | None:
-        """What is committed, without claiming it."""
+        """Return the last commit of a flow, without claiming the flow."""
 
     @abc.abstractmethod
     async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
-        """Store a snapshot durably, as a whole or not at all; gives its size in bytes.
+        """Store a snapshot durably, as a whole or not at all; return its size in bytes.
 
-        Takes the frames of what is deferred in the event loop, one at a time, with other work in between.
-        When cancelled or failing it leaves nothing that counts. Releases nothing: the caller does.
+        The frames of deferred pieces are made in the event loop, one at a time, with other work in between. If the call
+        fails or is cancelled, the store has no such snapshot. The caller releases the deferred pieces.
         """
 
     @abc.abstractmethod
     async def commit(self, flow: str, checkpoint: CheckpointId) -> None:
-        """Note durably that this checkpoint is the one to go on from. It must have been saved."""
+        """Make a saved checkpoint durably the committed one, which the next run starts from."""
 
     @abc.abstractmethod
     async def prune(self, flow: str, *, keep: int) -> list[CheckpointId]:
-        """Remove all but the committed snapshot and the ``keep`` - 1 newest before it; gives what was removed.
+        """Remove all but the committed snapshot and the ``keep`` - 1 newest before it; return the removed ones.
 
-        So also orphans: snapshots newer than the committed one, and files half written.
+        Orphans are removed too: snapshots that are newer than the committed one, and incomplete files.
         """
 
     @abc.abstractmethod
     async def list(self, flow: str | None = None) -> Sequence[SnapshotHeader]:
-        """The snapshots that are there, of one flow or of all, oldest first; unreadable ones are left out."""
+        """Return the snapshots of one flow or of all flows, oldest first, without unreadable ones."""
 
     @abc.abstractmethod
     async def open(self, flow: str, checkpoint: CheckpointId) -> StoredSnapshot:
@@ -113,37 +120,36 @@ class CheckpointStore(abc.ABC):
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Let go of files. May be called more than once."""
+        """Close all files. May be called more than once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Where checkpoints are kept, and how often one is taken.
+    """The settings of a job's checkpoints: their store, and how often one is taken.
 
-    ``directory`` is a folder, made if it is missing, that other flows may use as well; or another
-    :class:`~streamiter.checkpoints.store.CheckpointStore`. Every ``interval_s`` seconds a checkpoint is taken,
-    and one more when the job ends or is suspended; the last ``keep`` stay. Records in transactional outputs
-    become visible with the checkpoint after them, so the interval is their delay.
-
-    One whose barrier has not passed all steps within ``alignment_timeout_s`` seconds is given up, with a warning; the
-    next one is tried after the interval. A transaction that is open for longer than ``transaction_timeout_s`` seconds
-    is aborted by its server; it must be longer than the interval and the alignment together.
+    A checkpoint is taken every ``interval_s`` seconds, and when the job ends or is suspended. Records in transactional
+    outputs become visible with the next checkpoint, so the interval is their delay.
 
     >>> Checkpoints("/var/lib/clicks", interval_s=30).keep
     3
-
-    What a job is told about its checkpoints.
     """
 
     directory: str | os.PathLike[str] | CheckpointStore
+    """A folder, which is created if it is missing and which other flows may use too; or another
+    :class:`~streamiter.checkpoints.store.CheckpointStore`."""
     interval_s: float = 10.0
+    """Seconds from the start of a checkpoint to the start of the next one."""
     keep: int = 3
+    """The number of checkpoints that are kept."""
     alignment_timeout_s: float = 60.0
+    """Seconds until a checkpoint is given up, with a warning, if its barrier has not passed all steps; the next one is
+    tried after the interval."""
     transaction_timeout_s: float = 300.0
-    """Five minutes: Kafka's brokers refuse more than fifteen unless told otherwise."""
+    """Seconds until the server aborts an open transaction; must be more than the interval and the alignment together.
+    The default is five minutes: Kafka's brokers by default refuse more than fifteen."""
 
     def __post_init__(self) -> None:
-        # An empty one is a variable that is not set, rarely the folder one happens to be in.
+        # An empty text is mostly a variable that is not set, rarely the current folder.
         if not isinstance(self.directory, (str, os.PathLike, CheckpointStore)) or self.directory == "":
             raise ConfigurationError(
                 f"Checkpoints: expected a folder or a CheckpointStore, given {self.directory!r}; "
@@ -154,17 +160,17 @@ class Checkpoints:
         whole_number("Checkpoints: keep", self.keep, 1)
 
     def check_transactions(self, flow: str) -> None:
-        """Raise ConfigurationError where a transaction would be aborted before its checkpoint."""
+        """Raise ConfigurationError if a transaction would be aborted before its checkpoint."""
         if self.interval_s + self.alignment_timeout_s >= self.transaction_timeout_s:
             raise ConfigurationError(
                 f"flow {flow!r}, Checkpoints: expected interval_s + alignment_timeout_s below transaction_timeout_s, "
                 f"given {self.interval_s:g} + {self.alignment_timeout_s:g} and {self.transaction_timeout_s:g}; its "
-                "outputs would be taken back before they are committed: raise transaction_timeout_s, or lower the rest"
+                "outputs would be aborted before they are committed: raise transaction_timeout_s, or lower the others"
             )
 
 
-# A run that was superseded a hundred runs ago and still lives would not be told from a new one; and snapshots of
-# such a run are no longer kept. The record stays below 10 kB.
+# With this limit the record stays below 10 kB. A run that was replaced a hundred runs ago and is still alive could not
+# be told from a new one; but snapshots of such a run are no longer kept.
 _RUNS_MAX: Final = 100
 
 
@@ -173,30 +179,32 @@ class RunRecord:
     """A run that has claimed the flow."""
 
     run: str
+    """The id of the run."""
     committed: int | None = None
-    """The highest number that was committed of those it took."""
+    """The highest number of its checkpoints that was committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlowRecord:
-    """The runs of a flow in the order of their claims, and what was committed last.
-
-    What a store knows of a flow: its runs, what is committed, and so what may be removed. Without any I/O.
+    """The runs of a flow, its last commit, and so which snapshots may be removed. It does no I/O.
 
     >>> record = FlowRecord("clicks").claimed_by("a").with_commit(CheckpointId(7, "a")).claimed_by("b")
     >>> record.pointer
     CommitPointer(run='b', committed=CheckpointId(number=7, run='a'), committed_by_run={'a': 7})
     >>> record = record.with_commit(CheckpointId(9, "b"))
     >>> ids = [CheckpointId(6, "a"), CheckpointId(7, "a"), CheckpointId(8, "a"), CheckpointId(9, "b")]
-    >>> record.removable(ids, keep=2, newer=True)  # 8 of run a was never committed: run b went on from 7
+    >>> record.removable(ids, keep=2, newer=True)  # 8 of run a was never committed: run b started from 7
     [CheckpointId(number=6, run='a'), CheckpointId(number=8, run='a')]
     """
 
     flow: str
+    """The name of the flow."""
     runs: tuple[RunRecord, ...] = ()
+    """The runs in the order of their claims; the last one owns the flow."""
     committed: CheckpointId | None = None
+    """The last committed checkpoint."""
     is_lost: bool = False
-    """Whether there were snapshots but no record of what is committed: nobody knows until something is."""
+    """Whether snapshots were found without a record: which of them is committed is unknown until the next commit."""
 
     @property
     def run(self) -> str | None:
@@ -205,14 +213,16 @@ class FlowRecord:
 
     @property
     def pointer(self) -> CommitPointer | None:
-        """The same for the job; None where it is not known what is committed."""
+        """The last run and the last commit, for a job; None if it is unknown what is committed."""
         if self.run is None or self.is_lost:
             return None
         committed = {each.run: each.committed for each in self.runs if each.committed is not None}
         return CommitPointer(self.run, self.committed, committed)
 
     def claimed_by(self, run: str, *, begin_anew: bool = False) -> FlowRecord:
-        """The record with ``run`` as the owner. ``ProducerFenced`` where a newer one has claimed the flow."""
+        """Return the record with ``run`` as the owner. Raises ``ProducerFenced`` if a newer run has claimed the
+        flow.
+        """
         record = self
         if any(earlier.run == run for earlier in self.runs[:-1]):
             record.check_owner(run, "claim the flow again")
@@ -224,15 +234,15 @@ class FlowRecord:
         return record
 
     def check_owner(self, run: str, wanted: str) -> None:
-        """Raise ``ProducerFenced`` where the flow is another run's."""
+        """Raise ``ProducerFenced`` if another run owns the flow; ``wanted`` is what this run was about to do."""
         if run != self.run:
             raise ProducerFenced(
                 f"flow {self.flow!r}: run {run} cannot {wanted}: run {self.run} has claimed the flow since; only one "
-                f"run of a flow may go on, so run {run} must end"
+                f"run of a flow may continue, so run {run} must end"
             )
 
     def with_commit(self, checkpoint: CheckpointId) -> FlowRecord:
-        """The record with this as what to go on from."""
+        """Return the record with this checkpoint as the last commit."""
         runs = [
             replace(each, committed=max(checkpoint.number, each.committed or 0))
             if each.run == checkpoint.run
@@ -244,9 +254,9 @@ class FlowRecord:
         return replace(self, runs=tuple(runs), committed=checkpoint, is_lost=False)
 
     def removable(self, ids: Collection[CheckpointId], *, keep: int, newer: bool) -> list[CheckpointId]:
-        """Which of these snapshots nobody needs, in order; ``newer``: also what is newer than the committed one.
+        """Return the snapshots that are not needed, in order; ``newer``: also those newer than the committed one.
 
-        Nothing where what is committed is not known, or not among them: then it is not certain what is needed.
+        If the committed checkpoint is unknown, or not among ``ids``, none is removable.
         """
         committed = self.committed
         if committed is None or committed not in ids:
@@ -256,7 +266,7 @@ class FlowRecord:
         return sorted(each for each in ids if each not in kept and (newer or each.number <= committed.number))
 
     def _led_to_commit(self, checkpoint: CheckpointId) -> bool:
-        """Whether its run went on from it to something committed; if not, a later run has begun before it."""
+        """Return whether its run committed this or a later checkpoint; if not, a later run started before it."""
         return any(
             each.run == checkpoint.run and each.committed is not None and checkpoint.number <= each.committed
             for each in self.runs

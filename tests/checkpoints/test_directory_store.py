@@ -130,7 +130,7 @@ async def test_a_tool_removes_what_is_newer_only_while_no_run_goes_on(
     newer = await save(store, 2)
     tool = FlowFolder(folder.parent, "clicks")
     assert tool.prune(keep=1, newer=False) == []
-    with pytest.raises(ConfigurationError, match="given one that is going on"):
+    with pytest.raises(ConfigurationError, match="given one that is alive"):
         tool.prune(keep=1, newer=True)
     await store.commit("clicks", newer)
     assert tool.prune(keep=1, newer=False) == [CheckpointId(1, "a")]

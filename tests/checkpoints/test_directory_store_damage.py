@@ -90,7 +90,7 @@ async def test_every_change_of_the_record_is_found(make_store: MakeStore, folder
         store.prune("clicks", keep=1),
     ):
         with pytest.raises(
-            CheckpointError, match=rf"^{record}: expected what is known of .* given a damaged"
+            CheckpointError, match=rf"^{record}: expected the runs and the last commit of .* given a damaged"
         ):
             await call
 
@@ -101,7 +101,7 @@ async def test_a_damaged_record_can_be_left_behind(make_store: MakeStore, folder
     await store.claim("clicks", "a")
     await save_and_commit(store, 1)
     (folder / "record.json").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"remove it and go on from a checkpoint that you choose"):
+    with pytest.raises(CheckpointError, match=r"remove it and start from a checkpoint that you choose"):
         await make_store().claim("clicks", "b")
     assert await make_store().claim("clicks", "b", begin_anew=True) is None
     assert await store.pointer("clicks") == CommitPointer("b", None)

@@ -99,7 +99,7 @@ async def test_a_damaged_record_is_told_and_the_list_is_shown(tmp_path):
     (tmp_path / "kept" / "clicks" / "record.json").write_text("{}")
     ran = checkpoints("list", "kept", cwd=tmp_path)
     assert len(ran.stdout.splitlines()) == 3
-    assert ran.stderr.startswith("error: kept/clicks/record.json: expected what is known of flow 'clicks'")
+    assert ran.stderr.startswith("error: kept/clicks/record.json: expected the runs and the last commit")
     assert checkpoints("verify", "kept", cwd=tmp_path).returncode == 1
     assert checkpoints("prune", "kept", cwd=tmp_path).returncode == 1
 
@@ -188,7 +188,7 @@ async def test_pruning_beside_a_running_job_leaves_it_what_it_is_about_to_commit
     assert checkpoints("prune", "kept", "--keep", "1", cwd=tmp_path).stdout == f"removed\tclicks\t1\t{RUN}\n"
     ran = checkpoints("prune", "kept", "--orphans", cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert "given one that is going on and may be about to commit them; stop it first" in ran.stderr
+    assert "given one that is alive and may be about to commit them; stop it first" in ran.stderr
     await store.commit("clicks", saved)
     await store.close()
 
