@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast, final
 from streamiter.errors import OutOfTurn, StreamiterError
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.consistency.progress_tracker import ProgressTracker
+from streamiter.parameter_server.requests import Request
 
 __all__ = [
     "Arrivals",
@@ -29,6 +30,7 @@ __all__ = [
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class WaitingReply(Generic[T]):
@@ -127,96 +129,59 @@ async def until_settled(waiting: WaitingReply[Any]) -> None:
     await settled.wait()
 
 
-@final
-class Arrivals:
-    """The barriers at which workers wait for each other (``client.barrier``): a pure data structure, on shard 0.
+class ShardLink(Protocol):
+    """The way of one client's requests to one shard, which handles them in order, each once."""
 
-    Barrier ``t`` opens when every worker has arrived at it.
+    def send(self, request: Request[R]) -> R | WaitingReply[R]:
+        """Send a request; return the reply or a WaitingReply. Raises what the shard refuses at once."""
+
+
+@final
+class Call(Generic[T]):
+    """A call to several shards: awaiting it gives the result. The shards do what was sent even if no task awaits it.
+
+    >>> import asyncio
+    >>> asyncio.run(_sum_of(Call([1, 2], sum)))
+    3
     """
 
-    def __init__(self) -> None:
-        self._tracker = ProgressTracker()
-        self._tracker.init(())
-        self._waiting: dict[int, tuple[int, WaitingReply[None]]] = {}
-        """By worker: the barrier at which the worker waits, and its reply."""
+    __slots__ = ("_finish", "_replies", "_result")
 
-    def arrive(self, worker: int, number: int) -> WaitingReply[None] | None:
-        """A worker arrives at barrier ``number``; below 0: at its next one. Return None if the barrier is open."""
-        self._tracker.check_worker_valid(worker)
-        expected = self._tracker.get_progress(worker)
-        if worker in self._waiting:
-            raise _out_of_turn(worker, f"the end of its wait at barrier {expected - 1}", number)
-        if number not in (expected, -1):
-            raise _out_of_turn(worker, f"barrier {expected}", number)
-        self._tracker.advance_and_get_changed_min_clock(worker)
-        self._open()
-        if self._tracker.get_min_clock() > expected:
-            return None
-        waiting: WaitingReply[None] = WaitingReply(lambda: self._give_up(worker))
-        self._waiting[worker] = (expected, waiting)
-        return waiting
+    def __init__(
+        self, replies: Sequence[Any | WaitingReply[Any]], finish: Callable[[Sequence[Any]], T]
+    ) -> None:
+        self._replies = replies
+        self._finish = finish
+        self._result: list[T] = []
 
-    def _give_up(self, worker: int) -> None:
-        """The worker's call was cancelled: the worker has arrived all the same, and may call again."""
-        self._waiting.pop(worker, None)
+    @property
+    def is_done(self) -> bool:
+        """Whether the result, or an error, is available without waiting."""
+        return all(reply.is_settled for reply in self._replies if isinstance(reply, WaitingReply))
 
-    def join(self, worker: int) -> None:
-        """A worker joins: its first barrier is the first one that is not open."""
-        self._tracker.join(worker)
+    def __await__(self) -> Generator[Any, None, T]:
+        if self._result:
+            return self._result[0]
+        replies = list(self._replies)
+        try:
+            for number, reply in enumerate(replies):
+                if isinstance(reply, WaitingReply):
+                    replies[number] = yield from reply.__await__()
+        except BaseException:
+            self.give_up()
+            raise
+        self._result.append(self._finish(replies))
+        return self._result[0]
 
-    def leave(self, worker: int, error: StreamiterError) -> None:
-        """A worker leaves: its own wait fails, waits of other workers may end."""
-        if (waits := self._waiting.pop(worker, None)) is not None:
-            waits[1].fail(error)
-        self._tracker.leave(worker)
-        self._open()
-
-    def reset(self, workers: Iterable[int], error: StreamiterError) -> None:
-        """Begin with barrier 0 and these workers; all waits fail."""
-        self.fail(error)
-        self._tracker.init(workers)
-
-    def fail(self, error: StreamiterError) -> None:
-        """Fail all waits."""
-        waiting, self._waiting = self._waiting, {}
-        for _, one in waiting.values():
-            one.fail(error)
-
-    def _open(self) -> None:
-        lowest = self._tracker.get_min_clock()
-        for worker, (number, waiting) in list(self._waiting.items()):
-            if number < lowest:
-                del self._waiting[worker]
-                waiting.succeed(None)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return plain data: how many barriers each worker has passed. A worker that waits will arrive again."""
-        return {
-            "passed": [
-                [worker, self._tracker.get_progress(worker) - (worker in self._waiting)]
-                for worker in self._tracker.workers
-            ]
-        }
-
-    def restore(self, state: Mapping[str, Any], workers: Iterable[int], error: StreamiterError) -> None:
-        """Take over the result of ``snapshot``; all waits fail.
-
-        For a worker that is not in the snapshot, the first barrier that is not open comes next.
-        """
-        self.fail(error)
-        passed = dict(state["passed"])
-        lowest = min(passed.values(), default=0)
-        self._tracker.init(())
-        for worker in workers:
-            self._tracker.join(worker, passed.get(worker, lowest))
+    def give_up(self) -> None:
+        """The caller does not wait for the result any more."""
+        for reply in self._replies:
+            if isinstance(reply, WaitingReply):
+                reply.give_up()
 
 
-def _out_of_turn(worker: int, expected: str, number: int) -> OutOfTurn:
-    return OutOfTurn(
-        f"barrier of worker {worker}: expected {expected}, given "
-        f"{'the next one' if number < 0 else f'barrier {number}'}; "
-        "every worker passes every barrier, one after the other"
-    )
+async def _sum_of(call: Call[int]) -> int:
+    return await call
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,55 +279,92 @@ class Outstanding:
 
 
 @final
-class Call(Generic[T]):
-    """A call to several shards: awaiting it gives the result. The shards do what was sent even if no task awaits it.
+class Arrivals:
+    """The barriers at which workers wait for each other (``client.barrier``): a pure data structure, on shard 0.
 
-    >>> import asyncio
-    >>> asyncio.run(_sum_of(Call([1, 2], sum)))
-    3
+    Barrier ``t`` opens when every worker has arrived at it.
     """
 
-    __slots__ = ("_finish", "_replies", "_result")
+    def __init__(self) -> None:
+        self._tracker = ProgressTracker()
+        self._tracker.init(())
+        self._waiting: dict[int, tuple[int, WaitingReply[None]]] = {}
+        """By worker: the barrier at which the worker waits, and its reply."""
 
-    def __init__(
-        self, replies: Sequence[Any | WaitingReply[Any]], finish: Callable[[Sequence[Any]], T]
-    ) -> None:
-        self._replies = replies
-        self._finish = finish
-        self._result: list[T] = []
+    def arrive(self, worker: int, number: int) -> WaitingReply[None] | None:
+        """A worker arrives at barrier ``number``; below 0: at its next one. Return None if the barrier is open."""
+        self._tracker.check_worker_valid(worker)
+        expected = self._tracker.get_progress(worker)
+        if worker in self._waiting:
+            raise _out_of_turn(worker, f"the end of its wait at barrier {expected - 1}", number)
+        if number not in (expected, -1):
+            raise _out_of_turn(worker, f"barrier {expected}", number)
+        self._tracker.advance_and_get_changed_min_clock(worker)
+        self._open()
+        if self._tracker.get_min_clock() > expected:
+            return None
+        waiting: WaitingReply[None] = WaitingReply(lambda: self._give_up(worker))
+        self._waiting[worker] = (expected, waiting)
+        return waiting
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the result, or an error, is available without waiting."""
-        return all(reply.is_settled for reply in self._replies if isinstance(reply, WaitingReply))
+    def _give_up(self, worker: int) -> None:
+        """The worker's call was cancelled: the worker has arrived all the same, and may call again."""
+        self._waiting.pop(worker, None)
 
-    def __await__(self) -> Generator[Any, None, T]:
-        if self._result:
-            return self._result[0]
-        replies = list(self._replies)
-        try:
-            for number, reply in enumerate(replies):
-                if isinstance(reply, WaitingReply):
-                    replies[number] = yield from reply.__await__()
-        except BaseException:
-            self.give_up()
-            raise
-        self._result.append(self._finish(replies))
-        return self._result[0]
+    def join(self, worker: int) -> None:
+        """A worker joins: its first barrier is the first one that is not open."""
+        self._tracker.join(worker)
 
-    def give_up(self) -> None:
-        """The caller does not wait for the result any more."""
-        for reply in self._replies:
-            if isinstance(reply, WaitingReply):
-                reply.give_up()
+    def leave(self, worker: int, error: StreamiterError) -> None:
+        """A worker leaves: its own wait fails, waits of other workers may end."""
+        if (waits := self._waiting.pop(worker, None)) is not None:
+            waits[1].fail(error)
+        self._tracker.leave(worker)
+        self._open()
+
+    def reset(self, workers: Iterable[int], error: StreamiterError) -> None:
+        """Begin with barrier 0 and these workers; all waits fail."""
+        self.fail(error)
+        self._tracker.init(workers)
+
+    def fail(self, error: StreamiterError) -> None:
+        """Fail all waits."""
+        waiting, self._waiting = self._waiting, {}
+        for _, one in waiting.values():
+            one.fail(error)
+
+    def _open(self) -> None:
+        lowest = self._tracker.get_min_clock()
+        for worker, (number, waiting) in list(self._waiting.items()):
+            if number < lowest:
+                del self._waiting[worker]
+                waiting.succeed(None)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return plain data: how many barriers each worker has passed. A worker that waits will arrive again."""
+        return {
+            "passed": [
+                [worker, self._tracker.get_progress(worker) - (worker in self._waiting)]
+                for worker in self._tracker.workers
+            ]
+        }
+
+    def restore(self, state: Mapping[str, Any], workers: Iterable[int], error: StreamiterError) -> None:
+        """Take over the result of ``snapshot``; all waits fail.
+
+        For a worker that is not in the snapshot, the first barrier that is not open comes next.
+        """
+        self.fail(error)
+        passed = dict(state["passed"])
+        lowest = min(passed.values(), default=0)
+        self._tracker.init(())
+        for worker in workers:
+            self._tracker.join(worker, passed.get(worker, lowest))
 
 
-async def _sum_of(call: Call[int]) -> int:
-    return await call
-
-
-class ShardLink(Protocol):
-    """The way of one client's requests to one shard, which handles them in order, each once."""
-
-    def send(self, request: Any) -> Any | WaitingReply[Any]:
-        """Send a request; return the reply or a WaitingReply. Raises what the shard refuses at once."""
+def _out_of_turn(worker: int, expected: str, number: int) -> OutOfTurn:
+    return OutOfTurn(
+        f"barrier of worker {worker}: expected {expected}, given "
+        f"{'the next one' if number < 0 else f'barrier {number}'}; "
+        "every worker passes every barrier, one after the other"
+    )

@@ -26,6 +26,7 @@ from streamiter.parameter_server.requests import (
     GetReply,
     GetRequest,
     PassBarrier,
+    Request,
 )
 from streamiter.parameter_server.rows import CachedRows, MatrixAccess, MatrixRead, RowRead
 from streamiter.parameter_server.storage.block import Numbers
@@ -458,7 +459,7 @@ class Client:
     # -- inside ----------------------------------------------------------------------------------------
 
     async def _send(
-        self, requests: Sequence[tuple[int, Any]], finish: Callable[[Sequence[Any]], T]
+        self, requests: Sequence[tuple[int, Request[Any]]], finish: Callable[[Sequence[Any]], T]
     ) -> Call[T]:
         """Begin a call, show its writes to the cache, and send its requests."""
         await self._part.begin()

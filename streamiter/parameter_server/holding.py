@@ -21,6 +21,7 @@ from streamiter.parameter_server.requests import (
     AddPart,
     AddRequest,
     ClockRequest,
+    GetReply,
     GetRequest,
     LeaveRequest,
     PassBarrier,
@@ -33,7 +34,7 @@ from streamiter.parameter_server.requests import (
 if TYPE_CHECKING:
     from streamiter.parameter_server.shard import Shard
 
-__all__ = ["Holding", "NumberedSnapshots", "SeenAdds"]
+__all__ = ["HeldRequest", "Holding", "NumberedSnapshots", "SeenAdds"]
 
 # Above this size adds and clocks under ASP and SSP wait for the checkpoint, too. The limit is that of buffered adds of
 # one iteration (matrix_shard).
@@ -43,7 +44,12 @@ _HELD_BYTES: Final = 64 << 20
 _CLOCK_BYTES: Final = 128
 
 
-_Held = GetRequest | AddRequest | ClockRequest | UpdateRequest
+HeldRequest = GetRequest | AddRequest | ClockRequest | UpdateRequest
+"""The requests that may be held and answered later."""
+
+
+_Entry = tuple[HeldRequest | LeaveRequest | PassBarrier, WaitingReply[Any] | None]
+"""A held request, and its reply if its worker waits for it."""
 
 
 @dataclass(slots=True)
@@ -99,8 +105,8 @@ class Holding:
         self._behind: dict[int, int] = {}
         """By worker: how many incomplete barriers the worker has passed."""
         self._checkpoint: int | None = None
-        self._held: deque[tuple[Any, WaitingReply[Any] | None]] = deque()
-        self._releasing: deque[tuple[Any, WaitingReply[Any] | None]] = deque()
+        self._held: deque[_Entry] = deque()
+        self._releasing: deque[_Entry] = deque()
         """The requests that were held for a complete barrier, while they are being applied."""
         self._is_releasing = False
         self._held_bytes = 0
@@ -277,7 +283,7 @@ class Holding:
         if self._checkpoint is None and self._taking:
             self._checkpoint = min(self._taking)
 
-    def _behind_next_barrier(self, request: _Held) -> Any:
+    def _behind_next_barrier(self, request: HeldRequest) -> Any:
         """Handle a request of a worker that waited behind two barriers, and is now behind one."""
         if isinstance(request, GetRequest):
             return self.get(request)
@@ -301,7 +307,7 @@ class Holding:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def get(self, request: GetRequest) -> Any:
+    def get(self, request: GetRequest) -> GetReply | WaitingReply[GetReply]:
         """Read the stored values, with the worker's own held adds under ASP and SSP, where adds count at once."""
         matrix = self._shard.matrix(request.matrix)
         clocks = self._clocks.get((request.worker, request.matrix), 0)
@@ -311,7 +317,7 @@ class Holding:
             return self.wait(request)
         return matrix.get(request, self._own_adds, clocks)
 
-    def add(self, request: AddRequest) -> Any:
+    def add(self, request: AddRequest) -> int | GetReply | WaitingReply[Any]:
         """Hold a copy of an add; under ASP and SSP the worker continues."""
         matrix = self._shard.matrix(request.matrix)
         copied = copied_add(request)
@@ -329,7 +335,7 @@ class Holding:
         self._hold(replace(copied, get=None), None)
         return matrix.model.tracker.get_min_clock() if request.get is None else self.get(request.get)
 
-    def clock(self, request: ClockRequest) -> Any:
+    def clock(self, request: ClockRequest) -> int | WaitingReply[int]:
         """Hold a clock; under ASP and SSP the worker continues."""
         matrix = self._shard.matrix(request.matrix)
         if self._has_to_wait(matrix, request.worker) or self._held_bytes + _CLOCK_BYTES > _HELD_BYTES:
@@ -339,7 +345,7 @@ class Holding:
         self._hold(request, None)
         return matrix.model.tracker.get_min_clock()
 
-    def wait(self, request: _Held) -> WaitingReply[Any]:
+    def wait(self, request: HeldRequest) -> WaitingReply[Any]:
         """Hold a request, and let the worker wait until the request is applied."""
         waiting: WaitingReply[Any] = WaitingReply()
         self._hold(request, waiting)
@@ -350,7 +356,9 @@ class Holding:
         consistency = matrix.matrix.consistency
         return isinstance(consistency, BSP) or (isinstance(consistency, ASP) and self._behind[worker] > 1)
 
-    def _hold(self, request: Any, waiting: WaitingReply[Any] | None) -> None:
+    def _hold(
+        self, request: HeldRequest | LeaveRequest | PassBarrier, waiting: WaitingReply[Any] | None
+    ) -> None:
         self._held.append((request, waiting))
         if isinstance(request, AddRequest):
             self._seen.setdefault((request.worker, request.matrix), SeenAdds()).note(request.parts)
@@ -358,7 +366,7 @@ class Holding:
             of_worker = (request.worker, request.matrix)
             self._clocks[of_worker] = self._clocks.get(of_worker, 0) + 1
 
-    def _take_held(self) -> deque[tuple[Any, WaitingReply[Any] | None]]:
+    def _take_held(self) -> deque[_Entry]:
         held, self._held = self._held, deque()
         self._seen.clear()
         self._clocks.clear()
@@ -377,7 +385,7 @@ class Holding:
         return own
 
 
-def _size_bytes(request: Any) -> int:
+def _size_bytes(request: HeldRequest | LeaveRequest) -> int:
     if isinstance(request, AddRequest):
         return size_of_adds(request.parts)
     return _CLOCK_BYTES if isinstance(request, ClockRequest) else 0

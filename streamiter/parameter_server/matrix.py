@@ -133,102 +133,8 @@ class Matrix:
         """
         for name in ("rows", "columns", "dtype", "consistency", "sparse", "default", "block", "on_clock"):
             if getattr(self, name) != getattr(other, name):
-                return f"{name}={getattr(self, name)!r} beside {name}={getattr(other, name)!r}"
+                return f"{name}={getattr(other, name)!r} instead of {name}={getattr(self, name)!r}"
         return None
-
-
-_INT64: Final = np.dtype(np.int64)
-_UINT64: Final = np.dtype(np.uint64)
-
-
-def checked_row(row: Any, matrix: Matrix) -> int:
-    """Return the row as a plain int. Raises OutOfRange for a value that is not a row of the matrix.
-
-    >>> checked_row(3, Matrix("w", rows=3, columns=10))
-    Traceback (most recent call last):
-        ...
-    streamiter.errors.OutOfRange: matrix 'w', row: expected a whole number from 0 to 2, given 3
-    """
-    if isinstance(row, (int, np.integer)) and not isinstance(row, bool) and 0 <= row < matrix.rows:
-        return int(row)
-    raise OutOfRange(
-        f"matrix {matrix.name!r}, row: expected a whole number from 0 to {matrix.rows - 1}, given {_shown(row)}"
-    )
-
-
-def checked_columns(columns: Any, matrix: Matrix) -> npt.NDArray[np.int64]:
-    """Return the columns as a one-dimensional int64 array: the given array, if it is one already.
-
-    Raises OutOfRange for values that are not columns of the matrix; the error names the first one.
-
-    >>> checked_columns([4, 10, -1], Matrix("w", rows=3, columns=10))
-    Traceback (most recent call last):
-        ...
-    streamiter.errors.OutOfRange: matrix 'w', columns: expected columns from 0 to 9, given 10 at position 1
-    """
-    if type(columns) is np.ndarray and columns.dtype == _INT64 and columns.ndim == 1:
-        array = columns
-    else:
-        array = _integers(columns, matrix)
-    if len(array):
-        # As unsigned numbers negative columns are large, so one pass finds both kinds. argmax has less overhead than
-        # max: 0.5 in place of 1.3 µs for 100 columns.
-        unsigned = array.view(_UINT64)
-        if unsigned.item(unsigned.argmax()) >= matrix.columns:
-            raise _missing_column(array, matrix)
-    return array
-
-
-def fits_int64(values: npt.NDArray[Any]) -> bool:
-    """Return whether all values are whole numbers of 64 bits, of any dtype: numpy would wrap others around.
-
-    >>> fits_int64(np.array([2.0, -3.0])), fits_int64(np.array([1.5])), fits_int64(np.array([1 << 63], np.uint64))
-    (True, False, False)
-    """
-    if values.dtype.kind == "f":
-        return bool(((values == np.floor(values)) & (values >= -(2.0**63)) & (values < 2.0**63)).all())
-    return values.dtype.kind in "ib" or (values.dtype.kind == "u" and bool((values < 1 << 63).all()))
-
-
-def _integers(columns: Any, matrix: Matrix) -> npt.NDArray[np.int64]:
-    where = f"matrix {matrix.name!r}, columns: expected a one-dimensional array of whole numbers"
-    try:
-        array = np.asarray(columns)
-    except ValueError as error:
-        raise OutOfRange(f"{where}, given lists of different lengths ({error})") from error
-    if array.ndim != 1:
-        raise OutOfRange(
-            f"{where}, given {_shown(columns) if array.ndim == 0 else f'an array of shape {array.shape}'}"
-        )
-    if not len(array) and not isinstance(columns, np.ndarray):
-        return np.empty(0, np.int64)  # numpy makes floats of an empty list.
-    if array.dtype.kind not in "iu":
-        raise OutOfRange(
-            f"{where}, given dtype {array.dtype} (it begins with {_shown(array[0]) if len(array) else 'nothing'}); "
-            f"convert it: columns.astype(np.int64)"
-        )
-    if array.dtype == _UINT64 and len(array) and int(array.max()) >= 1 << 63:
-        raise _missing_column(array, matrix)
-    return array.astype(np.int64)
-
-
-def _missing_column(columns: npt.NDArray[Any], matrix: Matrix) -> OutOfRange:
-    position = int(((columns < 0) | (columns >= matrix.columns)).argmax())
-    return OutOfRange(
-        f"matrix {matrix.name!r}, columns: expected columns from 0 to {matrix.columns - 1}, given "
-        f"{columns[position]} at position {position}"
-    )
-
-
-def _shown(value: Any) -> str:
-    shown = repr(value.item() if isinstance(value, np.generic) else value)
-    return shown if len(shown) <= 100 else f"{shown[:100]}…"
-
-
-# Measured for unordered columns of a row with two to four blocks: one mask for each block takes 3 to 6 µs for 100
-# columns, 30 to 55 µs for 10,000 and 5 to 8 ms for a million. Sorting by block takes 6 µs, 65 to 75 µs and 10 to 12 ms
-# for any number of blocks.
-_BLOCKS_BY_MASK: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +157,12 @@ class Slice(NamedTuple):
     """Columns of the matrix, in the caller's order; None: all columns of the block."""
     positions: slice | npt.NDArray[np.intp]
     """The positions of these columns in the caller's array, ascending."""
+
+
+# Measured for unordered columns of a row with two to four blocks: one mask for each block takes 3 to 6 µs for 100
+# columns, 30 to 55 µs for 10,000 and 5 to 8 ms for a million. Sorting by block takes 6 µs, 65 to 75 µs and 10 to 12 ms
+# for any number of blocks.
+_BLOCKS_BY_MASK: Final = 4
 
 
 @final
@@ -405,3 +317,93 @@ def _is_ascending(columns: npt.NDArray[np.int64]) -> bool:
     if not columns.item(0) <= columns.item(len(columns) // 2) <= columns.item(-1):
         return False
     return bool((columns[1:] >= columns[:-1]).all())
+
+
+_INT64: Final = np.dtype(np.int64)
+
+
+_UINT64: Final = np.dtype(np.uint64)
+
+
+def checked_row(row: Any, matrix: Matrix) -> int:
+    """Return the row as a plain int. Raises OutOfRange for a value that is not a row of the matrix.
+
+    >>> checked_row(3, Matrix("w", rows=3, columns=10))
+    Traceback (most recent call last):
+        ...
+    streamiter.errors.OutOfRange: matrix 'w', row: expected a whole number from 0 to 2, given 3
+    """
+    if isinstance(row, (int, np.integer)) and not isinstance(row, bool) and 0 <= row < matrix.rows:
+        return int(row)
+    raise OutOfRange(
+        f"matrix {matrix.name!r}, row: expected a whole number from 0 to {matrix.rows - 1}, given {_shown(row)}"
+    )
+
+
+def checked_columns(columns: Any, matrix: Matrix) -> npt.NDArray[np.int64]:
+    """Return the columns as a one-dimensional int64 array: the given array, if it is one already.
+
+    Raises OutOfRange for values that are not columns of the matrix; the error names the first one.
+
+    >>> checked_columns([4, 10, -1], Matrix("w", rows=3, columns=10))
+    Traceback (most recent call last):
+        ...
+    streamiter.errors.OutOfRange: matrix 'w', columns: expected columns from 0 to 9, given 10 at position 1
+    """
+    if type(columns) is np.ndarray and columns.dtype == _INT64 and columns.ndim == 1:
+        array = columns
+    else:
+        array = _integers(columns, matrix)
+    if len(array):
+        # As unsigned numbers negative columns are large, so one pass finds both kinds. argmax has less overhead than
+        # max: 0.5 in place of 1.3 µs for 100 columns.
+        unsigned = array.view(_UINT64)
+        if unsigned.item(unsigned.argmax()) >= matrix.columns:
+            raise _missing_column(array, matrix)
+    return array
+
+
+def _integers(columns: Any, matrix: Matrix) -> npt.NDArray[np.int64]:
+    where = f"matrix {matrix.name!r}, columns: expected a one-dimensional array of whole numbers"
+    try:
+        array = np.asarray(columns)
+    except ValueError as error:
+        raise OutOfRange(f"{where}, given lists of different lengths ({error})") from error
+    if array.ndim != 1:
+        raise OutOfRange(
+            f"{where}, given {_shown(columns) if array.ndim == 0 else f'an array of shape {array.shape}'}"
+        )
+    if not len(array) and not isinstance(columns, np.ndarray):
+        return np.empty(0, np.int64)  # numpy makes floats of an empty list.
+    if array.dtype.kind not in "iu":
+        raise OutOfRange(
+            f"{where}, given dtype {array.dtype} (it begins with {_shown(array[0]) if len(array) else 'nothing'}); "
+            f"convert it: columns.astype(np.int64)"
+        )
+    if array.dtype == _UINT64 and len(array) and int(array.max()) >= 1 << 63:
+        raise _missing_column(array, matrix)
+    return array.astype(np.int64)
+
+
+def _missing_column(columns: npt.NDArray[Any], matrix: Matrix) -> OutOfRange:
+    position = int(((columns < 0) | (columns >= matrix.columns)).argmax())
+    return OutOfRange(
+        f"matrix {matrix.name!r}, columns: expected columns from 0 to {matrix.columns - 1}, given "
+        f"{columns[position]} at position {position}"
+    )
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value.item() if isinstance(value, np.generic) else value)
+    return shown if len(shown) <= 100 else f"{shown[:100]}…"
+
+
+def fits_int64(values: npt.NDArray[Any]) -> bool:
+    """Return whether all values are whole numbers of 64 bits, of any dtype: numpy would wrap others around.
+
+    >>> fits_int64(np.array([2.0, -3.0])), fits_int64(np.array([1.5])), fits_int64(np.array([1 << 63], np.uint64))
+    (True, False, False)
+    """
+    if values.dtype.kind == "f":
+        return bool(((values == np.floor(values)) & (values >= -(2.0**63)) & (values < 2.0**63)).all())
+    return values.dtype.kind in "ib" or (values.dtype.kind == "u" and bool((values < 1 << 63).all()))

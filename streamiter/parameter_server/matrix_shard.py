@@ -50,114 +50,8 @@ __all__ = [
 ]
 
 
-def check_first_values(matrix: Matrix, partitioning: MatrixPartitioning) -> None:
-    """Raise an error for wrong ``init=`` or ``on_clock=``, before a shard makes the matrix.
-
-    Without this check a function that runs on no block would do nothing, without an error.
-    """
-    functions = list(init_functions(matrix))
-    if not functions:
-        init_values(matrix)
-    if matrix.on_clock is not None:
-        if not isinstance(matrix.on_clock, UpdateFunction):
-            raise ConfigurationError(
-                f"matrix {matrix.name!r}, on_clock=: expected a psf that changes parameters such as psf.Optimize(…), "
-                f"given {matrix.on_clock!r}"
-            )
-        functions.append(matrix.on_clock)
-    for function in functions:
-        check_function(function, matrix, partitioning)
-
-
-def init_functions(matrix: Matrix) -> Sequence[UpdateFunction]:
-    """Return the functions of ``init=``; none where ``init=`` is numbers."""
-    init = matrix.init
-    given: Sequence[Any] = init if isinstance(init, (list, tuple)) else (init,)
-    return given if given and all(isinstance(one, UpdateFunction) for one in given) else ()
-
-
-def init_values(matrix: Matrix) -> npt.NDArray[Any] | None:
-    """Return the numbers of ``init=``, with shape (rows, columns); None where all are 0."""
-    init, shape = matrix.init, (matrix.rows, matrix.columns)
-    if is_number(init) and not init:
-        return None
-    where = f"matrix {matrix.name!r}, init="
-    try:
-        given = np.asarray(init)
-    except ValueError:
-        given = np.empty(0, object)
-    are_numbers = fits_int64(given) if matrix.dtype == "int64" else given.dtype.kind in "iubf"
-    if not are_numbers or given.shape not in ((), shape[1:], shape):
-        shown = f"{init!r}" if given.ndim == 0 else f"{given.dtype} of shape {given.shape}"
-        raise ConfigurationError(
-            f"{where}: expected numbers of {matrix.dtype}: one, {matrix.columns:,} for each row, or "
-            f"{matrix.rows:,} × {matrix.columns:,}; or psfs that change parameters; given {shown}"
-        )
-    return np.broadcast_to(given.astype(matrix.numpy_dtype, copy=False), shape)
-
-
 # Above this size the buffered adds of one worker are summed up: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20
-
-
-@dataclass(slots=True)
-class MatrixCounts:
-    """Counts of one matrix on one shard, since the matrix was made."""
-
-    gets: int = 0
-    adds: int = 0
-    clocks: int = 0
-    updates: int = 0
-    aggregates: int = 0
-    numbers_read: int = 0
-    numbers_added: int = 0
-    waits: int = 0
-    """Gets that had to wait."""
-    waiting_peak: int = 0
-    """The most gets that waited at the same time."""
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixStatistics:
-    """The statistics of one matrix at one moment, on one shard or on all shards, since the matrix was made.
-
-    On all shards (``ParameterServerStatistics.matrix``) counts are sums: a call to two shards counts twice.
-    """
-
-    matrix: str
-    """The name of the matrix."""
-    consistency: str
-    """The consistency as code, such as ``"SSP(staleness=2)"``."""
-    minimum_clock: int
-    """The clock of the slowest worker; on all shards, the lowest."""
-    clocks: dict[str, int]
-    """The clock of each worker. The keys are the workers' numbers as text, as JSON requires."""
-    gets: int
-    """Requests to read, including those of ``add_get``."""
-    adds: int
-    """Requests to add."""
-    clock_calls: int
-    """The clocks of all workers together; on all shards, the highest."""
-    updates: int
-    """Runs of functions that change parameters, including ``init`` and ``on_clock``."""
-    aggregates: int
-    """Runs of functions that compute a result."""
-    numbers_read: int
-    """Numbers read by gets."""
-    numbers_added: int
-    """Numbers added by adds that were applied."""
-    waits: int
-    """Gets that had to wait."""
-    waiting: int
-    """Gets that wait now."""
-    waiting_peak: int
-    """The most gets that waited at the same time; on all shards, the highest of one shard."""
-    buffered_adds: int
-    """Adds that wait for a clock."""
-    blocks: int
-    """The number of blocks."""
-    size_bytes: int
-    """The memory of the blocks, in bytes."""
 
 
 OwnAdds = Callable[[GetRequest], Iterable[AddPart]]
@@ -579,3 +473,109 @@ def _named(function: PartitionFunction, matrix: Matrix) -> Iterator[None]:
             f"{function.name} on matrix {matrix.name!r}: expected it to work on every block, given "
             f"{type(error).__name__}: {error}; mend the function"
         ) from error
+
+
+@dataclass(slots=True)
+class MatrixCounts:
+    """Counts of one matrix on one shard, since the matrix was made."""
+
+    gets: int = 0
+    adds: int = 0
+    clocks: int = 0
+    updates: int = 0
+    aggregates: int = 0
+    numbers_read: int = 0
+    numbers_added: int = 0
+    waits: int = 0
+    """Gets that had to wait."""
+    waiting_peak: int = 0
+    """The most gets that waited at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixStatistics:
+    """The statistics of one matrix at one moment, on one shard or on all shards, since the matrix was made.
+
+    On all shards (``ParameterServerStatistics.matrix``) counts are sums: a call to two shards counts twice.
+    """
+
+    matrix: str
+    """The name of the matrix."""
+    consistency: str
+    """The consistency as code, such as ``"SSP(staleness=2)"``."""
+    minimum_clock: int
+    """The clock of the slowest worker; on all shards, the lowest."""
+    clocks: dict[str, int]
+    """The clock of each worker. The keys are the workers' numbers as text, as JSON requires."""
+    gets: int
+    """Requests to read, including those of ``add_get``."""
+    adds: int
+    """Requests to add."""
+    clock_calls: int
+    """The clocks of all workers together; on all shards, the highest."""
+    updates: int
+    """Runs of functions that change parameters, including ``init`` and ``on_clock``."""
+    aggregates: int
+    """Runs of functions that compute a result."""
+    numbers_read: int
+    """Numbers read by gets."""
+    numbers_added: int
+    """Numbers added by adds that were applied."""
+    waits: int
+    """Gets that had to wait."""
+    waiting: int
+    """Gets that wait now."""
+    waiting_peak: int
+    """The most gets that waited at the same time; on all shards, the highest of one shard."""
+    buffered_adds: int
+    """Adds that wait for a clock."""
+    blocks: int
+    """The number of blocks."""
+    size_bytes: int
+    """The memory of the blocks, in bytes."""
+
+
+def check_first_values(matrix: Matrix, partitioning: MatrixPartitioning) -> None:
+    """Raise an error for wrong ``init=`` or ``on_clock=``, before a shard makes the matrix.
+
+    Without this check a function that runs on no block would do nothing, without an error.
+    """
+    functions = list(init_functions(matrix))
+    if not functions:
+        init_values(matrix)
+    if matrix.on_clock is not None:
+        if not isinstance(matrix.on_clock, UpdateFunction):
+            raise ConfigurationError(
+                f"matrix {matrix.name!r}, on_clock=: expected a psf that changes parameters such as psf.Optimize(…), "
+                f"given {matrix.on_clock!r}"
+            )
+        functions.append(matrix.on_clock)
+    for function in functions:
+        check_function(function, matrix, partitioning)
+
+
+def init_functions(matrix: Matrix) -> Sequence[UpdateFunction]:
+    """Return the functions of ``init=``; none where ``init=`` is numbers."""
+    init = matrix.init
+    given: Sequence[Any] = init if isinstance(init, (list, tuple)) else (init,)
+    return given if given and all(isinstance(one, UpdateFunction) for one in given) else ()
+
+
+def init_values(matrix: Matrix) -> npt.NDArray[Any] | None:
+    """Return the numbers of ``init=``, with shape (rows, columns); None where all are 0."""
+    init, shape = matrix.init, (matrix.rows, matrix.columns)
+    if is_number(init) and not init:
+        return None
+    where = f"matrix {matrix.name!r}, init="
+    try:
+        given = np.asarray(init)
+    except ValueError:
+        given = np.empty(0, object)
+    are_numbers = fits_int64(given) if matrix.dtype == "int64" else given.dtype.kind in "iubf"
+    if not are_numbers or given.shape not in ((), shape[1:], shape):
+        shown = f"{init!r}" if given.ndim == 0 else f"{given.dtype} of shape {given.shape}"
+        raise ConfigurationError(
+            f"{where}: expected numbers of {matrix.dtype}: one, {matrix.columns:,} for each row, or "
+            f"{matrix.rows:,} × {matrix.columns:,}; or psfs that change parameters; given {shown}"
+        )
+    return np.broadcast_to(given.astype(matrix.numpy_dtype, copy=False), shape)

@@ -15,13 +15,221 @@ from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import RolledBack, WorkerHasLeft
 from streamiter.numbers import positive
 from streamiter.parameter_server.calls import Call, Outstanding, ShardLink, WaitingReply, until_settled
-from streamiter.parameter_server.requests import ClockRequest, JoinRequest, LeaveRequest, RaiseRequest
+from streamiter.parameter_server.requests import (
+    ClockRequest,
+    JoinRequest,
+    LeaveRequest,
+    RaiseRequest,
+    Request,
+)
 
 __all__ = [
     "Heartbeats",
     "Participation",
     "SilenceWatch",
 ]
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@final
+class Participation:
+    """One worker's part in a server: its clocks, its links to all shards, and the limit on its calls.
+
+    A call to several shards is ``begin``, then ``send``. The call's room is released when all shards have replied.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        links: Sequence[ShardLink],
+        max_calls: int,
+        heartbeats: Heartbeats | None,
+        on_left: Callable[[int], None],
+    ) -> None:
+        self.worker = worker
+        self.links = links
+        self.clocks: dict[str, int] = {}
+        """The worker's clocks, by matrix; 0 for a matrix that is not here."""
+        self.observed_at_join: dict[str, int] = {}
+        """The highest minimum clocks when the worker joined, by matrix: some shard may have yet to reach them."""
+        self._outstanding = Outstanding(max_calls)
+        self.release = self._outstanding.release
+        """Releases the room of a call that has begun."""
+        self._heartbeats = heartbeats
+        self._on_left = on_left
+        self._left: str | None = None
+        """Why the worker has left; None while it takes part."""
+        self._joining: list[dict[str, int] | WaitingReply[dict[str, int]]] | None = None
+        """The replies of the shards to the request to join, until all have come."""
+
+    # -- joining and leaving ---------------------------------------------------------------------------
+
+    def begin_to_join(self) -> None:
+        """Ask the shards to let this worker join. Shards in this process answer at once."""
+        self._joining = [link.send(JoinRequest(self.worker)) for link in self.links]
+        joined = [reply for reply in self._joining if not isinstance(reply, WaitingReply)]
+        if len(joined) == len(self._joining):
+            self._raise_clocks(joined)
+
+    def _raise_clocks(self, joined: Sequence[dict[str, int]]) -> None:
+        """Raise the worker's clock on all shards to the highest of their minimum clocks, which may differ."""
+        self._joining = None
+        clocks: dict[str, int] = {}
+        for of_shard in joined:
+            for name, clock in of_shard.items():
+                clocks[name] = max(clock, clocks.get(name, 0))
+        self.clocks = clocks
+        self.observed_at_join = dict(clocks)
+        if clocks:
+            for link in self.links:
+                link.send(RaiseRequest(self.worker, clocks))
+
+    async def join(self) -> None:
+        """Return when the worker has joined on all shards. If the wait is cancelled, the next call waits again."""
+        if (joining := self._joining) is None:
+            return
+        for reply in joining:
+            if isinstance(reply, WaitingReply):
+                await until_settled(reply)
+        if (
+            self._joining is joining
+        ):  # Another call may have waited for the same replies, and raised the clocks.
+            self._raise_clocks(
+                [reply.result() if isinstance(reply, WaitingReply) else reply for reply in joining]
+            )
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this worker has left."""
+        return self._left is not None
+
+    def check_open(self) -> None:
+        """Raise WorkerHasLeft if this worker has left."""
+        if self._left is not None:
+            raise self._has_left()
+
+    def heartbeat(self) -> None:
+        """Say that this worker is alive. Raises WorkerHasLeft."""
+        self.check_open()
+        if self._heartbeats is not None:
+            self._heartbeats.heard(self.worker)
+
+    async def leave(self, reason: str) -> None:
+        """Leave. All shards are told, even if one of them fails.
+
+        Raises RolledBack if the shards have gone back to a snapshot: then the worker still takes part, as in the
+        snapshot, and has to repeat its requests since then.
+        """
+        self.left(reason)
+        replies, failure = [], None
+        for link in self.links:
+            try:
+                replies.append(link.send(LeaveRequest(self.worker, reason)))
+            except Exception as error:
+                failure = failure or error
+        try:
+            for reply in replies:
+                if isinstance(reply, WaitingReply):
+                    await reply
+        except RolledBack:
+            self._left = None
+            raise
+        finally:
+            if self._left is not None:  # Also where a shard is lost: the worker's number is free.
+                self._on_left(self.worker)
+        if failure is not None:
+            raise failure
+
+    def left(self, reason: str) -> None:
+        """Note that the server has made this worker leave."""
+        if self._left is None:
+            self._left = reason
+            self._outstanding.fail_waiting(self._has_left())
+
+    def _has_left(self) -> WorkerHasLeft:
+        return WorkerHasLeft(
+            f"worker {self.worker}: expected a client that takes part, given one that does not: {self._left}; "
+            "make a new one with client() of a server that is open"
+        )
+
+    def go_back(self, clocks: Mapping[str, int]) -> None:
+        """The shards went back to a snapshot: take over the worker's clocks in it, by matrix."""
+        self._joining = None
+        self.clocks = dict(clocks)
+        self.observed_at_join.clear()
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Begin a call: wait until the worker has joined, and for room. Raises WorkerHasLeft."""
+        if self._left is not None:
+            raise self._has_left()
+        if self._joining is not None:
+            await self.join()
+        await self._outstanding.acquire()
+        if self._heartbeats is not None:
+            self._heartbeats.heard(self.worker)
+
+    async def ask(self, shard: int, request: Request[R]) -> R:
+        """Make a call of one request to one shard, from beginning to end: the way of most calls."""
+        await self.begin()
+        try:
+            reply = self.links[shard].send(request)
+            if not isinstance(reply, WaitingReply):
+                return reply
+            self.wait_alive((reply,))
+            return await reply
+        finally:
+            self.release()
+
+    def send(
+        self, requests: Sequence[tuple[int, Request[Any]]], finish: Callable[[Sequence[Any]], T]
+    ) -> Call[T]:
+        """Send one request to each of several shards; the call keeps its room until all have replied."""
+        replies: list[Any] = []
+        failure: BaseException | None = None
+        for shard, request in requests:
+            try:
+                replies.append(self.links[shard].send(request))
+            except BaseException as error:
+                failure = failure or error
+                if not isinstance(request, ClockRequest):  # The clocks of shards must not differ for ever.
+                    break
+        if failure is not None:
+            for reply in replies:
+                if isinstance(reply, WaitingReply):
+                    reply.give_up()
+            self.release()
+            raise failure
+        waiting = [reply for reply in replies if isinstance(reply, WaitingReply)]
+        self.wait_alive(waiting)
+        self._release_when_settled(waiting)
+        return Call(replies, finish)
+
+    def wait_alive(self, waiting: Sequence[WaitingReply[Any]]) -> None:
+        """Note that the worker is alive while it waits for these replies."""
+        if (heartbeats := self._heartbeats) is not None:
+            for one in waiting:
+                heartbeats.wait_begins(self.worker)
+                one.when_settled(lambda: heartbeats.wait_ends(self.worker))
+
+    def _release_when_settled(self, waiting: Sequence[WaitingReply[Any]]) -> None:
+        rest = len(waiting)
+        if not rest:
+            self.release()
+            return
+
+        def settled() -> None:
+            nonlocal rest
+            rest -= 1
+            if not rest:
+                self.release()
+
+        for one in waiting:
+            one.when_settled(settled)
 
 
 # The watch checks again when the next worker may be silent, but not before this part of the timeout has passed. So a
@@ -140,201 +348,3 @@ class SilenceWatch:
         finally:
             if self._is_running:
                 self._set_timer()
-
-
-T = TypeVar("T")
-
-
-@final
-class Participation:
-    """One worker's part in a server: its clocks, its links to all shards, and the limit on its calls.
-
-    A call to several shards is ``begin``, then ``send``. The call's room is released when all shards have replied.
-    """
-
-    def __init__(
-        self,
-        worker: int,
-        links: Sequence[ShardLink],
-        max_calls: int,
-        heartbeats: Heartbeats | None,
-        on_left: Callable[[int], None],
-    ) -> None:
-        self.worker = worker
-        self.links = links
-        self.clocks: dict[str, int] = {}
-        """The worker's clocks, by matrix; 0 for a matrix that is not here."""
-        self.observed_at_join: dict[str, int] = {}
-        """The highest minimum clocks when the worker joined, by matrix: some shard may have yet to reach them."""
-        self._outstanding = Outstanding(max_calls)
-        self.release = self._outstanding.release
-        """Releases the room of a call that has begun."""
-        self._heartbeats = heartbeats
-        self._on_left = on_left
-        self._left: str | None = None
-        """Why the worker has left; None while it takes part."""
-        self._joining: list[Any] | None = None
-        """The replies of the shards to the request to join, until all have come."""
-
-    # -- joining and leaving ---------------------------------------------------------------------------
-
-    def begin_to_join(self) -> None:
-        """Ask the shards to let this worker join. Shards in this process answer at once."""
-        self._joining = [link.send(JoinRequest(self.worker)) for link in self.links]
-        if not any(isinstance(reply, WaitingReply) for reply in self._joining):
-            self._raise_clocks(self._joining)
-
-    def _raise_clocks(self, joined: Sequence[dict[str, int]]) -> None:
-        """Raise the worker's clock on all shards to the highest of their minimum clocks, which may differ."""
-        self._joining = None
-        clocks: dict[str, int] = {}
-        for of_shard in joined:
-            for name, clock in of_shard.items():
-                clocks[name] = max(clock, clocks.get(name, 0))
-        self.clocks = clocks
-        self.observed_at_join = dict(clocks)
-        if clocks:
-            for link in self.links:
-                link.send(RaiseRequest(self.worker, clocks))
-
-    async def join(self) -> None:
-        """Return when the worker has joined on all shards. If the wait is cancelled, the next call waits again."""
-        if (joining := self._joining) is None:
-            return
-        for reply in joining:
-            if isinstance(reply, WaitingReply):
-                await until_settled(reply)
-        if (
-            self._joining is joining
-        ):  # Another call may have waited for the same replies, and raised the clocks.
-            self._raise_clocks(
-                [reply.result() if isinstance(reply, WaitingReply) else reply for reply in joining]
-            )
-
-    @property
-    def has_left(self) -> bool:
-        """Whether this worker has left."""
-        return self._left is not None
-
-    def check_open(self) -> None:
-        """Raise WorkerHasLeft if this worker has left."""
-        if self._left is not None:
-            raise self._has_left()
-
-    def heartbeat(self) -> None:
-        """Say that this worker is alive. Raises WorkerHasLeft."""
-        self.check_open()
-        if self._heartbeats is not None:
-            self._heartbeats.heard(self.worker)
-
-    async def leave(self, reason: str) -> None:
-        """Leave. All shards are told, even if one of them fails.
-
-        Raises RolledBack if the shards have gone back to a snapshot: then the worker still takes part, as in the
-        snapshot, and has to repeat its requests since then.
-        """
-        self.left(reason)
-        replies, failure = [], None
-        for link in self.links:
-            try:
-                replies.append(link.send(LeaveRequest(self.worker, reason)))
-            except Exception as error:
-                failure = failure or error
-        try:
-            for reply in replies:
-                if isinstance(reply, WaitingReply):
-                    await reply
-        except RolledBack:
-            self._left = None
-            raise
-        finally:
-            if self._left is not None:  # Also where a shard is lost: the worker's number is free.
-                self._on_left(self.worker)
-        if failure is not None:
-            raise failure
-
-    def left(self, reason: str) -> None:
-        """Note that the server has made this worker leave."""
-        if self._left is None:
-            self._left = reason
-            self._outstanding.fail_waiting(self._has_left())
-
-    def _has_left(self) -> WorkerHasLeft:
-        return WorkerHasLeft(
-            f"worker {self.worker}: expected a client that takes part, given one that does not: {self._left}; "
-            "make a new one with client() of a server that is open"
-        )
-
-    def go_back(self, clocks: Mapping[str, int]) -> None:
-        """The shards went back to a snapshot: take over the worker's clocks in it, by matrix."""
-        self._joining = None
-        self.clocks = dict(clocks)
-        self.observed_at_join.clear()
-
-    # -- requests --------------------------------------------------------------------------------------
-
-    async def begin(self) -> None:
-        """Begin a call: wait until the worker has joined, and for room. Raises WorkerHasLeft."""
-        if self._left is not None:
-            raise self._has_left()
-        if self._joining is not None:
-            await self.join()
-        await self._outstanding.acquire()
-        if self._heartbeats is not None:
-            self._heartbeats.heard(self.worker)
-
-    async def ask(self, shard: int, request: Any) -> Any:
-        """Make a call of one request to one shard, from beginning to end: the way of most calls."""
-        await self.begin()
-        try:
-            reply = self.links[shard].send(request)
-            if not isinstance(reply, WaitingReply):
-                return reply
-            self.wait_alive((reply,))
-            return await reply
-        finally:
-            self.release()
-
-    def send(self, requests: Sequence[tuple[int, Any]], finish: Callable[[Sequence[Any]], T]) -> Call[T]:
-        """Send one request to each of several shards; the call keeps its room until all have replied."""
-        replies: list[Any] = []
-        failure: BaseException | None = None
-        for shard, request in requests:
-            try:
-                replies.append(self.links[shard].send(request))
-            except BaseException as error:
-                failure = failure or error
-                if not isinstance(request, ClockRequest):  # The clocks of shards must not differ for ever.
-                    break
-        if failure is not None:
-            for reply in replies:
-                if isinstance(reply, WaitingReply):
-                    reply.give_up()
-            self.release()
-            raise failure
-        waiting = [reply for reply in replies if isinstance(reply, WaitingReply)]
-        self.wait_alive(waiting)
-        self._release_when_settled(waiting)
-        return Call(replies, finish)
-
-    def wait_alive(self, waiting: Sequence[WaitingReply[Any]]) -> None:
-        """Note that the worker is alive while it waits for these replies."""
-        if (heartbeats := self._heartbeats) is not None:
-            for one in waiting:
-                heartbeats.wait_begins(self.worker)
-                one.when_settled(lambda: heartbeats.wait_ends(self.worker))
-
-    def _release_when_settled(self, waiting: Sequence[WaitingReply[Any]]) -> None:
-        rest = len(waiting)
-        if not rest:
-            self.release()
-            return
-
-        def settled() -> None:
-            nonlocal rest
-            rest -= 1
-            if not rest:
-                self.release()
-
-        for one in waiting:
-            one.when_settled(settled)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ __all__ = [
     "GetRequest",
     "JoinRequest",
     "LeaveRequest",
+    "MatrixRequest",
     "NextChanges",
     "PassBarrier",
     "RaiseRequest",
@@ -41,7 +42,6 @@ __all__ = [
     "RestoreState",
     "RowChange",
     "TakeState",
-    "TellStatistics",
     "Unsubscribe",
     "UpdateRequest",
     "add_pending",
@@ -52,6 +52,9 @@ __all__ = [
 
 
 # -- reading and adding --------------------------------------------------------------------------------------
+
+
+R = TypeVar("R")
 
 
 class GetPart(NamedTuple):
@@ -84,8 +87,14 @@ class GetReply(NamedTuple):
     """The minimum clock at the moment of the read."""
 
 
+class Request(Generic[R]):
+    """A request to a shard; ``R`` is the type of its reply."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
-class Request:
+class MatrixRequest(Request[R]):
     """A request of a worker on one matrix."""
 
     matrix: str
@@ -95,7 +104,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class GetRequest(Request):
+class GetRequest(MatrixRequest[GetReply]):
     """Read values. Reply: a :class:`GetReply`. Waits as the consistency says."""
 
     parts: Sequence[GetPart] = ()
@@ -104,7 +113,7 @@ class GetRequest(Request):
 
 
 @dataclass(slots=True)
-class AddRequest(Request):
+class AddRequest(MatrixRequest[int | GetReply]):
     """Add values, then run a function on blocks, then read values, in one step.
 
     Reply: the reply to ``get``; without ``get``, the minimum clock.
@@ -116,12 +125,12 @@ class AddRequest(Request):
 
 
 @dataclass(slots=True)
-class ClockRequest(Request):
+class ClockRequest(MatrixRequest[int]):
     """The worker has finished an iteration on the matrix. Reply: the minimum clock."""
 
 
 @dataclass(slots=True)
-class UpdateRequest(Request):
+class UpdateRequest(MatrixRequest[list[Any] | None]):
     """Run a function that changes parameters on some blocks. Reply: None."""
 
     function: UpdateFunction | None = None
@@ -132,7 +141,7 @@ class UpdateRequest(Request):
 
 
 @dataclass(slots=True)
-class AggregateRequest(Request):
+class AggregateRequest(MatrixRequest[list[Any]]):
     """Run a function that computes a result on some blocks. Reply: a list of the blocks' results."""
 
     function: GetFunction | None = None
@@ -144,7 +153,7 @@ class AggregateRequest(Request):
 
 
 @dataclass(slots=True)
-class CreateRequest:
+class CreateRequest(Request[bool]):
     """Make the shard's blocks of a matrix. Reply: whether they were made; False: they exist with the same settings."""
 
     matrix: Matrix
@@ -153,21 +162,21 @@ class CreateRequest:
 
 
 @dataclass(slots=True)
-class ForgetRequest:
+class ForgetRequest(Request[None]):
     """Drop a matrix that other shards could not make. Reply: None."""
 
     matrix: str
 
 
 @dataclass(slots=True)
-class JoinRequest:
+class JoinRequest(Request[dict[str, int]]):
     """A worker joins, at the minimum clock of each matrix. Reply: the worker's clocks, by matrix."""
 
     worker: int
 
 
 @dataclass(slots=True)
-class RaiseRequest:
+class RaiseRequest(Request[None]):
     """Raise the clocks of a worker that has just joined. Reply: None."""
 
     worker: int
@@ -176,7 +185,7 @@ class RaiseRequest:
 
 
 @dataclass(slots=True)
-class LeaveRequest:
+class LeaveRequest(Request[None]):
     """A worker leaves; its waiting calls fail. Reply: None."""
 
     worker: int
@@ -185,7 +194,7 @@ class LeaveRequest:
 
 
 @dataclass(slots=True)
-class ArriveRequest:
+class ArriveRequest(Request[None]):
     """A worker arrives at barrier ``number`` of ``client.barrier``. Reply, once all workers have arrived: None."""
 
     worker: int
@@ -193,7 +202,7 @@ class ArriveRequest:
 
 
 @dataclass(slots=True)
-class ResetRequest:
+class ResetRequest(Request[None]):
     """Set the clocks of these workers to 0 on all matrices; waiting calls fail, parameters stay. Reply: None."""
 
     workers: tuple[int, ...]
@@ -203,7 +212,7 @@ class ResetRequest:
 
 
 @dataclass(slots=True)
-class PassBarrier:
+class PassBarrier(Request[None]):
     """A worker passes a checkpoint's barrier: its later requests are not in the checkpoint's state. Reply: None."""
 
     worker: int
@@ -211,14 +220,14 @@ class PassBarrier:
 
 
 @dataclass(slots=True)
-class AbandonBarrier:
+class AbandonBarrier(Request[None]):
     """A checkpoint is abandoned: apply the requests that are held for it. Reply: None."""
 
     checkpoint: int
 
 
 @dataclass(slots=True)
-class TakeState:
+class TakeState(Request[Mapping[str, Any] | None]):
     """Reply: the state of the shard, with ``Deferred`` pieces; None: the checkpoint is abandoned."""
 
     checkpoint: int | None = None
@@ -226,7 +235,7 @@ class TakeState:
 
 
 @dataclass(slots=True)
-class RestoreState:
+class RestoreState(Request[None]):
     """Go back to a state of all shards; waiting calls fail. Reply: None."""
 
     state: Mapping[str, Any]
@@ -235,23 +244,18 @@ class RestoreState:
 
 
 @dataclass(slots=True)
-class FailWaiting:
+class FailWaiting(Request[None]):
     """The server is closed: all waiting calls fail. Reply: None."""
 
     reason: str
     """Completes the sentence of the error: expected to answer this call, given …"""
 
 
-@dataclass(slots=True)
-class TellStatistics:
-    """Reply: the shard's statistics."""
-
-
 # -- subscriptions -------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class NextChanges(Request):
+class NextChanges(MatrixRequest["Changes"]):
     """Ask for the rows that have changed since an earlier reply. Reply, once rows have changed: :class:`Changes`.
 
     The first request of a subscription subscribes; its reply has all rows. Each request names everything that a shard
@@ -267,7 +271,7 @@ class NextChanges(Request):
 
 
 @dataclass(slots=True)
-class Unsubscribe(Request):
+class Unsubscribe(MatrixRequest[None]):
     """End a subscription. Reply: None, also where the subscription does not exist."""
 
     subscription: int = 0

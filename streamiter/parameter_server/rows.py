@@ -30,6 +30,7 @@ from streamiter.parameter_server.requests import (
     GetPart,
     GetReply,
     GetRequest,
+    Request,
     UpdateRequest,
 )
 from streamiter.parameter_server.storage.block import Columns, Numbers
@@ -485,12 +486,12 @@ class CachedRows:
         for reading, values in zip(readings, result, strict=True):
             self._cache.put(reading, values, lowest)
 
-    def show_writes(self, requests: Sequence[tuple[int, Any]]) -> None:
+    def show_writes(self, requests: Sequence[tuple[int, Request[Any]]]) -> None:
         """Show writes in the cached rows: call this when the writes are sent, not before (a call may be cancelled)."""
         for _, request in requests:
             update = request.update if isinstance(request, AddRequest) else request
             if isinstance(update, UpdateRequest) and not update.only_check:
-                self._cache.invalidate(request.matrix)
+                self._cache.invalidate(update.matrix)
             elif isinstance(request, AddRequest) and self._rules[request.matrix].own_adds_show:
                 blocks = self._blocks[request.matrix]
                 for block, row, columns, values in request.parts:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
@@ -38,6 +38,7 @@ from streamiter.parameter_server.requests import (
     FailWaiting,
     ForgetRequest,
     LeaveRequest,
+    Request,
     ResetRequest,
     RestoreState,
     TakeState,
@@ -51,214 +52,14 @@ if TYPE_CHECKING:
 
 __all__ = ["MatrixDirectory", "ParameterServer", "ParameterServerStatistics"]
 
-
-@final
-class MatrixDirectory:
-    """The matrices that are known in this process: shared by a server and its clients."""
-
-    def __init__(
-        self,
-        links: Sequence[ShardLink],
-        look_up: Callable[[str], Awaitable[Matrix | None]] | None = None,
-    ) -> None:
-        """``look_up`` asks the shards for a matrix, if matrices may be made in other processes."""
-        self._links = links
-        self._look_up = look_up
-        self._matrices: dict[str, tuple[Matrix, MatrixPartitioning]] = {}
-
-    def names(self) -> list[str]:
-        """Return the names of all matrices, in the order they were made."""
-        return list(self._matrices)
-
-    def matrix(self, name: str) -> Matrix:
-        """Return the settings of a matrix that is known here."""
-        return self._matrices[name][0]
-
-    async def find(self, name: str) -> tuple[Matrix, MatrixPartitioning]:
-        """Return a matrix and its partitioning; raises UnknownMatrix."""
-        found = self._matrices.get(name)
-        if found is None and self._look_up is not None and (matrix := await self._look_up(name)) is not None:
-            found = self._matrices[name] = (matrix, MatrixPartitioning(matrix, len(self._links)))
-        if found is None:
-            raise UnknownMatrix(
-                f"matrix {name!r}: expected one of {', '.join(map(repr, self._matrices)) or 'none yet'}, given "
-                f"{name!r}; make it first, with create_matrix"
-            )
-        return found
-
-    async def create(self, matrix: Matrix) -> None:
-        """Make a matrix on the shards that get blocks of it; nothing happens if it exists with the same settings."""
-        if (there := self._matrices.get(matrix.name)) is not None:
-            if (difference := there[0].differs_from(matrix)) is not None:
-                raise ParameterServerError(
-                    f"matrix {matrix.name!r}: expected the settings it was made with, given {difference}; give it "
-                    "another name, or the same settings"
-                )
-            return
-        partitioning = MatrixPartitioning(matrix, len(self._links))
-        check_first_values(matrix, partitioning)
-        holders = dict.fromkeys(block.shard for block in partitioning.blocks)
-        await self._make(matrix, [self._links[shard] for shard in holders])
-        self._matrices[matrix.name] = (matrix, partitioning)
-
-    async def _make(self, matrix: Matrix, holders: Sequence[ShardLink]) -> None:
-        """Make a matrix on all of these shards; if a function of ``init=`` fails on one of them, on none."""
-        replies = [_sent(link, CreateRequest(matrix, len(self._links))) for link in holders]
-        made: list[ShardLink] = []
-        failure: Exception | None = None
-        for link, reply in zip(holders, replies, strict=True):
-            try:
-                if await reply:
-                    made.append(link)
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
-            for link in made:
-                # A shard that is lost meanwhile has forgotten the matrix. The error says why the matrix failed.
-                with suppress(ParameterServerError):
-                    await _sent(link, ForgetRequest(matrix.name))
-            raise failure
-
-
-def _sent(link: ShardLink, request: Any) -> WaitingReply[Any]:
-    """Send a request, and return a waiting reply even if the request is refused at once.
-
-    So all shards are asked before the first reply is awaited.
-    """
-    reply: WaitingReply[Any] = WaitingReply()
-    try:
-        sent = link.send(request)
-    except Exception as error:
-        reply.fail(error)
-        return reply
-    if isinstance(sent, WaitingReply):
-        return sent
-    reply.succeed(sent)
-    return reply
-
-
-class Hosting(Protocol):
-    """Keeps the shards of a server, and makes the links to them."""
-
-    @property
-    def drawn_as(self) -> str:
-        """Where the shards are, for drawings and errors."""
-
-    def links(
-        self,
-        client: str,
-        worker: int | None = None,
-        on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
-    ) -> Sequence[ShardLink]:
-        """Return a link to each shard, for a client of this name; the shard handles its requests in order.
-
-        ``on_back`` is called with the worker's clocks when the shards go back to a snapshot by themselves.
-        """
-
-    def release(self, worker: int) -> None:
-        """Release the links of a worker whose client has left."""
-
-    def statistics(self) -> tuple[ShardStatistics, ...]:
-        """Return the statistics of the shards, now or a moment ago."""
-
-    async def take_states(self) -> list[Any]:
-        """Return the states of all shards at one moment, with ``Deferred`` pieces."""
-
-    async def close(self) -> None:
-        """Release the shards. May be called more than once."""
-
-
-@final
-class InProcess:
-    """Shards in this process: each shard is its own link, and nothing is copied."""
-
-    def __init__(self, count: int) -> None:
-        self._shards = [Shard(number) for number in range(count)]
-
-    @property
-    def drawn_as(self) -> str:
-        return "in this process"
-
-    def links(
-        self,
-        client: str,
-        worker: int | None = None,
-        on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
-    ) -> Sequence[ShardLink]:
-        return self._shards
-
-    def release(self, worker: int) -> None:
-        pass
-
-    def statistics(self) -> tuple[ShardStatistics, ...]:
-        return tuple(shard.statistics() for shard in self._shards)
-
-    async def take_states(self) -> list[Any]:
-        return [shard.handle(TakeState()) for shard in self._shards]
-
-    async def close(self) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterServerStatistics:
-    """The statistics of all shards at one moment."""
-
-    name: str
-    """The name of the server."""
-    workers: tuple[int, ...]
-    """The workers of this process that take part."""
-    shards: tuple[ShardStatistics, ...]
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The lines for a drawing: the number of workers, if there are any, and each matrix with its minimum clock."""
-        found = [self.matrix(name) for name in self._names()]
-        count = len(self.workers)
-        workers = [f"{count:,} worker{'s' if count > 1 else ''}"] if count else []
-        return (
-            *workers,
-            *(
-                f"{one.matrix}, {one.consistency.removesuffix('()')}: minimum clock {one.minimum_clock:,}"
-                for one in found
-            ),
-        )
-
-    def matrix(self, name: str) -> MatrixStatistics:
-        """Return the statistics of a matrix on all shards together; raises UnknownMatrix."""
-        parts = [matrix for shard in self.shards for matrix in shard.matrices if matrix.matrix == name]
-        if not parts:
-            known = ", ".join(map(repr, self._names())) or "none yet"
-            raise UnknownMatrix(
-                f"{self.name}, statistics of matrix {name!r}: expected one of {known}, given {name!r}; make it first, "
-                "with create_matrix"
-            )
-        slowest = min(parts, key=lambda part: part.minimum_clock)
-        return MatrixStatistics(
-            matrix=name,
-            consistency=slowest.consistency,
-            minimum_clock=slowest.minimum_clock,
-            clocks=slowest.clocks,
-            gets=sum(part.gets for part in parts),
-            adds=sum(part.adds for part in parts),
-            clock_calls=max(part.clock_calls for part in parts),
-            updates=sum(part.updates for part in parts),
-            aggregates=sum(part.aggregates for part in parts),
-            numbers_read=sum(part.numbers_read for part in parts),
-            numbers_added=sum(part.numbers_added for part in parts),
-            waits=sum(part.waits for part in parts),
-            waiting=sum(part.waiting for part in parts),
-            waiting_peak=max(part.waiting_peak for part in parts),
-            buffered_adds=sum(part.buffered_adds for part in parts),
-            blocks=sum(part.blocks for part in parts),
-            size_bytes=sum(part.size_bytes for part in parts),
-        )
-
-    def _names(self) -> Iterable[str]:
-        return dict.fromkeys(matrix.matrix for shard in self.shards for matrix in shard.matrices)
+R = TypeVar("R")
 
 
 Place = Literal["process", "ray"]
+
+
+OWN_CALLS = -1
+"""The worker's number in requests of the server itself."""
 
 
 @final
@@ -492,7 +293,7 @@ class ParameterServer:
         """Return the statistics of all shards."""
         return ParameterServerStatistics(self.name, tuple(self._clients), self._hosting.statistics())
 
-    async def _ask_all(self, request: Any) -> list[Any]:
+    async def _ask_all(self, request: Request[R]) -> list[R]:
         return await Call([link.send(request) for link in self._links], list)
 
     # -- in a flow: see streamiter.operators.operator ---------------------------------------------------
@@ -603,5 +404,207 @@ class ParameterServer:
             )
 
 
-OWN_CALLS = -1
-"""The worker's number in requests of the server itself."""
+@final
+class MatrixDirectory:
+    """The matrices that are known in this process: shared by a server and its clients."""
+
+    def __init__(
+        self,
+        links: Sequence[ShardLink],
+        look_up: Callable[[str], Awaitable[Matrix | None]] | None = None,
+    ) -> None:
+        """``look_up`` asks the shards for a matrix, if matrices may be made in other processes."""
+        self._links = links
+        self._look_up = look_up
+        self._matrices: dict[str, tuple[Matrix, MatrixPartitioning]] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of all matrices, in the order they were made."""
+        return list(self._matrices)
+
+    def matrix(self, name: str) -> Matrix:
+        """Return the settings of a matrix that is known here."""
+        return self._matrices[name][0]
+
+    async def find(self, name: str) -> tuple[Matrix, MatrixPartitioning]:
+        """Return a matrix and its partitioning; raises UnknownMatrix."""
+        found = self._matrices.get(name)
+        if found is None and self._look_up is not None and (matrix := await self._look_up(name)) is not None:
+            found = self._matrices[name] = (matrix, MatrixPartitioning(matrix, len(self._links)))
+        if found is None:
+            raise UnknownMatrix(
+                f"matrix {name!r}: expected one of {', '.join(map(repr, self._matrices)) or 'none yet'}, given "
+                f"{name!r}; make it first, with create_matrix"
+            )
+        return found
+
+    async def create(self, matrix: Matrix) -> None:
+        """Make a matrix on the shards that get blocks of it; nothing happens if it exists with the same settings."""
+        if (there := self._matrices.get(matrix.name)) is not None:
+            if (difference := there[0].differs_from(matrix)) is not None:
+                raise ParameterServerError(
+                    f"matrix {matrix.name!r}: expected the settings it was made with, given {difference}; give it "
+                    "another name, or the same settings"
+                )
+            return
+        partitioning = MatrixPartitioning(matrix, len(self._links))
+        check_first_values(matrix, partitioning)
+        holders = dict.fromkeys(block.shard for block in partitioning.blocks)
+        await self._make(matrix, [self._links[shard] for shard in holders])
+        self._matrices[matrix.name] = (matrix, partitioning)
+
+    async def _make(self, matrix: Matrix, holders: Sequence[ShardLink]) -> None:
+        """Make a matrix on all of these shards; if a function of ``init=`` fails on one of them, on none."""
+        replies = [_sent(link, CreateRequest(matrix, len(self._links))) for link in holders]
+        made: list[ShardLink] = []
+        failure: Exception | None = None
+        for link, reply in zip(holders, replies, strict=True):
+            try:
+                if await reply:
+                    made.append(link)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            for link in made:
+                # A shard that is lost meanwhile has forgotten the matrix. The error says why the matrix failed.
+                with suppress(ParameterServerError):
+                    await _sent(link, ForgetRequest(matrix.name))
+            raise failure
+
+
+def _sent(link: ShardLink, request: Request[R]) -> WaitingReply[R]:
+    """Send a request, and return a waiting reply even if the request is refused at once.
+
+    So all shards are asked before the first reply is awaited.
+    """
+    reply: WaitingReply[R] = WaitingReply()
+    try:
+        sent = link.send(request)
+    except Exception as error:
+        reply.fail(error)
+        return reply
+    if isinstance(sent, WaitingReply):
+        return sent
+    reply.succeed(sent)
+    return reply
+
+
+class Hosting(Protocol):
+    """Keeps the shards of a server, and makes the links to them."""
+
+    @property
+    def drawn_as(self) -> str:
+        """Where the shards are, for drawings and errors."""
+
+    def links(
+        self,
+        client: str,
+        worker: int | None = None,
+        on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
+    ) -> Sequence[ShardLink]:
+        """Return a link to each shard, for a client of this name; the shard handles its requests in order.
+
+        ``on_back`` is called with the worker's clocks when the shards go back to a snapshot by themselves.
+        """
+
+    def release(self, worker: int) -> None:
+        """Release the links of a worker whose client has left."""
+
+    def statistics(self) -> tuple[ShardStatistics, ...]:
+        """Return the statistics of the shards, now or a moment ago."""
+
+    async def take_states(self) -> list[Any]:
+        """Return the states of all shards at one moment, with ``Deferred`` pieces."""
+
+    async def close(self) -> None:
+        """Release the shards. May be called more than once."""
+
+
+@final
+class InProcess:
+    """Shards in this process: each shard is its own link, and nothing is copied."""
+
+    def __init__(self, count: int) -> None:
+        self._shards = [Shard(number) for number in range(count)]
+
+    @property
+    def drawn_as(self) -> str:
+        return "in this process"
+
+    def links(
+        self,
+        client: str,
+        worker: int | None = None,
+        on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
+    ) -> Sequence[ShardLink]:
+        return self._shards
+
+    def release(self, worker: int) -> None:
+        pass
+
+    def statistics(self) -> tuple[ShardStatistics, ...]:
+        return tuple(shard.statistics() for shard in self._shards)
+
+    async def take_states(self) -> list[Any]:
+        return [shard.handle(TakeState()) for shard in self._shards]
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterServerStatistics:
+    """The statistics of all shards at one moment."""
+
+    name: str
+    """The name of the server."""
+    workers: tuple[int, ...]
+    """The workers of this process that take part."""
+    shards: tuple[ShardStatistics, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The lines for a drawing: the number of workers, if there are any, and each matrix with its minimum clock."""
+        found = [self.matrix(name) for name in self._names()]
+        count = len(self.workers)
+        workers = [f"{count:,} worker{'s' if count > 1 else ''}"] if count else []
+        return (
+            *workers,
+            *(
+                f"{one.matrix}, {one.consistency.removesuffix('()')}: minimum clock {one.minimum_clock:,}"
+                for one in found
+            ),
+        )
+
+    def matrix(self, name: str) -> MatrixStatistics:
+        """Return the statistics of a matrix on all shards together; raises UnknownMatrix."""
+        parts = [matrix for shard in self.shards for matrix in shard.matrices if matrix.matrix == name]
+        if not parts:
+            known = ", ".join(map(repr, self._names())) or "none yet"
+            raise UnknownMatrix(
+                f"{self.name}, statistics of matrix {name!r}: expected one of {known}, given {name!r}; make it first, "
+                "with create_matrix"
+            )
+        slowest = min(parts, key=lambda part: part.minimum_clock)
+        return MatrixStatistics(
+            matrix=name,
+            consistency=slowest.consistency,
+            minimum_clock=slowest.minimum_clock,
+            clocks=slowest.clocks,
+            gets=sum(part.gets for part in parts),
+            adds=sum(part.adds for part in parts),
+            clock_calls=max(part.clock_calls for part in parts),
+            updates=sum(part.updates for part in parts),
+            aggregates=sum(part.aggregates for part in parts),
+            numbers_read=sum(part.numbers_read for part in parts),
+            numbers_added=sum(part.numbers_added for part in parts),
+            waits=sum(part.waits for part in parts),
+            waiting=sum(part.waiting for part in parts),
+            waiting_peak=max(part.waiting_peak for part in parts),
+            buffered_adds=sum(part.buffered_adds for part in parts),
+            blocks=sum(part.blocks for part in parts),
+            size_bytes=sum(part.size_bytes for part in parts),
+        )
+
+    def _names(self) -> Iterable[str]:
+        return dict.fromkeys(matrix.matrix for shard in self.shards for matrix in shard.matrices)

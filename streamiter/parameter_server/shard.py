@@ -14,7 +14,7 @@ from typing import Any, TypeVar, final
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ParameterServerError, ServerReset, StreamiterError, UnknownMatrix, WorkerHasLeft
 from streamiter.parameter_server.calls import Arrivals, WaitingReply
-from streamiter.parameter_server.holding import Holding, NumberedSnapshots
+from streamiter.parameter_server.holding import HeldRequest, Holding, NumberedSnapshots
 from streamiter.parameter_server.matrix_shard import MatrixShard, MatrixStatistics
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
@@ -25,16 +25,17 @@ from streamiter.parameter_server.requests import (
     CreateRequest,
     FailWaiting,
     ForgetRequest,
+    GetReply,
     GetRequest,
     JoinRequest,
     LeaveRequest,
     NextChanges,
     PassBarrier,
     RaiseRequest,
+    Request,
     ResetRequest,
     RestoreState,
     TakeState,
-    TellStatistics,
     Unsubscribe,
     UpdateRequest,
 )
@@ -44,6 +45,7 @@ from streamiter.parameter_server.subscriptions import Subscriptions
 __all__ = ["Shard", "ShardStatistics"]
 
 R = TypeVar("R")
+Q = TypeVar("Q", bound=Request[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Shard:
         self._subscriptions = Subscriptions(self.matrix)
         self._restored: dict[str, Any] = {}
         """The restored state of matrices that are not made yet."""
-        self._handlers: dict[type, Callable[[Any], Any]] = {
+        self._handlers: dict[type[Request[Any]], Callable[[Any], Any]] = {
             GetRequest: self._get,
             AddRequest: self._add,
             ClockRequest: self._clock,
@@ -98,22 +100,22 @@ class Shard:
             TakeState: self._take_state,
             RestoreState: self._restore_state,
             FailWaiting: self._fail_waiting,
-            TellStatistics: self._tell_statistics,
             NextChanges: self._subscriptions.next,
             Unsubscribe: self._subscriptions.unsubscribe,
         }
 
-    def handle(self, request: Any) -> Any:
+    def handle(self, request: Request[R]) -> R | WaitingReply[R]:
         """Return the reply to a request, or a ``WaitingReply``; raise an error for a request that is refused.
 
         A refused request changes nothing.
         """
-        return self._handlers[type(request)](request)
+        reply: R | WaitingReply[R] = self._handlers[type(request)](request)
+        return reply
 
     send = handle
     """A shard in the same process is its own link."""
 
-    def extend(self, request: type[R], handler: Callable[[R], Any]) -> None:
+    def extend(self, request: type[Q], handler: Callable[[Q], Any]) -> None:
         """Handle requests of one more type with ``handler``."""
         self._handlers[request] = handler
 
@@ -129,30 +131,30 @@ class Shard:
             )
         return found
 
-    def _get(self, request: GetRequest) -> Any:
+    def _get(self, request: GetRequest) -> GetReply | WaitingReply[GetReply]:
         if self._holding.is_behind(request.worker):
             return self._holding.get(request)
         return self.matrix(request.matrix).get(request)
 
-    def _add(self, request: AddRequest) -> Any:
+    def _add(self, request: AddRequest) -> int | GetReply | WaitingReply[Any]:
         if self._holding.is_behind(request.worker):
             return self._holding.add(request)
         return self.matrix(request.matrix).add(request)
 
-    def _clock(self, request: ClockRequest) -> Any:
+    def _clock(self, request: ClockRequest) -> int | WaitingReply[int]:
         if self._holding.is_behind(request.worker):
             return self._holding.clock(request)
         return self.matrix(request.matrix).clock(request)
 
-    def _update(self, request: UpdateRequest) -> Any:
+    def _update(self, request: UpdateRequest) -> list[Any] | WaitingReply[Any] | None:
         if self._holding.is_behind(request.worker) and not request.only_check:
             return self._holding.wait(request)
         return self.matrix(request.matrix).update(request)
 
-    def _aggregate(self, request: AggregateRequest) -> Any:
+    def _aggregate(self, request: AggregateRequest) -> list[Any]:
         return self.matrix(request.matrix).aggregate(request)
 
-    def apply(self, request: GetRequest | AddRequest | ClockRequest | UpdateRequest | LeaveRequest) -> Any:
+    def apply(self, request: HeldRequest | LeaveRequest) -> Any:
         """Handle a request that was held."""
         if isinstance(request, LeaveRequest):
             return self._leave(request)
@@ -227,10 +229,10 @@ class Shard:
         for matrix in self.matrices.values():
             try:
                 matrix.leave(worker, error)
-            except (
-                Exception
-            ) as failure:  # Of on_clock=: the worker must leave the other matrices all the same.
-                failures.append(failure)
+            except Exception as failure:
+                failures.append(
+                    failure
+                )  # Of on_clock=: the worker must leave the other matrices all the same.
         if failures:
             raise failures[0]
 
@@ -250,7 +252,7 @@ class Shard:
 
     # -- state -----------------------------------------------------------------------------------------
 
-    def _take_state(self, request: TakeState) -> Any:
+    def _take_state(self, request: TakeState) -> Mapping[str, Any] | WaitingReply[Any]:
         if request.checkpoint is not None:
             return self._holding.take_state(request.checkpoint)
         return self._freeze_with_held() if self._holding.held else self.freeze()
@@ -273,9 +275,6 @@ class Shard:
         self.fail_waiting(
             ServerReset(f"parameter server: expected to answer this call, given {request.reason}")
         )
-
-    def _tell_statistics(self, request: TellStatistics) -> ShardStatistics:
-        return self.statistics()
 
     def freeze(self) -> dict[str, Any]:
         """Return the shard's state now: plain data, with ``Deferred`` pieces."""

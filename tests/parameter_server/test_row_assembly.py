@@ -51,7 +51,7 @@ def test_rows_in_one_block_are_not_kept_once_they_are_told_of() -> None:
     rows = _assembly(columns_of_block=6)
     changes = _changes(0, 1, [0, 1], [[1.0] * 6, [2.0] * 6])
     rows.take(changes)
-    first, second = rows.take_row(), rows.tell()
+    first, second = rows.take_row(), rows.take_row()
     assert (first.columns, second.values.tolist()) == (None, [2.0] * 6)
     assert first.values.base is None
     assert not rows._rows

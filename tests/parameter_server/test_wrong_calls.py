@@ -172,7 +172,7 @@ WRONG_CALLS: dict[str, tuple[Call, type[StreamiterError], str]] = {
     "other settings": (
         lambda client: client.create_matrix("w", rows=3, columns=6),
         ParameterServerError,
-        "rows=4 beside rows=3",
+        "rows=3 instead of rows=4",
     ),
 }
 

@@ -33,7 +33,7 @@ from streamiter.errors import (
     UnknownWorker,
     WorkerHasLeft,
 )
-from streamiter.parameter_server.requests import AddRequest, GetReply, GetRequest
+from streamiter.parameter_server.requests import AddRequest, GetReply, GetRequest, Request
 from streamiter.parameter_server.storage.block import Numbers
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "Failure",
     "GiveUp",
     "Outputs",
+    "Sendable",
     "SessionControl",
     "SessionId",
     "error_of",
@@ -79,6 +80,9 @@ class GiveUp:
     number: int
 
 
+Sendable = Request[Any] | GiveUp | SessionControl
+
+
 class ClientMessage(NamedTuple):
     """A message from a client to a shard; the call that carries the message returns the outcome of the request."""
 
@@ -87,18 +91,17 @@ class ClientMessage(NamedTuple):
     """Requests are numbered 1, 2, 3, …; 0: the message has no request."""
     acknowledged: tuple[int, ...]
     """Requests whose outcome has arrived since the client's last message: the shard forgets these outcomes."""
-    request: Any
-    """A request, a ``GiveUp`` or a ``SessionControl``."""
+    request: Sendable
 
 
 Outputs = list[Numbers | None] | None
 """The array to be filled for each part of a get; None: no array is to be filled."""
 
 
-def without_outputs(request: Any) -> tuple[Any, Outputs]:
-    """The request as it can be sent, and the arrays that its reply is to be written to.
+def without_outputs(request: Sendable) -> tuple[Any, Outputs]:
+    """Return the request without the arrays that its caller wants filled, and these arrays.
 
-    Arrays that a caller wants filled: they stay here, and are filled when the reply comes.
+    The arrays stay at the client, and are filled when the reply comes.
     """
     if isinstance(request, AddRequest) and request.get is not None:
         get, outputs = without_outputs(request.get)
@@ -112,7 +115,7 @@ def without_outputs(request: Any) -> tuple[Any, Outputs]:
 
 
 def fill(reply: Any, outputs: Outputs) -> Any:
-    """The reply, with its values in these arrays."""
+    """Copy the values of a reply into these arrays, and return the reply with the arrays as its values."""
     if outputs is None:
         return reply
     assert isinstance(reply, GetReply)
@@ -143,24 +146,23 @@ _BY_NAME: Final[dict[str, type[StreamiterError]]] = {
         WorkerHasLeft,
     )
 }
-"""Those that are made from a message alone."""
+"""The errors that are made from a message alone, by name."""
 
 
 class Failure(NamedTuple):
-    """What a shard raised: the class by name, the message, and for an error that is not our own where it was raised.
-
-    Errors as values that can be sent.
-    """
+    """An error of a shard as a plain value, which can be sent."""
 
     kind: str
+    """The name of the error's class."""
     message: str
     clocks: dict[str, int] | None = None
-    """Of RolledBack."""
+    """The clocks of a RolledBack error."""
     trace: str | None = None
+    """The traceback of an error that is not one of our own."""
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The error as a value.
+    """Return the error as a plain value.
 
     >>> failure_of(UnknownMatrix("matrix 'w': expected …"))
     Failure(kind='UnknownMatrix', message="matrix 'w': expected …", clocks=None, trace=None)
@@ -174,7 +176,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def error_of(failure: Failure) -> StreamiterError:
-    """The error to raise on the other side: of the same class, if it is one of ours.
+    """Return the error to raise at the client: of the same class, if the class is one of our own.
 
     >>> error_of(Failure("UnknownMatrix", "matrix 'w': expected …"))
     UnknownMatrix("matrix 'w': expected …")
@@ -187,12 +189,12 @@ def error_of(failure: Failure) -> StreamiterError:
         return kind(failure.message)
     error = ParameterServerError(f"a shard raised {failure.kind}: {failure.message}")
     if failure.trace is not None:
-        error.add_note(f"There it was:\n{failure.trace}")
+        error.add_note(f"On the shard:\n{failure.trace}")
     return error
 
 
 def outcome_of(call: Callable[[], Any]) -> Any:
-    """What a call returns, or what it raises as a ``Failure``."""
+    """Return the result of a call, or its error as a ``Failure``."""
     try:
         return call()
     except (Exception, asyncio.CancelledError) as error:

@@ -23,12 +23,14 @@ from streamiter.parameter_server.requests import (
     ClockRequest,
     GetRequest,
     NextChanges,
+    Request,
     UpdateRequest,
 )
 from streamiter.parameter_server.transport.messages import (
     ClientMessage,
     Failure,
     GiveUp,
+    Sendable,
     SessionControl,
     SessionId,
     error_of,
@@ -41,6 +43,7 @@ from streamiter.parameter_server.transport.messages import (
 __all__ = ["WINDOW", "Carrier", "RemoteLink", "RequestHandler", "ShardSessions", "between_calls"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 WINDOW: Final = 64
 """Unanswered requests of one client on one shard: enough to keep a connection busy (a thousand calls of some ms each a
@@ -68,7 +71,7 @@ class _SentCall:
 
     __slots__ = ("number", "outputs", "request", "waiting")
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Sendable) -> None:
         self.request, self.outputs = without_outputs(request)
         self.waiting: WaitingReply[Any] = WaitingReply()
         self.number = 0
@@ -127,7 +130,7 @@ class RemoteLink:
         """How many requests are not sent yet."""
         return len(self._queue)
 
-    def send(self, request: Any) -> WaitingReply[Any]:
+    def send(self, request: Request[R]) -> WaitingReply[R]:
         """Send a request and return its waiting reply. All errors are raised by the reply, never here."""
         call = _SentCall(request)
         if self._refusal is None and isinstance(request, NextChanges) and not self._may_follow(call):
@@ -204,7 +207,7 @@ class RemoteLink:
 
         self._carry(number, request, answered)
 
-    def _carry(self, number: int, request: Any, answered: Callable[[Any], None]) -> None:
+    def _carry(self, number: int, request: Sendable, answered: Callable[[Any], None]) -> None:
         acknowledged, self._answered = tuple(self._answered), []
         try:
             self._carrier.send(ClientMessage(self._session, number, acknowledged, request), answered)
@@ -259,7 +262,7 @@ class RemoteLink:
         shard's ``ShardSessions``.
         """
         error = RolledBack(
-            f"{self._shard}: expected a reply, given a shard that has gone back to a snapshot; go on from its clocks: "
+            f"{self._shard}: expected a reply, given a shard that has gone back to a snapshot; resume from its clocks: "
             f"{', '.join(f'{name} {clock}' for name, clock in clocks.items()) or 'none'}",
             clocks,
         )
@@ -327,7 +330,7 @@ async def between_calls(links: Sequence[RemoteLink], take: Callable[[], Awaitabl
 class RequestHandler(Protocol):
     """A shard."""
 
-    def handle(self, request: Any) -> Any | WaitingReply[Any]:
+    def handle(self, request: Request[R]) -> R | WaitingReply[R]:
         """Return the reply, or a WaitingReply; raise what the shard refuses."""
 
 
@@ -403,7 +406,7 @@ class _OpenSession:
         self._shard = shard
         self._next = 1
         """The request that is handled next."""
-        self._early: dict[int, Any] = {}
+        self._early: dict[int, Sendable] = {}
         """Requests that arrived before an earlier one, by number."""
         self._outcomes: dict[int, WaitingReply[Any]] = {}
         """By number, until the client acknowledges the outcome."""
@@ -448,16 +451,16 @@ class _OpenSession:
             else:
                 self._outcomes[number].succeed(reply)
 
-    def _handle(self, request: Any) -> Any | WaitingReply[Any]:
-        if request is SessionControl.PING:
-            return None
+    def _handle(self, request: Sendable) -> Any | WaitingReply[Any]:
+        if isinstance(request, SessionControl):
+            return None  # A ping.
         if isinstance(request, GiveUp):
             if request.number in self._takes_back:
                 self._waiting[request.number].give_up()
             return None
         return self._shard.handle(request)
 
-    def _wait(self, number: int, request: Any, reply: WaitingReply[Any]) -> None:
+    def _wait(self, number: int, request: Sendable, reply: WaitingReply[Any]) -> None:
         self._waiting[number] = reply
         # Adds, clocks and updates are promised: other shards have applied their part.
         if not isinstance(request, (AddRequest, ClockRequest, UpdateRequest)):

@@ -36,7 +36,7 @@ FEW = ChannelLimits(records=2)
 
 LOST = (
     r"step 'count' .*parameter server: expected all shards to run, given the loss of shard 0 \(process \d+ .*; no "
-    "snapshots are taken, so all parameters are lost; start the flow again, which goes on from its last checkpoint"
+    "snapshots are taken, so all parameters are lost; start the flow again, which resumes from its last checkpoint"
 )
 
 

@@ -81,7 +81,7 @@ async def test_an_idle_worker_stops_no_other_at_a_snapshot_and_without_one_all_g
         assert re.fullmatch(
             r"parameter server: expected all shards to run, given the loss of shard 1 \(process \d+ on node [\d.]+ "
             r"\(\w{8}\) has ended\) with blocks of 'w'; there is no snapshot yet, so all shards went back to their "
-            r"initial values: go on from its clocks: w 0",
+            r"initial values: resume from its clocks: w 0",
             str(back.value),
         )
         assert (await idle.get("w", rows=[0, 1])).tolist() == [[1.0, 2.0, 3.0, 4.0]] * 2

@@ -67,7 +67,7 @@ def test_after_a_rollback_calls_fail_with_its_clocks_and_new_ones_are_answered()
     before = link.send(Ask("worker 0", 0, "answered"))
     connection.sessions.restart(1)
     link.replaced(1, {"w": 7})
-    with pytest.raises(RolledBack, match="go on from its clocks: w 7") as caught:
+    with pytest.raises(RolledBack, match="resume from its clocks: w 7") as caught:
         before.result()
     assert caught.value.clocks == {"w": 7}
     after = link.send(Ask("worker 0", 1, "answered"))

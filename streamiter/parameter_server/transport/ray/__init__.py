@@ -1,1 +1,1 @@
-"""Shards in Ray actors: the extra ``ray``. Nothing here imports ray before a server is asked for on it."""
+"""Shards in Ray actors (the extra ``ray``). These modules import the package ray only when a server on Ray is made."""

@@ -1,4 +1,9 @@
-"""One client's way to all shards, across losses of shards."""
+"""Connections of clients to the shards of a server on Ray, across losses of shards.
+
+When the shards go back to a snapshot, the calls of a worker under way fail with ``RolledBack``, which has the worker's
+clocks in the snapshot. New calls fail with it, too, until the worker has seen one of these errors. A connection also
+sends a worker's heartbeats, and its barriers for ``SnapshotEvery``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import OutOfTurn, ParameterServerError, RolledBack, ShardLost, StreamiterError
@@ -19,6 +24,7 @@ from streamiter.parameter_server.requests import (
     NextChanges,
     PassBarrier,
     RaiseRequest,
+    Request,
 )
 from streamiter.parameter_server.transport.messages import ClientMessage, SessionControl, SessionId
 from streamiter.parameter_server.transport.ray.protocol import (
@@ -31,52 +37,56 @@ from streamiter.parameter_server.transport.ray.protocol import (
 from streamiter.parameter_server.transport.sessions import RemoteLink
 
 __all__ = [
+    "ConnectionLink",
     "Connections",
     "ShardConnections",
     "ended",
 ]
 
+R = TypeVar("R")
 
-# A heartbeat may be late by as much again, and another one be lost.
+
+# A worker is alive even if two heartbeats in a row are late by as much again.
 _HEARTBEATS_IN_TIMEOUT: Final = 4
 
 
 class _Reply(WaitingReply[Any]):
-    """Knows when its error has reached somebody."""
+    """A reply that reports when its RolledBack error is raised in a task."""
 
-    __slots__ = ("generation", "on_raised")
+    __slots__ = ("_on_raised", "generation")
 
     def __init__(self, on_raised: Callable[[int], None]) -> None:
         super().__init__()
-        self.on_raised = on_raised
+        self._on_raised = on_raised
         self.generation = 0
+        """The generation of the error."""
 
     def result(self) -> Any:
         try:
             return super().result()
         except RolledBack:
-            self.on_raised(self.generation)
+            self._on_raised(self.generation)
             raise
 
 
 @final
-class _ClientLink:
-    """One of the links, as its client sees it."""
+class ConnectionLink:
+    """The link to one shard that a connection gives to its client."""
 
-    def __init__(self, send: Callable[[Any], WaitingReply[Any]]) -> None:
+    def __init__(self, send: Callable[[Request[Any]], WaitingReply[Any]]) -> None:
         self._send = send
 
-    def send(self, request: Any) -> WaitingReply[Any]:
-        """The reply to come."""
+    def send(self, request: Request[R]) -> WaitingReply[R]:
+        """Send a request by way of the connection."""
         return self._send(request)
 
 
 @final
 class ShardConnections:
-    """Links to all shards. When these go back to a snapshot, calls fail with RolledBack until one of them has told so.
+    """The links of one client to all shards of a server.
 
-    ``worker`` is None for the server itself. ``on_back`` is told the worker's clocks in the snapshot.
-    Used in one event loop.
+    ``worker`` is None for a client that is no worker. ``on_back`` is called with the worker's clocks when the shards go
+    back to a snapshot; ``on_used`` is called at each request. Used in one event loop.
     """
 
     def __init__(
@@ -101,23 +111,23 @@ class ShardConnections:
         self._session = session
         self._carriers: list[RayCarrier] = []
         self._remote: list[RemoteLink] = []
-        self.links: list[_ClientLink] = []
+        self.links: list[ConnectionLink] = []
         for number, host in enumerate(address.hosts):
             self._connect(number, host, session, f"{address.name}, shard {number}")
-        self._untold: RolledBack | None = None
-        """Nobody has been told yet."""
+        self._unseen: RolledBack | None = None
+        """The last rollback, until the worker has seen its error."""
         self._going_back: list[_Reply] | None = None
-        """What is to fail once it is known where this worker stands."""
+        """The replies that fail once the worker's clocks after a rollback are known; None: no rollback is under way."""
         self._clocks = 0
-        """Of the matrix whose clocks snapshots are taken at."""
+        """The worker's clock on the matrix of ``SnapshotEvery``."""
         self._first_shard: int | None = None
-        """Of those that this matrix lies on."""
-        self._owes: dict[int, PassBarrier] = {}
-        """By shard: the barrier to pass before anything else but the clock itself."""
+        """The shard whose clocks of that matrix are counted: the first one that gets a clock."""
+        self._owed_barriers: dict[int, PassBarrier] = {}
+        """By shard: the barrier that the worker passes before its next request, except for the clock itself."""
         self._is_new = True
-        """Until its first answer a worker has nothing to go back from; and the server itself never has.
+        """Whether a rollback is invisible: no shard has answered this worker yet, or the client is no worker.
 
-        What they ask is asked again after a loss.
+        Then the requests under way are sent again after a rollback.
         """
         self._is_closed = False
         self._heartbeat: TimerHandle | None = None
@@ -133,7 +143,7 @@ class ShardConnections:
         link = RemoteLink(shard, session, carrier, self._clock)
         self._carriers.append(carrier)
         self._remote.append(link)
-        self.links.append(_ClientLink(partial(self._send, number)))
+        self.links.append(ConnectionLink(partial(self._send, number)))
 
     @property
     def remote_links(self) -> Sequence[RemoteLink]:
@@ -147,27 +157,25 @@ class ShardConnections:
 
     @property
     def has_joined(self) -> bool:
-        """Whether the shards have answered this worker."""
+        """Whether a shard has answered this worker."""
         return not self._is_new
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def _send(self, shard: int, request: Any) -> WaitingReply[Any]:
+    def _send(self, shard: int, request: Request[Any]) -> WaitingReply[Any]:
         self._on_used()
         request = importable(request)
         # A subscription's error may be raised in a task that is not the worker's.
         tells_worker = not isinstance(request, NextChanges)
-        reply = _Reply(self._told if tells_worker else _nothing)
+        reply = _Reply(self._error_seen if tells_worker else _ignore)
         if self._going_back is not None:
             self._going_back.append(reply)
             return reply
-        if (
-            self._untold is not None and tells_worker
-        ):  # The others do not go by the worker's clocks: they go on.
-            self._fail(reply, self._untold)
+        if self._unseen is not None and tells_worker:
+            self._fail(reply, self._unseen)
             return reply
         is_clock = (
-            self._every is not None and isinstance(request, ClockRequest) and request.matrix == self._every.of
+            isinstance(request, ClockRequest) and self._every is not None and request.matrix == self._every.of
         )
         if not is_clock:
             self._pass_barrier(shard)
@@ -177,24 +185,21 @@ class ShardConnections:
             self._count(shard, request, sent, is_clock)
         return reply
 
-    def _chain(self, shard: int, request: Any, sent: WaitingReply[Any], reply: _Reply) -> None:
+    def _chain(self, shard: int, request: Request[Any], sent: WaitingReply[Any], reply: _Reply) -> None:
+        """Settle the client's reply with the reply of the link, under the rules for rollbacks."""
         reply.on_given_up = sent.give_up
 
         def settle() -> None:
             try:
                 result = sent.result()
             except RolledBack:
-                if (
-                    self._going_back is None
-                ):  # Nothing has been answered yet, so there is nothing to go back from.
+                if self._going_back is None:  # The connection is new: the rollback is invisible.
                     self._chain(shard, request, self._remote[shard].send(request), reply)
                 else:
                     self._going_back.append(reply)
             except BaseException as error:
                 if self._is_closed and isinstance(request, NextChanges):
-                    reply.succeed(
-                        Changes(0, 0, has_ended=True)
-                    )  # As a shard says that has been told of the end.
+                    reply.succeed(Changes(0, 0, has_ended=True))  # As a shard answers at the end of a server.
                 else:
                     reply.fail(error)
             else:
@@ -205,12 +210,12 @@ class ShardConnections:
 
     # -- snapshots at clocks ---------------------------------------------------------------------------
 
-    def _count(self, shard: int, request: Any, sent: WaitingReply[Any], is_clock: bool) -> None:
-        """A worker passes a barrier on each shard right after the clock that it belongs to."""
+    def _count(self, shard: int, request: Request[Any], sent: WaitingReply[Any], is_clock: bool) -> None:
+        """Count clocks, and pass a barrier on each shard directly after the clock of the snapshot."""
         assert self._every is not None
         if isinstance(request, RaiseRequest):
             self._clocks = request.clocks.get(self._every.of, 0)
-            self._owe(shard)
+            self._owe_barrier(shard)
         elif is_clock:
             if self._first_shard is None:
                 self._first_shard = shard
@@ -219,41 +224,43 @@ class ShardConnections:
                 sent.when_settled(lambda: self._uncount(sent))
                 if self._clocks % self._every.clocks == 0:
                     for number in range(len(self._remote)):
-                        self._owe(number)
-                    # Shards without a part of the matrix get no clock.
+                        self._owe_barrier(number)
+                    # Shards without blocks of the matrix get no clock, so they get the barrier in the next turn.
                     asyncio.get_running_loop().call_soon(self._pass_barriers)
         if isinstance(request, RaiseRequest) or is_clock:
             self._pass_barrier(shard)
 
     def _uncount(self, clock: WaitingReply[Any]) -> None:
+        """Take back the count of a clock that the shard has refused."""
         try:
             clock.result()
         except OutOfTurn:
             self._clocks -= 1
-        except BaseException:  # noqa: S110 - whoever called it is told
+        except BaseException:  # noqa: S110 - the caller of the clock gets the error
             pass
 
-    def _owe(self, shard: int) -> None:
+    def _owe_barrier(self, shard: int) -> None:
         assert self._every is not None
         assert self._worker is not None
         if number := self._clocks // self._every.clocks:
-            self._owes[shard] = PassBarrier(self._worker, number)
+            self._owed_barriers[shard] = PassBarrier(self._worker, number)
 
     def _pass_barrier(self, shard: int) -> None:
-        if (barrier := self._owes.pop(shard, None)) is not None:
+        if (barrier := self._owed_barriers.pop(shard, None)) is not None:
             self._remote[shard].send(barrier)
 
     def _pass_barriers(self) -> None:
-        for shard in list(self._owes):
+        for shard in list(self._owed_barriers):
             self._pass_barrier(shard)
 
     # -- going back ------------------------------------------------------------------------------------
 
     def _go_back(self, answer: GoBack) -> None:
+        """A shard has answered that the shards have gone back."""
         if answer.generation <= self._generation or self._is_closed:
             return
         self._generation = answer.generation
-        self._owes.clear()
+        self._owed_barriers.clear()
         if self._going_back is None and not self._is_new:
             self._going_back = []
         for link in self._remote:
@@ -262,25 +269,25 @@ class ShardConnections:
             return
         assert self._worker is not None
         if answer.refusal is not None:
-            self._fail_going_back(ShardLost(answer.refusal))
+            self._end_going_back(ShardLost(answer.refusal))
         elif answer.clocks is not None:
-            self._have_gone_back(answer.clocks, answer.loss)
+            self._finish_rollback(answer.clocks, answer.loss)
         else:
             task = asyncio.get_running_loop().create_task(self._join_again(self._worker, answer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _join_again(self, worker: int, answer: GoBack) -> None:
-        """The snapshot is from before this worker."""
+        """Join again: the worker joined after the snapshot was taken."""
         clocks: dict[str, int] = {}
         try:
             for reply in [link.send(JoinRequest(worker)) for link in self._remote]:
                 for name, clock in (await reply).items():
                     clocks[name] = max(clock, clocks.get(name, 0))
         except RolledBack:
-            return  # Once more; that one has begun already.
+            return  # The shards have gone back once more; that rollback is handled by another task.
         except StreamiterError as error:
-            self._fail_going_back(error)
+            self._end_going_back(error)
             return
         if answer.generation == self._generation:
             for shard, link in enumerate(self._remote):
@@ -288,32 +295,33 @@ class ShardConnections:
                 sent = link.send(raise_)
                 if self._every is not None:
                     self._count(shard, raise_, sent, is_clock=False)
-            self._have_gone_back(clocks, answer.loss)
+            self._finish_rollback(clocks, answer.loss)
 
-    def _have_gone_back(self, clocks: Mapping[str, int], loss: str) -> None:
+    def _finish_rollback(self, clocks: Mapping[str, int], loss: str) -> None:
+        """The worker's clocks are known: fail its calls with RolledBack."""
         error = RolledBack(
-            f"{loss}: go on from its clocks: "
+            f"{loss}: resume from its clocks: "
             f"{', '.join(f'{name} {clock}' for name, clock in clocks.items()) or 'none'}",
             clocks,
         )
         if self._every is not None:
             self._clocks = clocks.get(self._every.of, 0)
-        self._untold = error
+        self._unseen = error
         self._on_back(clocks)
-        self._fail_going_back(error)
+        self._end_going_back(error)
 
-    def _fail_going_back(self, error: StreamiterError) -> None:
+    def _end_going_back(self, error: StreamiterError) -> None:
         replies, self._going_back = self._going_back or [], None
         for reply in replies:
             self._fail(reply, error)
 
     def _fail(self, reply: _Reply, error: StreamiterError) -> None:
         reply.generation = self._generation
-        reply.fail(copy.copy(error))  # Each is raised somewhere else.
+        reply.fail(copy.copy(error))  # Each copy is raised in another task.
 
-    def _told(self, generation: int) -> None:
+    def _error_seen(self, generation: int) -> None:
         if generation == self._generation:
-            self._untold = None
+            self._unseen = None
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -324,13 +332,13 @@ class ShardConnections:
                 message = ClientMessage(session, 0, (), SessionControl.ACKNOWLEDGE)
                 self._carriers[0].send(message, lambda outcome: None)
             except ParameterServerError:
-                return  # Ray has been ended: nobody listens any more, and calls say so.
+                return  # Ray has been ended; the next call of the worker raises an error.
             self._set_heartbeat(timeout_s)
 
         self._heartbeat = self._clock.call_later(timeout_s / _HEARTBEATS_IN_TIMEOUT, beat)
 
     def close(self) -> set[asyncio.Task[None]]:
-        """The client has ended; calls under way fail, and the shards are told. Gives what waits for their answers."""
+        """Fail the calls under way, and tell the shards; return the tasks that wait for the shards' answers."""
         self._is_closed = True
         if self._heartbeat is not None:
             self._heartbeat.cancel()
@@ -342,7 +350,7 @@ class ShardConnections:
 
 
 def _with_own_arrays(reply: Any) -> Any:
-    """What lies in the object store cannot be written to; what a client has read can."""
+    """Return a reply whose arrays can be written to: arrays in Ray's object store cannot."""
     if not isinstance(reply, GetReply):
         return reply
     return reply._replace(
@@ -350,16 +358,17 @@ def _with_own_arrays(reply: Any) -> Any:
     )
 
 
-def _nothing(generation: int) -> None:
+def _ignore(generation: int) -> None:
     del generation
 
 
-# Whoever answers at all does so at once. What is still under way when Ray ends a process it reports as a failure.
+# A process that is alive answers within this time. Ray reports a call that is under way when it ends a process as
+# failed.
 _END_S: Final = 1.0
 
 
 async def ended(tasks: set[asyncio.Task[None]]) -> None:
-    """Return when these tasks have ended by themselves, or have been cancelled because they have not."""
+    """Return when these tasks have ended; cancel those that do not end within a second."""
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=_END_S)
         for task in late:
@@ -369,9 +378,9 @@ async def ended(tasks: set[asyncio.Task[None]]) -> None:
 
 @final
 class Connections:
-    """Opens and closes them. A worker's newest connection has the highest incarnation, across processes, too.
+    """All connections of one process to the shards of one server.
 
-    All connections of one process to the shards of one server.
+    The newest connection of a worker has the highest incarnation, also across processes.
     """
 
     def __init__(
@@ -390,8 +399,8 @@ class Connections:
         worker: int | None = None,
         on_back: Callable[[Mapping[str, int]], None] = lambda clocks: None,
     ) -> ShardConnections:
-        """A connection of a worker, or of what is none (None)."""
-        # Milliseconds: workers in other processes take the place of one that died later than that.
+        """Open a connection for a worker, or for a client that is no worker (None)."""
+        # The time in ms: a worker in another process that replaces one that has died has a higher incarnation.
         self._incarnation = max(self._incarnation + 1, self._clock.now_ms())
         connection = ShardConnections(
             self._address,
@@ -409,20 +418,20 @@ class Connections:
         return connection
 
     def close(self, worker: int) -> None:
-        """The client of this worker has left."""
+        """Close the connection of a worker whose client has left."""
         if (connection := self._open.pop(worker, None)) is not None:
             connection.close()
 
     def links_of_workers(self) -> list[RemoteLink]:
-        """The links of all workers of this process that have not left."""
+        """Return the links of all workers of this process that have not left."""
         return [link for connection in self._open.values() for link in connection.remote_links]
 
     def joined(self) -> tuple[int, ...]:
-        """The workers of this process that the shards have answered."""
+        """Return the workers of this process that a shard has answered."""
         return tuple(worker for worker, connection in self._open.items() if connection.has_joined)
 
     async def close_all(self) -> None:
-        """Nothing is sent any more."""
+        """Close all connections."""
         connections = (*self._open.values(), *self._others)
         self._open.clear()
         self._others.clear()

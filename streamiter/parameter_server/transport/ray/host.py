@@ -1,4 +1,8 @@
-"""What runs in a shard's actor."""
+"""The host of a shard: the Ray actor in which the shard lives.
+
+Ray starts an actor again when its process dies. A host that was started again knows nothing: it keeps all callers
+waiting until the server's supervisor calls ``begin`` with the start of a new generation.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
@@ -22,6 +26,7 @@ from streamiter.parameter_server.requests import (
     JoinRequest,
     LeaveRequest,
     RaiseRequest,
+    Request,
     ResetRequest,
     RestoreState,
     TakeState,
@@ -43,6 +48,8 @@ from streamiter.parameter_server.transport.sessions import RequestHandler, Shard
 
 __all__ = ["ShardHost"]
 
+R = TypeVar("R")
+
 _WITHOUT_PARAMETERS: Final = (
     CreateRequest,
     Describe,
@@ -57,10 +64,9 @@ _WITHOUT_PARAMETERS: Final = (
 
 @final
 class ShardHost:
-    """One shard in a process of its own. An asyncio actor: all of it runs in one event loop.
+    """One shard in a process of its own: an asyncio actor, whose methods all run in one event loop.
 
-    Ray starts it again where its process has died, and sends again what it owes an answer to. A host that was
-    started again knows nothing: it keeps everybody waiting until the server has said what to ``begin`` with.
+    If the process dies, Ray starts the host again and repeats the calls that it has not answered.
     """
 
     def __init__(self, number: int, shards: int, *, takes_snapshots: bool) -> None:
@@ -75,11 +81,12 @@ class ShardHost:
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
         self._clocks: dict[str, dict[str, int]] = {}
-        """By client: where its worker stood when this generation began."""
+        """By client: the clocks of its worker when this generation began."""
         self._heard_s: dict[str, float] = {}
+        """By client: the time of its last message."""
         self._snapshot: ShardSnapshot[Any] | None = None
         self._restored = ""
-        """What was last restored by hand."""
+        """The identity of the last ``Restore``."""
         self._shard = Shard(number)
         self._handler = _Handler(self._shard, self._check_has_parameters)
         self._sessions = ShardSessions(self._handler)
@@ -109,9 +116,9 @@ class ShardHost:
     # -- the server ------------------------------------------------------------------------------------
 
     async def begin(self, beginning: GenerationStart, state: Mapping[str, Any] | None) -> HostProcess:
-        """Drop everything, and begin a generation, from a state or from the initial values of the matrices."""
+        """Begin a generation with a new shard, from a state or from the initial values of the matrices."""
         if beginning.generation <= self._generation:
-            return self._process()  # The same call again.
+            return self._process()  # Ray has repeated the call.
         old = self._sessions
         snapshots = (
             NumberedSnapshots(self._take_snapshot, beginning.snapshot) if self._takes_snapshots else None
@@ -132,12 +139,12 @@ class ShardHost:
         self._sessions = ShardSessions(self._handler, generation=beginning.generation)
         self._note_clocks()
         self._snapshot = None
-        # Those who have yet to come back are given the time of the timeout to do so.
+        # Workers that have not sent a message to the new shard yet have the time of the timeout to do so.
         self._heard_s = {client_name(worker): self._clock.monotonic_s() for worker in beginning.workers}
         self._refusal, self._loss = beginning.refusal, beginning.loss
         self._generation = beginning.generation
-        old.restart(beginning.generation)  # Wakes those whom it owes an answer.
-        self._tell()
+        old.restart(beginning.generation)  # Ends the calls that wait for an answer of the old shard.
+        self._wake()
         return self._process()
 
     def _process(self) -> HostProcess:
@@ -146,61 +153,67 @@ class ShardHost:
         return HostProcess(self._instance, os.getpid(), node_id, ray.util.get_node_ip_address())
 
     async def until_replaced(self, instance: str) -> None:
-        """Return once this host is not that one: its process has died, and Ray asks its successor. Or once it ends."""
+        """Return when the host ends, or when it is not this instance any more.
+
+        When the process dies, Ray repeats the call in the host's next process.
+        """
         if instance == self._instance:
             await self._ended.wait()
 
     async def end(self) -> None:
-        """The server is closed: whoever waits here is let go, before Ray ends the process."""
+        """The server is closed: end all waiting calls, before Ray ends the process."""
         self._ended.set()
         self._sessions.restart(self._generation + 1)
-        self._tell()
+        self._wake()
 
     async def next_snapshot(self, generation: int, after: int) -> tuple[ShardSnapshot[None] | None, Any]:
-        """The next snapshot of this generation above ``after``, and its state; None if the generation is over."""
-        while not self._ended.is_set() and self._is_before(generation, after):
+        """Return the next snapshot of this generation after number ``after``, without its state; and the state.
+
+        Both are None if the generation has ended.
+        """
+        while not self._ended.is_set() and self._snapshot_may_come(generation, after):
             await self._changed.wait()
         if self._generation != generation or self._snapshot is None or self._snapshot.number <= after:
             return None, None
         taken, self._snapshot = self._snapshot, None
         return ShardSnapshot(taken.number, taken.workers, taken.matrices, None), taken.state
 
-    def _is_before(self, generation: int, after: int) -> bool:
-        """Whether the next snapshot of that generation is still to come."""
+    def _snapshot_may_come(self, generation: int, after: int) -> bool:
+        """Return whether the next snapshot of that generation has not been taken yet."""
         return self._generation < generation or (
             self._generation == generation and (self._snapshot is None or self._snapshot.number <= after)
         )
 
     async def present(self) -> tuple[tuple[CreateRequest, ...], tuple[int, ...]] | None:
-        """The matrices and the workers there are; None if it has yet to begin."""
+        """Return the requests that make the matrices, and the workers; None if no generation has begun."""
         if self._generation < 0:
             return None
         creates = [CreateRequest(matrix.matrix, self._shards) for matrix in self._shard.matrices.values()]
         return tuple(creates), tuple(self._shard.workers)
 
     async def silent_s(self) -> dict[int, float]:
-        """How long ago each worker was heard of."""
+        """Return for each worker the time since its last message, in seconds."""
         now_s = self._clock.monotonic_s()
         return {
             worker: now_s - self._heard_s.get(client_name(worker), now_s) for worker in self._shard.workers
         }
 
     async def leave(self, worker: int, reason: str) -> None:
-        """A worker is taken for dead."""
+        """Make a silent worker leave."""
         self._handler.handle(LeaveRequest(worker, reason))
 
     async def statistics(self) -> ShardStatistics:
-        """Where it stands now."""
+        """Return the shard's statistics."""
         return self._shard.statistics()
 
     # -- inside ----------------------------------------------------------------------------------------
 
     def _take_snapshot(self, number: int, state: Any) -> None:
         self._snapshot = self._snapshot_of(number, state)
-        self._tell()
+        self._wake()
 
     def _snapshot_of(self, number: int, state: Any) -> ShardSnapshot[Any]:
-        # Without the first values, which may be as large as the matrix, and are not asked for again.
+        # Without the initial values, which may be as large as the matrix and are not used again.
         matrices = [replace(matrix.matrix, init=0.0) for matrix in self._shard.matrices.values()]
         creates = tuple(CreateRequest(matrix, self._shards) for matrix in matrices)
         return ShardSnapshot(number, tuple(self._shard.workers), creates, thawed(state, PlainData()))
@@ -222,8 +235,8 @@ class ShardHost:
             "the server without snapshots= to start over"
         )
 
-    def _check_has_parameters(self, request: Any) -> None:
-        """Where they are lost, workers come and go, and nothing is read or changed until a state is restored."""
+    def _check_has_parameters(self, request: Request[Any]) -> None:
+        """Raise ShardLost for a request that reads or changes parameters, if these are lost and not restored."""
         if self._refusal is not None and not isinstance(request, _WITHOUT_PARAMETERS):
             raise ShardLost(self._refusal)
 
@@ -240,28 +253,30 @@ class ShardHost:
         found = self._shard.matrices.get(request.matrix)
         return None if found is None else found.matrix
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
+        """Wake the calls that wait for a generation, a snapshot or the end."""
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 @final
 class _Handler:
-    """A shard whose replies can be sent."""
+    """A shard whose replies can be sent to another process."""
 
-    def __init__(self, shard: RequestHandler, check: Callable[[Any], None]) -> None:
+    def __init__(self, shard: RequestHandler, check: Callable[[Request[Any]], None]) -> None:
         self._shard = shard
         self._check = check
 
-    def handle(self, request: Any) -> Any:
-        """As the shard does, if ``check`` raises nothing."""
+    def handle(self, request: Request[R]) -> R | WaitingReply[R]:
+        """Check a request, and have the shard handle it."""
         self._check(request)
         reply = self._shard.handle(request)
         if not isinstance(request, TakeState):
             return reply
         if not isinstance(reply, WaitingReply):
-            return fetched(reply)
-        sent: WaitingReply[Any] = WaitingReply(reply.give_up)
+            sendable: R = fetched(reply)
+            return sendable
+        sent: WaitingReply[R] = WaitingReply(reply.give_up)
 
         def settle() -> None:
             try:

@@ -1,4 +1,8 @@
-"""The Ray that shards run in: the user's, or one of our own."""
+"""The way to Ray: starting it, its calls, the messages of a server and its shards' hosts, and what can be sent.
+
+A *host* is the Ray actor of one shard. All shards go back to a snapshot together; each time they do, a new *generation*
+begins, and messages of earlier generations are answered with ``GoBack``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, TypeVar, final
 
 import numpy as np
 
@@ -17,7 +21,13 @@ from streamiter.deferred import Deferred
 from streamiter.errors import ConfigurationError, InternalError, ParameterServerError
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.matrix_shard import init_functions
-from streamiter.parameter_server.requests import AddRequest, AggregateRequest, CreateRequest, UpdateRequest
+from streamiter.parameter_server.requests import (
+    AddRequest,
+    AggregateRequest,
+    CreateRequest,
+    Request,
+    UpdateRequest,
+)
 from streamiter.parameter_server.snapshots import SnapshotEvery
 from streamiter.parameter_server.transport.messages import ClientMessage
 
@@ -37,9 +47,11 @@ __all__ = [
     "sendable",
 ]
 
+Q = TypeVar("Q", bound=Request[Any])
+
 
 def imported_ray() -> Any:
-    """The package; raises ConfigurationError where it is not installed."""
+    """Return the package ray; raises ConfigurationError if it is not installed."""
     try:
         import ray
     except ImportError as error:
@@ -50,15 +62,15 @@ def imported_ray() -> Any:
     return ray
 
 
-# Nobody on other machines has to do with it.
+# No other machine needs to reach a Ray of our own.
 _LOOPBACK: Final = "127.0.0.1"
 
 
 @final
 class RayCluster:
-    """Ray as it is, if this process has called ``ray.init``; otherwise one on this machine that ``close`` ends.
+    """The Ray of the user, if this process has called ``ray.init``; otherwise one on this machine that ``close`` ends.
 
-    Starting one takes some seconds, without a dashboard and without usage statistics.
+    A Ray that is started here has no dashboard and sends no usage statistics. Starting it takes some seconds.
     """
 
     def __init__(self) -> None:
@@ -66,7 +78,7 @@ class RayCluster:
         self._ours = None if self.ray.is_initialized() else _Started(self.ray)
 
     def close(self) -> None:
-        """End the one that was started here. May be called more than once, and in any thread."""
+        """End a Ray that was started here. May be called more than once, and in any thread."""
         if self._ours is not None:
             ours, self._ours = self._ours, None
             ours.end()
@@ -74,9 +86,10 @@ class RayCluster:
 
 @final
 class _Started:
-    """Keeps the thread that has started Ray until its end.
+    """A Ray of our own, started in a thread that runs until Ray is ended.
 
-    The kernel ends Ray's processes together with that thread. In the main thread Ray would take over SIGTERM.
+    The kernel ends Ray's processes together with the thread that started them. In the main thread Ray would take over
+    SIGTERM.
     """
 
     def __init__(self, ray: Any) -> None:
@@ -94,7 +107,7 @@ class _Started:
         try:
             with _usage_statistics_off(), _no_cluster(self._ray):
                 self._ray.init(
-                    address="local",  # Without it, Ray would look for a cluster that somebody else has started.
+                    address="local",  # Without it, Ray would look for a cluster that another program has started.
                     include_dashboard=False,
                     logging_level=logging.ERROR,
                     _node_ip_address=_LOOPBACK,
@@ -114,7 +127,7 @@ class _Started:
 
 @contextmanager
 def _usage_statistics_off() -> Iterator[None]:
-    """Unless the user has asked for them."""
+    """Turn usage statistics off while Ray starts, unless the user has asked for them."""
     name = "RAY_USAGE_STATS_ENABLED"
     is_ours = name not in os.environ
     if is_ours:
@@ -128,10 +141,11 @@ def _usage_statistics_off() -> Iterator[None]:
 
 @contextmanager
 def _no_cluster(ray: Any) -> Iterator[None]:
-    """On Linux, Ray makes the machine's address of 127.0.0.1 and listens everywhere, unless it is told as elsewhere.
+    """Have Ray listen on 127.0.0.1 only.
 
-    What tells it is a variable of the environment that it reads when it is imported, and that its processes inherit.
-    A version without this constant only listens more widely.
+    On Linux, Ray replaces 127.0.0.1 by the machine's address, and listens on all addresses, unless it is told that
+    this system has no clusters. A variable of the environment says so, which Ray reads when it is imported, and which
+    its processes inherit. A version of Ray without this constant listens on all addresses.
     """
     constants = ray._private.ray_constants
     name, constant = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "ENABLE_RAY_CLUSTER"
@@ -149,44 +163,46 @@ def _no_cluster(ray: Any) -> Iterator[None]:
 
 
 def client_name(worker: int) -> str:
-    """The name of a worker's client in its sessions.
+    """Return the name of a worker's client in its sessions.
 
     >>> client_name(3)
     'worker 3'
-
-    What goes to and fro between a server's process, its clients' processes, and the hosts of its shards.
     """
     return f"worker {worker}"
 
 
 @dataclass(frozen=True, slots=True)
 class RayAddress:
-    """How clients in other processes find the shards; may be given to Ray's tasks and actors."""
+    """The address of a server, for clients in other processes; may be given to Ray's tasks and actors."""
 
     name: str
+    """The name of the server."""
     hosts: tuple[Any, ...]
-    """The actors' handles."""
+    """The handles of the hosts, by shard."""
     snapshots: SnapshotEvery | None
+    """When snapshots are taken; None: never."""
     heartbeat_timeout_s: float | None
+    """After how many seconds without a heartbeat a worker is made to leave; None: never."""
 
 
 class GoBack(NamedTuple):
-    """A host's answer to a message from before its shard went back to a snapshot."""
+    """A host's answer to a message of an earlier generation."""
 
     generation: int
+    """The generation now."""
     clocks: dict[str, int] | None
-    """The clocks of the worker now, by matrix; None: the snapshot does not know the worker."""
+    """The clocks of the worker now, by matrix; None: the worker is not in the snapshot."""
     refusal: str | None = None
-    """Why no parameters are read or changed: they are lost."""
+    """Why the parameters are lost, if they are: then none can be read or changed."""
     loss: str = ""
-    """What was lost, and what all shards have gone back to."""
+    """Which shards were lost, and what all shards have gone back to."""
 
 
 class HostProcess(NamedTuple):
-    """Which process a host is, and where it runs."""
+    """The process of a host."""
 
     instance: str
-    """Another one after each start."""
+    """Unique for each start of the host."""
     process_id: int
     node_id: str
     node_address: str
@@ -194,42 +210,43 @@ class HostProcess(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GenerationStart:
-    """What a host begins a generation with. ``refusal``: with nothing, and why no parameters are read or changed."""
+    """The start of a generation on a host."""
 
     generation: int
-    matrices: tuple[Any, ...] = ()
-    """``Create`` of each."""
+    matrices: tuple[CreateRequest, ...] = ()
+    """The request that makes each matrix."""
     workers: tuple[int, ...] = ()
     snapshot: int = 0
     """The number of the last snapshot; 0: the matrices begin with their initial values."""
     refusal: str | None = None
+    """Why the parameters are lost, if they are: then none can be read or changed."""
     loss: str = ""
-    """What was lost, and what all shards go back to."""
+    """Which shards were lost, and what all shards go back to."""
 
 
 @dataclass(slots=True)
-class Describe:
-    """Reply: the ``Matrix`` of this name, or None."""
+class Describe(Request[Matrix | None]):
+    """Ask for the settings of a matrix. Reply: the ``Matrix``, or None if it does not exist."""
 
     matrix: str
 
 
 @dataclass(slots=True)
-class Restore:
-    """``RestoreState`` that may be asked for twice: what has this ``identity`` is done once. Reply: None."""
+class Restore(Request[None]):
+    """Go back to a state of all shards, as ``RestoreState``, but once for each ``identity``. Reply: None."""
 
     identity: str
+    """Unique for each restore: the request may be sent again after a loss."""
     state: Any
     workers: tuple[int, ...] | None
 
 
 @final
 class RayCarrier:
-    """A call of the host for each message. Arrays go through Ray's object store, or in the message if it is small.
+    """Carries the messages of one client to one host, with one call of the host for each message.
 
-    Ray itself waits where the host's process has died, and sends the message to its successor.
-
-    Carries the messages of one client to one host, and its answers back.
+    Large arrays go through Ray's object store, small ones in the message. If the host's process has died, Ray waits for
+    its next process and sends the message there.
     """
 
     def __init__(
@@ -248,7 +265,7 @@ class RayCarrier:
 
     def send(self, message: ClientMessage, answered: Callable[[Any], None]) -> None:
         """Call the host with a message. Ray has taken its arrays when this returns."""
-        if not self._ray.is_initialized():  # Or the call would start another Ray.
+        if not self._ray.is_initialized():  # Otherwise the call would start another Ray.
             raise ParameterServerError("Ray has been ended in this process")
         reply = self._host.deliver.remote(message)
         call = asyncio.get_running_loop().create_task(self._await(reply, answered))
@@ -270,18 +287,18 @@ class RayCarrier:
 
     @property
     def under_way(self) -> set[asyncio.Task[None]]:
-        """Calls of the host that it has yet to answer."""
+        """The calls that the host has not answered yet."""
         return set(self._calls)
 
 
 @final
 class FetchedFrames(Deferred):
-    """What was ``Deferred`` on a shard, encoded there."""
+    """A ``Deferred`` piece of a shard's state that was encoded on the shard."""
 
     def __init__(self, name: str, frames: list[bytes]) -> None:
         self.name = name
         self._frames = frames[::-1]
-        """The next one last."""
+        """In reverse order: the next frame is the last."""
         self._is_released = False
 
     def frames(self) -> Iterator[bytes]:
@@ -299,12 +316,10 @@ class FetchedFrames(Deferred):
 
 
 def fetched(state: Any) -> Any:
-    """The same with what is ``Deferred`` encoded, so that it can be sent.
+    """Return a state with its ``Deferred`` pieces encoded, so that it can be sent to another process.
 
     >>> fetched({"clock": 3})
     {'clock': 3}
-
-    State that crosses processes.
     """
     if isinstance(state, Deferred):
         frames = FetchedFrames(state.name, list(state.frames()))
@@ -318,7 +333,7 @@ def fetched(state: Any) -> Any:
 
 
 def sendable(state: Any) -> Any:
-    """The same with what can be gone through once only as a list: several shards are to read it.
+    """Return a state with lists in place of iterators: several shards read it.
 
     >>> sendable({"content": iter([1, 2])})
     {'content': [1, 2]}
@@ -332,10 +347,10 @@ def sendable(state: Any) -> Any:
     return list(state)
 
 
-def importable(request: Any) -> Any:
-    """The same request, its functions by name; raises ConfigurationError for one that has none, such as a lambda.
+def importable(request: Q) -> Q:
+    """Return a request whose functions another process can import, by name.
 
-    Requests whose functions another process can import.
+    Raises ConfigurationError for a function that cannot be imported, such as a lambda.
     """
     if isinstance(request, (UpdateRequest, AggregateRequest)):
         function = request.function
