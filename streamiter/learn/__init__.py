@@ -1,23 +1,24 @@
-"""Learning on streams: models, and flows that train them. What is public is imported from here.
+"""Learning on streams: models, and flows that train them. All public names are imported from here.
 
-A sub-package sees those below it, and none beside it:
+Each module imports only from those in the rows below it:
 
-=======================  ===============================================================================
-``flights``              the example data of the demo
-``regression``           ``LinearRegression``, ``LogisticRegression``: learn step by step, or ``fit``
-``on_parameter_server``  linear models and k-means by workers that share parameters through a server
-``online``               ``train_online``: linear models from a stream without end, delayed labels
-``offline``              ``train_offline``: linear models from bounded data, round after round
-``clustering``           k-means, offline and online
-``trees``                ``DecisionTree``
-``item_sets``            ``apriori``, association rules
-``scaling``              mean and deviation of features, and rows in units of them
-``validation``           ``ProgressiveValidation``: predict, then learn, then see what it was worth
-``estimators``           what all ``fit`` methods share: arrays or a topic, progress, a Ctrl-C that keeps the model
-``linear``               ``LinearModel``, losses, ``Gradient``: the arithmetic of the linear models
-``features``             ``FeatureHasher``: from records with named fields to rows
-``rows``                 ``Examples``, ``BadRows``: mini-batches, and what is refused of them
-=======================  ===============================================================================
+=======================================  ===============================================================
+``flights``                              the data of the demo: flights, and how to learn from them
+``regression``                           ``LinearRegression``, ``LogisticRegression``
+``on_parameter_server``                  linear models and k-means, trained on a parameter server
+``online``, ``offline``                  ``train_online``, ``train_offline``: linear models in a flow
+``clustering``                           ``KMeans``, ``k_means``: clusters of bounded data
+``decision_tree``                        ``DecisionTree``
+``item_sets``                            ``apriori``, association rules
+``centroids``                            the arithmetic of k-means; ``online_k_means``
+``features``                             ``FeatureHasher``, ``StandardScaler``: from records to features
+``training``                             the operators that train: an owner of the parameters, and workers
+``tree_growing``                         how a decision tree grows
+``validation``                           ``ProgressiveValidation``: metrics of predictions
+``estimators``                           what all ``fit`` methods share
+``linear``, ``linear_weights``           ``LinearModel``: losses, weights, gradients
+``rows``                                 ``Examples``, ``BadRows``: mini-batches, and rows that are refused
+=======================================  ===============================================================
 """
 
 from streamiter.learn.centroids import OnlineKMeans, online_k_means

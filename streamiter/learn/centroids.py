@@ -1,4 +1,12 @@
-"""Centroids."""
+"""Centroids: the arithmetic of k-means, the choice of the first centroids, and centroids that follow a stream.
+
+The arithmetic finds the nearest centroid of each point, and sums up the points of each centroid. First centroids are
+chosen among the points by k-means++. :class:`OnlineKMeans` learns from mini-batches and forgets old points.
+
+The nearest of the centroids c to a point x has the largest c·x − |c|²/2, so the scores of all centroids for all points
+are one matrix product. Points and centroids are measured from the middle of the centroids: far from zero, where |c|² is
+large compared with the clusters, the differences would be lost in rounding.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +35,7 @@ __all__ = [
     "as_columns",
     "choose_centroids",
     "inertia_of",
-    "joined",
+    "joined_spread",
     "largest_move",
     "moved",
     "nearest",
@@ -40,21 +48,15 @@ __all__ = [
 ]
 
 
-# Measured for 10 clusters of 10 coordinates: from 2,048 points on the calls cost little beside the arithmetic,
-# and from 8,192 on a chunk and its scores do not fit the processor's cache.
+# Measured for 10 clusters of 10 coordinates: from 2,048 points on the calls cost little compared with the arithmetic,
+# and from 8,192 points on a chunk and its scores do not fit into the processor's cache.
 _CHUNK_POINTS: Final = 4096
 _CHUNK_POINTS_MIN: Final = 256
 _SCORES_MAX: Final = 1 << 16
 
 
 def as_columns(given: Any, width: int | None = None, *, owner: str = "k_means") -> Floats:
-    """Points as the other functions want them: a column for each, and ones as the last row.
-
-    The arithmetic of k-means: which centroid is nearest, and what the points of each sum up to.
-
-    The nearest of the centroids c to a point x is that of the largest c·x − |c|²/2, so all of them for all points
-    are one matrix product. Both are taken from the middle of the centroids: far from zero, where |c|² is large and
-    the clusters are small beside it, the difference would otherwise be lost in rounding.
+    """Return points in the form that the other functions take: a column for each point, and ones as the last row.
 
     >>> points = as_columns([[0.0, 0.0], [0.0, 2.0], [9.0, 9.0]])
     >>> centroids = np.array([[0.0, 0.5], [8.0, 8.0]])
@@ -68,8 +70,8 @@ def as_columns(given: Any, width: int | None = None, *, owner: str = "k_means") 
 
 
 def scoring_of(centroids: Floats) -> Floats:
-    """The matrix that, times the columns of points, gives the score of each centroid (row) for each point (column)."""
-    middle = np.median(centroids, axis=0)  # the mean would be led away by one that is far out
+    """Return a matrix whose product with the columns of points is the score of each centroid (row) for each point."""
+    middle = np.median(centroids, axis=0)  # A single centroid that is far away would shift the mean.
     scoring = np.empty((len(centroids), centroids.shape[1] + 1))
     scoring[:, :-1] = centroids - middle
     scoring[:, -1] = -0.5 * np.einsum("ij,ij->i", scoring[:, :-1], centroids + middle)
@@ -77,20 +79,20 @@ def scoring_of(centroids: Floats) -> Floats:
 
 
 def nearest(scoring: Floats, columns: Floats) -> npt.NDArray[np.intp]:
-    """The number of the nearest centroid of each point; the first one where several are."""
+    """Return the number of the nearest centroid of each point; of several the first."""
     labels = [(scoring @ chunk).argmax(axis=0) for chunk in _chunks(columns, len(scoring))]
     return np.concatenate(labels) if labels else np.zeros(0, dtype=np.intp)
 
 
 def sums_by_cluster(scoring: Floats, columns: Floats) -> Floats:
-    """For each centroid the sum of the points that it is nearest to, and their number behind it."""
+    """Return for each centroid the sum of the points that it is nearest to, followed by their number."""
     total = np.zeros(scoring.shape)
     for chunk in _chunks(columns, len(scoring)):
         scores = scoring @ chunk
-        # Comparing with the best is four times quicker than argmax and what one would make of it.
+        # Comparing with the best score is four times quicker than argmax and an indicator matrix.
         is_nearest = (scores == np.maximum.reduce(scores, axis=0)).astype(np.float64)
         sums = is_nearest @ chunk.T
-        if sums[:, -1].sum() != chunk.shape[1]:  # A point has several best ones.
+        if sums[:, -1].sum() != chunk.shape[1]:  # Some point has several best centroids.
             labels = scores.argmax(axis=0)
             sums = (labels == np.arange(len(scoring))[:, np.newaxis]).astype(np.float64) @ chunk.T
         total += sums
@@ -98,48 +100,45 @@ def sums_by_cluster(scoring: Floats, columns: Floats) -> Floats:
 
 
 def _chunks(columns: Floats, clusters: int) -> Iterator[Floats]:
-    """Some thousand points at a time."""
+    """Give the points in chunks of some thousand."""
     size = min(_CHUNK_POINTS, max(_CHUNK_POINTS_MIN, _SCORES_MAX // clusters))
     return (columns[:, start : start + size] for start in range(0, columns.shape[1], size))
 
 
 def moved(centroids: Floats, sums: Floats) -> Floats:
-    """The means of the points of each centroid; one without points stays where it is."""
+    """Return the mean of the points of each centroid; a centroid without points does not move."""
     counts = sums[:, -1:]
     means: Floats = np.where(counts > 0, sums[:, :-1] / np.maximum(counts, 1), centroids)
     return means
 
 
 def largest_move(before: Floats, after: Floats) -> float:
-    """How far the centroid that moved furthest has moved."""
+    """Return the distance of the furthest move of a centroid."""
     return float(np.sqrt(np.square(after - before).sum(axis=1).max()))
 
 
 Hashes = npt.NDArray[np.uint64]
 
-# Of a cluster with a hundredth of the points some forty are in it. Choosing 10 of 4,096 × 10 takes 5 ms.
+# The sample holds some forty points of a cluster with a hundredth of all points. Choosing 10 of 4,096 × 10 takes 5 ms.
 _SAMPLE_MIN: Final = 4096
 _SAMPLE_FOR_EACH: Final = 16
 
-# Measured: of 100 runs on 20 separated clusters none misses one. An attempt at 10 clusters takes 1 ms, at 256 some
-# 40 ms and at 2,000 3 s, in which the job does nothing else; and of so many clusters one more or less is little.
+# Measured: of 100 runs on 20 separated clusters none misses a cluster. An attempt takes 1 ms for 10 clusters, some 40
+# ms for 256, and 3 s for 2,000, in which the job does nothing else; and one of so many clusters matters little.
 _ATTEMPTS: Final = 4
 _CLUSTERS_OF_ONE_ATTEMPT: Final = 257
 
 
 def sample_size(clusters: int) -> int:
-    """How many points are enough to choose that many centroids among.
-
-    Centroids to begin with, chosen among the points: a sample of them, then k-means++.
-
-    The sample is that of the lowest hashes. So it is the same in whatever order the points come and whoever has
-    which of them, and the samples of parts make the sample of the whole.
-    """
+    """Return the number of points that are enough to choose that many centroids from."""
     return max(_SAMPLE_MIN, _SAMPLE_FOR_EACH * clusters)
 
 
 def sample_of(points: Floats, size: int, seed: int) -> Floats:
-    """At most ``size`` distinct points, those of the lowest hashes, in the order of these.
+    """Return at most ``size`` distinct points, those with the lowest hashes, in the order of their hashes.
+
+    So the sample depends neither on the order of the points nor on the subtask that has each of them, and the samples
+    of parts give the sample of the whole.
 
     >>> points = np.arange(20.0).reshape(10, 2)
     >>> parts = np.concatenate([sample_of(points[:5], 3, seed=1), sample_of(points[5:], 3, seed=1)])
@@ -152,10 +151,10 @@ def sample_of(points: Floats, size: int, seed: int) -> Floats:
 
 
 def choose_centroids(sample: Floats, clusters: int, seed: int, *, owner: str = "k_means") -> Floats:
-    """The best of some attempts by greedy k-means++: the one to which the points of the sample are nearest.
+    """Return the best of some attempts by greedy k-means++: the one with the smallest distances to the sample.
 
-    Rounds never move a centroid from one group of well separated clusters to another, so what is missed here stays
-    unseen: a single attempt missed one of 5 clusters in 1 of 100 runs, and one of 20 in 18.
+    Rounds never move a centroid from one group of well separated clusters to another, so a cluster that is missed here
+    is never found. A single attempt missed one of 5 clusters in 1 of 100 runs, and one of 20 clusters in 18 runs.
 
     Raises ModelError for fewer points than clusters.
     """
@@ -173,17 +172,18 @@ def choose_centroids(sample: Floats, clusters: int, seed: int, *, owner: str = "
 
 
 def _attempt(points: _Points, clusters: int, generator: np.random.Generator) -> tuple[float, list[int]]:
-    """Greedy k-means++: the sum of squared distances that is left, and the numbers of the points.
+    """Choose points by greedy k-means++; return the remaining sum of squared distances, and the points' numbers.
 
-    Each centroid is the best of 2 + log k points, which are drawn with a chance by their squared distance to those
-    before. Source: Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding" (2007), section 5.
+    Each centroid is the best of 2 + log k points. A point is drawn with a probability proportional to its squared
+    distance from the centroids chosen before. Source: Arthur and Vassilvitskii, "k-means++: the advantages of careful
+    seeding" (2007), section 5.
     """
     draws = 2 + int(math.log(clusters))
     chosen = [int(generator.integers(len(points)))]
     [distances] = points.squared_distances(chosen)
     for _ in range(clusters - 1):
         reach = np.cumsum(distances)
-        # Distances may be so small that their squares are 0: then any point not yet chosen will do.
+        # Distances may be so small that their squares are 0: then take any point that is not chosen yet.
         if reach[-1] > 0:
             drawn = np.searchsorted(reach, generator.random(draws) * reach[-1], side="right")
             candidates = np.minimum(drawn, len(points) - 1)
@@ -197,10 +197,10 @@ def _attempt(points: _Points, clusters: int, generator: np.random.Generator) -> 
 
 
 class _Points:
-    """Points between which many distances are asked for."""
+    """Points, prepared for many computations of distances between them."""
 
     def __init__(self, points: Floats) -> None:
-        # From their middle, for far from zero small differences would be lost in rounding.
+        # Measured from their middle: far from zero small differences would be lost in rounding.
         self._columns = np.ascontiguousarray((points - np.median(points, axis=0)).T)
         self._squares = np.einsum("ij,ij->j", self._columns, self._columns)
 
@@ -208,7 +208,7 @@ class _Points:
         return len(self._squares)
 
     def squared_distances(self, numbers: npt.ArrayLike) -> Floats:
-        """A row for each of these points, with its squared distance to each of all."""
+        """Return a row for each of these points, with its squared distances to all points."""
         rows = np.asarray(numbers)
         distances: Floats = (-2.0 * self._columns[:, rows].T) @ self._columns
         distances += self._squares
@@ -219,8 +219,8 @@ class _Points:
 
 
 def _hashes(points: Floats, seed: int) -> Hashes:
-    """A hash of each point, by the finalizer of SplitMix64 after each coordinate."""
-    # Adding 0 makes of −0, which equals it, the same bits.
+    """Return a hash of each point, by the finalizer of SplitMix64 after each coordinate."""
+    # Adding 0 turns −0 into 0, so that equal numbers have equal bits.
     columns = np.ascontiguousarray((points + 0.0).T).view(np.uint64)
     start = np.random.default_rng(seed).integers(2**64, dtype=np.uint64)
     hashes: Hashes = np.full(len(points), start, dtype=np.uint64)
@@ -234,21 +234,18 @@ def _hashes(points: Floats, seed: int) -> Hashes:
 
 
 Spread = dict[str, Any]
-"""``count`` and ``mean`` of some points, and ``squares``: the sum of their squared distances to it."""
+"""``count`` and ``mean`` of some points, and ``squares``: the sum of their squared distances to the mean."""
 
 
 def spread_of(columns: Floats) -> Spread:
-    """That of a block of points, as :func:`as_columns` gives it.
+    """Return the spread of a block of points, as :func:`as_columns` gives it.
 
-    How far points spread: what the squared distances to their centroids sum up to (the inertia) follows from it.
+    The *inertia*, the sum of the squared distances between points and centroids, follows from the spread: it is
+    ``squares`` minus the squared distances of the centroids to the mean of all points, each multiplied by the number of
+    its points. The spread is the same in every round, so it is computed once, and no distances are summed up.
 
-    The sum of the squared distances of all points to their mean, less that of the centroids, each counted for its
-    points, to the same mean, is what is left between points and centroids. The first is the same in every round, so it
-    is made once; that the second costs nothing is why nobody adds up distances.
-
-    >>> from streamiter.learn.centroids import as_columns
     >>> points = as_columns([[0.0], [2.0], [9.0]])
-    >>> spread = joined(spread_of(points[:, :1]), spread_of(points[:, 1:]))
+    >>> spread = joined_spread(spread_of(points[:, :1]), spread_of(points[:, 1:]))
     >>> round(inertia_of(spread, np.array([[1.0], [9.0]]), np.array([2, 1])), 12)
     2.0
     """
@@ -259,8 +256,8 @@ def spread_of(columns: Floats) -> Spread:
     return {"count": columns.shape[1], "mean": mean, "squares": squares}
 
 
-def joined(first: Spread, second: Spread) -> Spread:
-    """That of the points of both."""
+def joined_spread(first: Spread, second: Spread) -> Spread:
+    """Return the spread of the points of both."""
     count = first["count"] + second["count"]
     if not count:
         return first
@@ -271,31 +268,29 @@ def joined(first: Spread, second: Spread) -> Spread:
 
 
 def inertia_of(spread: Spread, means: Floats, counts: npt.NDArray[Any]) -> float:
-    """The sum of the squared distances of points to the mean of their cluster; ``counts`` is how many have which."""
+    """Return the sum of the squared distances of points to the mean of their cluster, which has ``counts`` points."""
     offsets = means - spread["mean"]
     between = float(counts @ np.einsum("ij,ij->i", offsets, offsets))
     return max(0.0, float(spread["squares"]) - between)
 
 
 class OnlineKMeans:
-    """Centroids with weights, which learn from mini-batches of points.
+    """Centroids with weights, which learn from mini-batches of points and forget old points.
 
-    With each mini-batch the weight w of a centroid becomes w·decay + n, where n of the points are nearest to it, and
-    it moves towards their mean by n/w of the way. With ``decay=1`` all points ever seen count alike, with 0 only the
-    latest mini-batch.
+    With each mini-batch the weight w of a centroid becomes w·decay + n, where n is the number of points that are
+    nearest to it, and the centroid moves towards their mean by n/w of the way. With ``decay=1`` all points so far count
+    the same, with 0 only the latest mini-batch counts.
 
-    ``initial`` centroids have the weights ``weights`` (0 unless given). Without them they are chosen by k-means++
-    among the points of the first mini-batch.
+    ``initial`` centroids have the weights ``weights`` (0 unless given). Without ``initial`` they are chosen by
+    k-means++ among the points of the first mini-batch.
 
-    Belongs to one task. A :class:`~streamiter.errors.ModelError` leaves it as it was; where single points are at fault
-    it is a ``BadRows`` that names them.
+    Use a model in one task only. A :class:`~streamiter.errors.ModelError` leaves the model as it was; if single points
+    are at fault, it is a ``BadRows`` that names them.
 
     >>> model = OnlineKMeans(2, decay=0.5, initial=[[0.0, 0.0], [10.0, 0.0]], weights=[2, 2])
     >>> model.learn([[1.0, 1.0], [9.0, 1.0]])
     >>> model.parameters()["centroids"].tolist(), model.parameters()["weights"].tolist()
     ([[0.5, 0.5], [9.5, 0.5]], [2.0, 2.0])
-
-    Centroids that learn from mini-batches and forget old ones.
     """
 
     def __init__(
@@ -330,11 +325,11 @@ class OnlineKMeans:
 
     @property
     def version(self) -> int:
-        """Grows by 1 with each mini-batch; 0 before the first."""
+        """The number of mini-batches so far."""
         return self._version
 
     def parameters(self) -> dict[str, Any]:
-        """``centroids`` and ``weights``, as plain data of its own. Raises ModelError before there are any."""
+        """Return copies of ``centroids`` and ``weights``. Raises ModelError before there are centroids."""
         if self._centroids is None:
             raise ModelError(
                 "OnlineKMeans: expected centroids, given no points to choose them among so far; learn first"
@@ -342,15 +337,15 @@ class OnlineKMeans:
         return {"centroids": self._centroids.copy(), "weights": self._weights.copy()}
 
     def to_update(self) -> ModelSnapshot:
-        """What is published: the parameters, all points so far, and the mean squared ``distance`` of the latest.
+        """Return the model to publish: the parameters, the number of points, and a metric, the mean ``distance``.
 
-        The distance is that to the nearest centroid before it learned from these points.
+        The distance is the mean squared distance of the latest mini-batch to the nearest centroids before they moved.
         """
         metrics = {} if self._distance is None else {"distance": self._distance}
         return ModelSnapshot(self.parameters(), records=self._records, metrics=metrics)
 
     def start_from(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
-        """Go on from the :meth:`parameters` of another, or from bare centroids, which then weigh nothing."""
+        """Continue from the :meth:`parameters` of another model, or from bare centroids, which have the weight 0."""
         if not isinstance(parameters, Mapping):
             parameters = {"centroids": parameters}
         if "centroids" not in parameters:
@@ -369,12 +364,12 @@ class OnlineKMeans:
         self._centroids = centroids.copy()
 
     def check(self, points: npt.ArrayLike) -> Floats:
-        """The points as a matrix; raises ModelError for what could not be learned from."""
+        """Return the points as a matrix; ModelError for points that cannot be learned from."""
         width = None if self._centroids is None else self._centroids.shape[1]
         return as_points("OnlineKMeans", points, width)
 
     def learn(self, points: npt.ArrayLike) -> None:
-        """One mini-batch: a row for each point."""
+        """Learn from one mini-batch, a row for each point."""
         rows = self.check(points)
         if not len(rows):
             return
@@ -386,7 +381,7 @@ class OnlineKMeans:
         offsets = rows - centroids[labels]
         counts = np.bincount(labels, minlength=self._clusters).astype(np.float64)
         weights = self._weights * self._decay + counts
-        # The sum of the offsets is n times that of the mean, so this is n/w of the way to it.
+        # The sum of the offsets is n times the offset of the mean, so this is n/w of the way to the mean.
         sums = np.zeros_like(centroids)
         np.add.at(sums, labels, offsets)
         self._centroids = centroids + sums / np.where(counts > 0, weights, 1.0)[:, np.newaxis]
@@ -396,7 +391,7 @@ class OnlineKMeans:
         self._version += 1
 
     def state(self) -> dict[str, Any]:
-        """All that it has learned, as plain data of its own."""
+        """Return a copy of everything the model has learned, as plain data."""
         return {
             "centroids": None if self._centroids is None else self._centroids.copy(),
             "weights": self._weights.copy(),
@@ -406,7 +401,7 @@ class OnlineKMeans:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state`."""
+        """Take on a :meth:`state`."""
         self._centroids = None if state["centroids"] is None else state["centroids"].copy()
         self._weights = state["weights"].copy()
         self._records, self._version = state["records"], state["version"]
@@ -428,15 +423,17 @@ def online_k_means(
     dead_letter: Topic | None = None,
     name: str | None = None,
 ) -> Stream:
-    """Centroids that follow a stream: a ``ModelSnapshot`` for each mini-batch, for ``publish_model``.
+    """k-means on a stream: emits a ``ModelSnapshot`` for each mini-batch, for ``publish_model``.
 
-    What a mini-batch of ``mini_batch`` points changes is told by :class:`OnlineKMeans`. Fewer than that are learned
-    from at the end of the input and ``timeout_s`` seconds after the first of them. All of it happens in one subtask;
-    where several bring the points, which of them meet in a mini-batch depends on who is faster.
+    The centroids follow the points and forget old ones; :class:`OnlineKMeans` describes how a mini-batch of
+    ``mini_batch`` points changes them. A mini-batch is shorter at the end of the input, and if ``timeout_s`` seconds
+    have passed since its first point. One subtask does all the work. If several subtasks bring the points, their speed
+    decides which points are in a mini-batch.
 
-    ``initial`` are the centroids to begin with and ``weights`` what they weigh; or a stream of one record that holds
-    both, such as ``flow.from_source(initial_model(…))``; its None stands for none. Without any they are chosen
-    among the points of the first mini-batch. Records that are no points follow ``on_error`` or go to ``dead_letter``.
+    ``initial`` are the initial centroids, and ``weights`` their weights. ``initial`` may also be a stream of one record
+    that holds both, such as ``flow.from_source(initial_model(…))``; None in it stands for no centroids. Without initial
+    centroids they are chosen among the points of the first mini-batch. Records that are no points follow ``on_error``
+    or go to ``dead_letter``.
 
     >>> from streamiter import Flow
     >>> flow = Flow("follow")
@@ -445,8 +442,6 @@ def online_k_means(
     >>> versions = models.collect()
     >>> flow.run().state, [model.parameters["centroids"].ravel().tolist() for model in versions.items]
     ('finished', [[0.5, 9.5], [0.75, 9.25]])
-
-    k-means on a stream: centroids that follow the points and forget old ones, a version for each mini-batch.
     """
     check_stream("online_k_means", points, "points")
     flow = points.flow
@@ -484,7 +479,7 @@ class _LearnFromStart(LearnMiniBatches):
         self._is_started = False
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
-        """Nothing can be learned before it is known what from."""
+        """Read the start before any points."""
         return None if self._is_started else ("start",)
 
     def process_start(self, parameters: Any, out: Output) -> None:

@@ -1,4 +1,9 @@
-"""k-means on bounded data."""
+"""k-means on bounded data: ``k_means``, a step of a flow, and ``KMeans``, an object to fit.
+
+Both run Lloyd's rounds in a bounded iteration. The variable stream carries the centroids. Points are cut into blocks
+and replayed in every round: each subtask sums up the points that are nearest to each centroid, and one step turns the
+sums of all subtasks into the centroids of the next round. The arithmetic is in ``centroids``.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ from streamiter.learn.centroids import (
     as_columns,
     choose_centroids,
     inertia_of,
-    joined,
+    joined_spread,
     largest_move,
     moved,
     nearest,
@@ -51,9 +56,9 @@ __all__ = [
 
 
 class KMeansOptions:
-    """The options of :func:`~streamiter.learn.clustering.k_means`, checked.
+    """The checked options of :func:`~streamiter.learn.clustering.k_means`.
 
-    Raises GraphError for those that cannot be.
+    Raises GraphError for options that cannot be used.
     """
 
     def __init__(
@@ -82,11 +87,11 @@ class KMeansOptions:
             )
         self.config = config
         self.centroids = None if initial is None else _initial_centroids(initial, self.clusters)
-        """Those to begin with; None where they are to be chosen."""
+        """The initial centroids; None to choose them among the points."""
 
     @property
     def passes(self) -> int:
-        """How often the points are gone through at most: once more where the first centroids are to be chosen."""
+        """How often the points are read at most: once more than the rounds if the centroids are to be chosen."""
         return self.rounds if self.centroids is not None else self.rounds + 1
 
 
@@ -103,18 +108,18 @@ def _initial_centroids(initial: npt.ArrayLike, clusters: int) -> Floats:
     return centroids.copy()
 
 
-# A block costs some 20 µs a round beside its arithmetic of some 250 µs (10 clusters, 10 coordinates); larger ones
-# were measured to be no quicker, and of points with a thousand coordinates this is 64 MiB.
+# A block costs some 20 µs a round in addition to its arithmetic of some 250 µs (10 clusters, 10 coordinates). Larger
+# blocks were measured to be no quicker; a block of points with a thousand coordinates takes 64 MiB.
 _BLOCK_POINTS: Final = 8192
 
 Value = dict[str, Any]
-"""What the variable stream carries: ``centroids``, their ``counts``, how far the furthest ``move`` was, their
-``inertia``, the ``spread`` of all points, and ``scoring``, which assigns points to them. ``centroids`` is None until
-they are chosen, ``spread`` until all points have been seen."""
+"""The record of the variable stream: ``centroids``, their ``counts``, the distance of the furthest ``move``, their
+``inertia``, the ``spread`` of all points, and ``scoring``, the matrix that assigns points to centroids. ``centroids``
+is None until they are chosen, ``spread`` is None until all points have been read."""
 
 Gathered = tuple[str, Any, Spread | None]
-"""``("sums", …)`` of some points by cluster, or a ``("sample", …)`` of them to choose the first centroids from; and
-their spread, where it is not known yet."""
+"""The contribution of some points: ``("sums", …)`` by cluster, or a ``("sample", …)`` to choose the first centroids
+from; then the spread of the points, None if the spread of all points is known."""
 
 
 def k_means(
@@ -128,28 +133,28 @@ def k_means(
     config: IterationConfig | None = None,
     name: str | None = None,
 ) -> Stream:
-    """The centroids of ``points`` after ``rounds`` rounds: one ``ModelSnapshot``, at the end.
+    """Cluster bounded data by k-means: emits the centroids after ``rounds`` rounds as one ``ModelSnapshot``.
 
-    A point is a record: an array or list of its coordinates (or a row of a matrix). In a round each goes to the
-    nearest centroid (Euclidean; of several the first), and the centroids become the means of their points. One
-    without points stays where it is. With a ``tolerance`` the rounds also end after the first in which no
-    centroid moved further than that.
+    A point is a record: an array or list of its coordinates (or a row of a matrix). In each round every point is
+    assigned to the nearest centroid (Euclidean; of several the first), and the centroids become the means of their
+    points. A centroid without points does not move. With a ``tolerance`` the rounds also end after the first round in
+    which no centroid moved further than the tolerance.
 
-    ``initial`` are the centroids to begin with, a row for each. Without it they are chosen among the points by
-    greedy k-means++ (the best of several attempts), from a sample that depends on the ``seed`` and the set of points,
-    not on their order or the parallelism; the data is then gone through once more.
+    ``initial`` are the initial centroids, a row for each. Without it they are chosen among the points by greedy
+    k-means++ (the best of several attempts), from a sample that depends on the ``seed`` and the set of points, not on
+    their order or the parallelism; the data is then read once more.
 
-    The work is done by as many subtasks as ``points`` has; how many changes the last digits of the result, and
-    nothing else does. Points are kept as float64, in memory and then on disk (``config``:
-    ``IterationConfig(replay_memory_bytes=…)``). ``name`` stands before the names of the steps.
+    As many subtasks as ``points`` has share the work. Their number changes the last digits of the result; timing and
+    batches change nothing. Points are kept as float64, in memory and beyond a limit on disk (``config``:
+    ``IterationConfig(replay_memory_bytes=…)``). ``name`` is put in front of the names of the steps.
 
-    The parameters of the snapshot: ``centroids``, an array (clusters, coordinates), and ``counts``, how many
-    points were nearest to each before it moved for the last time; ``records``: the points. Its metrics: ``move``, how
-    far the furthest centroid moved in the last round, and ``inertia``, the sum of the squared distances between the
-    points so counted and their centroid, where that is now. It can go to ``publish_model``.
+    The parameters of the snapshot are ``centroids``, an array (clusters, coordinates), and ``counts``, the number of
+    points that were nearest to each centroid before its last move; ``records`` is the number of points. Its metrics are
+    ``move``, the distance of the furthest move in the last round, and ``inertia``, the sum of the squared distances
+    between these points and their centroid after its move. ``publish_model`` publishes it.
 
-    Raises GraphError for options that cannot be; the job ends where there are no points, fewer distinct ones than
-    clusters, or points that are no rows of finite numbers of one length.
+    Raises GraphError for options that cannot be used. The job fails without points, with fewer distinct points than
+    clusters, and for points that are not rows of finite numbers of one length.
 
     >>> from streamiter import Flow
     >>> flow = Flow("two clusters")
@@ -158,12 +163,6 @@ def k_means(
     >>> state, [model] = flow.run().state, models.items
     >>> sorted(model.parameters["centroids"].round(3).tolist()), model.parameters["counts"].tolist()
     ([[0.1, 0.1], [9.2, 0.2]], [3, 3])
-
-    k-means on bounded data, as a flow: Lloyd's rounds in a bounded iteration.
-
-    The variable stream carries the centroids. Points are cut into blocks at the entrance and replayed in every
-    round; each subtask adds up those that are nearest to each centroid, and of the sums of all subtasks one step
-    makes the centroids of the next round.
     """
     options = KMeansOptions(
         clusters=clusters, rounds=rounds, initial=initial, seed=seed, tolerance=tolerance, config=config
@@ -172,17 +171,17 @@ def k_means(
 
 
 class Clustering(NamedTuple):
-    """What :func:`cluster` gives."""
+    """The streams that :func:`cluster` returns."""
 
     model: Stream
     """One ``ModelSnapshot``, at the end."""
     models: Stream
-    """One for each round, as it ends."""
+    """A ``ModelSnapshot`` for each round, when the round ends."""
 
 
 @all_or_nothing
 def cluster(points: Stream, options: KMeansOptions, *, name: str | None = None) -> Clustering:
-    """:func:`k_means` with a model for each round."""
+    """Add the steps of :func:`k_means`, with a model for each round as well."""
     _check_points(points)
     centroids = options.centroids
     width = None if centroids is None else centroids.shape[1]
@@ -220,7 +219,7 @@ def cluster(points: Stream, options: KMeansOptions, *, name: str | None = None) 
 
 
 class _Lloyd:
-    """The functions of the steps."""
+    """One round of Lloyd's algorithm, as functions for the steps of the loop."""
 
     def __init__(self, clusters: int, seed: int) -> None:
         self._clusters = clusters
@@ -228,7 +227,7 @@ class _Lloyd:
         self._sample_size = sample_size(clusters)
 
     def gather(self, value: Value, blocks: Any) -> list[Gathered]:
-        """What each block of points contributes to the round."""
+        """Return what each block of points contributes to the round."""
         scoring = value["scoring"]
         spreads = [spread_of(block) if value["spread"] is None else None for block in blocks]
         if scoring is None:
@@ -240,16 +239,16 @@ class _Lloyd:
         return [("sums", total, spread) for total, spread in zip(sums, spreads, strict=True)]
 
     def add(self, first: Gathered, second: Gathered) -> Gathered:
-        """What both contribute."""
+        """Return the sum of two contributions."""
         _check_width(second[1].shape[1], first[1].shape[1])
-        spread = None if first[2] is None or second[2] is None else joined(first[2], second[2])
+        spread = None if first[2] is None or second[2] is None else joined_spread(first[2], second[2])
         if first[0] == "sums":
             return ("sums", first[1] + second[1], spread)
         both = np.concatenate([first[1], second[1]])
         return ("sample", sample_of(both, self._sample_size, self._seed), spread)
 
     def move(self, value: Value, totals: Any) -> list[Value]:
-        """The value of the next round, of all that was gathered."""
+        """Return the value of the next round, made from the sum of all contributions."""
         [(kind, total, spread)] = totals
         spread = value["spread"] if spread is None else spread
         if kind == "sample":
@@ -269,7 +268,7 @@ class _Lloyd:
 
 
 class _SomePoints(Operator, IterationListener):
-    """Passes on what was gathered, and refuses that it was nothing: there is nothing to choose centroids among."""
+    """Passes on the sum of all contributions; fails if there is none, for centroids are chosen among points."""
 
     def __init__(self) -> None:
         self._is_found = False
@@ -329,9 +328,9 @@ def _check_points(points: Any) -> None:
 
 
 class KMeans:
-    """Clusters around centroids, learned offline.
+    """Clusters around centroids, learned offline: fit, then predict.
 
-    It runs a flow of its own around :func:`~streamiter.learn.clustering.k_means`, whose options it takes.
+    ``fit`` runs a flow of :func:`~streamiter.learn.clustering.k_means`, and the options are those of that function.
 
     >>> points = [[0, 0], [0, 0.3], [0.3, 0], [9, 0], [9, 0.6], [9.6, 0]]
     >>> model = KMeans(clusters=2, rounds=2, initial=[[0, 0], [9, 0]]).fit(points)
@@ -339,10 +338,6 @@ class KMeans:
     ([[0.1, 0.1], [9.2, 0.2]], [3, 3], [0, 1])
     >>> round(model.inertia, 6)
     0.6
-
-    k-means as an object: fit, predict.
-
-    What k-means can be told.
     """
 
     def __init__(
@@ -355,7 +350,7 @@ class KMeans:
         tolerance: float | None = 0.0,
         config: IterationConfig | None = None,
     ) -> None:
-        """Rounds end when no centroid moves further than ``tolerance`` any more; None makes all of them."""
+        """Rounds end when no centroid moves further than ``tolerance``; None makes all rounds."""
         self._options = KMeansOptions(
             clusters=clusters, rounds=rounds, initial=initial, seed=seed, tolerance=tolerance, config=config
         )
@@ -371,16 +366,17 @@ class KMeans:
         parallelism: int = 1,
         progress: bool | None = None,
     ) -> Self:
-        """Learn the centroids of an array, a row for each point, or of what is in a topic now.
+        """Learn the centroids of an array, a row for each point, or of the records that are in a topic now.
 
-        Of a topic, ``decode`` says how its values are read, and ``extract(batch)`` gives the points of a batch, where
-        they are not its records. The work is done by ``parallelism`` subtasks. A second fit begins anew.
+        For a topic, ``decode`` decodes its values, and ``extract(batch)`` returns the points of a batch of records, if
+        the records are no points themselves. ``parallelism`` subtasks share the work. A second fit starts again from
+        the initial centroids.
 
-        On a terminal a bar shows the rounds (``progress`` True or False: in any case, never). Ctrl-C ends it with the
-        round under way, and the model is what was learned so far.
+        On a terminal a bar shows the rounds (``progress`` True: everywhere, False: never). Ctrl-C ends the fit after
+        the present round, and the model keeps what was learned so far.
 
-        Raises GraphError for options that cannot be and JobFailed for data without clusters; then the model is the
-        one of the fit before.
+        Raises GraphError for options that cannot be used, and JobFailed for data without clusters; then the model is
+        that of the fit before.
         """
         title = "KMeans.fit"
         check_parallelism(parallelism, step=title)
@@ -421,40 +417,40 @@ class KMeans:
         return checked
 
     def predict(self, points: npt.ArrayLike) -> npt.NDArray[np.intp]:
-        """The number of the nearest centroid of each point (row); of several the first."""
+        """Return the number of the nearest centroid of each point (row); of several the first."""
         centroids = self.centroids
         columns = as_columns(points, centroids.shape[1], owner="KMeans.predict")
         return nearest(scoring_of(centroids), columns)
 
     @property
     def centroids(self) -> Floats:
-        """A row for each cluster."""
+        """The centroids, a row for each cluster."""
         centroids: Floats = self._fitted().parameters["centroids"]
         return centroids
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """How many points were nearest to each centroid in the last round, before it moved."""
+        """The number of points that were nearest to each centroid in the last round, before it moved."""
         counts: npt.NDArray[np.int64] = self._fitted().parameters["counts"]
         return counts
 
     @property
     def inertia(self) -> float:
-        """The sum of the squared distances between the points and their centroids: the lower the better, of as many.
+        """The sum of the squared distances between points and centroids: of equally many centroids, lower is better.
 
-        Each point is counted for the centroid nearest to it in the last round, where that moved to; where it stayed,
-        as it does when rounds end by a ``tolerance`` of 0, that is the nearest one. As exact as the sum of the squared
-        distances to the mean of all points, which is larger.
+        Each point counts for the centroid that was nearest in the last round, at the place to which that centroid
+        moved. If it did not move, as when rounds end by a ``tolerance`` of 0, that is the nearest centroid. The
+        rounding error is that of the sum of the squared distances to the mean of all points, which is larger.
         """
         return self._fitted().metrics.get("inertia", math.nan)
 
     def parameters(self) -> dict[str, Any]:
-        """``centroids`` and ``counts``, as plain data of its own. Raises ModelError before there are any."""
+        """Return copies of ``centroids`` and ``counts``. Raises ModelError before the first fit."""
         return {"centroids": self.centroids.copy(), "counts": self.counts.copy()}
 
     @property
     def rounds_made(self) -> int:
-        """How often the centroids moved; 0 before the first fit."""
+        """The number of rounds of the last fit; 0 before the first fit."""
         return self._rounds_made
 
     def _fitted(self) -> ModelSnapshot:

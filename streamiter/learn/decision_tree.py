@@ -1,4 +1,8 @@
-"""Decision trees."""
+"""Decision trees: ``DecisionTree``, the tree as arrays, and the rows it is fitted to.
+
+A tree asks a question such as ``width ≤ 2.5`` at each node; at a leaf it gives its answer, a class or a number. How it
+grows is in ``tree_growing``.
+"""
 
 from __future__ import annotations
 
@@ -47,247 +51,26 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """Node 0 is the root. Rows up to the threshold go on at ``child``, the others at the node behind it.
-
-    >>> tree = Tree(np.array([1, -1, -1]), np.array([2.5, 0, 0]), np.array([1, 0, 0]),
-    ...             np.array([7, 4, 3]), np.array([[0.5], [0.0], [1.0]]))
-    >>> tree.leaves_of(np.array([[9.0, 2.0], [9.0, 3.0]])).tolist(), tree.depth, tree.leaves
-    ([1, 2], 1, 2)
-
-    A decision tree as arrays.
-    """
-
-    feature: Indices
-    """Which feature each node is split by; -1 for a leaf."""
-    threshold: Floats
-    child: Indices
-    rows: Indices
-    """How many rows it has learned from that came to each node."""
-    values: Floats
-    """An array (nodes, values): the probability of each class, or the one value to predict."""
-
-    def leaves_of(self, features: Floats) -> Indices:
-        """The leaf of each row of a matrix (rows, features)."""
-        nodes = np.zeros(len(features), dtype=np.intp)
-        rows = np.arange(len(features))
-        while len(rows := rows[self.feature[nodes[rows]] >= 0]):
-            at = nodes[rows]
-            right = features[rows, self.feature[at]] > self.threshold[at]
-            nodes[rows] = self.child[at] + right
-        return nodes
-
-    @property
-    def depths(self) -> Indices:
-        """How far each node is from the root."""
-        depths = np.zeros(len(self.feature), dtype=np.intp)
-        for node in np.flatnonzero(self.feature >= 0):  # Children come behind their parents.
-            child = self.child[node]
-            depths[child : child + 2] = depths[node] + 1
-        return depths
-
-    @property
-    def depth(self) -> int:
-        """Splits between the root and the farthest leaf."""
-        return int(self.depths.max())
-
-    @property
-    def leaves(self) -> int:
-        """How many leaves there are."""
-        return int(np.count_nonzero(self.feature < 0))
-
-    def as_plain_data(self) -> dict[str, Any]:
-        """Its arrays by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_plain_data(cls, arrays: Mapping[str, Any]) -> Tree:
-        """What :meth:`as_plain_data` gave."""
-        return cls(*(arrays[name] for name in cls.__slots__))
-
-
-_INDENT: Final = "│   "
-
-
-def tree_lines(
-    tree: Tree, feature_names: Sequence[str] | None, describe_leaf: Callable[[int], str]
-) -> Iterator[str]:
-    """A line for each branch; behind it the leaf, or its branches below it.
-
-    >>> import numpy as np
-    >>> tree = Tree(np.array([1, -1, -1]), np.array([2.5, 0, 0]), np.array([1, 0, 0]),
-    ...             np.array([7, 4, 3]), np.array([[0.5], [0.0], [1.0]]))
-    >>> for line in tree_lines(tree, ["length", "width"], lambda leaf: f"leaf {leaf}"):
-    ...     print(line)
-    width ≤ 2.5: leaf 1
-    width > 2.5: leaf 2
-
-    A decision tree as text.
-    """
-    if tree.feature[0] < 0:
-        yield describe_leaf(0)
-        return
-    waiting = list(reversed(_branches(tree, 0, 0)))
-    while waiting:
-        node, sign, parent, indent = waiting.pop()
-        feature = tree.feature[parent]
-        name = f"x[{feature}]" if feature_names is None else feature_names[feature]
-        branch = f"{_INDENT * indent}{name} {sign} {tree.threshold[parent]:.6g}"
-        if tree.feature[node] < 0:
-            yield f"{branch}: {describe_leaf(node)}"
-        else:
-            yield branch
-            waiting.extend(reversed(_branches(tree, node, indent + 1)))
-
-
-def _branches(tree: Tree, node: int, indent: int) -> list[tuple[int, str, int, int]]:
-    child = int(tree.child[node])
-    return [(child, "≤", node, indent), (child + 1, ">", node, indent)]
-
-
-def grown_tree(grown: dict[str, Any], options: TreeOptions) -> Tree:
-    """The tree itself, with what its nodes predict."""
-    arrays, plan, criterion = grown["tree"], grown["plan"], options.criterion()
-    statistics = arrays["statistics"]
-    return Tree(
-        feature=arrays["feature"],
-        threshold=arrays["threshold"],
-        child=arrays["child"],
-        rows=criterion.rows(statistics).astype(np.intp),
-        values=criterion.values(statistics) * plan["scale"] + plan["center"],
-    )
-
-
 Task = Literal["classification", "regression"]
-
-_OWNER: Final = "DecisionTree"
-
-
-class TrainingRows(NamedTuple):
-    """The rows that count: those of a weight above 0."""
-
-    columns: Columns
-    """``features``, a matrix; ``label``, a number or the number of a class; ``weight``."""
-    classes: npt.NDArray[Any] | None
-    """In ascending order; None for regression."""
-
-
-def training_rows(examples: Examples, task: Task, feature_names: Sequence[str] | None) -> TrainingRows:
-    """Examples as they were given, checked. Raises ModelError for what cannot be learned from."""
-    matrix = _matrix(examples.features, feature_names)
-    given = np.ones(len(matrix)) if examples.weights is None else examples.weights
-    weights = row_weights(_OWNER, given, len(matrix))
-    classes, labels = _classes_and_labels(task, examples.targets, len(matrix))
-    if not holds(counting := weights > 0):
-        if not counting.any():
-            raise ModelError(f"{_OWNER}: expected at least one row with a sample weight above 0, given none")
-        matrix, labels, weights = matrix[counting], labels[counting], weights[counting]
-    return TrainingRows(Columns({"features": matrix, "label": labels, "weight": weights}), classes)
-
-
-def joined(parts: Sequence[Examples]) -> Examples:
-    """All of them as one, dense; rows that are sparse may be of different widths."""
-    width = max((part.features.width for part in parts if isinstance(part.features, SparseRows)), default=0)
-    weights = None
-    if any(part.weights is not None for part in parts):
-        weights = _stacked(
-            [
-                np.ones(len(np.asarray(part.targets))) if part.weights is None else part.weights
-                for part in parts
-            ]
-        )
-    return Examples(
-        _stacked([_dense(part.features, width) for part in parts]),
-        _stacked([part.targets for part in parts]),
-        weights,
-    )
-
-
-def _stacked(parts: Sequence[npt.ArrayLike]) -> npt.NDArray[Any]:
-    if not parts:
-        return np.zeros(0)
-    try:
-        return np.concatenate([np.asarray(part) for part in parts])
-    except ValueError as error:
-        raise ModelError(
-            f"{_OWNER}: expected examples of one shape in all batches of the topic, given others: {error}; look at "
-            "what extract gives"
-        ) from None
-
-
-def _dense(features: Features, width: int) -> npt.ArrayLike:
-    if isinstance(features, SparseRows):
-        features = SparseRows(features.indptr, features.indices, features.values, width)
-    return dense_features(features)
-
-
-def _matrix(features: Features, feature_names: Sequence[str] | None) -> Floats:
-    matrix = as_floats(_OWNER, "features", dense_features(features))
-    if matrix.ndim != 2 or not matrix.size:
-        raise ModelError(
-            f"{_OWNER}: expected features as a matrix (rows, features) with at least one of each, given shape "
-            f"{matrix.shape}; give a row for each label"
-        )
-    if feature_names is not None and len(feature_names) != matrix.shape[1]:
-        raise ModelError(
-            f"{_OWNER}: expected as many features as feature_names, {len(feature_names)}, given "
-            f"{matrix.shape[1]}; name each of them"
-        )
-    refuse_not_finite(_OWNER, matrix)
-    return matrix
-
-
-def _classes_and_labels(
-    task: Task, labels: npt.ArrayLike, length: int
-) -> tuple[npt.NDArray[Any] | None, Floats]:
-    """The classes and, for each row, the number of its class; or None and the labels."""
-    if task == "classification":
-        classes, of_rows = np.unique(_checked_classes(labels, length), return_inverse=True)
-        return classes, of_rows.astype(np.float64)
-    numbers = row_vector(_OWNER, "labels", labels, length)
-    if not holds(finite := np.isfinite(numbers)):
-        raise refuse_rows(finite, f"{_OWNER}: expected finite labels", numbers)
-    return None, numbers
-
-
-def _checked_classes(labels: npt.ArrayLike, length: int) -> npt.NDArray[Any]:
-    given = array_of(f"{_OWNER}: labels", labels)
-    if given.shape != (length,):
-        raise ModelError(
-            f"{_OWNER}: expected {length} labels, one for each row, given shape {given.shape}; give each row a class"
-        )
-    if given.dtype.kind == "f":
-        if not holds(whole := np.isfinite(given) & (given == np.rint(given))):
-            raise refuse_rows(
-                whole,
-                f'{_OWNER}: expected classes, whole numbers or texts (or task="regression" for any number)',
-                given,
-            )
-    elif given.dtype.kind not in "biuU":
-        raise ModelError(
-            f"{_OWNER}: expected classes to be whole numbers or texts, given {shortened(given[0])}; give each class "
-            "a number or a name"
-        )
-    return given
 
 
 _NAME: Final = "DecisionTree"
-_BINS_LIMIT: Final = 1 << 16  # a bin's number fits into two bytes
+
+
+_BINS_LIMIT: Final = 1 << 16  # The number of a bin fits into two bytes.
 
 
 class DecisionTree:
     """A tree of questions such as ``width ≤ 2.5``, each chosen so that it divides the classes best.
 
-    ``task`` is ``"classification"`` (by Gini impurity) or ``"regression"`` (by variance). The tree grows level
-    by level, at most ``maximum_depth`` questions deep; both sides of a question keep at least ``minimum_rows``
-    rows, and it lowers the impurity, as a mean over all rows, by more than nothing and by at least
-    ``minimum_gain``. A feature is divided between any two of its values where there are at most
-    ``maximum_bins`` of them, otherwise between that many quantiles. ``feature_names`` are for ``print(tree)``.
+    ``task`` is ``"classification"`` (by Gini impurity) or ``"regression"`` (by variance). The tree grows level by
+    level, and is at most ``maximum_depth`` questions deep. Each side of a question keeps at least ``minimum_rows``
+    rows. A question lowers the impurity, as a mean over all rows, by more than 0 and by at least ``minimum_gain``. A
+    feature with at most ``maximum_bins`` values is divided between any two of them, other features between that many
+    quantiles. ``feature_names`` are for ``print(tree)``.
 
-    It grows in a bounded iteration: the tree goes to workers, each with its part of the rows, the histograms they
-    make of the rows of each leaf are added up, and the leaves are split by them. The tree is the same, to the bit,
-    however many there are.
+    The tree grows in a bounded iteration of workers, each with a part of the rows. The number of workers does not
+    change the tree, to the last bit.
 
     >>> features = [[1.4, 0.2], [1.3, 0.3], [4.7, 1.4], [4.5, 1.5], [6.0, 2.5], [5.9, 2.1]]
     >>> species = ["setosa", "setosa", "versicolor", "versicolor", "virginica", "virginica"]
@@ -299,10 +82,6 @@ class DecisionTree:
     │   length > 5.3: virginica (2 rows)
     >>> tree.predict([[1.5, 0.1], [5.5, 2.0]]).tolist()
     ['setosa', 'virginica']
-
-    Decision trees for classes and for numbers.
-
-    What a tree is fitted to: features, labels and weights, checked.
     """
 
     def __init__(
@@ -342,26 +121,26 @@ class DecisionTree:
         parallelism: int = 1,
         progress: bool | None = None,
     ) -> Self:
-        """Grow the tree anew for these rows, or for what is in a topic now; gives itself.
+        """Grow a new tree for these rows, or for the records that are in a topic now; return this object.
 
-        ``features`` is a matrix (rows, features) of finite numbers or ``SparseRows``; ``labels`` has a class for each
-        row (a whole number or a text), or a number for regression. Rows of weight 0 do not count. The work is done by
-        ``parallelism`` subtasks, which hold all rows in memory, dense.
+        ``features`` is a matrix (rows, features) of finite numbers or ``SparseRows``. ``labels`` has a class for each
+        row (a whole number or a text), or a number for regression. Rows of weight 0 do not count. ``parallelism``
+        subtasks share the work, and hold all rows in memory, dense.
 
-        Of a topic, ``decode`` says how its values are read, and ``extract(batch)`` makes ``Examples``; the records of
-        libsvm and dummy files are understood without.
+        For a topic, ``decode`` decodes its values, and ``extract(batch)`` returns the ``Examples`` of a batch of
+        records; the records of libsvm and dummy files need no ``extract``.
 
-        On a terminal a bar shows the levels (``progress`` True or False: in any case, never). Ctrl-C ends it with the
+        On a terminal a bar shows the levels (``progress`` True: everywhere, False: never). Ctrl-C ends the fit with the
         tree so far; while rows are still read it raises KeyboardInterrupt.
 
-        Raises ModelError for rows that cannot be learned from, JobFailed for records that cannot be read; the tree
-        stays what it was.
+        Raises ModelError for rows that cannot be learned from, JobFailed for records that cannot be read; then the old
+        tree is kept.
         """
         title = f"{_NAME}.fit"
         check_parallelism(parallelism, step=title)
         if isinstance(features, Topic):
             refuse_arrays_with_topic(title, features, labels=labels, sample_weights=sample_weights)
-            examples = joined(examples_in_topic(features, decode, extract, owner=title))
+            examples = _joined_examples(examples_in_topic(features, decode, extract, owner=title))
         else:
             refuse_options_of_topics(title, decode=decode, extract=extract)
             if isinstance(features, str):
@@ -369,7 +148,7 @@ class DecisionTree:
             if labels is None:
                 raise ModelError(f"{title}: expected labels, one for each row, given none; pass them second")
             examples = Examples(features, labels, sample_weights)
-        rows = training_rows(examples, self.task, self.feature_names)
+        rows = _training_rows(examples, self.task, self.feature_names)
         options = TreeOptions(
             classes=None if rows.classes is None else len(rows.classes),
             maximum_depth=self.maximum_depth,
@@ -392,7 +171,7 @@ class DecisionTree:
             progress=progress,
             describe=lambda: f"{leaves.items[-1]} leaves" if len(leaves) else "",
         )
-        if not grown.items:  # Interrupted before the rows were summed up.
+        if not grown.items:  # Ctrl-C came before the rows were summarized.
             raise KeyboardInterrupt
         [last] = grown.items
         return grown_tree(last, options)
@@ -400,7 +179,7 @@ class DecisionTree:
     # ---- predicting
 
     def predict(self, features: Features) -> npt.NDArray[Any]:
-        """The class, or the number, for each row."""
+        """Return the class, or the number, for each row."""
         values = self._values(features)
         if self._classes is None:
             return values[:, 0]
@@ -408,7 +187,7 @@ class DecisionTree:
         return predicted
 
     def predict_probability(self, features: Features) -> Floats:
-        """For each row the probability of each class, in the order of ``classes``: an array (rows, classes)."""
+        """Return the probability of each class for each row: an array (rows, classes), in the order of ``classes``."""
         if self.task != "classification":
             raise ModelError(
                 f"{_NAME}.predict_probability: expected a tree for classes, given one for regression; use predict"
@@ -423,7 +202,7 @@ class DecisionTree:
         values: Floats = tree.values[tree.leaves_of(rows)]
         return values
 
-    # ---- looking at it
+    # ---- reading the tree
 
     @property
     def classes(self) -> npt.NDArray[Any]:
@@ -435,12 +214,12 @@ class DecisionTree:
 
     @property
     def depth(self) -> int:
-        """The most questions that are asked of a row."""
+        """The largest number of questions for one row."""
         return self._fitted().depth
 
     @property
     def leaves(self) -> int:
-        """How many different answers there can be."""
+        """The number of leaves."""
         return self._fitted().leaves
 
     def __str__(self) -> str:
@@ -454,7 +233,7 @@ class DecisionTree:
         if self._classes is None:
             return f"{tree.values[leaf, 0]:.6g} ({rows})"
         shares = tree.values[leaf]
-        # Down to a tenth of a percent: a leaf that is not pure has never 100 %.
+        # Rounded down to a tenth of a percent: a leaf with several classes never shows 100 %.
         percent = np.floor(1_000 * shares.max() + 1e-9) / 10
         share = "" if shares.max() == 1.0 else f", {percent:g}%"
         return f"{self._classes[shares.argmax()]} ({rows}{share})"
@@ -471,10 +250,10 @@ class DecisionTree:
             )
         return self._tree
 
-    # ---- keeping it
+    # ---- saving the tree
 
     def parameters(self) -> dict[str, Any]:
-        """What is needed to predict, as plain data."""
+        """Return all that is needed to predict, as plain data."""
         tree = self._fitted()
         return {
             "task": self.task,
@@ -486,7 +265,7 @@ class DecisionTree:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> Self:
-        """A tree that predicts as the one whose :meth:`parameters` these are."""
+        """Return a tree that predicts as the tree that gave these :meth:`parameters`."""
         if missing := {"task", "width", "classes", "feature_names", "tree"} - parameters.keys():
             raise ModelError(
                 f"{_NAME}.from_parameters: expected what parameters() gave, given none of {sorted(missing)}"
@@ -503,3 +282,223 @@ def _gain(given: Any) -> float:
             f"{_NAME}(minimum_gain=): expected a finite number of at least 0, given {given!r}; 0 takes every gain"
         )
     return float(given)
+
+
+class _TrainingRows(NamedTuple):
+    """The rows with a weight above 0, checked."""
+
+    columns: Columns
+    """``features``, a matrix; ``label``, a number or the number of a class; ``weight``."""
+    classes: npt.NDArray[Any] | None
+    """The classes in ascending order; None for regression."""
+
+
+def _training_rows(examples: Examples, task: Task, feature_names: Sequence[str] | None) -> _TrainingRows:
+    """Return checked examples; ModelError for examples that cannot be learned from."""
+    matrix = _matrix(examples.features, feature_names)
+    given = np.ones(len(matrix)) if examples.weights is None else examples.weights
+    weights = row_weights(_NAME, given, len(matrix))
+    classes, labels = _classes_and_labels(task, examples.targets, len(matrix))
+    if not holds(counting := weights > 0):
+        if not counting.any():
+            raise ModelError(f"{_NAME}: expected at least one row with a sample weight above 0, given none")
+        matrix, labels, weights = matrix[counting], labels[counting], weights[counting]
+    return _TrainingRows(Columns({"features": matrix, "label": labels, "weight": weights}), classes)
+
+
+def _joined_examples(parts: Sequence[Examples]) -> Examples:
+    """Return all examples as one, dense; sparse rows may have different widths."""
+    width = max((part.features.width for part in parts if isinstance(part.features, SparseRows)), default=0)
+    weights = None
+    if any(part.weights is not None for part in parts):
+        weights = _stacked(
+            [
+                np.ones(len(np.asarray(part.targets))) if part.weights is None else part.weights
+                for part in parts
+            ]
+        )
+    return Examples(
+        _stacked([_dense(part.features, width) for part in parts]),
+        _stacked([part.targets for part in parts]),
+        weights,
+    )
+
+
+def _stacked(parts: Sequence[npt.ArrayLike]) -> npt.NDArray[Any]:
+    if not parts:
+        return np.zeros(0)
+    try:
+        return np.concatenate([np.asarray(part) for part in parts])
+    except ValueError as error:
+        raise ModelError(
+            f"{_NAME}: expected examples of one shape in all batches of the topic, given others: {error}; look at "
+            "what extract gives"
+        ) from None
+
+
+def _dense(features: Features, width: int) -> npt.ArrayLike:
+    if isinstance(features, SparseRows):
+        features = SparseRows(features.indptr, features.indices, features.values, width)
+    return dense_features(features)
+
+
+def _matrix(features: Features, feature_names: Sequence[str] | None) -> Floats:
+    matrix = as_floats(_NAME, "features", dense_features(features))
+    if matrix.ndim != 2 or not matrix.size:
+        raise ModelError(
+            f"{_NAME}: expected features as a matrix (rows, features) with at least one of each, given shape "
+            f"{matrix.shape}; give a row for each label"
+        )
+    if feature_names is not None and len(feature_names) != matrix.shape[1]:
+        raise ModelError(
+            f"{_NAME}: expected as many features as feature_names, {len(feature_names)}, given "
+            f"{matrix.shape[1]}; name each of them"
+        )
+    refuse_not_finite(_NAME, matrix)
+    return matrix
+
+
+def _classes_and_labels(
+    task: Task, labels: npt.ArrayLike, length: int
+) -> tuple[npt.NDArray[Any] | None, Floats]:
+    """Return the classes, and for each row the number of its class; for regression None, and the labels."""
+    if task == "classification":
+        classes, of_rows = np.unique(_checked_classes(labels, length), return_inverse=True)
+        return classes, of_rows.astype(np.float64)
+    numbers = row_vector(_NAME, "labels", labels, length)
+    if not holds(finite := np.isfinite(numbers)):
+        raise refuse_rows(finite, f"{_NAME}: expected finite labels", numbers)
+    return None, numbers
+
+
+def _checked_classes(labels: npt.ArrayLike, length: int) -> npt.NDArray[Any]:
+    given = array_of(f"{_NAME}: labels", labels)
+    if given.shape != (length,):
+        raise ModelError(
+            f"{_NAME}: expected {length} labels, one for each row, given shape {given.shape}; give each row a class"
+        )
+    if given.dtype.kind == "f":
+        if not holds(whole := np.isfinite(given) & (given == np.rint(given))):
+            raise refuse_rows(
+                whole,
+                f'{_NAME}: expected classes, whole numbers or texts (or task="regression" for any number)',
+                given,
+            )
+    elif given.dtype.kind not in "biuU":
+        raise ModelError(
+            f"{_NAME}: expected classes to be whole numbers or texts, given {shortened(given[0])}; give each class "
+            "a number or a name"
+        )
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A tree as arrays, with an entry for each node; node 0 is the root.
+
+    A row whose feature is at most the threshold continues at node ``child``, other rows at node ``child + 1``.
+
+    >>> tree = Tree(np.array([1, -1, -1]), np.array([2.5, 0, 0]), np.array([1, 0, 0]),
+    ...             np.array([7, 4, 3]), np.array([[0.5], [0.0], [1.0]]))
+    >>> tree.leaves_of(np.array([[9.0, 2.0], [9.0, 3.0]])).tolist(), tree.depth, tree.leaves
+    ([1, 2], 1, 2)
+    """
+
+    feature: Indices
+    """The number of the feature that each node asks for; -1 for a leaf."""
+    threshold: Floats
+    """The number that this feature is compared with."""
+    child: Indices
+    """The first of the two children."""
+    rows: Indices
+    """The number of rows that reached each node when the tree grew."""
+    values: Floats
+    """An array (nodes, values): the probability of each class, or the one number to predict."""
+
+    def leaves_of(self, features: Floats) -> Indices:
+        """Return the leaf of each row of a matrix (rows, features)."""
+        nodes = np.zeros(len(features), dtype=np.intp)
+        rows = np.arange(len(features))
+        while len(rows := rows[self.feature[nodes[rows]] >= 0]):
+            at = nodes[rows]
+            right = features[rows, self.feature[at]] > self.threshold[at]
+            nodes[rows] = self.child[at] + right
+        return nodes
+
+    @property
+    def depths(self) -> Indices:
+        """The distance of each node from the root."""
+        depths = np.zeros(len(self.feature), dtype=np.intp)
+        for node in np.flatnonzero(self.feature >= 0):  # Children have higher numbers than their parents.
+            child = self.child[node]
+            depths[child : child + 2] = depths[node] + 1
+        return depths
+
+    @property
+    def depth(self) -> int:
+        """The number of questions between the root and the farthest leaf."""
+        return int(self.depths.max())
+
+    @property
+    def leaves(self) -> int:
+        """The number of leaves."""
+        return int(np.count_nonzero(self.feature < 0))
+
+    def as_plain_data(self) -> dict[str, Any]:
+        """Return the arrays by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_plain_data(cls, arrays: Mapping[str, Any]) -> Tree:
+        """Return the tree that :meth:`as_plain_data` gave."""
+        return cls(*(arrays[name] for name in cls.__slots__))
+
+
+def grown_tree(grown: dict[str, Any], options: TreeOptions) -> Tree:
+    """Return the tree, with the predictions of its nodes, from the last state of the owner."""
+    arrays, plan, criterion = grown["tree"], grown["plan"], options.criterion()
+    statistics = arrays["statistics"]
+    return Tree(
+        feature=arrays["feature"],
+        threshold=arrays["threshold"],
+        child=arrays["child"],
+        rows=criterion.rows(statistics).astype(np.intp),
+        values=criterion.values(statistics) * plan["scale"] + plan["center"],
+    )
+
+
+_INDENT: Final = "│   "
+
+
+def tree_lines(
+    tree: Tree, feature_names: Sequence[str] | None, describe_leaf: Callable[[int], str]
+) -> Iterator[str]:
+    """Give a line for each branch: its question, followed by the leaf, or by its own branches in the next lines.
+
+    >>> import numpy as np
+    >>> tree = Tree(np.array([1, -1, -1]), np.array([2.5, 0, 0]), np.array([1, 0, 0]),
+    ...             np.array([7, 4, 3]), np.array([[0.5], [0.0], [1.0]]))
+    >>> for line in tree_lines(tree, ["length", "width"], lambda leaf: f"leaf {leaf}"):
+    ...     print(line)
+    width ≤ 2.5: leaf 1
+    width > 2.5: leaf 2
+    """
+    if tree.feature[0] < 0:
+        yield describe_leaf(0)
+        return
+    waiting = list(reversed(_branches(tree, 0, 0)))
+    while waiting:
+        node, sign, parent, indent = waiting.pop()
+        feature = tree.feature[parent]
+        name = f"x[{feature}]" if feature_names is None else feature_names[feature]
+        branch = f"{_INDENT * indent}{name} {sign} {tree.threshold[parent]:.6g}"
+        if tree.feature[node] < 0:
+            yield f"{branch}: {describe_leaf(node)}"
+        else:
+            yield branch
+            waiting.extend(reversed(_branches(tree, node, indent + 1)))
+
+
+def _branches(tree: Tree, node: int, indent: int) -> list[tuple[int, str, int, int]]:
+    child = int(tree.child[node])
+    return [(child, "≤", node, indent), (child + 1, ">", node, indent)]

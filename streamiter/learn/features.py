@@ -1,4 +1,8 @@
-"""Features."""
+"""From records to features: ``FeatureHasher`` and ``StandardScaler``.
+
+A hasher turns records with named fields into sparse rows, without a vocabulary. A scaler learns the mean and the
+deviation of each feature, and :func:`scaled` expresses rows in units of them.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +38,7 @@ __all__ = [
 
 
 def records_with_fields(given: Any) -> Columns | Sequence[Mapping[str, Any]]:
-    """What is given as records: a table as ``Columns``. Raises ModelError for what has no records.
-
-    What hashing makes of the values of a field: texts to hash, numbers, or a refusal.
-    """
+    """Return the records that were given, a table as ``Columns``; ModelError for an object without records."""
     if isinstance(given, (Columns, list)):
         return given
     if isinstance(given, Mapping):
@@ -55,7 +56,7 @@ _TEXTS: Final = frozenset((str, bytes, np.str_, np.bytes_))
 
 
 def column_of(records: Columns | Sequence[Mapping[str, Any]], field: str) -> Sequence[Any]:
-    """The values of a field, as plain Python objects."""
+    """Return the values of a field as plain Python objects."""
     if isinstance(records, Columns):
         if field not in records:
             raise ModelError(f"FeatureHasher: expected a field {field!r}, given {', '.join(records.names)}")
@@ -84,7 +85,7 @@ def _has_fields(record: Any) -> bool:
 
 
 def as_numbers(values: Sequence[Any]) -> Floats:
-    """The values as floats, NaN for those that are missing, infinity for what is no number."""
+    """Return the values as floats: NaN for a missing value, infinity for a value that is no number."""
     try:
         return np.frombuffer(
             array("d", values)
@@ -102,9 +103,9 @@ def as_numbers(values: Sequence[Any]) -> Floats:
 
 
 def as_number(value: Any) -> float:
-    """The value, infinity for what is no number.
+    """Return the value as a float, infinity for a value that is no number.
 
-    A text is one where plain digits spell it: Python takes digits of other scripts and underscores, too.
+    A text is a number only if plain digits spell it; Python would accept digits of other scripts and underscores.
     """
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
@@ -117,9 +118,9 @@ def as_number(value: Any) -> float:
 
 
 def as_text(value: Any) -> str | None:
-    """What is hashed for a value, or None for no value. Values that are equal have the same text.
+    """Return the text that is hashed for a value, None for a missing value. Equal values have the same text.
 
-    NULs at a text's end do not count: columns of numpy cannot hold them, and dicts must give the same.
+    NULs at the end of a text are removed: columns of numpy cannot hold them, and dicts must give the same features.
     """
     if isinstance(value, str):
         return value.rstrip("\0")
@@ -154,35 +155,33 @@ def bad_values(field: str, values: Sequence[Any]) -> BadRows:
     )
 
 
-# What stands for "no such feature here" until the rows are put together.
+# The place of a feature that is missing in a row, until the rows are put together.
 _ABSENT: Final = -1
 
-# 2**32 weights of 8 bytes are 32 GiB a slot.
+# 2**32 weights of 8 bytes are 32 GiB for each slot of an optimizer.
 _BITS_MAX: Final = 32
 
 
 class FeatureHasher:
-    """Fields of records to features, each at the place its hash says among 2**bits.
+    """Turns records with named fields into sparse rows: the hash of a feature is its place among 2**bits places.
 
-    A *categorical* field gives one feature of value 1 for each text it may have; 5, 5.0 and "5" are the
-    same text, True and False are 1 and 0. A *numeric* field gives one feature whose value is the number.
-    A *cross* gives one feature for each combination of its fields. Each of the three may be a mapping to
-    scales, which multiply the values: with SGD the weights of a field then move scale² times as fast, so
-    that fields which change from day to day can be learned quickly and others slowly. None and NaN say
-    that a field has no value: its feature and its crosses are left out.
+    A *categorical* field gives one feature of value 1 for each of its texts; 5, 5.0 and "5" are the same text, True
+    and False are 1 and 0. A *numeric* field gives one feature whose value is the number. A *cross* gives one feature
+    for each combination of the values of its fields. Each of the three arguments may be a mapping to scales, which
+    multiply the values: with SGD the weights of a field then move scale² times as fast, so that fields which change
+    from day to day are learned quickly and others slowly. None and NaN mean that a field has no value: its feature and
+    its crosses are left out.
 
-    Two features may fall on one place and then share a weight: f features at 2**b places make about
-    f²/2**(b+1) such pairs, so 2,000 features at 18 bits 8 of them. Another ``seed`` makes other pairs. The
-    hash is the same on every machine and in every version of Python. There is no feature for a constant:
-    models have an intercept.
+    Two features may have the same place, and then share a weight. Among f features at 2**b places there are about
+    f²/2**(b+1) such pairs: with 2,000 features and 18 bits, 8 pairs. Another ``seed`` makes other pairs. The hash is
+    the same on every machine and in every version of Python. There is no feature for a constant: models have an
+    intercept.
 
-    A categorical field in ``tables`` has so many places of its own, behind those that the others share: its
-    features fall together among themselves only, and the model may treat them in their own way
-    (``places_of(field)`` tells where they are; see ``SGD(l2=)``).
+    A categorical field in ``tables`` has a table of that many places, behind the shared places. Its features share
+    places only with each other, and the model may treat them differently (``places_of(field)`` returns the places; see
+    ``SGD(l2=)``).
 
-    Up to ``cached`` values a field are remembered, for speed only.
-
-    Records with named fields become sparse rows, without a vocabulary: feature hashing.
+    Up to ``cached`` values of each field are kept with their places, for speed only.
 
     >>> hasher = FeatureHasher(["color", "size"], numeric={"price": 0.01}, crosses=[("color", "size")], bits=10)
     >>> red = {"color": "red", "size": 3, "price": 250.0}
@@ -238,22 +237,22 @@ class FeatureHasher:
         self._numbers_max = np.array([_largest(scale, len(scales)) for scale in self.numeric.values()])
 
     def index(self, field: str | tuple[str, ...], value: Any = None) -> int:
-        """The place of a feature: a numeric field, a field and its value, a cross and its values."""
+        """Return the place of a feature: of a numeric field, a field and its value, or a cross and its values."""
         self._check_known(field)
         if isinstance(field, tuple):
             return self._cross_place_of(field)(value)
         return self._hashed(field) if field in self.numeric else self._place_of(field)(value)
 
     def places_of(self, field: str | tuple[str, ...]) -> slice:
-        """The places on which features of a field or cross may fall: its table, or what the others share."""
+        """Return the places that features of a field or a cross may have: its table, or the shared places."""
         self._check_known(field)
         return self._among(field)
 
     def rows(self, records: Columns | Sequence[Mapping[str, Any]]) -> SparseRows:
-        """The features of each record: dicts, ``Columns``, or the rows of a table of pandas, polars or Arrow.
+        """Return the features of each record: of dicts, ``Columns``, or a table of pandas, polars or Arrow.
 
-        Raises :class:`~streamiter.learn.rows.BadRows` where a record lacks a field (give None where it
-        has no value), or a value is of another kind than its field.
+        Raises :class:`~streamiter.learn.rows.BadRows` for records that lack a field (give None for no value), and for
+        values that do not fit the kind of their field.
         """
         records = records_with_fields(records)
         if not len(records):
@@ -308,7 +307,7 @@ class FeatureHasher:
         return _sorted_rows(indices, values, self.width)
 
     def _too_large(self, too_large: npt.NDArray[np.bool_], numbers: list[Sequence[Any]]) -> BadRows:
-        """The error for the first field that has such numbers, or what is no number."""
+        """Return the error for the first field that has numbers too large, or values that are no numbers."""
         position = int(np.argmax(too_large.any(axis=0)))
         bad = np.flatnonzero(too_large[:, position])
         given = numbers[position][bad[0]]
@@ -327,7 +326,7 @@ class FeatureHasher:
         digest = blake2b(digest_size=8, key=self._key)
         for part in parts:
             text = part.encode("utf-8", "surrogatepass")
-            # With its length in front of it, no part can pass for another and a piece of the next.
+            # The length in front makes the parts unambiguous: "a", "bc" differs from "ab", "c".
             digest.update(b"%d:%b" % (len(text), text))
         places = among or self._shared
         return places.start + int.from_bytes(digest.digest(), "little") % (places.stop - places.start)
@@ -352,7 +351,7 @@ class FeatureHasher:
 
 
 def _tables(sizes: Mapping[str, int], *, start: int) -> dict[str, slice]:
-    """Where the fields' own tables lie, one behind the other."""
+    """Return the places of the fields' own tables, one table behind the other."""
     tables = {}
     for field, size in sizes.items():
         size = whole_number(f"FeatureHasher(tables=): field {field!r}", size, 1, 1 << _BITS_MAX)
@@ -362,15 +361,15 @@ def _tables(sizes: Mapping[str, int], *, start: int) -> dict[str, slice]:
 
 
 def _largest(scale: float, features: int) -> float:
-    """The largest number of a field with which a row stays finite, all its features on one place included.
+    """Return the largest number of a field for which a row stays finite, even if all its features have one place.
 
-    Never above half of the largest float: then rounding cannot lead past it.
+    It is at most half of the largest float, so that rounding cannot exceed that float.
     """
     return sys.float_info.max / 2 / features / max(abs(float(scale)), 1.0)
 
 
 class _Places(dict[Hashable, int]):
-    """The places of the values of one field that came lately."""
+    """A cache: the places of the values of one field that came recently."""
 
     def __init__(self, place: Callable[[Any], int], limit: int) -> None:
         super().__init__()
@@ -379,7 +378,7 @@ class _Places(dict[Hashable, int]):
 
     def __missing__(self, value: Hashable) -> int:
         place = self._place(value)
-        if place != _ABSENT:  # a NaN is equal to no other: kept, they would pile up
+        if place != _ABSENT:  # A NaN equals no other NaN: the cache would fill with them.
             if len(self) >= self._limit:
                 self.clear()
             self[value] = place
@@ -424,35 +423,31 @@ def _check_fields(
 class StandardScaler:
     """Learns the mean and the sample deviation of each feature, row by row or in mini-batches of any size.
 
-    Belongs to one task. Refused rows are named in a ``BadRows``, and leave it as it was.
+    Use a scaler in one task only. A ``BadRows`` names the rows that are refused; then the scaler has not changed.
 
     >>> scaler = StandardScaler()
     >>> scaler.learn([[1.0, 5.0], [3.0, 5.0]])
     >>> scaler.parameters()["mean"].tolist(), scaler.parameters()["deviation"].round(3).tolist()
     ([2.0, 5.0], [1.414, 0.0])
-
-    Mean and deviation of each feature, and what to do with them.
-
-    Mean and deviation of each feature: ``StandardScaler``, and ``online_standard_scaler``.
     """
 
     def __init__(self) -> None:
         self._records = 0
         self._mean: Floats = np.zeros(0)
         self._squares: Floats = np.zeros(0)
-        """Sum of the squared distances to the mean."""
+        """The sum of the squared distances to the mean."""
 
     @property
     def records(self) -> int:
-        """Rows learned from so far."""
+        """The number of rows learned from so far."""
         return self._records
 
     def check(self, rows: npt.ArrayLike) -> Floats:
-        """The rows as a matrix; raises ModelError for what could not be learned from."""
+        """Return the rows as a matrix; ModelError for rows that cannot be learned from."""
         return as_points("StandardScaler", rows, len(self._mean) if self._records else None, what="rows")
 
     def learn(self, rows: npt.ArrayLike) -> None:
-        """Take in more rows. Source: Chan, Golub and LeVeque, "Updating formulae … sample variances" (1979)."""
+        """Learn from more rows. Source: Chan, Golub and LeVeque, "Updating formulae … sample variances" (1979)."""
         given = self.check(rows)
         if not len(given):
             return
@@ -470,7 +465,7 @@ class StandardScaler:
         self._records = records
 
     def parameters(self) -> dict[str, Any]:
-        """``mean`` and ``deviation``, arrays of the features; of a single row the deviation is 0."""
+        """Return ``mean`` and ``deviation``, an array each; after a single row the deviation is 0."""
         if not self._records:
             raise ModelError(
                 "StandardScaler: expected rows to have learned from, given none so far; learn first"
@@ -483,19 +478,19 @@ class StandardScaler:
         return ModelSnapshot(self.parameters(), records=self._records)
 
     def state(self) -> dict[str, Any]:
-        """All that it has learned, as plain data of its own."""
+        """Return a copy of everything the scaler has learned, as plain data."""
         return {"records": self._records, "mean": self._mean.copy(), "squares": self._squares.copy()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state`."""
+        """Take on a :meth:`state`."""
         self._records = state["records"]
         self._mean, self._squares = state["mean"].copy(), state["squares"].copy()
 
 
 def scaled(parameters: Mapping[str, Any], rows: npt.ArrayLike) -> Floats:
-    """Rows (or one row) less the mean, in units of the deviation; a feature that never varied becomes 0.
+    """Return rows (or one row) minus the mean, divided by the deviation; a feature that never varied becomes 0.
 
-    What a ``ServedModel(predict=scaled)`` answers with, and what to do before a linear model.
+    Use it for ``ServedModel(predict=scaled)``, or before a linear model.
 
     >>> scaled({"mean": np.array([2.0, 5.0]), "deviation": np.array([0.5, 0.0])}, [[3.0, 5.0]]).tolist()
     [[2.0, 0.0]]
@@ -517,20 +512,18 @@ def online_standard_scaler(
     dead_letter: Topic | None = None,
     name: str | None = None,
 ) -> Stream:
-    """Mean and sample deviation of each feature, of all rows so far: a ``ModelSnapshot`` for each window.
+    """Learn mean and sample deviation of each feature from a stream: emits a ``ModelSnapshot`` for each window.
 
-    A row is an array or list of numbers. A window is ``window`` rows; fewer at the end of the input, and with a
-    timeout ``timeout_s`` seconds after its first row came. All of it happens in one subtask. What is emitted has the
-    parameters ``mean`` and ``deviation`` (see :func:`scaled`) and goes to ``publish_model``. Records that are no rows
-    follow ``on_error`` or go to ``dead_letter``.
+    A row is an array or list of numbers. A window is ``window`` rows; it is shorter at the end of the input, and if
+    ``timeout_s`` seconds have passed since its first row. Each model is of all rows so far: its parameters are ``mean``
+    and ``deviation`` (see :func:`scaled`), and ``publish_model`` publishes it. One subtask does all the work. Records
+    that are no rows follow ``on_error`` or go to ``dead_letter``.
 
     >>> from streamiter import Flow
     >>> flow = Flow("scale")
     >>> models = online_standard_scaler(flow.from_items([[1.0], [3.0], [5.0]]), window=2).collect()
     >>> flow.run().state, [(m.records, float(m.parameters["mean"][0])) for m in models.items]
     ('finished', [(2, 2.0), (3, 3.0)])
-
-    Mean and deviation of each feature of a stream, over everything so far: a version for each window.
     """
     check_stream("online_standard_scaler", rows, "rows")
     label = step_names(rows.flow, name)

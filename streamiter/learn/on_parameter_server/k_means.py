@@ -1,4 +1,8 @@
-"""The update function of k-means: sums and counts become centroids."""
+"""k-means on a parameter server: ``k_means_on_parameter_server``.
+
+The centroids are in a matrix of the server, one column for each cluster. Workers add points to sums and counts, and an
+update function, which runs on the server, turns sums and counts into centroids.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class CentroidRows:
-    """Which rows of the matrix are what. A column is a cluster, so that a block of columns has all of its clusters.
+    """The numbers of the rows of the matrix. A column is a cluster, so that a block of columns has whole clusters.
 
     >>> rows = CentroidRows(coordinates=2)
     >>> rows.centroids, rows.weights, rows.sums, rows.counts
@@ -63,27 +67,27 @@ class CentroidRows:
 
     @property
     def centroids(self) -> range:
-        """A row for each coordinate."""
+        """The centroids, a row for each coordinate."""
         return range(self.coordinates)
 
     @property
     def weights(self) -> int:
-        """How many points each centroid stands for, older ones counted less."""
+        """The number of points that each centroid stands for; older points count less."""
         return self.coordinates
 
     @property
     def sums(self) -> range:
-        """Of the points that came since the last move, a row for each coordinate."""
+        """The sums of the points since the last move, a row for each coordinate."""
         return range(self.coordinates + 1, 2 * self.coordinates + 1)
 
     @property
     def counts(self) -> int:
-        """How many these were."""
+        """The number of these points."""
         return 2 * self.coordinates + 1
 
     @property
     def gathered(self) -> range:
-        """Sums and counts: what workers add to."""
+        """Sums and counts, the rows that workers add to."""
         return range(self.sums.start, self.counts + 1)
 
     def __len__(self) -> int:
@@ -92,11 +96,11 @@ class CentroidRows:
 
 @dataclass(frozen=True)
 class MoveCentroids(UpdateFunction):
-    """Move each centroid to the mean of its points, and begin to gather anew.
+    """Moves each centroid to the mean of its points, then sets sums and counts to 0.
 
-    The weight w of a centroid becomes ``w·decay + n``, where n new points are nearest to it, and it moves to
-    ``(w·decay·centroid + sum)/(w·decay + n)``: with a decay of 0 to the mean of the new points (Lloyd), with 1 to that
-    of all points ever seen. One without new points stays where it is.
+    The weight w of a centroid becomes ``w·decay + n``, where n is the number of new points that are nearest to it, and
+    the centroid moves to ``(w·decay·centroid + sum)/(w·decay + n)``: with a decay of 0 to the mean of the new points
+    (Lloyd), with 1 to the mean of all points so far. A centroid without new points does not move.
 
     >>> MoveCentroids("centroids", coordinates=2, decay=0.0)
     MoveCentroids(matrix='centroids', coordinates=2, decay=0.0)
@@ -132,11 +136,10 @@ class MoveCentroids(UpdateFunction):
 
 @dataclass(frozen=True, eq=False)
 class CentroidLearner(Learner):
-    """Rows of centroids, sums and counts, a column for each cluster.
+    """k-means whose centroids are on a parameter server, in the rows of :class:`CentroidRows`.
 
-    In step (BSP) the sums of all workers move the centroids with the clock; otherwise each worker's as they are pushed.
-
-    k-means whose centroids lie on a parameter server.
+    With BSP the sums of all workers move the centroids with the clock; otherwise the sums of each worker move them when
+    they are pushed.
     """
 
     matrix: str
@@ -215,23 +218,24 @@ def k_means_on_parameter_server(
     dead_letter: Topic | None = None,
     name: str | None = None,
 ) -> ParameterServerTraining:
-    """k-means with the centroids on a parameter server; ``initial`` are those to begin with, a row for each.
+    """k-means with the centroids on a parameter server; ``initial`` are the initial centroids, a row for each.
 
-    A point is a record: an array or list of its coordinates. Each of the ``workers`` (as many as ``points`` has
-    subtasks, unless said otherwise) has a part of the points, and goes through it ``epochs`` times in mini-batches of
-    ``batch`` points (None: all it has): it pulls the centroids, adds each point to the sum and the count of the
-    nearest, and clocks. When its part has ended it leaves. Sums and counts become centroids on the server: under
-    ``BSP()`` those of all workers together, otherwise each worker's as they come.
+    A point is a record: an array or list of its coordinates. Each of the ``workers`` (unless given, as many as
+    ``points`` has subtasks) has a part of the points, and reads it ``epochs`` times in mini-batches of ``batch``
+    points (None: all points of the part). For each mini-batch it pulls the centroids, adds each point to the sum and
+    the count of the nearest centroid, and clocks; after the last one it leaves. On the server sums and counts become
+    centroids: with ``BSP()`` those of all workers together, otherwise those of each worker when they arrive.
 
     A centroid with the weight w and n new points gets the weight w·decay + n, and moves to the mean of both. With all
-    points in a mini-batch, BSP and a decay of 0 these are the rounds of :func:`~streamiter.learn.k_means`; with small
-    mini-batches take a decay below 1, so that older points are forgotten slowly. One without points stays.
+    points in one mini-batch, BSP and a decay of 0 this is a round of :func:`~streamiter.learn.k_means`. With small
+    mini-batches take a decay below 1, so that older points are forgotten slowly. A centroid without points does not
+    move.
 
-    The parameters of a version: ``centroids`` (clusters, coordinates) and ``weights``. Its metrics: ``distance``, the
-    mean squared distance of points to their centroid before it moved. Other options as for
+    The parameters of a version are ``centroids`` (clusters, coordinates) and ``weights``. Its metric is ``distance``,
+    the mean squared distance of points to their centroid before it moved. The other options are those of
     :func:`~streamiter.learn.train_on_parameter_server`.
 
-    Raises GraphError for what cannot run; a job without points fails.
+    Raises GraphError for options that cannot be used. A job without points fails.
 
     >>> from streamiter import Flow
     >>> from streamiter.parameter_server import BSP, ParameterServer
@@ -243,8 +247,6 @@ def k_means_on_parameter_server(
     >>> models = clustering.models.collect()
     >>> flow.run().state, [model.parameters["centroids"].round(3).tolist() for model in models.items]
     ('finished', [[[0.1, 0.1], [9.2, 0.2]]])
-
-    k-means by workers that share the centroids through a parameter server.
     """
     check_stream(_OWNER, points, "points", bounded=True)
     check_server(_OWNER, server, points.flow)
@@ -283,7 +285,7 @@ def k_means_on_parameter_server(
 
 
 class _PreparePoints(Operator):
-    """Makes columns of lists of points; records that are no points follow the policy of the step."""
+    """Turns lists of points into columns of numbers; records that are no points follow the policy of the step."""
 
     def __init__(self, coordinates: int) -> None:
         self._coordinates = coordinates
@@ -298,7 +300,7 @@ class _PreparePoints(Operator):
 
 
 def _all(points: Stream) -> int:
-    """More than there are."""
+    """Return a batch size that no stream reaches; GraphError for a stream that never ends."""
     if not points.is_bounded:
         raise GraphError(
             f"{_OWNER}(batch=): expected how many points of {points.name!r}, which never ends, are a mini-batch, given "

@@ -1,4 +1,9 @@
-"""What can be said of training on a parameter server, checked."""
+"""Training on a parameter server: ``train_on_parameter_server`` for linear models, and the steps for any model.
+
+The flow is: mini-batches, a :class:`Repeater` for several passes over bounded data, the workers, and :class:`Versions`,
+which turns the reports of the workers into versions of the model. :func:`trained` adds these steps for any
+:class:`~streamiter.learn.on_parameter_server.worker.Learner`.
+"""
 
 from __future__ import annotations
 
@@ -59,14 +64,15 @@ __all__ = [
 
 
 def count_of(owner: str, option: str, given: Any) -> int:
-    """A whole number from 1 on."""
+    """Return an option that is a whole number of at least 1."""
     return whole_number(f"{owner}({option}=)", given, 1, error=GraphError)
 
 
 def check_server(owner: str, server: Any, flow: Flow) -> None:
-    """Raise GraphError for what is no server, and for one that another step works with.
+    """Raise GraphError unless a server is given that no other step uses.
 
-    Every worker of a server takes part in every matrix: those of the other step would be waited for, and never clock.
+    Every worker of a server takes part in every matrix: the training would wait for the workers of the other step,
+    which never clock its matrix.
     """
     if not isinstance(server, ParameterServer):
         raise GraphError(
@@ -81,7 +87,7 @@ def check_server(owner: str, server: Any, flow: Flow) -> None:
 
 
 def check_consistency(owner: str, consistency: Any) -> None:
-    """Raise GraphError for what is none."""
+    """Raise GraphError unless a consistency is given, such as ``BSP()``."""
     if not isinstance(consistency, Consistency) or type(consistency) is Consistency:
         raise GraphError(
             f"{owner}(consistency=): expected BSP(), ASP() or SSP(staleness=…), given {shortened(consistency)}; "
@@ -97,7 +103,7 @@ def check_dtype(owner: str, dtype: Any) -> None:
 
 
 def check_worker(owner: str, worker: Any) -> None:
-    """Raise GraphError for what is no class of workers."""
+    """Raise GraphError unless a class of workers is given."""
     if not (isinstance(worker, type) and issubclass(worker, ParameterServerWorker)):
         raise GraphError(
             f"{owner}(worker=): expected a class derived from ParameterServerWorker, given {shortened(worker)}; "
@@ -106,7 +112,7 @@ def check_worker(owner: str, worker: Any) -> None:
 
 
 def check_bounded(owner: str, stream: Stream, epochs: int) -> None:
-    """Raise GraphError for a stream that never ends and is to be gone through more than once."""
+    """Raise GraphError for a stream that never ends if there is more than one epoch."""
     if epochs > 1 and not stream.is_bounded:
         raise GraphError(
             f"{owner}(epochs=): expected 1 for {stream.name!r}, which never ends, given {epochs}; read the topic with "
@@ -115,11 +121,10 @@ def check_bounded(owner: str, stream: Stream, epochs: int) -> None:
 
 
 def repeated(stream: Stream, passes: int, *, memory_bytes: int, name: str) -> Stream:
-    """The records of each subtask ``passes`` times, in the same order; ``memory_bytes`` of them are kept in memory.
+    """Add a step that gives the records of each subtask ``passes`` times, in the same order.
 
-    Other than with :func:`~streamiter.replayed` no pass waits for another subtask's: they share no epoch.
-
-    Bounded data that each subtask goes through again and again, at its own pace.
+    Up to ``memory_bytes`` of them are kept in memory, the others on disk. Subtasks share no epochs: unlike with
+    :func:`~streamiter.replayed` no subtask waits for the pass of another one.
     """
     step = add_next_step(
         {SINGLE_INPUT: stream},
@@ -134,16 +139,16 @@ def repeated(stream: Stream, passes: int, *, memory_bytes: int, name: str) -> St
 
 @final
 class _RepeatNext(Control):
-    """Posted to itself: the next record, after others have had their turn and what was emitted has found room."""
+    """A repeater posts it to itself to emit its next record, when the channels have room and others had their turn."""
 
     __slots__ = ()
 
 
 @final
 class Repeater(Boundary):
-    """Keeps what passes it, and sends it again when its input has ended.
+    """Passes its records on and keeps them; when its input has ended, it emits them again, pass after pass.
 
-    It stands at the border of a task, so that checkpoint barriers pass between any two records.
+    It is at the border of a task, so that a checkpoint barrier can pass between any two records.
     """
 
     outlives_inputs = True
@@ -154,7 +159,7 @@ class Repeater(Boundary):
         self._is_repeating = False
         self._passes_left = passes - 1
         self._batch = self._record = 0
-        """What is sent next: a record of a batch that is kept."""
+        """The next record to emit: its batch among the kept batches, and its place in that batch."""
 
     def attach(self, surroundings: Surroundings) -> None:
         self._surroundings = surroundings
@@ -176,9 +181,9 @@ class Repeater(Boundary):
         elif isinstance(control, DrainInput):
             self._passes_left = 0
         elif isinstance(control, _RepeatNext):
-            await self._go_on(out)
+            await self._repeat_next(out)
 
-    async def _go_on(self, out: BoundaryOutput) -> None:
+    async def _repeat_next(self, out: BoundaryOutput) -> None:
         if not self._passes_left or not len(self._cache):
             await out.control(EndOfInput())
             return
@@ -213,21 +218,19 @@ class Repeater(Boundary):
             self._context.post(_RepeatNext())
 
 
-LOSSES: Final = OutputTag("losses")
-"""The side output: for each mini-batch its mean loss, and who has learned from it."""
+REPORTS: Final = OutputTag("losses")
+"""The side output of :class:`Versions`: for each mini-batch its mean loss, and the worker that learned from it."""
 
 
 class Versions(Operator):
-    """Makes a ``ModelSnapshot`` of all parameters that come, and at the end one of what the server holds then.
+    """Makes a ``ModelSnapshot`` of all parameters that workers send, and one of the server's parameters at the end.
 
-    By then every worker has left, so nothing is added any more; a worker whose own data has ended cannot know what
-    the others still add. Parallelism 1.
+    At the end every worker has left, so no worker adds anything any more; a worker whose own data has ended cannot
+    know what the others still add. Parallelism 1.
 
-    Where workers go in step, parameters are those after a clock of all of them, and wait here until each worker has
-    told what it learned from up to that clock, so that the counts do not depend on who is heard first. Otherwise they
-    count what has been heard so far.
-
-    From what the workers tell to versions of the model.
+    With BSP the parameters are those after a clock of all workers. They wait here until each worker has reported its
+    mini-batches up to that clock, so that the counts do not depend on the order of arrival. Otherwise a version counts
+    the reports that have arrived so far.
     """
 
     def __init__(self, learner: Learner, server: ParameterServer, workers: int, owner: str) -> None:
@@ -237,16 +240,16 @@ class Versions(Operator):
         self._owner = owner
         self._records = 0
         self._told: dict[int, tuple[int, float]] = {}
-        """What was learned from since the last version: records and the sum of their losses, by clock."""
+        """What was learned from since the last version: the number of records and the sum of their losses, by clock."""
         self._clocks: dict[int, int] = {}
-        """How far each worker has told."""
+        """The last clock that each worker has reported."""
         self._ended = 0
-        """Workers that have nothing more to tell."""
+        """The number of workers that have ended."""
         self._waiting: list[tuple[int, dict[str, Any]]] = []
-        """Clocks and parameters of versions to be made; workers that go in step are a clock apart at most."""
+        """Clocks and parameters of the versions to make; with BSP workers differ by one clock at most."""
 
     def process(self, told: dict[str, Any], out: Output) -> None:
-        """Count what a worker has learned from; make the versions that are due."""
+        """Count the report of a worker, then make the versions that are due."""
         if "parameters" in told:
             self._waiting.append((told["clock"], told["parameters"]))
         elif "ended" in told:
@@ -263,7 +266,7 @@ class Versions(Operator):
         records, loss = self._told.get(told["clock"], (0, 0.0))
         self._told[told["clock"]] = records + told["records"], loss + told["loss"]
         if told["records"]:
-            out.emit({**told, "loss": told["loss"] / told["records"]}, tag=LOSSES)
+            out.emit({**told, "loss": told["loss"] / told["records"]}, tag=REPORTS)
 
     def _is_due(self, clock: int) -> bool:
         if not self._learner.is_in_step:
@@ -304,22 +307,19 @@ class Versions(Operator):
         self._waiting = [(clock, parameters) for clock, parameters in state["waiting"]]
 
 
-# As for replayed streams: some ten million small rows, with a few workers a small part of a training machine.
+# As for replayed streams: some ten million small rows. For a few workers this is a small part of a machine's memory.
 REPEAT_MEMORY_BYTES: Final = 512 << 20
 
 
 @dataclass(frozen=True)
 class ParameterServerTraining:
-    """What training on a parameter server gives.
-
-    The steps that training on a parameter server is made of, whatever the model.
-    """
+    """The streams that a training on a parameter server returns."""
 
     models: Stream
-    """A ``ModelSnapshot``: the last one, and each n-th before it with ``publish_every=n``; for ``publish_model``."""
+    """A ``ModelSnapshot``: the last one, and with ``publish_every=n`` each n-th before it; for ``publish_model``."""
     losses: Stream
-    """For each mini-batch a dict: the ``worker``, its ``clock``, the mean ``loss`` before it, the ``records`` it had,
-    and the seconds ``waited_s`` that the worker waited for the parameters."""
+    """A dict for each mini-batch: the ``worker``, its ``clock``, the mean ``loss`` before the step, the number of its
+    ``records``, and the seconds ``waited_s`` that the worker waited for the parameters."""
 
 
 def trained(
@@ -334,7 +334,7 @@ def trained(
     memory_bytes: int,
     label: Callable[[str], str],
 ) -> ParameterServerTraining:
-    """Workers, one for each subtask of the mini-batches, and behind them the versions of the model."""
+    """Add the workers, one for each subtask of the mini-batches, and the versions of the model behind them."""
     workers = mini_batches.parallelism
     options = ServerWorkerOptions(learner, sys.maxsize if publish_every is None else publish_every)
     if epochs > 1:
@@ -345,7 +345,7 @@ def trained(
     models = told.process(
         lambda: Versions(learner, server, workers, owner), name=label("versions"), parallelism=1
     )
-    return ParameterServerTraining(models, models.side_output(LOSSES))
+    return ParameterServerTraining(models, models.side_output(REPORTS))
 
 
 _OWNER: Final = "train_on_parameter_server"
@@ -377,33 +377,33 @@ def train_on_parameter_server(
     dead_letter: Topic | None = None,
     name: str | None = None,
 ) -> ParameterServerTraining:
-    """Train a linear model whose weights lie on a parameter server: logistic, or with ``"squared"`` linear regression.
+    """Train a linear model whose weights are on a parameter server: logistic, or with ``"squared"`` linear regression.
 
-    Each of the ``workers`` (as many as ``examples`` has subtasks, unless said otherwise) has a part of the examples,
-    and goes through it ``epochs`` times in mini-batches of ``batch`` rows: it pulls the weights of the features that
-    are there, pushes the gradient, and clocks. When its part has ended it leaves. ``consistency`` says who waits:
+    Each of the ``workers`` (unless given, as many as ``examples`` has subtasks) has a part of the examples, and reads
+    it ``epochs`` times in mini-batches of ``batch`` rows. For each mini-batch it pulls the weights of the features that
+    occur, pushes the gradient, and clocks; after the last one it leaves. ``consistency`` says which workers wait:
 
-    - ``BSP()``: one step for a mini-batch of each worker, with the mean of their gradients (one that is shorter, or
-      missing, counts less). Neither timing nor the number of shards changes more than the last digits of the result.
-    - ``ASP()``: a step for every mini-batch, with the mean of its rows' gradients, and nobody waits.
-    - ``SSP(staleness=s)``: the same, and nobody is more than s mini-batches ahead of the slowest.
+    - ``BSP()``: one step for one mini-batch of each worker, with the mean of their gradients (a mini-batch that is
+      shorter or missing counts less). Timing and the number of shards change at most the last digits of the result.
+    - ``ASP()``: a step for every mini-batch, with the mean of its rows' gradients; no worker waits.
+    - ``SSP(staleness=s)``: the same, but no worker is more than s mini-batches ahead of the slowest one.
 
-    ``matrix`` is made with ``features`` columns and one for the intercept (l1 and l2 of the ``optimizer`` act on that,
-    too). The optimizer runs on the server, and changes only weights whose features are there; it is
-    ``FTRL(alpha=0.3, beta=0.1)`` unless given. ``extract(records)`` makes :class:`Examples` of a list of records; the
-    records of libsvm and dummy files are understood without. ``labels`` says which targets come, ``"0/1"`` or
+    ``matrix`` is created with ``features`` columns and one for the intercept (l1 and l2 of the ``optimizer`` act on the
+    intercept, too). The optimizer runs on the server, and changes only weights whose features occur; it is
+    ``FTRL(alpha=0.3, beta=0.1)`` unless given. ``extract(records)`` returns the :class:`Examples` of a list of records;
+    the records of libsvm and dummy files need no ``extract``. ``labels`` says which targets are given: ``"0/1"`` or
     ``"-1/1"``.
 
-    The server is the training's own for as long as the flow runs. The matrix outlives it: another flow with the same
-    settings goes on from what it holds.
+    While the flow runs, no other step may use the server. The matrix stays on the server when the flow ends: another
+    flow with the same settings continues from it.
 
-    The first worker gives a version of the model after every ``publish_every`` of its clocks, and the last one comes
-    when all have left. Each worker keeps its mini-batches for later epochs, up to ``memory_bytes`` in memory, then on
-    disk. With one epoch the stream may be endless. ``worker`` is a class derived from :class:`ParameterServerWorker`,
-    where more is to happen for each mini-batch. Rows that are no examples follow ``on_error`` or go to
-    ``dead_letter``. ``name`` stands before the names of the steps.
+    The first worker sends a version of the model after every ``publish_every`` of its clocks, and the last version is
+    made when all workers have left. Each worker keeps its mini-batches for later epochs, up to ``memory_bytes`` in
+    memory, then on disk. With one epoch the stream may be endless. ``worker`` is a class derived from
+    :class:`ParameterServerWorker`, to do more for each mini-batch. Rows that are no examples follow ``on_error`` or go
+    to ``dead_letter``. ``name`` is put in front of the names of the steps.
 
-    Raises GraphError for what cannot run; a job without examples fails.
+    Raises GraphError for options that cannot be used. A job without examples fails.
 
     >>> import numpy as np
     >>> from streamiter import Flow
@@ -418,8 +418,6 @@ def train_on_parameter_server(
     >>> models = training.models.collect()
     >>> flow.run().state, [model.parameters["weights"].round().tolist() for model in models.items]
     ('finished', [[2.0, -2.0]])
-
-    Linear models trained by workers that share their weights through a parameter server.
     """
     check_stream(_OWNER, examples, "examples")
     check_server(_OWNER, server, examples.flow)

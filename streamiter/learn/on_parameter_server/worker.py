@@ -1,4 +1,9 @@
-"""What a worker is told of the model it trains."""
+"""Workers on a parameter server, and the models they train.
+
+For each mini-batch a :class:`ParameterServerWorker` pulls parameters from the server, computes, pushes the result, and
+*clocks*: it says that its mini-batch is over. The consistency of the matrix decides who waits for whom. A
+:class:`Learner` is the model: what to pull, compute and push. :class:`LinearLearner` is that of linear models.
+"""
 
 from __future__ import annotations
 
@@ -52,75 +57,74 @@ __all__ = [
 
 
 class Computed(NamedTuple):
-    """What came of one mini-batch."""
+    """The result of one mini-batch."""
 
     contribution: Any
-    """To be pushed; None: nothing."""
+    """The numbers to push; None to push nothing."""
     loss: float
-    """The sum over its records, with the parameters that were pulled."""
+    """The sum of the losses of its records, with the parameters that were pulled."""
     records: int
-    """How many it has learned from."""
+    """The number of records that were learned from."""
 
 
 class Learner(abc.ABC):
-    """A model whose parameters lie in a matrix: what is pulled for a mini-batch, computed of it, and pushed.
+    """A model whose parameters are in a matrix: what is pulled, computed and pushed for a mini-batch.
 
     It holds settings only, and is shared by all workers.
     """
 
     matrix: str
-    """The name of the matrix, whose clock is the training's."""
+    """The name of the matrix; its clock is the clock of the training."""
 
     metric: str
-    """The name of its mean loss, among the metrics of a version."""
+    """The name of the mean loss among the metrics of a version."""
 
     consistency: Consistency
+    """The consistency of the matrix."""
 
     @property
     def is_in_step(self) -> bool:
-        """Whether what is pushed is applied with the clock of all workers."""
+        """Whether pushed numbers are applied together, with the clock of all workers (BSP)."""
         return isinstance(self.consistency, BSP)
 
     @abc.abstractmethod
     async def create(self, client: Client) -> None:
-        """Make the matrix, unless another worker has."""
+        """Create the matrix, unless another worker has created it."""
 
     @abc.abstractmethod
     async def pull(self, client: Client, mini_batch: Any) -> Any:
-        """The parameters that this mini-batch needs."""
+        """Return the parameters that this mini-batch needs."""
 
     @abc.abstractmethod
     def compute(self, mini_batch: Any, pulled: Any) -> Computed:
-        """What is to be pushed, and the loss. Raises ModelError where the arithmetic breaks down."""
+        """Return the numbers to push, and the loss. Raises ModelError if the arithmetic overflows."""
 
     @abc.abstractmethod
     async def push(self, client: Client, mini_batch: Any, contribution: Any) -> None:
-        """Have it added to the parameters, at once or with the clock, as the consistency says."""
+        """Add the contribution to the parameters, at once or with the clock, as the consistency says."""
 
     async def clock(self, client: Client) -> None:
-        """Say that this mini-batch is over: of every matrix there is."""
+        """Clock every matrix of the model: this mini-batch is over."""
         await client.clock(self.matrix)
 
     @abc.abstractmethod
     async def settle(self, client: Client) -> None:
-        """Return when the last clock of this worker is over as far as the consistency has it: in step, for all."""
+        """Return when the last push of this worker is applied; with BSP that is when all workers have clocked."""
 
     @abc.abstractmethod
     async def parameters(self, client: Client) -> dict[str, Any]:
-        """All that a consumer needs, for a version of the model."""
+        """Return all parameters, to publish a version of the model."""
 
 
 MiniBatch = dict[str, Any]
-"""``rows``, ``targets``, ``weights`` (or None), and ``columns`` of the matrix (None: all of them)."""
+"""``rows``, ``targets``, ``weights`` (or None), and the ``columns`` of the matrix that they need (None: all)."""
 
 
 def prepared(examples: CheckedExamples, *, intercept: bool) -> MiniBatch:
-    """Examples as a mini-batch; the column of the intercept is the one behind the features.
+    """Return examples as a mini-batch, which is plain data; it is prepared once and learned from in every pass.
 
-    Mini-batches of examples with the columns they need, prepared once and learned from in every pass.
-
-    A mini-batch is plain data. Of sparse rows it names the columns that are there, ascending, and its rows count these
-    columns only: that is what is pulled and pushed.
+    For sparse rows it names the columns that occur, in ascending order, and the rows contain only these columns: they
+    are pulled and pushed. The column of the intercept is the one behind the features.
 
     >>> rows = SparseRows.from_rows([([7, 2], [1.0, 3.0]), ([7], [2.0])], width=1_000_000)
     >>> mini_batch = prepared(CheckedExamples(rows, np.array([0.0, 1.0])), intercept=True)
@@ -139,13 +143,13 @@ def prepared(examples: CheckedExamples, *, intercept: bool) -> MiniBatch:
 
 
 def rows_of(mini_batch: MiniBatch) -> Rows:
-    """The rows: dense, or sparse rows of the columns that are there."""
+    """Return the rows: dense, or sparse rows of the columns that occur."""
     rows = mini_batch["rows"]
     return SparseRows(**rows) if isinstance(rows, dict) else rows
 
 
 class PrepareExamples(Operator):
-    """Makes mini-batches of lists of records; rows that are no examples follow the policy of the step."""
+    """Turns lists of records into mini-batches; rows that are no examples follow the policy of the step."""
 
     def __init__(self, checked: Callable[[Any], CheckedExamples], *, intercept: bool) -> None:
         self._checked = checked
@@ -158,42 +162,48 @@ class PrepareExamples(Operator):
 
 
 Labels = Literal["0/1", "-1/1"]
+"""The targets of logistic regression: 0 and 1, or -1 and 1."""
 
 _WEIGHTS: Final = 0
-"""The row of the weights: the first of those that an optimizer works on."""
+"""The row of the weights, the first of the rows that an optimizer works on."""
 
 
 @dataclass(frozen=True)
 class LinearLearner(Learner):
-    """Weights by column, the intercept behind them; rows: the weights, the optimizer's slots, the gradient.
+    """A linear model whose weights are on a parameter server.
 
-    In step (BSP) the gradients of all workers are summed up, and the optimizer makes a step of them with the clock.
-    Otherwise every mini-batch is a step of its own, made as it is pushed.
-
-    Linear models whose weights lie on a parameter server.
+    The matrix has a column for each feature, and one for the intercept behind them. Its rows are the weights, the
+    optimizer's slots and the gradient. With BSP the gradients of all workers are summed up, and the optimizer makes a
+    step with the sum when all workers have clocked. Otherwise each mini-batch makes a step when it is pushed.
     """
 
     matrix: str
     features: int
+    """The number of features."""
     intercept: bool
+    """Whether the model has an intercept."""
     loss: LinearLoss
+    """The loss that is minimized."""
     labels: Labels
+    """The targets that are given to logistic regression."""
     optimizer: Optimizer
+    """The update rule that runs on the server."""
     consistency: Consistency
     dtype: DType
+    """The dtype of the matrix."""
     rows_in_step: int
-    """Rows of a mini-batch of all workers together, which the gradient of a step in BSP is the mean of."""
+    """The rows of one mini-batch of all workers together: with BSP the gradient of a step is the mean over them."""
 
     metric = "loss"
 
     @property
     def columns(self) -> int:
-        """Of the matrix."""
+        """The number of columns of the matrix."""
         return self.features + self.intercept
 
     @cached_property
     def _optimize(self) -> Optimize:
-        """Of what a mini-batch does not name, nothing changes."""
+        """The update function; columns that a mini-batch does not name are not changed."""
         return Optimize(self.matrix, self.optimizer, sparse=True)
 
     async def create(self, client: Client) -> None:
@@ -257,7 +267,7 @@ class LinearLearner(Learner):
     # ---- examples
 
     def checked(self, owner: str, examples: Examples) -> CheckedExamples:
-        """Examples that can be learned from; ``BadRows`` names the others."""
+        """Return checked examples; ``BadRows`` names rows that cannot be learned from."""
         rows = checked_rows(owner, examples.features, self.features)
         refuse_not_finite(owner, rows)
         targets = self._targets(owner, row_vector(owner, "targets", examples.targets, len(rows)))
@@ -276,20 +286,18 @@ class LinearLearner(Learner):
 
 
 class ServerWorkerOptions(NamedTuple):
-    """What every worker of one training is given.
-
-    The worker: for each mini-batch pull, compute, push, clock.
-    """
+    """The options that all workers of one training share."""
 
     learner: Learner
+    """The model."""
     publish_every: int
-    """The first worker gives the parameters for a version after every so many of its clocks."""
+    """The first worker sends the parameters of a version after every so many of its clocks."""
 
 
 class ParameterServerWorker(Operator):
-    """Trains on the mini-batches that come to it, and leaves when there are no more, so that nobody waits for it.
+    """Trains on its mini-batches, and leaves the training after the last one, so that no worker waits for it.
 
-    Derive from it, and give the class as ``worker=``, where more is to happen for a mini-batch than to compute.
+    Derive a class from it and give that class as ``worker=``, to do more for each mini-batch than compute.
     """
 
     def __init__(self, options: ServerWorkerOptions) -> None:
@@ -303,21 +311,21 @@ class ParameterServerWorker(Operator):
         await self.learner.create(self.client)
 
     def wanted_inputs(self) -> None:
-        """All there is; but asked record by record, so that what is told of each goes on before the next."""
+        """Read all inputs; the method makes the engine send what was emitted for a record before the next record."""
         return
 
     async def compute(self, mini_batch: Any, pulled: Any) -> Computed:
-        """What to push of a mini-batch, with the parameters pulled for it."""
+        """Return what to push for a mini-batch, computed with the parameters that were pulled for it."""
         return self.learner.compute(mini_batch, pulled)
 
     async def process(self, mini_batch: Any, out: Output) -> None:
-        """One clock."""
+        """Pull, compute, push and clock for one mini-batch."""
         clock = self.context.clock
         asked_s = clock.monotonic_s()
         pulled = await self.learner.pull(self.client, mini_batch)
         waited_s = clock.monotonic_s() - asked_s
         if self.context.subtask_index == 0 and self._clocks and self._clocks % self._publish_every == 0:
-            # Now rather than right after the clock: there, where all go in step, it would have to wait for the others.
+            # Here and not right after the clock: with BSP the pull would wait there for all other workers.
             out.emit({"parameters": await self.learner.parameters(self.client), "clock": self._clocks})
         computed = await self.compute(mini_batch, pulled)
         if computed.contribution is not None:
@@ -335,7 +343,7 @@ class ParameterServerWorker(Operator):
         )
 
     async def finish(self, out: Output) -> None:
-        # It leaves when this returns. What it has added may still wait for the others.
+        # The worker leaves when this returns. Until then its last push may wait for other workers.
         await self.learner.settle(self.client)
         out.emit({"worker": self.context.subtask_index, "ended": True})
 
