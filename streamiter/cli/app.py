@@ -11,12 +11,11 @@ from typing import Annotated
 import typer
 
 from streamiter.cli.checkpoints import checkpoints_app
-from streamiter.cli.failures import INTERRUPTED, Commands
+from streamiter.cli.figures import INTERRUPTED, Commands
 from streamiter.cli.models import models_app
-from streamiter.cli.network import network_app
 from streamiter.cli.run import draw, examples, run
 from streamiter.cli.topics import topics_app
-from streamiter.cli.train import predict, train
+from streamiter.cli.train import network_app, predict, train
 from streamiter.runtime.running import Interruption
 
 __all__ = ["app", "run_app"]

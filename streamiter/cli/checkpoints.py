@@ -15,8 +15,7 @@ import typer
 from streamiter.checkpoints.directory_store import FlowFolder, flows_in
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
 from streamiter.checkpoints.snapshot_file import SnapshotFile
-from streamiter.cli.failures import print_error
-from streamiter.cli.figures import print_fields, print_table, say
+from streamiter.cli.figures import print_error, print_fields, print_table, say
 from streamiter.cli.run import examples
 from streamiter.cli.topics import AsJson
 from streamiter.errors import CheckpointError

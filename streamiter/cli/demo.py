@@ -28,8 +28,7 @@ from streamiter.cli.demo_training import (
     train,
     write_flights,
 )
-from streamiter.cli.failures import INTERRUPTED
-from streamiter.cli.figures import say
+from streamiter.cli.figures import INTERRUPTED, say
 from streamiter.learn.flights import FlightEvents, Labels, event_features
 from streamiter.models import ServedModel, last_update
 from streamiter.runtime.running import run_in_own_loop

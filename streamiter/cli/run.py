@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from streamiter.cli.failures import INTERRUPTED
+from streamiter.cli.figures import INTERRUPTED
 from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number_in

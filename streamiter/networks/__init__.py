@@ -30,7 +30,6 @@ from streamiter.networks.data import LabelledRows, part, read_rows
 from streamiter.networks.learner import Published
 from streamiter.networks.losses import Diverged
 from streamiter.networks.network import ConfigurationWarning, Network
-from streamiter.networks.online import train_network_online
 from streamiter.networks.serving import (
     EpochResult,
     Evaluation,
@@ -40,7 +39,13 @@ from streamiter.networks.serving import (
     load_network,
     save_network,
 )
-from streamiter.networks.training import NetworkTraining, TrainedNetwork, fit_network, train_network
+from streamiter.networks.training import (
+    NetworkTraining,
+    TrainedNetwork,
+    fit_network,
+    train_network,
+    train_network_online,
+)
 
 __all__ = [
     "ConfigurationWarning",

@@ -1,4 +1,7 @@
-"""Lines of a label and a number for each feature."""
+"""Rows with labels: reading them from topics and files, translating labels, and taking a part for validation.
+
+``LabelledRows`` is what networks learn from: rows of features, dense or sparse, with one label each.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class DenseLines:
     """
 
     def decode(self, batch: TopicBatch) -> Batch:
-        """Raises ``DecodeError`` naming every line that is wrong."""
+        """Decode the lines of a batch. Raises ``DecodeError``, which names every wrong line."""
         failures: dict[int, str] = {}
         rows: list[npt.NDArray[np.float64]] = []
         for index, line in enumerate(batch.values):
@@ -83,13 +86,10 @@ def _numbers(line: bytes) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class LabelledRows:
-    """Rows (dense (rows, features), or sparse) and a label for each of them. Raises ModelError for what is neither.
+    """Rows with a label each, for a network to learn from. Raises ModelError for other rows or labels.
 
     >>> len(LabelledRows(np.array([[0.0, 1.0], [1.0, 1.0]]), np.array([-1.0, 1.0])))
     2
-
-    Rows with labels that networks learn from: read, with labels as the loss wants them, and parted for validation.
-
     >>> rows = LabelledRows(np.eye(5), np.array([0.0, 1.0, 0.0, 1.0, 1.0]))
     >>> parted = part(rows, validate_ratio=0.4)
     >>> len(parted.training), parted.validation.labels.tolist()
@@ -113,18 +113,18 @@ class LabelledRows:
 
     @property
     def features(self) -> int:
-        """How wide the rows are."""
+        """Return the number of features, which is the width of the rows."""
         return self.rows.width if isinstance(self.rows, SparseRows) else int(self.rows.shape[1])
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, which: slice | npt.NDArray[np.intp]) -> LabelledRows:
-        """Some of the rows; in one piece they are views, not copies."""
+        """Return some of the rows; a slice gives views, not copies."""
         return LabelledRows(self.rows[which], self.labels[which])
 
     def widened(self, features: int, owner: str) -> LabelledRows:
-        """The same with so many features. Raises ModelError where a row has one beyond them."""
+        """Return the rows with this number of features. Raises ModelError if a row has a feature beyond it."""
         if self.features == features:
             return self
         if not isinstance(self.rows, SparseRows):
@@ -144,7 +144,7 @@ class LabelledRows:
 
 @dataclass(frozen=True, eq=False)
 class Parted:
-    """What is learned from, and what is judged by."""
+    """Rows for training, and rows for validation."""
 
     training: LabelledRows
     validation: LabelledRows
@@ -153,11 +153,11 @@ class Parted:
 def read_rows(
     source: Topic | str | Path, settings: DataSettings, *, owner: str = "read_rows"
 ) -> LabelledRows:
-    """All rows that are in a topic or file now, with labels as ``translabel`` says.
+    """Read all rows that a topic or a file has now, and translate their labels as ``translabel`` says.
 
-    A text without ``:`` and a path name a file. One whose name ends in ``.libsvm`` or ``.dummy`` (also with ``.gz``) is
-    read as that, any other as ``data.format`` says. Raises ModelError for no rows, JobFailed for those that are none,
-    the errors of topics.
+    A path, or a text without ``:``, names a file. A file whose name ends in ``.libsvm`` or ``.dummy`` (or with ``.gz``
+    after it) is read in that format, any other file in the format ``data.format``. Raises ModelError if there is no
+    row, JobFailed for a line that is no row, and the errors of topics.
     """
     decode = DenseLines() if settings.format == "dense" else None
     if not isinstance(source, Topic):
@@ -172,7 +172,7 @@ def read_rows(
 
 
 def as_labelled_rows(owner: str, rows: Any, labels: Any, features: int | None = None) -> LabelledRows:
-    """Arrays as rows with labels. Raises ModelError for what does not fit."""
+    """Return the arrays as rows with labels. Raises ModelError for shapes that do not fit."""
     given = rows if isinstance(rows, SparseRows) else as_floats(owner, "rows", rows)
     vector = as_floats(owner, "labels", labels)
     if not isinstance(given, SparseRows) and given.ndim != 2:
@@ -186,7 +186,7 @@ def as_labelled_rows(owner: str, rows: Any, labels: Any, features: int | None = 
 
 
 def translated(labels: Array, way: LabelTransformation) -> Array:
-    """Labels as ``translabel`` says.
+    """Translate labels as the setting ``translabel`` says.
 
     ===============  ======================================
     ``NoTrans``      as they are
@@ -203,7 +203,7 @@ def translated(labels: Array, way: LabelTransformation) -> Array:
 
 
 def _by_sign(labels: Array, otherwise: float) -> Array:
-    """1 above 0. NaN stays what it is: the loss refuses it, and a row without a label would be one of the others."""
+    """Return 1 for a label above 0. NaN stays NaN, which the loss refuses: a row without a label has no class."""
     return np.where(np.isnan(labels), labels, np.where(labels > 0, 1.0, otherwise))
 
 
@@ -219,7 +219,7 @@ _TRANSFORMATIONS: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyTy
 
 
 def part(data: LabelledRows, *, validate_ratio: float) -> Parted:
-    """Every ⌈1/ratio⌉-th row for validation, the others for training; with a ratio of 0 all for training.
+    """Take every ⌈1/ratio⌉-th row for validation and the others for training; with a ratio of 0 all for training.
 
     Raises ConfigurationError for a ratio that is not from 0 to below 1.
     """
@@ -227,7 +227,7 @@ def part(data: LabelledRows, *, validate_ratio: float) -> Parted:
     if not ratio or not len(data):
         return Parted(data, data[:0])
     is_held_out = np.zeros(len(data), dtype=np.bool_)
-    # Of a ratio next to 0, 1/ratio is infinite.
+    # For a ratio near 0, 1/ratio is infinite.
     every = math.ceil(min(1.0 / ratio, len(data)))
     is_held_out[::every] = True
     return Parted(data[np.flatnonzero(~is_held_out)], data[np.flatnonzero(is_held_out)])
@@ -253,12 +253,12 @@ def _topic_of(
     suffix = text.removesuffix(".gz").rpartition(".")[2]
     if suffix in ("libsvm", "dummy"):
         return topic(url), None
-    # Dense rows are lines, which the format of texts gives as they are.
+    # Dense rows are lines of text.
     return topic(url, format="txt" if decode is not None else settings.format), decode
 
 
 def _joined(parts: Sequence[Examples], owner: str) -> LabelledRows:
-    """One of all; sparse rows are as wide as the widest."""
+    """Join the rows; sparse rows become as wide as the widest."""
     labels = np.concatenate([np.asarray(part.targets, dtype=np.float64) for part in parts])
     features: list[Any] = [part.features for part in parts]
     if all(isinstance(rows, SparseRows) for rows in features):

@@ -1,6 +1,7 @@
-"""What a published version of a network is: its parameters by name, and the network itself as its canonical JSON.
+"""A network on a parameter server: its learner, the worker that trains it, and the versions that are published.
 
-So whoever follows a model needs nothing else to predict with it.
+A published version holds the parameters by name and the network as canonical JSON; so a program that follows a model
+needs nothing else to predict. ``Start`` is what the parameters are before the first step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from streamiter.models.reader import last_update
 from streamiter.models.update import Parameters
 from streamiter.networks.losses import Diverged
 from streamiter.networks.mini_batches import FeatureMiniBatch, TrainingSteps, from_record
-from streamiter.networks.network import Network
+from streamiter.networks.network import LayerGraph, Network
 from streamiter.networks.parameters import Array, ParameterLayout, layouts
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import shortened
@@ -30,7 +31,6 @@ from streamiter.parameter_server.psf.optimize import Optimize
 from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:
-    from streamiter.networks.graph import LayerGraph
     from streamiter.parameter_server.client import Client
 
 __all__ = [
@@ -47,20 +47,20 @@ __all__ = [
 
 
 NETWORK: Final = "network"
-"""Under which the JSON stands beside the arrays, whose names have a dot each."""
+"""The name of the JSON among the arrays of a version. Each name of an array has a dot, this one has none."""
 
 
 def version_of(network: Network, arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """The parameters of a version."""
+    """Return the parameters to publish: the arrays, and the network as JSON."""
     return {NETWORK: json.dumps(network.to_json()), **arrays}
 
 
 def network_of_version(parameters: Parameters, subject: str) -> tuple[Network, dict[str, Array]]:
-    """The network, and its arrays. Raises ModelError, which begins with ``subject``, for what is no version of one."""
+    """Return network and arrays of a version. Raises ModelError, beginning with ``subject``, for other parameters."""
     text = parameters.get(NETWORK) if isinstance(parameters, dict) else None
     if not isinstance(text, str):
         given = ", ".join(map(repr, parameters)) if isinstance(parameters, dict) else "an array"
-        raise ModelError(f"{subject}: expected {NETWORK!r} beside the arrays of a network, given {given}")
+        raise ModelError(f"{subject}: expected {NETWORK!r} with the arrays of a network, given {given}")
     assert isinstance(parameters, dict)
     try:
         document = json.loads(text)
@@ -73,10 +73,10 @@ def network_of_version(parameters: Parameters, subject: str) -> tuple[Network, d
 
 
 def checked_arrays(network: Network, given: Mapping[str, Any], subject: str) -> dict[str, Array]:
-    """The parameters that the network has, of their shapes and its dtype.
+    """Return the parameters of the network from ``given``, in its dtype.
 
-    Raises ModelError where one is missing, of another shape, or not of finite numbers, and for arrays that the network
-    does not have: it would be another network than the one they were trained in.
+    Raises ModelError if an array is missing, has another shape or a number that is not finite, or if the network has no
+    parameter of that name: then the arrays were trained in another network.
     """
     arrays: dict[str, Array] = {}
     parameters = network.graph().parameters
@@ -99,7 +99,7 @@ def checked_arrays(network: Network, given: Mapping[str, Any], subject: str) -> 
 
 
 def _finite(name: str, array: Any, network: Network, subject: str) -> Array:
-    """In the network's dtype, in which a number of float64 may be too large."""
+    """Convert an array to the dtype of the network, in which a number of float64 may be too large."""
     with np.errstate(over="ignore"):
         numbers: Array | None = (
             array.astype(network.dtype, copy=False) if array.dtype.kind in "biuf" else None
@@ -118,12 +118,10 @@ _GIVEN: Final = "parameters to begin with"
 
 @dataclass(frozen=True)
 class Published:
-    """The parameters last published in a topic; where there are none yet, new ones.
+    """Start training with the parameters last published in a topic, or with new ones if there are none yet.
 
     >>> from streamiter import topic
     >>> start = Published(topic("memory://models"), "census")
-
-    What the parameters are before the first step.
     """
 
     topic: Topic
@@ -131,11 +129,11 @@ class Published:
 
 
 Start = Mapping[str, Any] | Published | None
-"""Arrays by name, or what was published last; None: new ones, as the network and the seed say."""
+"""The parameters before the first step: arrays by name, the last published ones, or None for new ones."""
 
 
 def check_start(start: Start, network: Network) -> None:
-    """Raise ModelError for arrays that are not those of the network; what was published is looked at later."""
+    """Raise ModelError for arrays that are not those of the network; published ones are checked when they are read."""
     if start is None or isinstance(start, Published):
         return
     if not isinstance(start, Mapping):
@@ -147,10 +145,7 @@ def check_start(start: Start, network: Network) -> None:
 
 
 async def starting_parameters(start: Start, network: Network, seed: int) -> dict[str, Array]:
-    """All parameters by name.
-
-    Raises ModelError for arrays that are not those of the network.
-    """
+    """Return all parameters by name. Raises ModelError for arrays that are not those of the network."""
     if isinstance(start, Published):
         update = await last_update(start.topic, start.model)
         if update is None:
@@ -164,21 +159,20 @@ async def starting_parameters(start: Start, network: Network, seed: int) -> dict
 
 
 _WEIGHTS: Final = 0
-"""The row of the parameters: the first of those that an optimizer works on."""
+"""The row of the matrix that holds the parameters; the optimizer's slots and the gradient follow."""
 
 PulledParameters = dict[str, Array]
-"""By name; those by feature have a row for each feature of the mini-batch."""
+"""Arrays by name; a parameter by feature has one row for each feature of the mini-batch."""
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkLearner(Learner):
-    """One matrix for each optimizer, and another for its parameters by feature; rows: these, its slots, the gradient.
+    """A network whose parameters are on a parameter server.
 
-    In step (BSP) the gradients of all workers are summed up, and the optimizers make a step of them with the clock.
-    Otherwise every mini-batch is a step of its own, made as it is pushed. An optimizer of parameters by feature changes
-    only those whose gradient is not 0.
-
-    Networks whose parameters lie on a parameter server.
+    Each optimizer has one matrix, and a second one for its parameters by feature. Their rows are the parameters, the
+    slots of the optimizer, and the gradient. Under BSP the server sums the gradients of all workers, and the optimizers
+    make a step when the clock ticks; otherwise each pushed mini-batch is a step. An optimizer of parameters by feature
+    changes only parameters whose gradient is not 0.
     """
 
     network: Network
@@ -186,25 +180,25 @@ class NetworkLearner(Learner):
     start: Start
     seed: int
     steps: TrainingSteps | None = None
-    """Of bounded data; without them prepared rows come."""
+    """The steps over bounded data; None on a stream, whose records are prepared rows."""
     name: str = "network"
-    """What the names of the matrices begin with."""
+    """The beginning of the names of the matrices."""
 
     metric = "loss"
 
     @cached_property
     def graph(self) -> LayerGraph:
-        """That all workers compute with: between two mini-batches it keeps nothing."""
+        """Return the graph that all workers compute with; it keeps nothing between two mini-batches."""
         return self.network.graph(seed=self.seed)
 
     @cached_property
     def layouts(self) -> Sequence[ParameterLayout]:
-        """Where the parameters lie."""
+        """Return the place of the parameters in the matrices."""
         return layouts(self.graph.parameters, self.name)
 
     @property
     def matrix(self) -> str:  # type: ignore[override]
-        """The first of them; all are clocked together."""
+        """Return the name of the first matrix; all matrices share its clock."""
         return self.layouts[0].matrix
 
     @cached_property
@@ -214,7 +208,7 @@ class NetworkLearner(Learner):
         ]
 
     def mini_batch(self, record: Any, worker: int) -> FeatureMiniBatch | None:
-        """What a worker learns from when this record comes: the number of a step, or prepared rows."""
+        """Return the mini-batch of a record, which is the number of a step or prepared rows."""
         return from_record(record) if self.steps is None else self.steps.mini_batch(record, worker)
 
     async def create(self, client: Client) -> None:
@@ -249,7 +243,7 @@ class NetworkLearner(Learner):
     def compute(
         self, mini_batch: FeatureMiniBatch, pulled: PulledParameters, number: int | None = None
     ) -> Computed:
-        """``number``: that of the mini-batch, which dropout goes by; None: the graph counts them."""
+        """Return loss and gradients; dropout depends on ``number`` (None: the graph counts mini-batches)."""
         graph, count = self.graph, len(mini_batch)
         graph.feed_data(
             mini_batch.rows, mini_batch.labels, indices=mini_batch.indices, training=True, number=number
@@ -303,7 +297,7 @@ class NetworkLearner(Learner):
 
 
 def _diverged(what: str, arrays: Mapping[str, Array]) -> Diverged:
-    """Names the first of them that is not finite, and its first number that is not."""
+    """Return the error that names the first array with a number that is not finite, and that number."""
     name, array = next((name, array) for name, array in arrays.items() if not np.isfinite(array).all())
     return Diverged(f"{what} {name!r}: expected finite numbers, given {array[~np.isfinite(array)][0]}")
 
@@ -314,9 +308,9 @@ def _gradient_of(parameter: Any) -> Array:
 
 
 def _first_rows(layout: ParameterLayout, start: Mapping[str, Array]) -> Array:
-    """The matrix as it begins: the parameters, the optimizer's slots for them, no gradient.
+    """Return the initial rows of a matrix: the parameters, the slots of the optimizer, and a gradient of zeros.
 
-    The slots are those to go on from given weights: FTRL's own beginning would set all of them to 0 at first.
+    The slots fit the given weights; the usual initial slots of FTRL would first set all weights to 0.
     """
     weights = layout.row_of(start, layout.features)
     slots = layout.optimizer.slots_to_go_on(weights)
@@ -324,20 +318,17 @@ def _first_rows(layout: ParameterLayout, start: Mapping[str, Array]) -> Array:
 
 
 class NetworkWorker(ParameterServerWorker):
-    """Makes its mini-batch of what comes: the number of a step over bounded data, or prepared rows of a stream.
-
-    The worker that trains a network.
-    """
+    """Trains a network: each record is the number of a step over bounded data, or prepared rows of a stream."""
 
     learner: NetworkLearner
 
     async def compute(self, mini_batch: FeatureMiniBatch, pulled: PulledParameters) -> Computed:
-        """With a number that no other mini-batch has, and the same one after a restart: dropout goes by it."""
+        """Compute with a number that identifies the mini-batch, also after a restart: dropout depends on it."""
         number = self._clocks * self.context.parallelism + self.context.subtask_index
         return self.learner.compute(mini_batch, pulled, number)
 
     async def process(self, record: Any, out: Output) -> None:
-        """One clock, also where the step has no row for this worker: the others are in step with it."""
+        """Learn and clock once; also if the step has no row for this worker, because the others wait for its clock."""
         subtask = self.context.subtask_index
         mini_batch = self.learner.mini_batch(record, subtask)
         if mini_batch is not None:
@@ -346,7 +337,9 @@ class NetworkWorker(ParameterServerWorker):
             except Diverged as error:
                 raise error.within(self._place(record)) from error
             return
-        await self.learner.settle(self.client)  # As a read would: nobody runs ahead of the others.
+        await self.learner.settle(
+            self.client
+        )  # Wait as a read does, so that no worker runs ahead of the others.
         await self.learner.clock(self.client)
         self._clocks += 1
         out.emit({"worker": subtask, "clock": self._clocks, "loss": 0.0, "records": 0, "waited_s": 0.0})

@@ -1,4 +1,8 @@
-"""Losses of networks; ``LOSSES`` has them by name."""
+"""Losses of networks, in ``LOSSES`` by their names in configuration files.
+
+A loss compares the scores of the last layer with the labels: it gives the loss of each row, its derivative, and the
+predictions that the scores stand for.
+"""
 
 from __future__ import annotations
 
@@ -30,91 +34,89 @@ __all__ = [
 
 
 class Diverged(ModelError):
-    """A loss, a gradient or a parameter is not finite any more.
+    """A loss, a gradient or a parameter is no longer finite; the training ends.
 
     >>> print(Diverged("expected a finite loss, given inf").within("epoch 2"))
     epoch 2: expected a finite loss, given inf; lower lr, scale the features, or take another seed
-
-    Training that is over because its numbers are not finite any more.
     """
 
     trained: TrainedNetwork | None = None
-    """Of ``fit_network``: the network as it was after the last epoch that was finite; None where none was."""
+    """Set by ``fit_network``: the network after the last epoch with finite numbers; None if there was none."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         super().__init__(f"{what}; lower lr, scale the features, or take another seed")
 
     def within(self, place: str) -> Diverged:
-        """The same with the place in the training where it was."""
+        """Return the error with the place in the training where it happened."""
         return Diverged(f"{place}: {self._what}")
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a loss makes of scores, an array of the length of the batch each; None: it knows no such thing."""
+    """Predictions for the rows of a batch; a field is None if the loss does not define it."""
 
     value: Array
-    """The score; of a regression the value itself; of several classes the score of the one that is predicted."""
+    """The score, the value of a regression, or the score of the predicted class of several."""
     probability: Array | None = None
-    """Of two classes: of the positive one; of several: of the one that is predicted."""
+    """The probability of the positive class, or of the predicted class of several."""
     label: Array | None = None
-    """−1 or 1; of several classes the class."""
+    """The predicted class: −1 or 1, or the number of the class."""
 
 
 class NetworkLoss(abc.ABC):
-    """Settings only. ``scores`` are (rows, outputs), ``labels`` (rows,), both in the dtype of the network.
+    """A loss function with its settings; it has no state.
+
+    ``scores`` have the shape (rows, outputs), ``labels`` the shape (rows,), both in the dtype of the network.
 
     >>> from streamiter.networks.losses import NetworkLogLoss
     >>> scores, labels = np.array([[0.0], [2.0]]), np.array([1.0, -1.0])
     >>> [round(loss, 4) for loss in NetworkLogLoss().losses(scores, labels).tolist()]
     [0.6931, 2.1269]
-
-    What all losses have in common.
     """
 
     type_name: ClassVar[str]
-    """As files have it, in lower case."""
+    """The name in configuration files, in lower case."""
 
     expected_labels: ClassVar[str] = "finite labels"
 
     labels_to_take: ClassVar[str] = "leave these rows out"
-    """What to do with others."""
+    """Which labels the loss takes, for the error about other labels."""
 
     needs_labels: ClassVar[bool] = True
-    """Otherwise ``labels`` are not looked at."""
+    """Whether the loss uses labels."""
 
     @abc.abstractmethod
     def losses(self, scores: Array, labels: Array) -> Array:
-        """That of each row."""
+        """Return the loss of each row."""
 
     @abc.abstractmethod
     def slopes(self, scores: Array, labels: Array) -> Array:
-        """The derivative of each row's loss by its scores: (rows, outputs)."""
+        """Return the derivative of the loss of each row by its scores: (rows, outputs)."""
 
     @abc.abstractmethod
     def predictions(self, scores: Array) -> Predictions:
-        """What the scores say."""
+        """Return the predictions for the scores."""
 
     def mean(self, scores: Array, labels: Array) -> float:
-        """The mean over the batch."""
+        """Return the mean loss of the batch."""
         return float(self.losses(scores, labels).mean(dtype=np.float64))
 
     def gradient(self, scores: Array, labels: Array) -> Array:
-        """The derivative of the mean by the scores: (rows, outputs)."""
+        """Return the derivative of the mean loss by the scores: (rows, outputs)."""
         slopes = self.slopes(scores, labels)
         slopes /= len(scores)
         return slopes
 
     def correct(self, predictions: Predictions, labels: Array) -> npt.NDArray[np.bool_] | None:
-        """Which rows are predicted right; None for a regression."""
+        """Return which rows are predicted correctly; None for a regression."""
         if predictions.label is None:
             return None
         same: npt.NDArray[np.bool_] = predictions.label == labels
         return same
 
     def check_outputs(self, owner: str, outputs: int) -> None:
-        """ConfigurationError where a layer of so many outputs cannot have this loss."""
+        """Raise ConfigurationError if a layer with this number of outputs cannot have this loss."""
         if outputs != 1:
             raise ConfigurationError(
                 f"{owner}: expected an input of 1 output for {self.type_name}, given {outputs}; "
@@ -122,7 +124,7 @@ class NetworkLoss(abc.ABC):
             )
 
     def check_labels(self, owner: str, labels: Array, outputs: int) -> None:
-        """``BadRows`` for labels that it does not know."""
+        """Raise ``BadRows`` for labels that the loss does not know."""
         good = self._good_labels(labels, outputs)
         if not holds(good):
             raise refuse_rows(
@@ -141,29 +143,24 @@ SIGNS_OF_LABELS: Final = "set translabel to PosNegTrans (above 0: 1, otherwise �
 
 
 def are_signs(labels: Array) -> npt.NDArray[np.bool_]:
-    """Which labels are −1 or 1.
-
-    Labels of two classes, −1 and 1.
-    """
+    """Return which labels are −1 or 1."""
     good: npt.NDArray[np.bool_] = np.abs(labels) == 1
     return good
 
 
 def sign_labels(values: Array, at: float) -> Array:
-    """1 where a value is above ``at``, otherwise −1."""
+    """Return 1 for a value above ``at``, otherwise −1."""
     labels: Array = np.where(values > at, values.dtype.type(1), values.dtype.type(-1))
     return labels
 
 
 @dataclass(frozen=True)
 class L2Loss(NetworkLoss):
-    """½(f − y)².
+    """Least squares: ½(f − y)².
 
     >>> import numpy as np
     >>> L2Loss().losses(np.array([[3.0]]), np.array([1.0])).tolist()
     [2.0]
-
-    The loss of least squares.
     """
 
     type_name: ClassVar[str] = "l2loss"
@@ -184,12 +181,10 @@ class L2Loss(NetworkLoss):
 
 @dataclass(frozen=True)
 class NetworkLogLoss(NetworkLoss):
-    """log(1 + e^(−y·f)), y −1 or 1; it does not overflow.
+    """The loss of logistic regression: log(1 + e^(−y·f)), y −1 or 1; it does not overflow.
 
     >>> NetworkLogLoss().losses(np.array([[0.0], [-1000.0]]), np.ones(2)).round(3).tolist()
     [0.693, 1000.0]
-
-    The loss of logistic regression.
     """
 
     type_name: ClassVar[str] = "logloss"
@@ -216,12 +211,10 @@ class NetworkLogLoss(NetworkLoss):
 
 @dataclass(frozen=True)
 class HingeLoss(NetworkLoss):
-    """max(0, 1 − y·f), y −1 or 1.
+    """The loss of support vector machines: max(0, 1 − y·f), y −1 or 1.
 
     >>> HingeLoss().losses(np.array([[0.5], [3.0]]), np.ones(2)).tolist()
     [0.5, 0.0]
-
-    The loss of support vector machines.
     """
 
     type_name: ClassVar[str] = "hingeloss"
@@ -244,21 +237,19 @@ class HingeLoss(NetworkLoss):
         return are_signs(labels)
 
 
-# Angel's; a probability that is surely wrong costs 20.7.
+# The value of Angel: a probability that is surely wrong costs 20.7.
 _LEAST_PROBABILITY: Final = 1e-9
 
 
 @dataclass(frozen=True)
 class CrossEntropyLoss(NetworkLoss):
-    """−log p of the right class, p clipped at 1e-9; the input must end with a sigmoid, or another probability.
+    """The log loss of probabilities: −log p of the correct class, with p clipped at 1e-9.
 
-    The positive class has label 1, the other 0 or −1. Below the clip the slope is that at the clip, so that a row that
-    is surely wrong is learned from.
+    The input must be a probability, such as the output of a sigmoid. The positive class has label 1, the other 0 or −1.
+    Below the clip the slope is the slope at the clip, so that the network learns from a row that is surely wrong.
 
     >>> CrossEntropyLoss().losses(np.array([[0.5], [0.0]]), np.ones(2)).round(3).tolist()
     [0.693, 20.723]
-
-    The log loss of probabilities.
     """
 
     type_name: ClassVar[str] = "crossentropyloss"
@@ -283,7 +274,7 @@ class CrossEntropyLoss(NetworkLoss):
         return same
 
     def _of_right_class(self, scores: Array, labels: Array) -> Array:
-        # 1 − p is made before it is clipped: 1 − 1e-9 is 1 in float32.
+        # 1 − p is computed before it is clipped, because 1 − 1e-9 is 1 in float32.
         of_right: Array = np.where(labels > 0, scores[:, 0], 1 - scores[:, 0])
         return np.maximum(of_right, _LEAST_PROBABILITY, out=of_right)
 
@@ -294,12 +285,10 @@ class CrossEntropyLoss(NetworkLoss):
 
 @dataclass(frozen=True)
 class SoftmaxLoss(NetworkLoss):
-    """−log p_y, p the softmax of the scores, y from 0 to K − 1.
+    """The loss of several classes: −log p_y, p the softmax of the scores, y from 0 to K − 1.
 
     >>> SoftmaxLoss().losses(np.array([[1000.0, 1000.0]]), np.zeros(1)).round(3).tolist()
     [0.693]
-
-    The loss of several classes.
     """
 
     type_name: ClassVar[str] = "softmaxloss"
@@ -348,12 +337,10 @@ def _softmax(scores: Array) -> Array:
 
 @dataclass(frozen=True)
 class HuberLoss(NetworkLoss):
-    """½d² where |d| ≤ δ, otherwise δ|d| − ½δ², d = f − y (Huber, 1964).
+    """A loss of regression that is robust to outliers: ½d² if |d| ≤ δ, else δ|d| − ½δ², d = f − y (Huber, 1964).
 
     >>> HuberLoss(delta=1.0).losses(np.array([[0.5], [3.0]]), np.zeros(2)).tolist()
     [0.125, 2.5]
-
-    A loss of regression that outliers do not rule.
     """
 
     type_name: ClassVar[str] = "huberloss"
@@ -364,7 +351,7 @@ class HuberLoss(NetworkLoss):
 
     def losses(self, scores: Array, labels: Array) -> Array:
         distances = np.abs(scores[:, 0] - labels)
-        # Within δ it is ½d², beyond it grows by δ for each unit.
+        # The loss is ½d² up to δ; above δ it grows by δ for each unit.
         within = np.minimum(distances, self.delta)
         losses: Array = within * (distances - 0.5 * within)
         return losses
@@ -379,14 +366,12 @@ class HuberLoss(NetworkLoss):
 
 @dataclass(frozen=True)
 class KMeansLoss(NetworkLoss):
-    """min over k of the scores, which are squared distances to the centres, as ``kmeansinputlayer`` gives them.
+    """The squared distance to the nearest centre: the minimum of the scores, which ``kmeansinputlayer`` computes.
 
     It needs no labels. Of two nearest centres the first one counts.
 
     >>> KMeansLoss().losses(np.array([[4.0, 1.0]]), np.zeros(1)).tolist()
     [1.0]
-
-    How far points are from the nearest centre.
     """
 
     type_name: ClassVar[str] = "kmeansloss"
@@ -406,10 +391,10 @@ class KMeansLoss(NetworkLoss):
         return Predictions(scores.min(axis=1), label=nearest.astype(scores.dtype))
 
     def correct(self, predictions: Predictions, labels: Array) -> None:
-        """None: clusters are no classes."""
+        """Return None: clusters are no classes."""
 
     def check_outputs(self, owner: str, outputs: int) -> None:
-        """Any number of centres."""
+        """Accept any number of centres."""
 
 
 _ALL: Final[tuple[type[NetworkLoss], ...]] = (
@@ -423,4 +408,4 @@ _ALL: Final[tuple[type[NetworkLoss], ...]] = (
 )
 
 LOSSES: Final[Mapping[str, type[NetworkLoss]]] = MappingProxyType({known.type_name: known for known in _ALL})
-"""By their names in files, in lower case."""
+"""The losses by their names in configuration files, in lower case."""

@@ -1,4 +1,7 @@
-"""Where the layers find the mini-batch at hand.
+"""Mini-batches: the rows that the layers compute with, and the steps that an epoch over bounded data consists of.
+
+``PlaceHolder`` holds the current mini-batch for the layers of a worker. ``TrainingSteps`` cuts bounded data into
+mini-batches; on a stream, ``prepared`` makes a mini-batch of the rows that have arrived.
 
 >>> place_holder = PlaceHolder(features=1_000_000, dtype="float32")
 >>> rows = SparseRows.from_rows([([7, 2], [1.0, 3.0]), ([7, 9], [2.0, 1.0])], width=1_000_000)
@@ -34,16 +37,17 @@ __all__ = [
 
 
 class PlaceHolder:
-    """Holds one mini-batch: features, labels, and which features are there at all, so that only theirs are pulled.
+    """The current mini-batch, as the layers see it: rows, labels, and the features that occur in the rows.
 
-    ``features`` is how many there are in all, ``dtype`` float32 or float64, in which the layers compute.
+    Only the parameters of these features are pulled from the server. ``features`` is the number of all features; layers
+    compute in ``dtype``, float32 or float64.
     """
 
     def __init__(self, features: int, dtype: npt.DTypeLike) -> None:
         self.feature_dimension = features
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.training = False
-        """Whether it is learned from: only then does dropout drop anything."""
+        """Whether the network learns from the mini-batch; dropout drops nothing otherwise."""
         self.labels: Array | None = None
         self._rows: SparseRows | Array | None = None
         self._indices: npt.NDArray[np.int64] | None = None
@@ -56,10 +60,10 @@ class PlaceHolder:
         indices: npt.NDArray[np.int64] | None = None,
         training: bool = False,
     ) -> None:
-        """Take the place of the mini-batch before.
+        """Replace the mini-batch.
 
-        ``rows`` are (rows, features), dense or sparse. Sparse rows may come prepared: then their columns count
-        ``indices`` (features, ascending, none twice), and nothing is searched for. ``labels``: one number for each row.
+        ``rows`` have the shape (rows, features), dense or sparse. Prepared sparse rows come with ``indices``, the
+        features that occur in them in ascending order; their columns count these. ``labels`` has one number a row.
         Raises ModelError for shapes that do not fit.
         """
         fed, present = self._as_rows(rows, indices)
@@ -74,26 +78,26 @@ class PlaceHolder:
 
     @property
     def rows(self) -> SparseRows | Array:
-        """Sparse: their columns count ``indices``, not features. Dense: (rows, features)."""
+        """Return the rows: sparse ones, whose columns count ``indices``, or dense ones of shape (rows, features)."""
         if self._rows is None:
             raise ModelError("PlaceHolder: expected a mini-batch, given none yet; call feed_data first")
         return self._rows
 
     @property
     def batch_size(self) -> int:
-        """Rows of the mini-batch."""
+        """Return the number of rows."""
         return len(self.rows)
 
     @property
     def indices(self) -> npt.NDArray[np.int64]:
-        """The features that are in the mini-batch, ascending; of dense rows all."""
+        """Return the features that occur in the mini-batch, in ascending order; all features for dense rows."""
         if self._indices is None:
             self._indices = np.arange(self.feature_dimension, dtype=np.int64)
         return self._indices
 
     @cached_property
     def values(self) -> Array | None:
-        """Of sparse rows: their values in the network's dtype; None where all are 1, as in one-hot rows."""
+        """Return the values of sparse rows in the dtype of the network; None if all are 1, as in one-hot rows."""
         given = self.sparse_rows.values
         if np.count_nonzero(given == 1.0) == len(given):
             return None
@@ -101,7 +105,7 @@ class PlaceHolder:
 
     @cached_property
     def features_per_row(self) -> int | None:
-        """Of sparse rows: how many features each of them has, where that is the same for all."""
+        """Return the number of features in each sparse row if it is the same in all rows, else None."""
         indptr = self.sparse_rows.indptr
         first = int(indptr[1]) if len(indptr) > 1 else 0
         same = np.count_nonzero(np.diff(indptr) == first) == len(indptr) - 1
@@ -113,14 +117,14 @@ class PlaceHolder:
 
     @property
     def sparse_rows(self) -> SparseRows:
-        """The rows, which must be sparse."""
+        """Return the rows, which must be sparse."""
         rows = self.rows
         assert isinstance(rows, SparseRows)
         return rows
 
     @property
     def dense_rows(self) -> Array:
-        """The rows, which must be dense."""
+        """Return the rows, which must be dense."""
         rows = self.rows
         assert not isinstance(rows, SparseRows)
         return rows
@@ -162,12 +166,12 @@ class PlaceHolder:
         return vector
 
 
-# Of up to so many features for each value in the rows, a table over all features is quicker than sorting.
+# Up to this number of features for each value in the rows, a table of all features is faster than sorting.
 _FEATURES_PER_VALUE = 4
 
 
 def _compact(rows: SparseRows) -> tuple[SparseRows, npt.NDArray[np.int64]]:
-    """The same rows over the features that are there, and which these are."""
+    """Return the rows with columns only for the features that occur, and these features."""
     indices: npt.NDArray[np.int64]
     places: Indices
     if rows.width <= _FEATURES_PER_VALUE * len(rows.indices):
@@ -190,11 +194,6 @@ Positions = npt.NDArray[np.intp]
 class FeatureMiniBatch(NamedTuple):
     """Rows with labels, and the features whose parameters they need.
 
-    Mini-batches: the steps that epochs over bounded data are made of, and rows of a stream that never ends.
-
-    The steps are those of all workers together: of each one every worker has a share. So under BSP the result does not
-    depend on how many workers there are, but for the last digits.
-
     >>> data = LabelledRows(np.arange(14.0).reshape(7, 2), np.ones(7))
     >>> steps = TrainingSteps(data, updates=3, workers=2, features=2)
     >>> steps.per_epoch, [len(steps.mini_batch(step, worker=0)) for step in range(3)], steps.mini_batch(2, worker=1)
@@ -204,19 +203,19 @@ class FeatureMiniBatch(NamedTuple):
     """
 
     rows: SparseRows | Array
-    """Sparse: their columns count ``indices``."""
+    """The rows; the columns of sparse rows count ``indices``."""
     indices: npt.NDArray[np.int64] | None
-    """Features, ascending; None for dense rows, which need all."""
+    """The features in ascending order; None for dense rows, which need all features."""
     labels: Array
     rows_in_step: int
-    """Rows of the step in all workers together, which the gradient under BSP is the mean of."""
+    """The number of rows that all workers have in this step; under BSP the gradient is the mean over them."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
 def prepared(data: LabelledRows, features: int, rows_in_step: int) -> FeatureMiniBatch:
-    """Rows as a mini-batch."""
+    """Return the rows as a mini-batch."""
     holder = PlaceHolder(features, np.float64)
     if not isinstance(data.rows, SparseRows):
         return FeatureMiniBatch(data.rows, None, data.labels, rows_in_step)
@@ -225,7 +224,7 @@ def prepared(data: LabelledRows, features: int, rows_in_step: int) -> FeatureMin
 
 
 def to_record(mini_batch: FeatureMiniBatch) -> dict[str, Any]:
-    """The same as plain data."""
+    """Return the mini-batch as plain data."""
     rows: Any = mini_batch.rows
     if isinstance(rows, SparseRows):
         rows = {name: getattr(rows, name) for name in ("indptr", "indices", "values", "width")}
@@ -233,26 +232,26 @@ def to_record(mini_batch: FeatureMiniBatch) -> dict[str, Any]:
 
 
 def from_record(record: dict[str, Any]) -> FeatureMiniBatch:
-    """What :func:`to_record` gave."""
+    """Return the mini-batch that :func:`to_record` turned into plain data."""
     rows = record["rows"]
     return FeatureMiniBatch(**{**record, "rows": SparseRows(**rows) if isinstance(rows, dict) else rows})
 
 
-# What is prepared for one epoch serves all of them; it takes as much room again as the rows.
+# The mini-batches of one epoch are kept for the next ones up to this size; they are as large as the rows.
 _KEPT_BYTES_MAX: Final = 256 << 20
 
 
 class TrainingSteps:
-    """Epoch after epoch in mini-batches of ⌈rows/updates⌉ rows, the last one of an epoch shorter.
+    """The steps of all epochs over bounded data: ⌈rows/updates⌉ rows a step, the last step of an epoch shorter.
 
-    Each worker has every n-th row of a step. ``seed`` decides what is shuffled and drawn, anew for each epoch and the
-    same whoever asks:
+    A step is that of all workers together: with n workers, each has every n-th row of it. So under BSP the number of
+    workers changes only the last digits of the result. The order of the rows depends on ``seed`` and the epoch alone:
 
-    - ``useshuffle``: the rows are in another order in each epoch.
-    - ``posnegratio``: an epoch has all rows of one kind, and of the other so many that positive rows (label above 0)
-      are so many times the negative ones.
-    - ``sampleratio`` below 1: a mini-batch is this share of all rows of the epoch, drawn anew for each step, instead of
-      the next rows. (So Spark on Angel makes mini-batches.)
+    - ``useshuffle``: the rows have another order in each epoch.
+    - ``posnegratio``: an epoch has all rows of one kind, and a sample of the other kind; the ratio is the number of
+      positive rows (label above 0) divided by the number of the others.
+    - ``sampleratio`` below 1: a step is a random sample of this share of the rows, instead of the next rows. (This is
+      how Spark on Angel makes mini-batches.)
     """
 
     def __init__(
@@ -280,17 +279,17 @@ class TrainingSteps:
         self._is_sampled = ratio < 1.0
         self._batch = math.ceil(self._rows * ratio if self._is_sampled else self._rows / updates)
         self.per_epoch = updates if self._is_sampled else math.ceil(self._rows / self._batch)
-        """How many steps an epoch has."""
+        """The number of steps in an epoch."""
         self._order: tuple[int, Positions | None] = (-1, None)
-        """Of the epoch asked for last."""
+        """The epoch that was last asked for, with its order of rows."""
         self._keeps = self._all_epochs_are_alike() and _size_bytes(data) <= _KEPT_BYTES_MAX
         self._kept: dict[tuple[int, int], FeatureMiniBatch] = {}
-        """By the number of the step in its epoch, and worker."""
+        """Prepared mini-batches by the number of the step in its epoch, and the worker."""
         self._drawn: tuple[int, Positions | None] = (-1, None)
-        """The sample of the step asked for last."""
+        """The step that was last asked for, with its sample."""
 
     def mini_batch(self, step: int, worker: int) -> FeatureMiniBatch | None:
-        """What a worker learns from in a step, both from 0; None: nothing."""
+        """Return the rows of a worker in a step, both counted from 0; None if it has none."""
         place = step % self.per_epoch, worker
         kept = self._kept.get(place)
         if kept is not None:
@@ -314,7 +313,7 @@ class TrainingSteps:
         return prepared(share, self._features, count)
 
     def _rows_of(self, step: int) -> slice | Positions:
-        """Of all workers together."""
+        """Return the rows of all workers in a step."""
         epoch, update = divmod(step, self.per_epoch)
         order = self._order_of(epoch)
         if self._is_sampled:
@@ -336,7 +335,7 @@ class TrainingSteps:
         return not (self._is_sampled or settings.use_shuffle or settings.pos_neg_ratio > 0.0)
 
     def _order_of(self, epoch: int) -> Positions | None:
-        """The rows of an epoch; None: all as they are."""
+        """Return the order of the rows in an epoch; None: all rows in their own order."""
         if not self._settings.use_shuffle and self._settings.pos_neg_ratio <= 0.0:
             return None
         if self._order[0] != epoch:
@@ -352,7 +351,7 @@ class TrainingSteps:
         return generator.permutation(rows) if self._settings.use_shuffle else rows
 
     def _rows_by_kind(self) -> list[tuple[Positions, int]]:
-        """Which rows there are, and how many of them an epoch has: those of all kinds, or by label."""
+        """Return groups of rows, each with the number of its rows in an epoch: one group, or one for each kind."""
         ratio = self._settings.pos_neg_ratio
         if ratio <= 0.0:
             return [(np.arange(len(self._data)), len(self._data))]
@@ -363,7 +362,7 @@ class TrainingSteps:
                 f"training: expected rows of both kinds for posnegratio {ratio:g}, given {len(positive)} with a label "
                 f"above 0 and {len(negative)} others; leave posnegratio out"
             )
-        # The lesser of the two before it is rounded: of a ratio next to 0 the other one is infinite.
+        # The minimum is taken before rounding: for a ratio near 0 the other number is infinite.
         positives = max(1, round(min(len(positive), len(negative) * ratio)))
         negatives = max(1, round(min(len(negative), len(positive) / ratio)))
         return [(positive, positives), (negative, negatives)]

@@ -1,4 +1,8 @@
-"""A network as its configuration file says it."""
+"""A network: the class ``Network`` for a configuration file, the layers that compute it, its summary and its picture.
+
+``Network`` is the description. ``LayerGraph`` is what runs: the layers of one worker, which compute scores, loss and
+gradients of a mini-batch.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +11,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, ModelError
 from streamiter.flow.drawing.formats import DrawingFormat, draw_picture
 from streamiter.flow.drawing.picture import Link, Node, Picture
+from streamiter.learn.rows import BadRows
 from streamiter.networks.configuration import Configuration, as_text, canonical, read_configuration
 from streamiter.networks.configuration.settings import FunctionSettings, LayerConfiguration
-from streamiter.networks.graph import LayerGraph
-from streamiter.networks.layers import LAYER_TYPES, Layer, LossLayer
-from streamiter.networks.layers.layer import LayerSettings
-from streamiter.networks.losses import LOSSES, NetworkLoss
+from streamiter.networks.layers import LAYER_TYPES
+from streamiter.networks.layers.layer import Layer, LayerSettings, LossLayer
+from streamiter.networks.losses import LOSSES, NetworkLoss, Predictions
 from streamiter.networks.mini_batches import PlaceHolder
 from streamiter.networks.parameters import Array, Parameter, initial_values
 from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS, TransferFunction
 from streamiter.numbers import whole_number
 
+if TYPE_CHECKING:
+    from streamiter.sparse_rows import SparseRows
+
 __all__ = [
     "ConfigurationWarning",
+    "LayerGraph",
     "Network",
     "NetworkSummary",
 ]
 
 
 class ConfigurationWarning(UserWarning):
-    """A configuration file has a key that nothing knows; it was left out."""
+    """A configuration file has an unknown key, which is ignored."""
 
 
 class Network:
-    """Layers, settings of data and of training, from a file. It has no parameters itself: see ``initial_parameters``.
+    """A network as its configuration file describes it: layers, and settings of data and training.
+
+    It holds no parameters; ``initial_parameters`` makes some.
 
     >>> network = Network.from_json({
     ...     "data": {"format": "dummy", "indexrange": 148},
@@ -57,10 +67,10 @@ class Network:
 
     @classmethod
     def from_json(cls, source: str | PathLike[str] | Mapping[str, Any]) -> Self:
-        """The network of a JSON file, or of what such a file says.
+        """Return the network of a JSON file, or of the content of such a file.
 
-        Raises ConfigurationError that names the file, the layer and the key for whatever is wrong in it, before
-        anything runs. Keys that are unknown are a :class:`ConfigurationWarning` each.
+        Raises ConfigurationError for any error in it, with the file, the layer and the key. Each unknown key is a
+        :class:`ConfigurationWarning`.
         """
         configuration = read_configuration(source)
         for text in configuration.warnings:
@@ -68,52 +78,52 @@ class Network:
         return cls(configuration)
 
     def to_json(self, path: str | PathLike[str] | None = None) -> dict[str, Any]:
-        """The canonical form, which ``from_json`` makes the same network of; written to ``path``, too, if there is one.
+        """Return the canonical JSON of the network, and write it to ``path`` if given; ``from_json`` reads it.
 
-        Two networks that are the same have the same canonical form, however their files were written.
+        Equal networks have equal canonical JSON, also if their files differ.
         """
         document = canonical(self.configuration)
         if path is not None:
             Path(path).write_text(as_text(document), encoding="utf-8")
         return document
 
-    # ---- what it works on
+    # -- data
 
     @property
     def features(self) -> int | None:
-        """How many the data has (``indexrange``, else ``modelsize``); None where only the data can say it."""
+        """Return the number of features (``indexrange``, else ``modelsize``); None if it depends on the data."""
         return self.configuration.features
 
     def with_features(self, features: int) -> Network:
-        """The same for data that has so many features."""
+        """Return the same network for data with this number of features."""
         count = whole_number("Network.with_features", features, 1)
         data = replace(self.configuration.data, index_range=count)
         return Network(replace(self.configuration, data=data))
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or float64, as ``modeltype`` says."""
+        """Return float32 or float64, as ``modeltype`` says."""
         return np.dtype(self.configuration.model.dtype)
 
-    # ---- what runs
+    # -- computing
 
     def graph(self, dtype: npt.DTypeLike | None = None, *, seed: int = 0) -> LayerGraph:
-        """The layers, ready for mini-batches; ``dtype`` as ``modeltype`` says unless given.
+        """Return the layers, ready for mini-batches; ``dtype`` None: as ``modeltype`` says.
 
-        ``seed`` is where dropout draws from. ConfigurationError where the number of features is not known.
+        Dropout draws from ``seed``. Raises ConfigurationError if the number of features is not known.
         """
         features = self.features
         if features is None:
             raise ConfigurationError(
                 f"{self.configuration.source}: expected the number of features, given indexrange -1; "
-                "set indexrange, or take network.with_features(…) with that of the data"
+                "set indexrange, or take network.with_features(…) with the number in the data"
             )
         return build(self.configuration, features, self._checked(dtype), seed=seed)
 
     def initial_parameters(self, seed: int, dtype: npt.DTypeLike | None = None) -> dict[str, Array]:
-        """What the parameters begin with, by name, as ``init`` says: "xavier", or "angel".
+        """Return the initial parameters by name, drawn as ``init`` says: "xavier" or "angel".
 
-        Depends on ``seed`` and the names of the layers only: the same numbers in float32 as in float64, rounded.
+        They depend on ``seed`` and the names of the layers only; float32 has the numbers of float64, rounded.
         """
         graph, kind = self.graph(dtype), self._checked(dtype)
         way = self.configuration.model.init
@@ -122,10 +132,10 @@ class Network:
             for parameter in graph.parameters
         }
 
-    # ---- what is seen of it
+    # -- showing
 
     def summary(self, graph: LayerGraph | None = None) -> NetworkSummary:
-        """A table to print: layers, inputs, shapes of outputs, parameters, status; of ``graph`` where it is given.
+        """Return a table of layers, inputs, shapes of outputs, parameters and status; ``graph`` has the status.
 
         >>> print(Network.from_json({"data": {"indexrange": 9}, "layers": [
         ...     {"name": "wide", "type": "simpleinputlayer", "outputdim": 1},
@@ -151,7 +161,7 @@ class Network:
     def draw(self, format: Literal["png"]) -> bytes: ...
 
     def draw(self, format: DrawingFormat = "mermaid") -> str | bytes:  # noqa: A002 (the word for it)
-        """The graph as text: Mermaid or SVG; or as bytes: PNG, which takes the extra ``draw``."""
+        """Draw the layers as text, Mermaid or SVG, or as bytes, PNG, which needs the extra ``draw``."""
         picture = picture_of(self.configuration, self.summary())
         return draw_picture(picture, format, f"network {self.configuration.source!r}")
 
@@ -167,10 +177,7 @@ class Network:
 
 
 def build(configuration: Configuration, features: int, dtype: npt.DTypeLike, *, seed: int) -> LayerGraph:
-    """Layers for the mini-batches of one worker; their parameters have no values yet.
-
-    The graph of a configuration.
-    """
+    """Return the layers of a configuration for one worker; their parameters have no values yet."""
     place_holder = PlaceHolder(features=features, dtype=dtype)
     layers: dict[str, Layer] = {}
     for layer in configuration.layers:
@@ -207,28 +214,175 @@ def _loss(settings: FunctionSettings) -> NetworkLoss:
     return LOSSES[settings.key](**settings.parameters)
 
 
+class LayerGraph:
+    """The layers of one worker in topological order: each after its inputs, the loss layer last.
+
+    A training step is: ``feed_data(rows, labels, training=True)``, set ``values`` of all ``parameters``, ``loss()``,
+    ``backward()``, ``gradients()``, and after the optimizer's step ``update()``. Dropout draws from ``seed``.
+
+    >>> from streamiter.networks.layers import LAYER_TYPES
+    >>> from streamiter.networks.layers.layer import LayerSettings
+    >>> from streamiter.optimizers import SGD
+    >>> place_holder = PlaceHolder(features=2, dtype="float64")
+    >>> wide = LAYER_TYPES["simpleinputlayer"].from_settings(
+    ...     LayerSettings("wide", output_dim=1, optimizer=SGD(0.5)), [], place_holder)
+    >>> end = LAYER_TYPES["simplelosslayer"].from_settings(LayerSettings("end"), [wide], place_holder)
+    >>> graph = LayerGraph([wide, end], place_holder, end)
+    >>> graph.feed_data([[1.0, 0.0], [1.0, 2.0]], [1, -1], training=True)
+    >>> for parameter in graph.parameters:
+    ...     parameter.values = np.zeros(graph.shape_of(parameter))
+    >>> round(graph.loss(), 4)
+    0.6931
+    >>> graph.backward()
+    >>> [(parameter.name, parameter.gradient.ravel().tolist()) for parameter in graph.gradients()]
+    [('wide.weight', [0.0, 0.5]), ('wide.bias', [0.0])]
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], place_holder: PlaceHolder, loss_layer: LossLayer, *, seed: int = 0
+    ) -> None:
+        self.layers = list(layers)
+        self.place_holder = place_holder
+        self.loss_layer = loss_layer
+        self._check()
+        self.parameters: list[Parameter] = [
+            parameter for layer in self.layers for parameter in layer.parameters
+        ]
+        self._seed = seed
+        self._mini_batches = 0
+        """The number of mini-batches that the network has learned from."""
+
+    def feed_data(
+        self,
+        rows: SparseRows | npt.ArrayLike,
+        labels: npt.ArrayLike | None = None,
+        *,
+        indices: npt.NDArray[np.int64] | None = None,
+        training: bool = False,
+        number: int | None = None,
+    ) -> None:
+        """Set the mini-batch; nothing is computed yet. The arguments are those of ``PlaceHolder.feed_data``.
+
+        Dropout depends only on ``seed`` and ``number``, the number of the mini-batch; None: the graph counts the
+        mini-batches for training. Raises ModelError for rows that do not fit, ``BadRows`` for labels that the loss does
+        not know.
+        """
+        self.place_holder.feed_data(rows, labels, indices=indices, training=training)
+        for position, layer in enumerate(self.layers):
+            layer.reset()
+            draws = training and layer.transfer is not None and layer.transfer.draws
+            layer.generator = self._generator(position, number) if draws else None
+        try:
+            self.loss_layer.check_labels()
+        except BadRows:
+            self.place_holder.labels = None
+            raise
+        self._mini_batches += training
+
+    def shape_of(self, parameter: Parameter) -> tuple[int, ...]:
+        """Return the shape of ``values``: for a parameter by feature, one row for each feature of the mini-batch."""
+        if parameter.by_feature:
+            return (len(self.place_holder.indices), *parameter.shape[1:])
+        return parameter.shape
+
+    def forward(self) -> Array:
+        """Compute the scores: (rows, outputs)."""
+        self._check_values()
+        with np.errstate(over="ignore", invalid="ignore"):
+            for layer in self.layers:
+                layer.cal_output()
+        return self.loss_layer.output
+
+    def loss(self) -> float:
+        """Return the mean loss of the batch; compute the scores if necessary."""
+        self._forward_unless_done()
+        return self.loss_layer.mean_loss()
+
+    def predictions(self) -> Predictions:
+        """Return the predictions; compute the scores if necessary."""
+        self._forward_unless_done()
+        return self.loss_layer.predictions()
+
+    def backward(self) -> None:
+        """Compute the gradients of all inputs. Raises ModelError if the mini-batch was fed for prediction."""
+        if not self.place_holder.training:
+            raise ModelError(
+                "LayerGraph.backward: expected a mini-batch to learn from, given one for prediction; "
+                "feed_data(rows, labels, training=True)"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            for layer in reversed(self.layers):
+                layer.cal_backward()
+
+    def gradients(self) -> list[Parameter]:
+        """Compute the gradients of the parameters, and return all parameters."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            for layer in self.layers:
+                layer.cal_gradients()
+        return self.parameters
+
+    def update(self) -> None:
+        """Tell the layers that the optimizer has made its step."""
+        for layer in self.layers:
+            layer.update()
+
+    def _forward_unless_done(self) -> None:
+        if self.loss_layer.status == 0:
+            self.forward()
+
+    def _generator(self, layer: int, number: int | None) -> np.random.Generator:
+        return np.random.default_rng([self._seed, layer, self._mini_batches if number is None else number])
+
+    def _check_values(self) -> None:
+        for parameter in self.parameters:
+            values, expected = parameter.values, self.shape_of(parameter)
+            if values is not None and values.shape == expected and values.dtype == self.place_holder.dtype:
+                continue
+            given = "none" if values is None else f"{values.dtype} of shape {values.shape}"
+            raise ModelError(
+                f"parameter {parameter.name!r}: expected values of shape {expected} in {self.place_holder.dtype}, "
+                f"given {given}; set those of this mini-batch"
+            )
+
+    def _check(self) -> None:
+        seen: set[int] = set()
+        for layer in self.layers:
+            for source in layer.inputs:
+                if id(source) not in seen:
+                    raise ConfigurationError(
+                        f"layer {layer.name!r}: expected its input {source.name!r} before it, given it after "
+                        "or not at all; give the layers in topological order"
+                    )
+            seen.add(id(layer))
+        if not self.layers or self.layers[-1] is not self.loss_layer:
+            given = repr(self.layers[-1].name) if self.layers else "none"
+            raise ConfigurationError(
+                f"LayerGraph: expected the loss layer {self.loss_layer.name!r} as the last, given {given}"
+            )
+
+
 _HEADINGS: Final = ("layer", "type", "inputs", "output", "parameters", "status")
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryRow:
-    """One layer."""
+    """A layer in the summary."""
 
     layer: str
     type: str
-    """With its transfer function, or its loss."""
+    """The type, with the transfer function or the loss."""
     inputs: tuple[str, ...]
     output_dim: int
-    """Numbers for each row."""
+    """The number of outputs for each row."""
     parameters: int
-    """Numbers it learns, without those for each feature where it is not known how many features there are."""
+    """The number of parameters; without those for each feature if the number of features is not known."""
     parameters_per_feature: int
-    """0 where the features are known."""
+    """The number of parameters for each feature; 0 if the number of features is known."""
     status: str
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """As in the table."""
+        """Return the cells of the row."""
         return (
             self.layer,
             self.type,
@@ -241,10 +395,7 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class NetworkSummary:
-    """All layers, each behind its inputs; printed, it is a table.
-
-    A network as a table.
-    """
+    """A network as a table with a row for each layer, which comes after its inputs."""
 
     title: str
     rows: tuple[SummaryRow, ...]
@@ -253,7 +404,7 @@ class NetworkSummary:
 
     @property
     def totals(self) -> str:
-        """How much is learned in all."""
+        """Return the number of layers and parameters as text."""
         parameters = sum(row.parameters for row in self.rows)
         per_feature = sum(row.parameters_per_feature for row in self.rows)
         return f"{len(self.rows)} layers, {_count(parameters, per_feature)} parameters"
@@ -271,7 +422,7 @@ class NetworkSummary:
 def summary_of(
     configuration: Configuration, graph: LayerGraph, *, features_are_known: bool
 ) -> NetworkSummary:
-    """The table of a network whose layers are those of ``graph``."""
+    """Return the summary of a network with the layers of ``graph``."""
     by_name = {layer.name: layer for layer in graph.layers}
     rows = []
     for layer in configuration.layers:
@@ -306,7 +457,7 @@ def _described(layer: LayerConfiguration) -> str:
 
 
 def _sizes(parameters: Sequence[Parameter], features_are_known: bool) -> tuple[int, int]:
-    """Numbers, and numbers for each feature where those are not counted."""
+    """Return the number of parameters, and the number for each feature if features are not known."""
     if features_are_known:
         return sum(parameter.size for parameter in parameters), 0
     numbers = sum(parameter.size for parameter in parameters if not parameter.by_feature)
@@ -333,7 +484,7 @@ def _padded(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
 
 
 def picture_of(configuration: Configuration, summary: NetworkSummary) -> Picture:
-    """The mini-batch, then the layers; links say how many numbers of each row go along them."""
+    """Return the picture: the mini-batch, then the layers; a link shows the number of values for each row."""
     numbers = {row.layer: number for number, row in enumerate(summary.rows, 1)}
     links = []
     for row in summary.rows:

@@ -1,4 +1,7 @@
-"""What a network learns: arrays by name."""
+"""The parameters of a network: arrays by name, their initial values, and their place on the parameter server.
+
+Here is also the state of a layer (``Status``): layers and training both use it.
+"""
 
 from __future__ import annotations
 
@@ -29,69 +32,65 @@ __all__ = [
 
 
 Array = npt.NDArray[Any]
-"""float32 or float64, as the network is."""
+"""An array of float32 or float64, the dtype of the network."""
 
 Initial = Literal["weight", "zero"]
-"""How a parameter begins: as the network's way of initial values says for weights, or with zeros (biases)."""
+"""The initial values of a parameter: drawn for weights, zeros for biases."""
 
 
 @dataclass(eq=False)
 class Parameter:
-    """One array of one layer. ``values`` and ``gradient`` are those of the mini-batch at hand.
+    """One array of one layer. ``values`` and ``gradient`` belong to the current mini-batch.
 
-    ``shape`` is the whole shape. Where it is ``by_feature``, the first axis counts features, and ``values`` and
-    ``gradient`` have one row for each of ``PlaceHolder.indices``, in that order.
+    ``shape`` is the whole shape. The first axis of a parameter ``by_feature`` counts features; its ``values`` and
+    ``gradient`` have one row for each feature of the mini-batch, in the order of ``PlaceHolder.indices``.
     """
 
     name: str
-    """``layer.weight``, ``layer.bias``."""
+    """The name of the layer and of the array: ``layer.weight``, ``layer.bias``."""
     shape: tuple[int, ...]
     by_feature: bool
     optimizer: Optimizer
     initial: Initial
     fan_in: int
-    """Inputs of one output: features, or the dimension before."""
+    """The number of inputs of one output."""
     fan_out: int
     values: Array | None = None
     gradient: Array | None = None
 
     @property
     def size(self) -> int:
-        """Numbers in it."""
+        """Return the number of numbers in the array."""
         return int(np.prod(self.shape))
 
 
 class Status(enum.IntEnum):
-    """One after the other; data that is fed sets it back to ``NULL``.
+    """The progress of a layer with its mini-batch; a new mini-batch sets it to ``NULL``.
 
     >>> Status.FORWARD < Status.BACKWARD, str(Status.NULL)
     (True, 'Null')
-
-    How far a layer is with its mini-batch.
     """
 
     NULL = 0
-    """Nothing is computed of the mini-batch yet."""
+    """Nothing is computed yet."""
     FORWARD = 1
-    """The output is."""
+    """The output is computed."""
     BACKWARD = 2
-    """The gradients of what came in are, those of the parameters are not."""
+    """The gradients of the inputs are computed."""
     GRADIENT = 3
-    """The gradients of the parameters are, too."""
+    """The gradients of the parameters are computed, too."""
     UPDATE = 4
-    """The optimizer has made its step of them."""
+    """The optimizer has made its step."""
 
     def __str__(self) -> str:
         return self.name.capitalize()
 
 
 def logistic(values: Array) -> Array:
-    """1/(1 + e^(−x)), in place; where e^(−x) overflows it is 0.
+    """Compute the logistic function 1/(1 + e^(−x)) in place; if e^(−x) overflows it is 0.
 
     >>> logistic(np.array([-1000.0, 0.0, 1000.0])).tolist()
     [0.0, 0.5, 1.0]
-
-    The logistic function, for the sigmoid and for losses.
     """
     with np.errstate(over="ignore"):
         np.negative(values, out=values)
@@ -101,27 +100,25 @@ def logistic(values: Array) -> Array:
     return values
 
 
-# Of Angel's RandomNormal, with a mean of 0.
+# The standard deviation of Angel's RandomNormal, whose mean is 0.
 _ANGEL_DEVIATION: Final = 1e-4
 
 
 def initial_values(
     parameter: Parameter, *, seed: int, way: str = "xavier", dtype: npt.DTypeLike = "float32"
 ) -> Array:
-    """The whole array a parameter begins with, of its shape.
+    """Return the initial array of a parameter, in its whole shape.
 
-    ``way`` is "xavier" (Glorot and Bengio 2010): uniform in ±√(6/(fan_in + fan_out)), or "angel": normal with a
-    standard deviation of 1e-4, from which layers behind layers learn next to nothing. Biases begin with zeros in
-    both. The numbers are drawn in float64 from a stream that ``seed`` and the parameter's name give; float32 has the
-    same, rounded.
+    ``way`` is "xavier" (Glorot and Bengio 2010): uniform in ±√(6/(fan_in + fan_out)); or "angel": normal with a
+    standard deviation of 1e-4, with which deep networks learn almost nothing. Biases are zeros in both. The numbers
+    are drawn in float64 from a random stream of the parameter's own, which depends on ``seed`` and its name; so neither
+    the order of the parameters nor the dtype changes them. float32 has the same numbers, rounded.
 
     >>> from streamiter.optimizers import SGD
     >>> weight = Parameter("wide.weight", (2, 1), True, SGD(), "weight", fan_in=2, fan_out=1)
     >>> values = initial_values(weight, seed=7)
     >>> values.shape, values.dtype.name, bool(abs(values).max() <= 2**0.5)
     ((2, 1), 'float32', True)
-
-    How parameters begin: each from a stream of its own, so that neither their order nor the dtype changes them.
     """
     if parameter.initial == "zero":
         return np.zeros(parameter.shape, dtype=dtype)
@@ -131,7 +128,7 @@ def initial_values(
 
 
 def _stream(seed: int, name: str) -> np.random.Generator:
-    """Python's own hash of a text is another in each process."""
+    """Return the random stream of a name; Python's own hash of a text differs between processes."""
     digest = hashlib.sha256(name.encode()).digest()
     words = [int.from_bytes(digest[start : start + 4], "little") for start in range(0, len(digest), 4)]
     return np.random.Generator(np.random.PCG64([whole_number("seed", seed, 0), *words]))
@@ -154,12 +151,10 @@ _WAYS: Final[Mapping[str, Callable[[np.random.Generator, Parameter], npt.NDArray
 
 @dataclass(frozen=True, eq=False)
 class ParameterLayout:
-    """The parameters of one matrix: which columns are whose.
+    """The columns of the parameters in a matrix of the parameter server.
 
-    Where the parameters of a network lie on the parameter server.
-
-    All parameters of one optimizer lie side by side in one row of one matrix; those by feature in a matrix of their
-    own, the numbers of a feature next to each other, so that a mini-batch names what it needs with a few ranges.
+    All parameters of one optimizer are in one row of one matrix. Parameters by feature have a matrix of their own,
+    where all numbers of a feature are adjacent; so a mini-batch needs a few ranges of columns.
 
     >>> from streamiter.optimizers import SGD
     >>> from streamiter.networks.parameters import Parameter
@@ -177,9 +172,9 @@ class ParameterLayout:
     by_feature: bool
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    """By feature: without the first axis, which counts features."""
+    """The shape of each parameter; without the first axis for parameters by feature."""
     features: int
-    """How many there are; 1 where it is not by feature."""
+    """The number of features; 1 for parameters that are not by feature."""
 
     @cached_property
     def _ranges(self) -> list[slice]:
@@ -188,16 +183,16 @@ class ParameterLayout:
 
     @cached_property
     def width(self) -> int:
-        """Columns of one feature; all where it is not by feature."""
+        """Return the number of columns of one feature; all columns for parameters that are not by feature."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     @property
     def columns(self) -> int:
-        """Of the matrix."""
+        """Return the number of columns of the matrix."""
         return self.width * self.features
 
     def columns_of(self, indices: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64] | None:
-        """The columns of some features, ascending; None: all."""
+        """Return the columns of some features in ascending order; None: all columns."""
         if not self.by_feature or indices is None or len(indices) == self.features:
             return None
         if self.width == 1:
@@ -205,7 +200,7 @@ class ParameterLayout:
         return (indices[:, np.newaxis] * self.width + np.arange(self.width)).reshape(-1)
 
     def arrays(self, row: Array, features: int) -> dict[str, Array]:
-        """The parameters by name, of what was read of a row; those by feature of so many features. Views of it."""
+        """Return the parameters by name as views of a row; parameters by feature have ``features`` rows."""
         if not self.by_feature:
             shaped = zip(self.names, self._ranges, self.shapes, strict=True)
             return {name: row[part].reshape(shape) for name, part, shape in shaped}
@@ -218,10 +213,10 @@ class ParameterLayout:
         }
 
     def row_of(self, arrays: Mapping[str, Array], features: int) -> Array:
-        """The other way round."""
+        """Return the row of the given arrays; the inverse of ``arrays``."""
         if not self.by_feature:
             return np.concatenate([arrays[name].reshape(-1) for name in self.names])
-        # Of no features numpy cannot tell how many numbers each has.
+        # With no features numpy cannot compute the number of numbers for each.
         tables = [
             arrays[name].reshape(features, math.prod(shape))
             for name, shape in zip(self.names, self.shapes, strict=True)
@@ -230,7 +225,7 @@ class ParameterLayout:
 
 
 def layouts(parameters: Iterable[Parameter], name: str) -> list[ParameterLayout]:
-    """One for each optimizer and kind, in the order of the parameters; matrices are called after ``name``."""
+    """Return a layout for each optimizer and kind of parameter; names of matrices begin with ``name``."""
     groups: list[list[Parameter]] = []
     for parameter in parameters:
         group = next((group for group in groups if _are_alike(group[0], parameter)), None)

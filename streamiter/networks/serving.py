@@ -1,4 +1,9 @@
-"""Predictions of a network with parameters at hand."""
+"""Using a trained network: predictions, its quality on rows with labels, networks on disk, and networks from a topic.
+
+``NetworkPredictor`` predicts with one set of parameters, ``evaluate`` compares predictions with labels,
+``save_network`` and ``load_network`` keep a network in a folder, and ``ServedNetwork`` always predicts with the newest
+published version.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import safetensors.numpy
@@ -23,13 +28,10 @@ from streamiter.models.update import ModelUpdate
 from streamiter.networks.data import LabelledRows
 from streamiter.networks.learner import checked_arrays, network_of_version
 from streamiter.networks.losses import Predictions
-from streamiter.networks.network import Network
+from streamiter.networks.network import LayerGraph, Network
 from streamiter.networks.parameters import Array
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.topic import Topic
-
-if TYPE_CHECKING:
-    from streamiter.networks.graph import LayerGraph
 
 __all__ = [
     "EpochResult",
@@ -47,7 +49,7 @@ __all__ = [
 
 
 def set_values(graph: LayerGraph, arrays: Mapping[str, Array]) -> None:
-    """Give the graph the parameters that its mini-batch needs."""
+    """Set the parameters that the mini-batch of the graph needs."""
     holder = graph.place_holder
     needs_all = not holder.is_sparse or len(holder.indices) == holder.feature_dimension
     for parameter in graph.parameters:
@@ -57,11 +59,12 @@ def set_values(graph: LayerGraph, arrays: Mapping[str, Array]) -> None:
 
 @final
 class NetworkPredictor:
-    """Predicts with one set of parameters. Rows: an array of features, (rows, features) or a table with a column for
-    each feature; a sparse row is the tuple ``(indices, values)``, many are a list of such tuples or ``SparseRows``.
+    """Predicts with one set of parameters.
 
-    Called, it gives for each row the probability of the positive class; of several classes the one that is predicted;
-    otherwise the score, which of a regression is the value itself.
+    Rows are an array of shape (features,) or (rows, features), or a table with a column for each feature. A sparse row
+    is the tuple ``(indices, values)``; many are a list of such tuples, or ``SparseRows``. A call returns for each row
+    the probability of the positive class, or the predicted class of several, or else the score, which for a regression
+    is the value itself.
     """
 
     def __init__(self, network: Network, arrays: Mapping[str, Array], subject: str = "network") -> None:
@@ -78,7 +81,7 @@ class NetworkPredictor:
         return answers[0].item() if is_single else answers
 
     def predictions(self, x: object) -> Predictions:
-        """All that the loss function makes of the scores."""
+        """Return score, probability and label of the rows, as far as the loss defines them."""
         parts = list(self._parts(rows_to_predict(self._subject, x, self._features)[0]))
         if not parts:
             return Predictions(np.zeros(0))
@@ -107,16 +110,16 @@ def _concatenated(parts: list[Array | None]) -> Array | None:
     return np.concatenate(there) if there else None
 
 
-# Rows at a time: some hundred numbers for each row are 4 MB then, whatever there is to judge by.
+# The rows that are evaluated at a time: with some hundred numbers a row they need 4 MB.
 _ROWS_AT_ONCE: Final = 4096
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean loss; the share of rows that are predicted right (not of a regression); the area under the ROC curve
-    (of two classes, where both are there).
+    """The quality of a network on rows with labels.
 
-    How good a network is on rows with labels.
+    It has the mean loss; the share of rows that are predicted correctly (None for a regression); and the area under the
+    ROC curve (None unless the rows have two classes).
     """
 
     rows: int
@@ -125,22 +128,22 @@ class Evaluation:
     auc: float | None
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
-        """Those that there are, by name."""
+        """Return the measures that are not None, by name."""
         named = {"loss": self.loss, "accuracy": self.accuracy, "auc": self.auc}
         return {prefix + name: value for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """How an epoch went: ``training_loss`` is the mean over its mini-batches, each before its step."""
+    """The result of an epoch; ``training_loss`` is the mean over its mini-batches, each before its step."""
 
     epoch: int
-    """From 1 on."""
+    """The number of the epoch, from 1."""
     training_loss: float | None
     validation: Evaluation | None
 
     def describe(self) -> str:
-        """In a line.
+        """Return the evaluation in one line.
 
         >>> EpochResult(2, 0.35, Evaluation(100, 0.341, 0.84, 0.9)).describe()
         'loss 0.3410, accuracy 0.8400, AUC 0.9000'
@@ -156,9 +159,9 @@ class EpochResult:
 
 
 def evaluate(graph: LayerGraph, arrays: Mapping[str, Array], data: LabelledRows) -> Evaluation:
-    """Of these parameters on these rows, in a graph that is used for nothing else meanwhile."""
+    """Evaluate the parameters on the rows. Nothing else may use the graph meanwhile."""
     if not len(data):
-        raise ModelError("evaluation: expected rows to judge by, given none")
+        raise ModelError("evaluation: expected rows to evaluate, given none")
     loss_function = graph.loss_layer.loss
     loss, correct, scores = 0.0, 0, []
     is_classification = is_binary = False
@@ -182,7 +185,7 @@ def evaluate(graph: LayerGraph, arrays: Mapping[str, Array], data: LabelledRows)
 
 
 def evaluation_of(metrics: Mapping[str, Any], prefix: str, rows: int) -> Evaluation | None:
-    """The other way round of ``Evaluation.metrics``; None where there are none."""
+    """Return the evaluation that ``Evaluation.metrics`` turned into metrics; None if there is none."""
     if f"{prefix}loss" not in metrics:
         return None
     loss, accuracy, auc = (metrics.get(prefix + name) for name in ("loss", "accuracy", "auc"))
@@ -196,17 +199,15 @@ _RESULTS: Final = "results.json"
 
 @dataclass(frozen=True, eq=False)
 class SavedNetwork:
-    """What a folder held: for prediction, or as ``start=`` of another training.
-
-    Networks on disk: a folder with the canonical JSON and the parameters.
+    """A network that was saved in a folder; it predicts, or its parameters are the ``start=`` of another training.
 
     =========================  ==========================================================================
     ``network.json``           the network, its number of features included
     ``parameters.safetensors`` the parameters by name, which any safetensors library reads
-    ``results.json``           how its epochs went
+    ``results.json``           the results of its epochs
     =========================  ==========================================================================
 
-    What optimizers remember is not kept: training that goes on from a saved model begins with new slots, at step 1.
+    The state of the optimizers is not saved: training from a saved model starts with new slots, at step 1.
     """
 
     network: Network
@@ -214,14 +215,14 @@ class SavedNetwork:
 
     @property
     def predictor(self) -> NetworkPredictor:
-        """Predicts with these parameters."""
+        """Return a predictor with these parameters."""
         return NetworkPredictor(self.network, self.parameters)
 
 
 def check_folder(directory: str | os.PathLike[str]) -> None:
-    """Raise ModelError where a model cannot be saved, for something else is there, or nothing can be written.
+    """Raise ModelError if a model cannot be saved: the folder holds something else, or cannot be written.
 
-    To be asked before it is trained: what was learned would be lost.
+    Call this before the training, whose result would be lost otherwise.
     """
     folder = Path(directory)
     there = next(path for path in (folder, *folder.parents) if path.exists())
@@ -236,7 +237,7 @@ def check_folder(directory: str | os.PathLike[str]) -> None:
             "save it elsewhere"
         )
     try:
-        tempfile.TemporaryDirectory(dir=there).cleanup()  # Permissions tell less: root has all of them.
+        tempfile.TemporaryDirectory(dir=there).cleanup()  # Permissions do not tell: root has all of them.
     except OSError as error:
         raise _cannot_be_written(folder, error) from error
 
@@ -247,10 +248,10 @@ def save_network(
     parameters: Mapping[str, Array],
     results: Sequence[EpochResult] = (),
 ) -> None:
-    """Write a folder, or replace what an earlier call wrote into it; each file is whole at any moment.
+    """Save a network in a folder, or replace the network that is saved there; each file is complete at any time.
 
-    Raises ModelError where something else is in the folder, where it cannot be written, and where a parameter is
-    missing, of another shape, or none of the network's.
+    Raises ModelError if the folder holds something else or cannot be written, and if a parameter is missing, has
+    another shape, or does not belong to the network.
     """
     folder = Path(directory)
     arrays = checked_arrays(network, parameters, f"model {str(folder)!r}")
@@ -269,7 +270,7 @@ def save_network(
 
 
 def load_network(directory: str | os.PathLike[str]) -> SavedNetwork:
-    """What :func:`save_network` wrote. Raises ModelError for a folder that holds no such model."""
+    """Load the network that :func:`save_network` saved. Raises ModelError for a folder without a network."""
     folder = Path(directory)
     subject = f"model {str(folder)!r}"
     if not is_saved_network(folder):
@@ -293,7 +294,7 @@ def load_network(directory: str | os.PathLike[str]) -> SavedNetwork:
 
 
 def is_saved_network(folder: Path) -> bool:
-    """Whether a saved network is in it."""
+    """Whether the folder holds a saved network."""
     return (folder / _NETWORK).is_file() and (folder / _PARAMETERS).is_file()
 
 
@@ -318,7 +319,9 @@ def _replace(path: Path, content: bytes) -> None:
 
 @final
 class ServedNetwork(ServedModel):
-    """As :class:`~streamiter.models.ServedModel`, for networks: a version brings all that predictions take.
+    """A network that follows its topic and predicts: a :class:`~streamiter.models.ServedModel` for networks.
+
+    Each version contains all that a prediction needs.
 
     ::
 
@@ -327,8 +330,6 @@ class ServedNetwork(ServedModel):
             print(served.predict(([3, 9, 18], [1.0, 1.0, 1.0])).value)
 
     Rows and values are those of :class:`~streamiter.networks.NetworkPredictor`.
-
-    A network that follows its topic and answers.
     """
 
     def __init__(
@@ -340,6 +341,6 @@ class ServedNetwork(ServedModel):
         subject = f"{self._subject}, update {update.generation}.{update.version}"
         try:
             network, arrays = network_of_version(update.parameters, subject)
-        except ConfigurationError as error:  # Of a later release, say.
+        except ConfigurationError as error:  # For example of a later release.
             raise ModelError(f"{subject}: expected a network, given {error}") from error
         return NetworkPredictor(network, arrays, subject)

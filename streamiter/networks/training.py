@@ -1,4 +1,8 @@
-"""Whether rows can be learned from, said of all of them before the first mini-batch."""
+"""Training networks on a parameter server: in epochs over bounded data, or on a stream that may be endless.
+
+``train_network`` and ``train_network_online`` add the training to a flow, which publishes or uses the versions of the
+network. ``fit_network`` runs such a flow to its end, with a progress bar, and returns the trained network.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,10 @@ import msgspec
 import numpy as np
 
 from streamiter.errors import GraphError, JobFailed, ModelError
-from streamiter.flow.flow import Flow, all_or_nothing, step_names
+from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
+from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
-from streamiter.learn.estimators import run_offline
+from streamiter.learn.estimators import labelled, run_offline
 from streamiter.learn.on_parameter_server.training import (
     REPEAT_MEMORY_BYTES,
     check_consistency,
@@ -20,24 +25,33 @@ from streamiter.learn.on_parameter_server.training import (
     count_of,
     trained,
 )
-from streamiter.learn.rows import BadRows, refuse_not_finite
+from streamiter.learn.rows import (
+    BadRows,
+    Extract,
+    as_examples,
+    blaming_rows,
+    of_good_rows,
+    refuse_not_finite,
+)
 from streamiter.models.update import ModelSnapshot
-from streamiter.networks.data import LabelledRows
+from streamiter.networks.data import LabelledRows, as_labelled_rows, translated
 from streamiter.networks.learner import NETWORK, NetworkLearner, NetworkWorker, Start, check_start
 from streamiter.networks.losses import Diverged
-from streamiter.networks.mini_batches import TrainingSteps
+from streamiter.networks.mini_batches import TrainingSteps, prepared, to_record
 from streamiter.networks.network import Network
 from streamiter.networks.parameters import Array
 from streamiter.networks.serving import EpochResult, Evaluation, NetworkPredictor, evaluate, evaluation_of
 from streamiter.numbers import Indices, whole_number
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
-from streamiter.operators.rejection import shortened
+from streamiter.operators.rejection import RejectionPolicy, shortened
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.parameter_server.consistency.models import BSP, Consistency
 from streamiter.parameter_server.server import ParameterServer
+from streamiter.records import Batch
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.sparse_rows import SparseRows
+from streamiter.topics.topic import Topic
 
 __all__ = [
     "NetworkTraining",
@@ -46,12 +60,17 @@ __all__ = [
     "fit_network",
     "sized",
     "train_network",
+    "train_network_online",
 ]
 
 
 @final
 class RowChecks:
-    """What a network asks of rows: finite features, labels that its loss knows, as many fields as embeddings have."""
+    """Checks all rows before the first mini-batch.
+
+    A network needs finite features, labels that its loss knows, and as many features in a row as its embeddings have
+    fields.
+    """
 
     def __init__(self, network: Network) -> None:
         graph = network.graph()
@@ -64,7 +83,7 @@ class RowChecks:
         }
 
     def check(self, owner: str, data: LabelledRows) -> None:
-        """``BadRows`` names the rows that cannot be learned from."""
+        """Raise ``BadRows``, which names the rows that the network cannot learn from."""
         refuse_not_finite(owner, data.rows)
         if self._loss_layer.loss.needs_labels:
             self._loss_layer.loss.check_labels(owner, data.labels, self._loss_layer.output_dim)
@@ -80,7 +99,7 @@ class RowChecks:
 
 
 def _features_in_rows(data: LabelledRows, fields: int) -> Indices:
-    """As an embedding of so many fields counts them."""
+    """Return the number of features in each row, as an embedding with this number of fields counts them."""
     rows = data.rows
     if isinstance(rows, SparseRows):
         return np.diff(rows.indptr)
@@ -97,20 +116,17 @@ _ROWS: Final = "validation_rows"
 
 @dataclass(frozen=True)
 class NetworkTraining:
-    """What the training of a network gives.
-
-    Training a network on a parameter server: over bounded data in epochs, or on a stream that never ends.
-    """
+    """The outputs of a training."""
 
     models: Stream
     """A ``ModelSnapshot`` for each version: the parameters by name with the network as JSON; for ``publish_model``.
-    Its metrics: ``loss`` of what was learned from since the version before; where there are rows to judge by
-    ``validation_loss``, ``_accuracy`` and ``_auc``."""
+    Its metrics are the ``loss`` since the version before and, with rows for validation, ``validation_loss``,
+    ``_accuracy`` and ``_auc``."""
     losses: Stream
-    """For each mini-batch a dict: the ``worker``, its ``clock``, the mean ``loss`` before it, the ``records`` it had,
-    and the seconds ``waited_s`` that the worker waited for the parameters."""
+    """A dict for each mini-batch: the ``worker``, its ``clock``, the mean ``loss`` before the step, the number of
+    ``records``, and the seconds ``waited_s`` that the worker waited for the parameters."""
     steps: int = 0
-    """How many there are to be, those of each worker counted; 0 where nobody knows."""
+    """The number of steps of all workers together; 0 on a stream, where it is not known."""
 
 
 @all_or_nothing
@@ -128,22 +144,23 @@ def train_network(
     seed: int = 0,
     name: str | None = None,
 ) -> NetworkTraining:
-    """Train a network on rows that are in memory; a version of it comes after every epoch.
+    """Train a network on rows in memory; each epoch ends with a version of the network.
 
-    An epoch (``epochs``; None: as many as the configuration says) is ``numupdateperepoch`` steps, and of the rows of
-    each step each of the ``workers`` has every n-th: it pulls what they need, computes, pushes the gradients, clocks.
+    ``epochs`` is the number of epochs; None: the number in the configuration. An epoch has ``numupdateperepoch`` steps.
+    With n ``workers``, each has every n-th row of a step: it pulls the parameters of these rows, computes, pushes the
+    gradients, and clocks.
 
-    - ``BSP()``: a step of the optimizers for each step of all workers, with the mean over its rows. How many workers
-      there are changes no more than the last digits.
-    - ``ASP()``: a step for what each worker pushes, and nobody waits.
-    - ``SSP(staleness=s)``: the same, and nobody is more than s steps ahead of the slowest.
+    - ``BSP()``: the optimizers make one step for each step of all workers, with the mean gradient over its rows. The
+      number of workers changes only the last digits.
+    - ``ASP()``: the optimizers make a step for each push, and no worker waits.
+    - ``SSP(staleness=s)``: the same, but no worker is more than s steps ahead of the slowest.
 
-    ``start`` are arrays to begin with, by name, or what was :class:`Published` last; optimizers begin anew. ``seed``
-    decides initial parameters, shuffling, sampling and dropout: with one worker the same seed gives the same model to
-    the last bit. ``validation`` are the rows that each version is judged by.
+    ``start`` is arrays by name, or :class:`Published` for the last published version; the state of the optimizers is
+    new. ``seed`` determines initial parameters, shuffling, sampling and dropout: with one worker the same seed gives
+    the same model to the last bit. ``validation`` is rows that each version is evaluated on.
 
-    Raises GraphError and ModelError for what cannot run. The job fails with :class:`Diverged` where a loss, a gradient
-    or a parameter is not finite any more: no version has such numbers.
+    Raises GraphError and ModelError for arguments that cannot work. The job fails with :class:`Diverged` if a loss, a
+    gradient or a parameter is no longer finite: no version has such numbers.
 
     >>> import numpy as np
     >>> from streamiter.parameter_server import BSP
@@ -187,7 +204,7 @@ def train_network(
         learner,
         server,
         owner=_OWNER,
-        epochs=1,  # The numbers go through them.
+        epochs=1,  # The numbers of the steps go through all epochs.
         publish_every=steps.per_epoch,
         worker=NetworkWorker,
         memory_bytes=REPEAT_MEMORY_BYTES,
@@ -206,9 +223,9 @@ def train_network(
 
 
 def sized(network: Network, data: LabelledRows) -> Network:
-    """The network with as many features as the data has, unless it says how many there are.
+    """Return the network with the number of features of the data, unless the network sets it.
 
-    Raises GraphError for what is no data, ModelError where it has no features.
+    Raises GraphError for other data, ModelError if the rows have no features.
     """
     _check_data("", data)
     if network.features is not None:
@@ -223,19 +240,19 @@ def sized(network: Network, data: LabelledRows) -> Network:
 def _check_data(option: str, data: object) -> None:
     if not isinstance(data, LabelledRows):
         raise GraphError(
-            f"{_OWNER}{option}: expected LabelledRows, given {shortened(data)}; read_rows gives them"
+            f"{_OWNER}{option}: expected LabelledRows, given {shortened(data)}; read_rows returns them"
         )
 
 
 def epoch_result(model: ModelSnapshot) -> EpochResult:
-    """What the metrics of a version say."""
+    """Return the result of the epoch that a version belongs to."""
     metrics = model.metrics
     validation: Evaluation | None = evaluation_of(metrics, _VALIDATION, int(metrics.get(_ROWS, 0)))
     return EpochResult(model.epoch or 0, metrics.get("loss"), validation)
 
 
 class _StepNumbers(Source):
-    """0, 1, 2, … to every subtask."""
+    """Emits 0, 1, 2, … to each subtask."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -251,7 +268,7 @@ class _StepNumbers(Source):
 
 
 class _Judge(Operator):
-    """Numbers versions, and adds how good they are to their metrics."""
+    """Numbers versions, and adds their evaluation to their metrics."""
 
     def __init__(self, network: Network, data: LabelledRows | None) -> None:
         self._graph = network.graph()
@@ -259,7 +276,7 @@ class _Judge(Operator):
         self._epoch = 0
 
     def process(self, model: ModelSnapshot, out: Output) -> None:
-        """Judge a version."""
+        """Emit the version with its number and its evaluation."""
         self._epoch += 1
         metrics: Mapping[str, Any] = model.metrics
         if self._data is not None:
@@ -277,25 +294,22 @@ class _Judge(Operator):
         self._epoch = state
 
 
-# Steps that are under way when Ctrl-C comes are made; more of them would only be waited for.
+# After Ctrl-C the steps in the channels are still made: with short channels these are few.
 _LIMITS: Final = ChannelLimits(records=1)
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedNetwork:
-    """A network and its parameters by name, as they were after the last epoch.
-
-    Training a network from beginning to end, with its progress on the terminal.
-    """
+    """A network and its parameters by name after the last epoch."""
 
     network: Network
     parameters: dict[str, Array]
     results: list[EpochResult]
-    """One for each epoch; the last one is not whole after an ``"interruption"``."""
+    """A result for each epoch; after an ``"interruption"`` the last epoch is incomplete."""
     ended_by: Literal["epochs", "interruption", "divergence"]
 
     def evaluate(self, data: LabelledRows) -> Evaluation:
-        """How good it is on rows with labels."""
+        """Evaluate the network on rows with labels."""
         graph = self.network.graph()
         return evaluate(
             graph, self.parameters, data.widened(graph.place_holder.feature_dimension, "evaluation")
@@ -303,7 +317,7 @@ class TrainedNetwork:
 
     @property
     def predictor(self) -> NetworkPredictor:
-        """Predicts with these parameters."""
+        """Return a predictor with these parameters."""
         return NetworkPredictor(self.network, self.parameters)
 
 
@@ -321,18 +335,18 @@ def fit_network(
     progress: bool | None = None,
     on_epoch: Callable[[EpochResult], None] | None = None,
 ) -> TrainedNetwork:
-    """Train a network on rows in memory and wait for the end; ``validation`` is judged by after each epoch.
+    """Train a network on rows in memory and wait for the end; each epoch ends with an evaluation on ``validation``.
 
-    Options are those of :func:`~streamiter.networks.train_network`; ``consistency`` is ``BSP()`` unless given, and the
-    parameter server has so many ``shards`` in this process. On a terminal a bar shows the epochs (``progress`` True or
-    False: in any case, never); ``on_epoch`` is told of each as it ends.
+    The options are those of :func:`~streamiter.networks.train_network`; ``consistency`` is ``BSP()`` by default, and
+    the parameter server has this number of ``shards`` in this process. A progress bar shows the epochs on a terminal
+    (``progress``: True always, False never). ``on_epoch`` is called with the result of each epoch.
 
-    Ctrl-C ends the training with the mini-batches under way, and what was learned so far is kept; a second one raises
+    Ctrl-C ends the training after the current mini-batches and keeps the result so far; a second Ctrl-C raises
     KeyboardInterrupt.
 
-    Raises :class:`Diverged` where a loss, a gradient or a parameter is not finite any more: its ``trained`` is the
-    network as it was after the last epoch that was finite (None in the first one). Raises JobFailed where a step failed
-    for another reason, ModelError for data that does not fit.
+    Raises :class:`Diverged` if a loss, a gradient or a parameter is no longer finite; its ``trained`` is the network
+    after the last epoch with finite numbers (None in the first epoch). Raises JobFailed if a step fails for another
+    reason, ModelError for data that does not fit.
     """
     network = sized(network, data)
     epochs = network.configuration.train.epoch if epochs is None else epochs
@@ -386,3 +400,119 @@ def fit_network(
         raise ModelError("fit_network: expected a training to its end, given one that ended before it began")
     made = statistics.step("steps").records_out
     return trained("epochs" if made >= training.steps else "interruption")
+
+
+_ONLINE_OWNER: Final = "train_network_online"
+
+
+@all_or_nothing
+def train_network_online(
+    examples: Stream,
+    network: Network,
+    server: ParameterServer,
+    *,
+    consistency: Consistency,
+    batch: int = 100,
+    publish_every: int | None = None,
+    workers: int | None = None,
+    extract: Extract | None = None,
+    start: Start = None,
+    seed: int = 0,
+    on_error: RejectionPolicy = "fail",
+    dead_letter: Topic | None = None,
+    name: str | None = None,
+) -> NetworkTraining:
+    """Train a network once on each record of a stream, which may be endless.
+
+    Each of the ``workers`` (None: as many as ``examples`` has subtasks) learns from mini-batches of ``batch`` records.
+    Records of libsvm and dummy files need nothing more; from others ``extract(records)`` makes
+    :class:`~streamiter.learn.Examples`. Labels are translated as ``translabel`` of the network says. Rows that are no
+    examples follow ``on_error`` or go to ``dead_letter``.
+
+    The first worker emits a version after every ``publish_every`` of its mini-batches, and a last one at the end of the
+    stream. ``start=Published(topic, model)`` resumes from the last published version. ``consistency``, ``seed`` and
+    ``start`` are those of :func:`~streamiter.networks.train_network`. The network must set the number of features
+    (``indexrange``).
+
+    Raises GraphError and ModelError for arguments that cannot work. A job without examples fails, and one that
+    diverges.
+
+    >>> from streamiter import Flow, topic
+    >>> from streamiter.networks.serving import ServedNetwork
+    >>> from streamiter.parameter_server import SSP
+    >>> flow = Flow("clicks")
+    >>> network = Network.from_json({
+    ...     "data": {"indexrange": 3}, "default_optimizer": {"type": "FTRL"},
+    ...     "layers": [
+    ...         {"name": "score", "type": "simpleinputlayer", "outputdim": 1, "transfunc": "identity"},
+    ...         {"name": "loss", "type": "simplelosslayer", "inputlayer": "score", "lossfunc": "logloss"},
+    ...     ],
+    ... })
+    >>> rows = flow.source(topic("memory://clicks"), stop="latest")
+    >>> training = train_network_online(
+    ...     rows, network, ParameterServer(), consistency=SSP(staleness=2), batch=50, publish_every=10
+    ... )
+    >>> training.models.publish_model(topic("memory://models"), model="clicks")
+    """
+    check_stream(_ONLINE_OWNER, examples, "examples")
+    check_server(_ONLINE_OWNER, server, examples.flow)
+    check_consistency(_ONLINE_OWNER, consistency)
+    batch = count_of(_ONLINE_OWNER, "batch", batch)
+    workers = examples.parallelism if workers is None else count_of(_ONLINE_OWNER, "workers", workers)
+    seed = whole_number(f"{_ONLINE_OWNER}(seed=)", seed, 0, error=GraphError)
+    if publish_every is not None:
+        publish_every = count_of(_ONLINE_OWNER, "publish_every", publish_every)
+    if network.features is None:
+        raise GraphError(
+            f"{_ONLINE_OWNER}: expected the number of features, given indexrange -1, which a stream cannot tell; set "
+            "indexrange, or take network.with_features(…)"
+        )
+    if extract is not None:
+        check_function(extract, f"{_ONLINE_OWNER}(extract=)", ["records"])
+    check_start(start, network)
+    learner = NetworkLearner(network=network, consistency=consistency, start=start, seed=seed)
+    label = step_names(examples.flow, name)
+    mini_batches = examples.batch(batch, parallelism=workers, name=label("mini-batches")).process(
+        lambda: _PrepareRows(network, extract, batch * workers),
+        name=label("prepare"),
+        on_error=on_error,
+        dead_letter=dead_letter,
+    )
+    training = trained(
+        mini_batches,
+        learner,
+        server,
+        owner=_ONLINE_OWNER,
+        epochs=1,
+        publish_every=publish_every,
+        worker=NetworkWorker,
+        memory_bytes=REPEAT_MEMORY_BYTES,
+        label=label,
+    )
+    return NetworkTraining(training.models, training.losses)
+
+
+class _PrepareRows(Operator):
+    """Makes a mini-batch of each list of records; rows that are no examples follow the policy of the step."""
+
+    def __init__(self, network: Network, extract: Extract | None, rows_in_step: int) -> None:
+        self._checks = RowChecks(network)
+        self._features = self._checks.features
+        self._translation = network.configuration.data.trans_label
+        self._extract = extract
+        self._rows_in_step = rows_in_step
+
+    def process(self, records: Batch, out: Output) -> None:
+        data = of_good_rows(lambda rows: blaming_rows(self._rows, rows, self._rows), records, out)
+        if data is not None and len(data):
+            out.emit(to_record(prepared(data, self._features, self._rows_in_step)))
+
+    def _rows(self, records: Any) -> LabelledRows:
+        if self._extract is None:
+            examples = labelled(_ONLINE_OWNER, records, self._features)
+        else:
+            examples = as_examples(f"{_ONLINE_OWNER}(extract=)", self._extract(records))
+        data = as_labelled_rows(_ONLINE_OWNER, examples.features, examples.targets, self._features)
+        data = LabelledRows(data.rows, translated(data.labels, self._translation))
+        self._checks.check(_ONLINE_OWNER, data)
+        return data

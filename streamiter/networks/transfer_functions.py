@@ -1,4 +1,8 @@
-"""Transfer functions of networks; ``TRANSFER_FUNCTIONS`` has them by name."""
+"""Transfer functions of layers, in ``TRANSFER_FUNCTIONS`` by their names in configuration files.
+
+A transfer function is applied to each output of a layer; ``backward`` turns the gradient by its output into the one by
+its input.
+"""
 
 from __future__ import annotations
 
@@ -22,44 +26,39 @@ __all__ = [
 
 
 class Applied(NamedTuple):
-    """What came of it, and what the way back needs."""
+    """The output, and the array that ``backward`` needs."""
 
     output: Array
     kept: Any
 
 
 class TransferFunction(abc.ABC):
-    """Settings only: it is shared by layers and workers, and the layer keeps what belongs to a mini-batch.
+    """A transfer function with its settings. Layers and workers share it; a layer keeps the state of a mini-batch.
 
     >>> from streamiter.networks.transfer_functions import Relu
     >>> applied = Relu().forward(np.array([[-1.0, 2.0]]), None)
     >>> applied.output.tolist(), Relu().backward(applied.kept, np.array([[5.0, 5.0]])).tolist()
     ([[0.0, 2.0]], [[0.0, 5.0]])
-
-    What all transfer functions have in common.
     """
 
     type_name: ClassVar[str]
-    """As files have it, in lower case."""
+    """The name in configuration files, in lower case."""
 
     draws: ClassVar[bool] = False
-    """Whether it draws from the generator in training."""
+    """Whether the function draws from the generator in training."""
 
     @abc.abstractmethod
     def forward(self, values: Array, generator: np.random.Generator | None) -> Applied:
-        """Of ``values`` (rows, n), which it may write to; ``generator``: None in prediction."""
+        """Apply the function to ``values`` (rows, n), which may be overwritten; ``generator`` is None in prediction."""
 
     @abc.abstractmethod
     def backward(self, kept: Any, gradient: Array) -> Array:
-        """The gradient by ``values``, of the one by the output, which is not changed."""
+        """Return the gradient by the values from the gradient by the output, which is not changed."""
 
 
 @dataclass(frozen=True)
 class WithDropout(TransferFunction):
-    """Dropout of another one, ``inner``; in prediction that one alone.
-
-    What transfer functions have in common that end with dropout.
-    """
+    """Another transfer function, ``inner``, and then dropout; in prediction the other function alone."""
 
     inner: ClassVar[TransferFunction]
     draws: ClassVar[bool] = True
@@ -72,7 +71,7 @@ class WithDropout(TransferFunction):
         inner = self.inner.forward(values, generator)
         if generator is None:
             return Applied(inner.output, (inner.kept, None))
-        # Dropout writes to what it is given; the way back needs the output of the inner one itself.
+        # Dropout overwrites its input; ``backward`` needs the output of the inner function itself.
         outer = Dropout(self.proba).forward(inner.output.copy(), generator)
         return Applied(outer.output, (inner.kept, outer.kept))
 
@@ -83,10 +82,7 @@ class WithDropout(TransferFunction):
 
 @dataclass(frozen=True)
 class IdentityFunction(TransferFunction):
-    """x.
-
-    The transfer function that changes nothing.
-    """
+    """The identity: x."""
 
     type_name: ClassVar[str] = "identity"
 
@@ -99,10 +95,7 @@ class IdentityFunction(TransferFunction):
 
 @dataclass(frozen=True)
 class Relu(TransferFunction):
-    """max(0, x); at 0 its slope is 0.
-
-    The rectified linear unit.
-    """
+    """The rectified linear unit: max(0, x); its slope at 0 is 0."""
 
     type_name: ClassVar[str] = "relu"
 
@@ -117,12 +110,10 @@ class Relu(TransferFunction):
 
 @dataclass(frozen=True)
 class Sigmoid(TransferFunction):
-    """1/(1 + e^(−x)).
+    """The logistic function: 1/(1 + e^(−x)).
 
     >>> Sigmoid().forward(np.array([[0.0, 1000.0]]), None).output.tolist()
     [[0.5, 1.0]]
-
-    The logistic function.
     """
 
     type_name: ClassVar[str] = "sigmoid"
@@ -140,12 +131,10 @@ class Sigmoid(TransferFunction):
 
 @dataclass(frozen=True)
 class Tanh(TransferFunction):
-    """tanh(x).
+    """The hyperbolic tangent: tanh(x).
 
     >>> Tanh().forward(np.array([[0.0, 1000.0]]), None).output.tolist()
     [[0.0, 1.0]]
-
-    The hyperbolic tangent.
     """
 
     type_name: ClassVar[str] = "tanh"
@@ -163,12 +152,10 @@ class Tanh(TransferFunction):
 
 @dataclass(frozen=True)
 class Softmax(TransferFunction):
-    """e^x / Σ e^x over the row; the row's largest x is taken off first, so that nothing overflows.
+    """Shares of a row: e^x / Σ e^x. The largest x of the row is subtracted first, so that nothing overflows.
 
     >>> Softmax().forward(np.array([[1000.0, 1000.0]]), None).output.tolist()
     [[0.5, 0.5]]
-
-    Shares of a row.
     """
 
     type_name: ClassVar[str] = "softmax"
@@ -187,17 +174,15 @@ class Softmax(TransferFunction):
 
 @dataclass(frozen=True)
 class Dropout(TransferFunction):
-    """In training each x is 0 with probability ``proba``, the others are x/(1 − proba); in prediction x.
+    """In training each x becomes 0 with probability ``proba``, else x/(1 − proba); in prediction it stays x.
 
-    So the expectation is x, and prediction scales nothing (Srivastava et al., 2014, in its inverted form).
+    So the expectation is x, and prediction scales nothing (Srivastava et al., 2014, in the inverted form).
 
     >>> values = np.ones((1, 4))
     >>> Dropout(0.5).forward(values.copy(), np.random.default_rng(0)).output.tolist()
     [[2.0, 0.0, 0.0, 0.0]]
     >>> Dropout(0.5).forward(values.copy(), None).output.tolist()
     [[1.0, 1.0, 1.0, 1.0]]
-
-    Leaving numbers out by chance.
     """
 
     type_name: ClassVar[str] = "dropout"
@@ -221,7 +206,7 @@ class Dropout(TransferFunction):
         return slopes
 
     def _scales(self, values: Array, generator: np.random.Generator) -> Array:
-        """0 for what is left out, 1/(1 − proba) for the others."""
+        """Return a factor for each number: 0 for a dropped one, 1/(1 − proba) for the others."""
         scales: Array = np.empty_like(values)
         generator.random(out=scales, dtype=scales.dtype.type)
         stays = scales >= self.proba
@@ -236,8 +221,6 @@ class SigmoidWithDropout(WithDropout):
     >>> import numpy as np
     >>> SigmoidWithDropout(0.5).forward(np.zeros((1, 2)), None).output.tolist()
     [[0.5, 0.5]]
-
-    The logistic function, then dropout.
     """
 
     type_name: ClassVar[str] = "sigmoidwithdropout"
@@ -251,8 +234,6 @@ class TanhWithDropout(WithDropout):
     >>> import numpy as np
     >>> TanhWithDropout(0.5).forward(np.zeros((1, 2)), None).output.tolist()
     [[0.0, 0.0]]
-
-    The hyperbolic tangent, then dropout.
     """
 
     type_name: ClassVar[str] = "tanhwithdropout"
@@ -273,4 +254,4 @@ _ALL: Final[tuple[type[TransferFunction], ...]] = (
 TRANSFER_FUNCTIONS: Final[Mapping[str, type[TransferFunction]]] = MappingProxyType(
     {known.type_name: known for known in _ALL}
 )
-"""By their names in files, in lower case."""
+"""The transfer functions by their names in configuration files, in lower case."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.networks.graph import LayerGraph
+from streamiter.networks.network import LayerGraph
 
 __all__ = ["assert_agree", "assert_gradients_agree", "differences", "give_values", "gradients_of"]
 

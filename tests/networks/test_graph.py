@@ -10,9 +10,9 @@ from networks.rows_at_hand import rows_of
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.rows import BadRows
-from streamiter.networks.graph import LayerGraph
 from streamiter.networks.losses import LOSSES, Diverged
 from streamiter.networks.mini_batches import PlaceHolder
+from streamiter.networks.network import LayerGraph
 from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS
 from streamiter.sparse_rows import SparseRows
 

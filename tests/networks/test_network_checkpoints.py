@@ -17,8 +17,7 @@ from support.waiting import until
 from streamiter import Checkpoints, Flow
 from streamiter.checkpoints.memory_store import MemoryStore
 from streamiter.networks.network import Network
-from streamiter.networks.online import train_network_online
-from streamiter.networks.training import NetworkTraining, train_network
+from streamiter.networks.training import NetworkTraining, train_network, train_network_online
 from streamiter.parameter_server import BSP, SSP, ParameterServer
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits

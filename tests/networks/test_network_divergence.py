@@ -13,8 +13,7 @@ from networks.training_support import document, records, rows
 from streamiter import Flow
 from streamiter.errors import JobFailed
 from streamiter.networks import Diverged, LabelledRows, Network, fit_network, read_rows
-from streamiter.networks.online import train_network_online
-from streamiter.networks.training import train_network
+from streamiter.networks.training import train_network, train_network_online
 from streamiter.parameter_server import ASP, BSP, ParameterServer
 
 

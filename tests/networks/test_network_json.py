@@ -110,7 +110,7 @@ def test_the_number_of_features_may_come_from_the_data():
         network.graph()
     assert str(caught.value) == (
         "configuration: expected the number of features, given indexrange -1; "
-        "set indexrange, or take network.with_features(…) with that of the data"
+        "set indexrange, or take network.with_features(…) with the number in the data"
     )
     sized = network.with_features(123)
     assert sized.initial_parameters(1)["wide.weight"].shape == (123, 1)

@@ -18,8 +18,8 @@ from streamiter.learn import Examples, SparseRows
 from streamiter.models import ModelSnapshot, last_update, model_updates
 from streamiter.networks.learner import Published, network_of_version, version_of
 from streamiter.networks.network import Network
-from streamiter.networks.online import train_network_online
 from streamiter.networks.serving import NetworkPredictor, ServedNetwork
+from streamiter.networks.training import train_network_online
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 from streamiter.topics import Json, MemoryBroker, OutgoingBatch, Topic
 
@@ -189,7 +189,7 @@ async def test_versions_that_are_no_network_leave_the_last_good_one_in_place() -
     await (await flow.start()).wait()
     async with ServedNetwork(updates, "pairs") as served:
         await until(lambda: bool(served.statistics().failed))
-        assert "expected 'network' beside the arrays of a network, given 'weights'" in str(
+        assert "expected 'network' with the arrays of a network, given 'weights'" in str(
             served.statistics().last_error
         )
 

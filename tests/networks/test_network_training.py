@@ -392,7 +392,7 @@ def test_what_cannot_be_learned_from_is_said_before_anything_runs() -> None:
     ):
         train_network(Flow("f"), LabelledRows(dense, np.ones(1)), made, server, consistency=BSP())
     with pytest.raises(
-        GraphError, match=r"train_network: expected LabelledRows, given \[1\]; read_rows gives them"
+        GraphError, match=r"train_network: expected LabelledRows, given \[1\]; read_rows returns them"
     ):
         train_network(Flow("f"), [1], made, server, consistency=BSP())  # type: ignore[arg-type]
     with pytest.raises(GraphError, match=r"train_network: expected LabelledRows, given array\("):

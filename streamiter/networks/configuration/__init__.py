@@ -1,7 +1,6 @@
 """Configuration files of networks: read and checked whole before anything runs, and written in canonical form."""
 
-from streamiter.networks.configuration.canonical import as_text, canonical
-from streamiter.networks.configuration.reading import read_configuration
+from streamiter.networks.configuration.reading import as_text, canonical, read_configuration
 from streamiter.networks.configuration.settings import (
     Configuration,
     DataSettings,

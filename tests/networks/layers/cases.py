@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamiter.networks.graph import LayerGraph
 from streamiter.networks.layers import LAYER_TYPES, Layer, LossLayer
 from streamiter.networks.layers.layer import LayerSettings
 from streamiter.networks.losses import LOSSES, NetworkLoss
 from streamiter.networks.mini_batches import PlaceHolder
+from streamiter.networks.network import LayerGraph
 from streamiter.networks.transfer_functions import TRANSFER_FUNCTIONS
 from streamiter.optimizers import SGD
 

@@ -8,9 +8,9 @@ from networks.finite_differences import assert_gradients_agree, give_values, gra
 from networks.layers.cases import CASES, FACTORS, FIELDS, Nodes, graph_around
 from networks.rows_at_hand import KINDS, rows_of
 
-from streamiter.networks.graph import LayerGraph
 from streamiter.networks.layers import LAYER_TYPES
 from streamiter.networks.mini_batches import PlaceHolder
+from streamiter.networks.network import LayerGraph
 
 
 def _features(kind: str) -> int:

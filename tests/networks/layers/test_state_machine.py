@@ -11,9 +11,9 @@ from networks.layers.cases import Nodes
 from networks.rows_at_hand import rows_of
 
 from streamiter.errors import ModelError
-from streamiter.networks.graph import LayerGraph
 from streamiter.networks.layers import StatusError
 from streamiter.networks.mini_batches import PlaceHolder
+from streamiter.networks.network import LayerGraph
 from streamiter.networks.parameters import Status
 
 STEPS = ["cal_output", "cal_backward", "cal_gradients", "update"]
