@@ -104,7 +104,7 @@ named = iterate_bounded_streams_until_termination([initial], [replayed(rows)], t
 reveal_type(named)  # dict[str, Stream]
 by_any_name = iterate_bounded_streams_until_termination([initial], [], any_names)
 reveal_type(by_any_name)  # dict[str, Stream]
-named["params"].filter(lambda p: p["loss"] > 0).collect()
+named["params"].filter(lambda p: p["loss"] > 0, name="positive", parallelism=2, on_error="skip").collect()
 endless = iterate_unbounded_streams([initial], [rows], through_a_topic)
 reveal_type(endless)  # list[Stream]
 endless_by_name = iterate_unbounded_streams([initial], [rows], train_by_name)
@@ -134,6 +134,10 @@ rows = Flow("flow").from_items([1])
 replayed(rows).map(str)  # attr-defined
 feedback_through(rows, topic("memory:loop")).map(str)  # attr-defined
 iterate_unbounded_streams([rows], [replayed(rows)], lambda v, d: IterationBodyResult(v, d))  # list-item
+rows.map(str, names="text")  # call-arg
+rows.map(str, parallelism="two")  # arg-type
+rows.sort(parallelism=2)  # call-arg
+rows.flow.source(topic("memory:rows"), on_error="ignore")  # arg-type
 """
 
 PROGRAMS = {"program.py": PROGRAM, "mistakes.py": MISTAKES}

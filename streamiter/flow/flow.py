@@ -1,20 +1,23 @@
-"""The Flow: a logical graph, built step by step, and the start of its job."""
+"""The Flow: where streams begin, and where a job starts.
+
+Behind the class are the functions that algorithms made of several steps share: ``all_or_nothing``, ``step_names`` and
+checks of their arguments.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
-import msgspec
 import numpy as np
 
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, GraphError
+from streamiter.flow.building import FlowUnderConstruction
 from streamiter.flow.graph_checks import (
     check_codec,
     check_factory,
@@ -24,14 +27,14 @@ from streamiter.flow.graph_checks import (
     check_start,
     check_stop,
 )
-from streamiter.flow.keyed_stream import KeyedStream
-from streamiter.flow.next_step import StepOutput
+from streamiter.flow.next_step import StepOptions, add_dead_letters, check_options
 from streamiter.flow.stream import Stream
-from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy, shortened
+from streamiter.operators.operator import OperatorFactory
+from streamiter.operators.rejection import RejectionPolicy, shortened
 from streamiter.operators.source import ItemsSource, Source, SourceFactory
 from streamiter.operators.steps import Identity
 from streamiter.records import Batch, Columns
-from streamiter.runtime.graph import Graph, Step
+from streamiter.runtime.graph import Step
 from streamiter.tables import rows_of_table
 from streamiter.topics.formats import Json
 from streamiter.topics.secrets import shown_given
@@ -57,11 +60,11 @@ __all__ = [
 ]
 
 
-class Flow:
-    """A flow under construction: sources, steps and sinks.
+class Flow(FlowUnderConstruction):
+    """A graph of sources, steps and sinks that is built step by step, and then run.
 
-    ``name`` identifies it wherever it leaves a trace: logs, checkpoints, transactions. ``parallelism`` is
-    how many subtasks a source or a repartitioned step has unless said otherwise.
+    ``name`` identifies the flow in logs, checkpoints and transactions. ``parallelism`` is the default number of
+    subtasks of a source, and of a step behind a repartitioned stream.
 
     >>> flow = Flow("squares")
     >>> squares = flow.from_items([1, 2, 3]).map(lambda x: x * x).collect()
@@ -71,22 +74,7 @@ class Flow:
     """
 
     def __init__(self, name: str, parallelism: int = 1) -> None:
-        if not name or not isinstance(name, str):
-            raise GraphError(f"Flow: expected a name, given {name!r}; it keys checkpoints and transactions")
-        self.name = name
-        self.parallelism = check_parallelism(parallelism, step=name)
-        self.plain_data = PlainData()
-        self.graph = Graph()
-        """For the engine: its steps."""
-        self.published_models: dict[tuple[str, str], str] = {}
-        """For the engine: by topic and model the line that publishes it."""
-        self.loop: Any = None
-        """For the engine: the iteration whose body is being built, or None."""
-
-    @property
-    def steps(self) -> list[Step]:
-        """For the engine: its steps, in the order in which they were added."""
-        return self.graph.steps
+        super().__init__(name, parallelism)
 
     # -- sources ---------------------------------------------------------------------------------------
 
@@ -97,21 +85,18 @@ class Flow:
         decode: Decoder | None = None,
         start: StartPosition = "earliest",
         stop: StopPosition = None,
-        name: str | None = None,
-        parallelism: int | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
+        **options: Unpack[StepOptions],
     ) -> Stream:
         """Read a topic, which must exist; partition p goes to subtask p mod the parallelism.
 
-        ``decode`` is how values are read: ``Json()`` unless the topic knows better (a CSV file does).
-        Values that it cannot read follow ``on_error``: ``"fail"``, ``"skip"`` (counted), or they go to the
-        topic ``dead_letter``.
+        ``decode`` reads the values; the default is ``Json()``, or what the topic prefers (a CSV file does). Values
+        that it cannot read follow ``on_error`` or are written to the topic ``dead_letter``; the options are those of
+        :class:`~streamiter.Stream`.
 
-        ``start``: ``"earliest"``, ``"latest"``, an offset for each partition (``{0: 1200}``; others begin at
-        their earliest record), or an aware datetime. ``stop``: None reads on for ever; ``"latest"`` ends
-        where the topic ends as the job starts, and an offset for each partition before that (others are
-        not read): then the stream is bounded.
+        ``start`` is ``"earliest"``, ``"latest"``, an offset for each partition (``{0: 1200}``; the others begin at
+        their earliest record), or an aware datetime. ``stop``: None never stops. ``"latest"`` stops where the topic
+        ends when the job starts; offsets stop before the offset of each partition (the others are not read). Then the
+        stream is bounded.
 
         >>> from streamiter import topic
         >>> flow = Flow("yesterday")
@@ -122,12 +107,14 @@ class Flow:
             raise GraphError(
                 f'flow.source: expected a topic, given {shown_given(topic)}; write flow.source(topic("scheme://…"))'
             )
+        check_options("source", options)
+        name, dead_letter = options.get("name"), options.get("dead_letter")
         label = name or topic.name
         decoder = decode if decode is not None else (topic.default_decoder() or Json())
         check_codec(decoder, "decode", step=label)
         check_start(start, step=label)
         check_stop(stop, step=label)
-        policy = check_policy(on_error, dead_letter, step=label)
+        policy = check_policy(options.get("on_error", "fail"), dead_letter, step=label)
         bounded = stop is not None or getattr(topic, "bounded", False)
         with self.all_or_nothing():
             self.register_struct_of(decoder)
@@ -136,25 +123,27 @@ class Flow:
                 name,
                 lambda: TopicSource(topic, start, stop),
                 operator=lambda: DecodeValues(topic, decoder),
-                parallelism=parallelism,
+                parallelism=options.get("parallelism"),
                 bounded=bounded,
                 policy=policy,
                 label_lasts=True,
             )
             if dead_letter is not None:
-                stream.side_output(DEAD_LETTERS).to_dead_letters(dead_letter)
+                [step] = stream.steps
+                add_dead_letters(self, step, dead_letter)
         return stream
 
     def from_items(
         self, items: Iterable[Any], *, name: str | None = None, parallelism: int | None = None
     ) -> Stream:
-        """A bounded stream of these items; with n subtasks item i goes to subtask i mod n.
+        """Return a bounded stream of these items; with n subtasks item i goes to subtask i mod n.
 
-        Arrays (first axis = record) and ``Columns`` stay what they are; other iterables are listed now. Of a table of
-        pandas, polars or Arrow the items are its rows, as ``Columns``; its columns need texts as names, and the index
-        of pandas is left out (``….reset_index()`` makes a column of it). Of a ``Series`` they are its values. Missing
-        numbers become NaN, other missing values None: see :mod:`streamiter.tables`, which says what becomes of each
-        type. Raises GraphError for a mapping, a text, any other table and columns that are not plain data.
+        Arrays (first axis = record) and ``Columns`` are used as they are; any other iterable is listed now. The items
+        of a table of pandas, polars or Arrow are its rows, as ``Columns``; the names of its columns must be texts, and
+        the index of pandas is left out (``….reset_index()`` makes a column of it). The items of a ``Series`` are its
+        values. Missing numbers become NaN, other missing values None; :mod:`streamiter.tables` describes each type.
+
+        Raises GraphError for a mapping, a text, any other table and columns that are not plain data.
 
         >>> flow = Flow("items")
         >>> items = flow.from_items(number * number for number in range(4)).collect()
@@ -174,10 +163,10 @@ class Flow:
     def from_source(
         self, source: SourceFactory, *, name: str | None = None, parallelism: int | None = None
     ) -> Stream:
-        """A stream from your own :class:`~streamiter.operators.Source`: its class, or a callable making one.
+        """Return a stream of your own :class:`~streamiter.operators.Source`: its class, or a callable that makes one.
 
-        Its ``bounded`` (that of the class, or an attribute of the callable) says whether it ever ends; a
-        callable without one counts as bounded.
+        The attribute ``bounded`` of the class or callable says whether the source ends; a callable without it counts as
+        bounded.
 
         >>> from streamiter.operators import Source, SourceBatch
         >>> class Countdown(Source):
@@ -208,7 +197,7 @@ class Flow:
         name: str | None,
         source: SourceFactory,
         *,
-        operator: Callable[[], Any],
+        operator: OperatorFactory,
         parallelism: int | None,
         bounded: bool,
         policy: RejectionPolicy = "fail",
@@ -233,75 +222,29 @@ class Flow:
             bounded=bounded,
             shape="source",
         )
-        return self.add_step(step)
-
-    # -- building (used by Stream and by iterations) -----------------------------------------------------
-
-    def add_step(self, step: Step) -> Stream:
-        """For the engine: put a step into the graph; gives its main output."""
         self.graph.add(step)
         return Stream(self, step)
-
-    @contextlib.contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
-        """For the engine: where the block raises, take out again all that was added to the flow in it.
-
-        Whatever it raises, KeyboardInterrupt too: the session of a notebook outlives it. Blocks may be nested.
-        """
-        loop, steps = self.loop, self.graph.savepoint()
-        of_loop = None if loop is None else loop.savepoint()
-        models, structs = len(self.published_models), self.plain_data.struct_count
-        try:
-            yield
-        except BaseException:
-            self.graph.roll_back(steps)
-            while len(self.published_models) > models:
-                self.published_models.popitem()
-            self.plain_data.forget_structs(structs)
-            self.loop = loop
-            if loop is not None:
-                loop.roll_back(of_loop)
-            raise
-
-    def keyed_stream(
-        self, key_of: Callable[[Any], Any], outlets: Iterable[StepOutput], *, whole_batches: bool = False
-    ) -> KeyedStream:
-        """For the engine: what ``key_by`` gives; Stream cannot import the class that derives from it."""
-        return KeyedStream(self, key_of, outlets, whole_batches=whole_batches)
-
-    def register_struct_of(self, codec: Any) -> None:
-        """For the engine: what a decoder makes becomes plain data of this flow, if it is made of ``msgspec.Struct`` s.
-
-        Of two classes of one name the first; the other one is refused where it comes to be stored.
-        """
-        for struct in getattr(codec, "struct_types", ()):
-            with contextlib.suppress(ConfigurationError):
-                self.register(struct)
-
-    def register(self, struct: type[msgspec.Struct]) -> None:
-        """Let a ``msgspec.Struct`` count as plain data, under its class name, so that it can be stored."""
-        self.plain_data.register(struct)
 
     # -- running ---------------------------------------------------------------------------------------
 
     def run(self, *, on_interrupt: OnInterrupt = "suspend", **options: Any) -> JobStatistics:
-        """Run to the end, in an event loop of its own (uvloop); returns the final statistics.
+        """Run the flow to its end, in an event loop of its own (uvloop), and return the final statistics.
 
-        Takes the options of :meth:`start`. ``on_interrupt`` is what SIGTERM and Ctrl-C do:
+        The options are those of :meth:`start`. ``on_interrupt`` is the reaction to SIGTERM and Ctrl-C:
 
-        - ``"suspend"`` the job: nothing more is read, and what was read is handled, but for records that a step
-          does not want yet, such as mini-batches that wait for their model. No step hears of an end, so what it
-          would emit there does not come out. With ``checkpoints`` all this is kept for the next run, which goes on
-          from there; without, it is gone.
-        - ``"drain"`` it: the inputs end here, a bounded iteration with the epoch under way, and all steps hear of
-          it. So the result so far comes out, such as that of ``last_round``, and the job is ``finished``.
+        - ``"suspend"``: sources stop reading, and records that were read are handled, except records that a step does
+          not want yet, such as mini-batches that wait for their model. Steps are not told of an end, so they do not
+          emit what they emit at the end. With ``checkpoints`` the next run resumes from here with these records;
+          without checkpoints they are lost.
+        - ``"drain"``: the inputs end here, and a bounded iteration ends with the current epoch. Steps are told of the
+          end. So the result so far is emitted, such as that of ``last_round``, and the job is ``finished``.
 
-        A second one aborts it, and a third one raises KeyboardInterrupt, also within a step that does not return. A
-        signal that is ignored stays ignored, as SIGINT is where a script starts the program with ``&``.
+        A second signal aborts the job, and a third one raises KeyboardInterrupt, also within a step that does not
+        return. A signal that is ignored stays ignored; a shell ignores SIGINT for a program that a script starts with
+        ``&``.
 
-        Raises JobFailed if a step failed. A transaction that was open for longer than its
-        timeout, because a server or the machine stood still, is no failure of a step: the job is started again, from
-        its last checkpoint.
+        Raises JobFailed if a step failed. If a transaction was open for longer than its timeout, because a server or
+        the machine did not respond, no step has failed: the job restarts from its last checkpoint.
         """
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
@@ -310,11 +253,11 @@ class Flow:
                 "write: job = await flow.start(); await job.wait()"
             )
         self._check_complete("run")
-        # With all that runs a job: see start.
+        # Imported here, as in start.
         from streamiter.runtime.running import check_on_interrupt, run_in_own_loop, run_jobs
 
         check_on_interrupt(self.name, on_interrupt, shares=options.get("worker") is not None)
-        if "changed_steps" in options:  # Asked for again where the job is started again.
+        if "changed_steps" in options:  # Also given to the job that restarts.
             options["changed_steps"] = _checked_steps(self.name, options["changed_steps"])
         return run_in_own_loop(run_jobs(self.start, options, first=on_interrupt))
 
@@ -332,29 +275,29 @@ class Flow:
         run_id: str | None = None,
         new_id: Callable[[], str] | None = None,
     ) -> Job:
-        """Start the job in the running event loop; returns when every step is open.
+        """Start the job in the running event loop; return when every step is open.
 
-        ``clock`` is where it takes its time from, ``new_id`` the names of its runs (at random unless given). Input
-        without progress for ``stall_after_s`` seconds (60 unless given) is logged with the blocked step.
-        ``snapshot`` is what ``await job.snapshot()`` of this flow gave: the job goes on from there, whatever the
-        job of that snapshot did afterwards.
+        ``clock`` gives the time, and ``new_id`` the names of the job's runs (random by default). If input makes no
+        progress for ``stall_after_s`` seconds (default 60), the blocked step is logged. ``snapshot`` is the result of
+        ``await job.snapshot()`` of this flow: the job resumes there, whatever the job of the snapshot did afterwards.
 
-        With ``checkpoints`` the job survives crashes: it begins where the last committed checkpoint of this flow was
-        taken, and what it writes to outputs with transactions becomes visible with the next one, exactly once. Steps
-        that keep state need a ``name=``. ``restore`` chooses: ``"last"`` (or a fresh start, if there was never one),
-        the number of a checkpoint, or None to begin anew. Of ``changed_steps`` the state is left behind or begins
-        anew; any other step that was added or taken away is an error. See :class:`~streamiter.Checkpoints`.
+        With ``checkpoints`` the job survives crashes: it resumes from the last committed checkpoint of this flow, and
+        its output to topics with transactions becomes readable with the next checkpoint, exactly once. Steps with
+        state need a ``name=``. ``restore`` chooses the checkpoint: ``"last"`` (without any checkpoint a fresh start),
+        the number of a checkpoint, or None for a fresh start. The state of ``changed_steps`` is dropped or initial; any
+        other step that was added or removed is an error. See :class:`~streamiter.Checkpoints`.
 
-        ``worker=(index, count)`` makes this one of ``count`` processes that run the same flow and share its loops
-        through topics (see :func:`~streamiter.feedback_through`); all of them are given one ``run_id``, a new one
-        for each run. Sources share out their partitions and items over all workers; every other stream but the
-        feedback stays in its own. Such loops are unbounded, asynchronous and without listeners, and end when each
-        worker is stopped. What one of them has not handled then stays in the topic.
+        With ``worker=(index, count)`` this process is one of ``count`` workers that run the same flow and share its
+        loops through topics (see :func:`~streamiter.feedback_through`); all workers are given one ``run_id``, a new one
+        for each run. Sources share out their partitions and items over all workers; any other stream except the
+        feedback stays in its worker. Such loops are unbounded, asynchronous and without listeners, and end when each
+        worker is stopped. Feedback that a worker has not handled then stays in the topic.
 
         Raises JobFailed if a step cannot be opened.
         """
         self._check_complete("start")
-        # What runs a job is a fifth of the import of this package, and nothing that builds or draws a flow needs.
+        # Imported here: the modules that run a job are a fifth of the import time of this package, and a program that
+        # only builds or draws a flow does not need them.
         from streamiter.models.update import ModelSnapshot
         from streamiter.runtime.checkpointing.restore import check_restore_option
         from streamiter.runtime.job import Job, JobOptions
@@ -406,12 +349,12 @@ class Flow:
         *,
         format: DrawingFormat = "mermaid",  # noqa: A002 (the word for it)
     ) -> str | bytes:
-        """The graph as text: Mermaid or SVG; or as bytes: PNG, which takes the extra ``draw``.
+        """Return a drawing of the graph: Mermaid or SVG as text, or PNG as bytes, which needs the extra ``draw``.
 
-        An iteration is a box, with its feedback dotted; where streams enter it one sees of which epochs their
-        records are. A parameter server is a node of its own, with dashed lines to the steps that work with it. With
-        statistics, ``job.statistics()`` or what :meth:`run` returned, the steps show the records they were given
-        and emitted, and how far their epochs have come; a server shows its workers and where its matrices stand.
+        An iteration is a box, and its feedback is dotted; the nodes where streams enter show the epochs of the records.
+        A parameter server is a node of its own, with dashed lines to the steps that use it. With ``statistics``, from
+        ``job.statistics()`` or :meth:`run`, steps show the number of records they received and emitted and their last
+        epoch; a server shows its workers and the progress of its matrices.
 
         >>> flow = Flow("squares")
         >>> squares = flow.from_items([1, 2, 3]).map(lambda x: x * x).collect()
@@ -427,7 +370,7 @@ class Flow:
             s1 --> s2
         <BLANKLINE>
         """
-        from streamiter.flow.drawing import draw  # drawing is not what a flow is imported for
+        from streamiter.flow.drawing import draw  # Imported here: most programs draw no flow.
 
         return draw(self.name, self.steps, statistics, format)
 
@@ -445,7 +388,7 @@ def _check_one_of(flow: str, checkpoints: object, snapshot: object, worker: obje
 
 
 def _checked_steps(flow: str, given: object) -> frozenset[str]:
-    """The names in ``changed_steps=``. A str is an iterable, too, of its letters."""
+    """Return the names in ``changed_steps=``. A str is refused, although it is an iterable of letters."""
     names = None if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if names is None or not all(isinstance(name, str) for name in names):
         raise ConfigurationError(
@@ -456,7 +399,7 @@ def _checked_steps(flow: str, given: object) -> frozenset[str]:
 
 
 def _check_of_checkpoints(flow: str, checkpoints: object, restore: object, changed: frozenset[str]) -> None:
-    """Without checkpoints nobody would look at these."""
+    """Raise ConfigurationError for options that have no effect without checkpoints."""
     if checkpoints is not None:
         return
     for option, given, is_given in (
@@ -471,7 +414,7 @@ def _check_of_checkpoints(flow: str, checkpoints: object, restore: object, chang
 
 
 def listed_items(owner: str, items: Any) -> Batch:
-    """For the engine: what a user gives as records, as a batch; GraphError for what are none."""
+    """For the engine: return the records of a user as a batch. Raises GraphError for anything else."""
     if isinstance(items, (list, Columns)) or (isinstance(items, np.ndarray) and items.ndim):
         return items
     if isinstance(items, Mapping):
@@ -494,9 +437,9 @@ T = TypeVar("T")
 
 
 def all_or_nothing(build: Callable[P, T]) -> Callable[P, T]:
-    """For a function that adds several steps: where it raises, it leaves none of them in the flow.
+    """Decorate a function that adds several steps: if it raises, the flow contains none of them.
 
-    The flow is one of its arguments, or that of a stream among them.
+    The flow is one of the function's arguments, or the flow of a stream among them.
 
     >>> @all_or_nothing
     ... def halves(stream):
@@ -507,14 +450,12 @@ def all_or_nothing(build: Callable[P, T]) -> Callable[P, T]:
     streamiter.errors.GraphError: map: expected a function, given None; write a function or a lambda (at ...)
     >>> flow
     Flow('halves', 1 steps)
-
-    What functions that make several steps of a stream have in common.
     """
 
     @wraps(build)
     def build_or_roll_back(*args: P.args, **kwargs: P.kwargs) -> T:
         flow = _flow_of(*args, *kwargs.values())
-        if flow is None:  # It will be refused.
+        if flow is None:  # The function refuses its arguments.
             return build(*args, **kwargs)
         with flow.all_or_nothing():
             return build(*args, **kwargs)
@@ -532,9 +473,9 @@ def _flow_of(*arguments: object) -> Flow | None:
 
 
 def step_names(flow: Flow, name: str | None) -> Callable[[str], str]:
-    """What gives each step its name: what it does, behind the ``name`` that the user chose for the algorithm.
+    """Return a function that names the steps of an algorithm: the user's ``name`` for the algorithm, then the step.
 
-    Without one, the names of a second algorithm of the same kind get a number.
+    Without ``name``, the steps of a second algorithm of the same kind get numbers.
 
     >>> flow = Flow("names")
     >>> step_names(flow, None)("train"), step_names(flow, "clicks")("train")
@@ -549,7 +490,7 @@ def step_names(flow: Flow, name: str | None) -> Callable[[str], str]:
 
 
 def check_stream(owner: str, given: Any, of_what: str, *, bounded: bool = False) -> None:
-    """Raise GraphError for what is no stream; ``bounded`` only says how to make one."""
+    """Raise GraphError unless ``given`` is a stream; with ``bounded`` the error shows how to make a bounded one."""
     if not isinstance(given, Stream):
         source = 'flow.source(…, stop="latest")' if bounded else "flow.source(…)"
         raise GraphError(

@@ -1,4 +1,7 @@
-"""Checks of the graph while it is built; each error says what to write instead."""
+"""Checks of the arguments with which a flow is built: options, positions in topics, functions and factories.
+
+Each check raises GraphError with the step, the expected value, the given value, and what to write instead.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,21 +21,15 @@ from streamiter.runtime.entries import SOURCE_METHODS, check_handlers, check_met
 from streamiter.topics.secrets import shown_given
 from streamiter.topics.topic import StartPosition, StopPosition, Topic
 
-if TYPE_CHECKING:
-    from streamiter.flow.stream import Stream
-
 __all__ = [
-    "check_bounded",
     "check_codec",
     "check_factory",
     "check_field_or_function",
     "check_function",
     "check_input_names",
     "check_name",
-    "check_outside_loops",
     "check_parallelism",
     "check_policy",
-    "check_same_flow",
     "check_seconds",
     "check_start",
     "check_stop",
@@ -40,7 +37,7 @@ __all__ = [
 
 
 def check_name(name: str | None) -> None:
-    """None, or a text that is not empty."""
+    """Raise GraphError for a name that is neither None nor a text with characters."""
     if name is not None and (not isinstance(name, str) or not name):
         raise GraphError(
             f'step: expected name= to be a text, given {name!r}; write name="…", or leave it out'
@@ -48,7 +45,7 @@ def check_name(name: str | None) -> None:
 
 
 def check_parallelism(parallelism: int, *, step: str) -> int:
-    """A whole number of at least 1."""
+    """Return the parallelism. Raises GraphError unless it is a whole number of at least 1."""
     if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
         raise GraphError(
             f"step {step!r}: expected a parallelism of at least 1, given {parallelism!r}; use a whole number"
@@ -57,7 +54,7 @@ def check_parallelism(parallelism: int, *, step: str) -> int:
 
 
 def check_seconds(seconds: Any, option: str, otherwise: str, *, step: str) -> None:
-    """A number above 0, or None, which means ``otherwise``."""
+    """Raise GraphError unless ``seconds`` is a number above 0, or None, which means ``otherwise``."""
     is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     if seconds is not None and not (is_number and 0 < seconds < math.inf):
         raise GraphError(
@@ -67,7 +64,7 @@ def check_seconds(seconds: Any, option: str, otherwise: str, *, step: str) -> No
 
 
 def check_service(given: Any, *, step: str) -> Service | None:
-    """What was given as ``parameter_server=``."""
+    """Return the argument ``parameter_server=``. Raises GraphError unless it is a parameter server or None."""
     if given is None or (isinstance(given, Service) and not isinstance(given, type)):
         return given
     what = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
@@ -78,7 +75,7 @@ def check_service(given: Any, *, step: str) -> Service | None:
 
 
 def check_holds_dead_letters(topic: Topic, *, step: str) -> None:
-    """Raise GraphError for a topic that would refuse each dead letter, and so end the job with the first one."""
+    """Raise GraphError for a topic without headers: it would refuse every dead letter, and the first ends the job."""
     if not topic.has_headers:
         raise GraphError(
             f"step {step!r}: expected a dead-letter topic whose records have headers, since these say why a record was "
@@ -87,7 +84,7 @@ def check_holds_dead_letters(topic: Topic, *, step: str) -> None:
 
 
 def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: str) -> RejectionPolicy:
-    """What becomes of refused records; ``dead_letter`` alone says that they go there."""
+    """Return the policy for refused records; it is ``"dead_letter"`` if there is a topic for them."""
     if on_error not in ("fail", "skip", "dead_letter"):
         raise GraphError(
             f'step {step!r}: expected on_error "fail", "skip" or "dead_letter", given {on_error!r}; '
@@ -117,7 +114,7 @@ def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: 
 
 
 def check_start(start: StartPosition, *, step: str) -> None:
-    """An end of the topic, an offset for each partition, or an aware datetime."""
+    """Raise GraphError unless ``start`` is an end of the topic, an offset for each partition, or an aware datetime."""
     if isinstance(start, datetime):
         if start.tzinfo is None:
             raise GraphError(
@@ -132,7 +129,7 @@ def check_start(start: StartPosition, *, step: str) -> None:
 
 
 def check_stop(stop: StopPosition, *, step: str) -> None:
-    """None, the end of the topic, or an offset for each partition."""
+    """Raise GraphError unless ``stop`` is None, the end of the topic, or an offset for each partition."""
     if stop is not None and not _is_end(stop, "latest") and not _are_offsets(stop):
         raise GraphError(
             f'step {step!r}: expected stop None (read on for ever), "latest" or an offset for each partition '
@@ -153,14 +150,14 @@ def _is_count(number: Any) -> bool:
 
 
 def check_codec(codec: Any, method: Literal["decode", "encode"], *, step: str) -> None:
-    """An object with that method; a class has it too, and would be called without an instance."""
+    """Raise GraphError unless ``codec`` is an object with the method; its class has the method, too, and is refused."""
     kind = "a decoder" if method == "decode" else "an encoder"
     if isinstance(codec, type):
         raise GraphError(
             f"step {step!r}: expected {method}= to be {kind} such as Json(), given the class "
             f"{codec.__name__}; write {codec.__name__}()"
         )
-    # Texts have an encode method, and bytes a decode method, of another kind.
+    # The encode method of texts and the decode method of bytes do something else.
     if isinstance(codec, (str, bytes)) or not callable(getattr(codec, method, None)):
         raise GraphError(
             f"step {step!r}: expected {method}= to be {kind} such as Json(), given {shortened(codec)}; "
@@ -174,9 +171,9 @@ def check_codec(codec: Any, method: Literal["decode", "encode"], *, step: str) -
 def check_function(
     f: Any, argument: str, takes: Sequence[str], *, step: str | None = None, expected: str = "a function"
 ) -> None:
-    """A function that can be called with what it ``takes``, without being awaited.
+    """Raise GraphError unless ``f`` is a plain function of the arguments ``takes``.
 
-    ``argument`` names it in the error, and so does ``step`` where the user has named that.
+    The error names the ``argument``, and the ``step`` if the user has named it.
     """
     label = argument if step is None else f"step {step!r}, {argument}"
     if not callable(f):
@@ -197,7 +194,7 @@ def check_function(
 
 
 def check_field_or_function(key: Any, argument: str, *, step: str | None = None) -> None:
-    """The name of a field, or a function of a record."""
+    """Raise GraphError unless ``key`` is the name of a field or a function of a record."""
     if not isinstance(key, str):
         check_function(key, argument, ["record"], step=step, expected="a field's name or a function")
 
@@ -205,7 +202,10 @@ def check_field_or_function(key: Any, argument: str, *, step: str | None = None)
 def check_factory(
     factory: Any, input_names: list[str], *, step: str, base: type[Any] = Operator, keyed: bool = False
 ) -> None:
-    """An operator (or source) class or a callable without arguments; an instance would be shared."""
+    """Raise GraphError unless ``factory`` is a class derived from ``base`` or a callable without arguments.
+
+    An instance is refused, because all subtasks would share it. ``keyed``: the step has keys.
+    """
     kind = base.__name__
     room = "streamiter" if base is Operator else base.__module__.rpartition(".")[0]
     if isinstance(factory, base):
@@ -243,7 +243,7 @@ def check_factory(
 
 
 def check_input_names(names: Iterable[str]) -> None:
-    """Names whose ``process_<name>`` can mean nothing else."""
+    """Raise GraphError for the name of an input whose method ``process_<name>`` would mean something else."""
     for name in names:
         if not name.isidentifier():
             raise GraphError(
@@ -260,37 +260,3 @@ def check_input_names(names: Iterable[str]) -> None:
                 f"connect: expected a name of an input that does not end in batch, given {name!r}: process_{name} "
                 f"would be a method for whole batches; choose another, such as {name}es"
             )
-
-
-# -- streams -----------------------------------------------------------------------------------------------
-
-
-def check_same_flow(stream: Stream, other: Stream, method: str) -> None:
-    """Two streams of one flow."""
-    if other.flow is not stream.flow:
-        raise GraphError(
-            f"{method}: expected streams of one flow, given {stream.name!r} of flow {stream.flow.name!r} and "
-            f"{other.name!r} of flow {other.flow.name!r}; make both with methods of one flow"
-        )
-
-
-def check_bounded(stream: Stream, method: str) -> None:
-    """A stream that ends, since the result comes then."""
-    if not stream.is_bounded:
-        otherwise = (
-            'read the topic with stop="latest", or use key_by(…).reduce(…) for running results'
-            if stream.flow.loop is None
-            else "in an IterationListener emit a result for each epoch of stamped data"
-        )
-        raise GraphError(
-            f"{method}: expected a bounded stream, given {stream.name!r}, which never ends; {otherwise}"
-        )
-
-
-def check_outside_loops(stream: Stream, method: str, label: str) -> None:
-    """A stream that is in no iteration body, nor is one being built."""
-    if stream.flow.loop is not None or stream.loop is not None:
-        raise GraphError(
-            f"step {label!r}: expected no {method} inside an iteration body, given one; return the stream "
-            "in output_streams and put the sink behind the iteration"
-        )

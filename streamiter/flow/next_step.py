@@ -1,18 +1,28 @@
-"""The outlet: where a stream comes from, and how its records find the subtasks of the next step."""
+"""The next step: everything that the methods of streams which add a step have in common.
+
+``add_next_step`` checks the options and the input streams, and puts the step into the graph. Behind it are the ends of
+a flow: the steps that ``sink``, ``publish_model``, ``collect`` and dead letters add.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, TypedDict
 
 from streamiter.errors import GraphError
+from streamiter.flow.building import (
+    BodyLoop,
+    FlowUnderConstruction,
+    Outlets,
+    StepOutput,
+    check_outside_loops,
+    matched,
+)
 from streamiter.flow.graph_checks import (
     check_codec,
-    check_factory,
     check_function,
     check_holds_dead_letters,
     check_name,
-    check_outside_loops,
     check_parallelism,
     check_policy,
     check_service,
@@ -20,121 +30,145 @@ from streamiter.flow.graph_checks import (
 from streamiter.operators.operator import IterationListener, Operator, OperatorFactory, Service
 from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy, shortened
 from streamiter.operators.source import Collect, Collected
-from streamiter.records import OutputTag
 from streamiter.runtime.entries import check_can_listen
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, KeySelector, Step
-from streamiter.runtime.output import Forward, Partitioning, Rebalance
+from streamiter.runtime.output import Forward
 from streamiter.topics.formats import Json
 from streamiter.topics.secrets import shown_given
 from streamiter.topics.topic import Encoder, Topic
 from streamiter.topics.topic_sink import DeadLetterEncoder, TopicSink
 from streamiter.user_code import user_line
 
-if TYPE_CHECKING:
-    from streamiter.flow.flow import Flow
-    from streamiter.flow.stream import Stream
-
 __all__ = [
-    "ConnectedStreams",
+    "GatheringOptions",
+    "ProcessOptions",
     "StepOptions",
-    "StepOutput",
     "add_collect",
     "add_dead_letters",
     "add_next_step",
     "add_publisher",
     "add_sink",
+    "check_options",
     "label_of",
     "may_emit_unasked",
-    "rebalance_unequal",
 ]
 
 
-class StepOutput(NamedTuple):
-    """One output of one step, with the partitioning chosen for the next."""
-
-    step: Step
-    tag: OutputTag | None = None
-    partitioning: Partitioning | None = None
-
-
-class StepOptions(NamedTuple):
-    """What every method that adds a step takes.
-
-    The options that steps have in common.
-    """
+class GatheringOptions(TypedDict, total=False):
+    """Options of a step that brings all records together in one subtask."""
 
     name: str | None
+    """The name of the step, unique in the flow; None: the engine chooses one."""
+    on_error: RejectionPolicy
+    """What happens to a record for which a function raises: ``"fail"`` (the default) ends the job, ``"skip"`` drops
+    and counts the record."""
+    dead_letter: Topic | None
+    """The topic that such records are written to instead."""
+
+
+class StepOptions(GatheringOptions, total=False):
+    """Options that steps have in common."""
+
     parallelism: int | None
-    on_error: RejectionPolicy = "fail"
-    dead_letter: Topic | None = None
-    service: Service | None = None
+    """The number of subtasks; None: the parallelism of the stream, or of the flow behind a repartitioned stream."""
+
+
+class ProcessOptions(StepOptions, total=False):
+    """Options of a step with an operator of the user."""
+
+    parameter_server: Service | None
+    """The parameter server whose workers the subtasks are."""
+
+
+def check_options(method: str, options: Mapping[str, object], allowed: type = StepOptions) -> None:
+    """Raise TypeError for an option that ``allowed``, a TypedDict, does not have."""
+    names = allowed.__annotations__
+    for name in options:
+        if name not in names:
+            known = ", ".join(f"{known}=" for known in names)
+            raise TypeError(
+                f"{method}() got an unexpected keyword argument {name!r}; its options are {known}"
+            )
 
 
 def add_next_step(
-    streams: Mapping[str, Stream],
+    inputs: Mapping[str, Outlets],
     label: str,
     factory: OperatorFactory,
     options: StepOptions,
     *,
+    service: Service | None = None,
     keys: KeySelector | None = None,
     shape: str = "operator",
     label_lasts: bool = False,
     waits_for_end: bool = False,
     emits_unasked: bool = False,
-) -> Stream:
-    """Add a step behind streams of one flow, each under the name of an input; gives the stream of its output.
+    emits_at_end: bool | None = None,
+    epochs_seen: str = "",
+    outside_loops: bool = False,
+) -> StepOutput:
+    """Add a step that reads streams of one flow, each under the name of an input, and return the step's main output.
 
-    ``label`` names it where the options do not; ``label_lasts`` if it says which step it is, whatever others there are.
-    ``waits_for_end``: it emits when its inputs have ended; ``emits_unasked``: it may emit before it is given a record.
-
-    The next step: what all methods that add one have in common.
+    ``label`` names the step if the options do not; ``label_lasts``: the label says which step it is, whatever other
+    steps the flow has. ``waits_for_end``: the step emits when its inputs have ended; ``emits_unasked``: it may emit
+    before it receives a record. ``emits_at_end`` states whether it emits at the end only, if these two cannot tell.
+    ``shape`` and ``epochs_seen`` are for drawings. ``outside_loops``: the step is outside any iteration, even while a
+    body is being built.
     """
-    flow = next(iter(streams.values())).flow
-    check_name(options.name)
-    named = options.name is not None
-    label = options.name or label
-    edges = [edge for name, stream in streams.items() for edge in stream.edges(name)]
+    streams = list(inputs.values())
+    flow = streams[0].flow
+    name = options.get("name")
+    check_name(name)
+    is_named = name is not None
+    label = name or label
+    edges = [edge for input_name, stream in inputs.items() for edge in stream.edges(input_name)]
+    parallelism = options.get("parallelism")
     parallelism = check_parallelism(
-        _default_parallelism(edges, flow) if options.parallelism is None else options.parallelism, step=label
+        _default_parallelism(edges, flow) if parallelism is None else parallelism, step=label
     )
-    policy = check_policy(options.on_error, options.dead_letter, step=label)
-    service = check_service(options.service, step=label)
-    for stream in streams.values():
-        _check_loop(stream, label)
-    rebalance_unequal(edges, parallelism)
-    round_scope = getattr(flow.loop, "round_scope", None)
+    dead_letter = options.get("dead_letter")
+    policy = check_policy(options.get("on_error", "fail"), dead_letter, step=label)
+    service = check_service(service, step=label)
+    loop = None if outside_loops else flow.loop
+    for stream in streams:
+        _check_loop(stream, loop, label)
+    round_scope = None if loop is None else loop.round_scope
+    if emits_at_end is None:
+        emits_at_end = (waits_for_end and round_scope is None) or (
+            not emits_unasked and all(edge.upstream.emits_at_end for edge in edges)
+        )
     with flow.all_or_nothing():
-        name = flow.graph.unique_name(label, named=named)
+        unique_name = flow.graph.unique_name(label, named=is_named)
         step = Step(
-            name=name,
+            name=unique_name,
             parallelism=parallelism,
             where=user_line(),
             factory=factory,
-            inputs=edges,
+            inputs=matched(edges, parallelism),
             keys=keys,
             policy=policy,
             service=service,
-            has_lasting_name=(named or label_lasts) and not flow.graph.is_numbered(name),
-            loop=flow.loop,
+            has_lasting_name=(is_named or label_lasts) and not flow.graph.is_numbered(unique_name),
+            loop=loop,
             round_scope=round_scope,
-            bounded=all(stream.is_bounded for stream in streams.values()),
+            bounded=all(stream.is_bounded for stream in streams),
             stamped=all(edge.upstream.stamped for edge in edges),
-            emits_at_end=(waits_for_end and round_scope is None)
-            or (not emits_unasked and all(edge.upstream.emits_at_end for edge in edges)),
+            emits_at_end=emits_at_end,
             shape=shape,
+            epochs_seen=epochs_seen,
         )
         if isinstance(factory, type):
             _check_class(factory, step)
-        output = flow.add_step(step)
-        if options.dead_letter is not None:
-            output.side_output(DEAD_LETTERS).to_dead_letters(options.dead_letter)
-    return output
+        flow.graph.add(step)
+        if dead_letter is not None:
+            add_dead_letters(flow, step, dead_letter)
+    return StepOutput(step)
 
 
 def may_emit_unasked(factory: OperatorFactory) -> bool:
-    """Whether an operator of the user may emit without a record: in a callback, at a timer or the end of an input."""
+    """Return whether a user's operator may emit without a record: in a callback, at a timer or the end of an input."""
     if not isinstance(factory, type):
-        return True  # Nothing is known of what it makes.
+        return True  # Nothing is known of the operators that it makes.
     return (
         issubclass(factory, IterationListener)
         or hasattr(factory, "input_ended")
@@ -142,102 +176,66 @@ def may_emit_unasked(factory: OperatorFactory) -> bool:
     )
 
 
+def label_of(factory: OperatorFactory) -> str:
+    """Return the name of a class or function; ``process`` for a lambda, whose name says nothing."""
+    return getattr(factory, "__name__", "process").replace("<lambda>", "process")
+
+
 def _check_class(operator: type[Operator], step: Step) -> None:
-    """What can be told of an operator before there is one."""
+    """Raise GraphError for an operator that cannot work, as far as its class tells."""
     check_can_listen(operator, step.hears_of_epochs, step=step.name)
     if step.loop is not None:
         step.loop.check_operator(step, operator)
 
 
-def label_of(factory: OperatorFactory) -> str:
-    """The name of a class or function; a lambda has none that says anything."""
-    return getattr(factory, "__name__", "process").replace("<lambda>", "process")
-
-
-def _default_parallelism(edges: list[Edge], flow: Flow) -> int:
+def _default_parallelism(edges: list[Edge], flow: FlowUnderConstruction) -> int:
     straight = [edge.upstream.parallelism for edge in edges if isinstance(edge.partitioning, Forward)]
     return max(straight, default=flow.parallelism)
 
 
-def rebalance_unequal(edges: list[Edge], parallelism: int) -> None:
-    """Deal records out in turn where subtask cannot go to subtask."""
-    for edge in edges:
-        if isinstance(edge.partitioning, Forward) and edge.upstream.parallelism != parallelism:
-            edge.partitioning = Rebalance()
-
-
-def _check_loop(stream: Stream, label: str) -> None:
-    """A step and its inputs are of the same iteration body, or all outside."""
-    loop = stream.flow.loop
+def _check_loop(stream: Outlets, loop: BodyLoop | None, label: str) -> None:
+    """Raise GraphError unless a step of ``loop`` and its inputs belong to the same iteration body, or all to none."""
     if loop is not None and stream.loop is loop:
         loop.check_streams(label, stream.edges())
-    for step in stream.steps:
-        if step.loop is loop:
+    for outlet in stream.outlets:
+        if outlet.loop is loop:
             continue
         if loop is None:
             raise GraphError(
-                f"step {label!r}: expected a stream from outside the iteration, given {step.name!r} "
+                f"step {label!r}: expected a stream from outside the iteration, given {outlet.step.name!r} "
                 "of its body; return it in output_streams and use what the iteration gives"
             )
         raise GraphError(
             f"step {label!r}: expected streams that come in through the body's arguments, given "
-            f"{step.name!r} from outside; pass it as a data stream"
+            f"{outlet.step.name!r} from outside; pass it as a data stream"
         )
 
 
-class ConnectedStreams:
-    """Several streams on their way to one step, each to an input of its own name.
-
-    ConnectedStreams: what ``connect`` gives.
-    """
-
-    def __init__(self, streams: dict[str, Stream]) -> None:
-        self._streams = streams
-
-    def process(
-        self,
-        factory: OperatorFactory,
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
-        parameter_server: Service | None = None,
-    ) -> Stream:
-        """An operator with ``process_<input>(record, out)`` or ``process_<input>_batch(batch, out)`` each.
-
-        Between inputs there is no order unless ``wanted_inputs()`` makes one; see :class:`~streamiter.Operator`,
-        and :func:`connect` for an example.
-        """
-        label = name or label_of(factory)
-        check_factory(factory, list(self._streams), step=label)
-        options = StepOptions(name, parallelism, on_error, dead_letter, parameter_server)
-        return add_next_step(self._streams, label, factory, options, emits_unasked=may_emit_unasked(factory))
+# -- the ends of a flow ------------------------------------------------------------------------------------
 
 
 def add_sink(
-    stream: Stream,
+    stream: Outlets,
     topic: Topic,
     encode: Encoder | None,
     key: Callable[[Any], bytes | str | None] | None,
     delivery: Literal["at_least_once"] | None,
     options: StepOptions,
 ) -> None:
-    """See ``Stream.sink``.
-
-    The ends of a flow: what ``sink``, ``publish_model``, ``collect`` and dead letters add behind a stream.
-    """
+    """Add the step of ``Stream.sink``."""
+    check_options("sink", options)
+    name = options.get("name")
     if not isinstance(topic, Topic):
         raise GraphError(
             f'sink: expected a topic, given {shown_given(topic)}; write .sink(topic("scheme://…"))'
         )
-    check_delivery(delivery, "sink")
-    check_outside_loops(stream, "sink", options.name or topic.name)
+    _check_delivery(delivery, "sink")
+    check_outside_loops(stream, "sink", name or topic.name)
     at_least_once = delivery == "at_least_once"
     encoder = encode if encode is not None else Json()
-    check_codec(encoder, "encode", step=options.name or f"sink {topic.name}")
+    check_codec(encoder, "encode", step=name or f"sink {topic.name}")
     if key is not None:
-        check_function(key, "sink key", ["record"], step=options.name)
+        check_function(key, "sink key", ["record"], step=name)
     with stream.flow.all_or_nothing():
         stream.flow.register_struct_of(encoder)
         _add_end(
@@ -249,14 +247,14 @@ def add_sink(
 
 
 def add_publisher(
-    stream: Stream,
+    stream: Outlets,
     topic: Topic,
     model: str,
     format: Literal["auto", "json", "safetensors"],  # noqa: A002 (the word for it)
     delivery: Literal["at_least_once"] | None,
-    options: StepOptions,
+    name: str | None,
 ) -> None:
-    """See ``Stream.publish_model``."""
+    """Add the step of ``Stream.publish_model``."""
     if not isinstance(topic, Topic):
         raise GraphError(
             f"publish_model: expected a topic, given {shown_given(topic)}; "
@@ -272,8 +270,8 @@ def add_publisher(
             f'publish_model: expected format "auto", "json" or "safetensors", given {format!r}; '
             "choose one of these"
         )
-    check_delivery(delivery, "publish_model")
-    check_outside_loops(stream, "publish_model", options.name or model)
+    _check_delivery(delivery, "publish_model")
+    check_outside_loops(stream, "publish_model", name or model)
     published = stream.flow.published_models
     if (topic.url, model) in published:
         raise GraphError(
@@ -281,46 +279,51 @@ def add_publisher(
             f"beside the one at {published[topic.url, model]}; give each model a name of its own"
         )
     at_least_once = delivery == "at_least_once"
-    # With all of its room, which most flows do without.
+    # Imported here: it needs all of its room, and most flows publish no model.
     from streamiter.models.publisher import ModelPublisher
 
     _add_end(
         stream,
         f"publish {model}",
         lambda: ModelPublisher(topic, model, format, at_least_once=at_least_once),
-        options,
+        {"name": name, "parallelism": 1},
     )
     published[topic.url, model] = user_line()
 
 
-def check_delivery(delivery: object, method: str) -> None:
-    """Raise GraphError for what is none."""
+def add_dead_letters(flow: FlowUnderConstruction, step: Step, topic: Topic) -> None:
+    """Add a step that writes the dead letters of ``step`` to a topic, outside the iteration of ``step``."""
+    check_holds_dead_letters(topic, step=step.name)
+    letters = Outlets(flow, StepOutput(step, DEAD_LETTERS, is_outside=step.loop is not None))
+    add_next_step(
+        {SINGLE_INPUT: letters},
+        f"dead letters of {step.name}",
+        lambda: TopicSink(topic, DeadLetterEncoder()),
+        {"parallelism": 1},
+        shape="sink",
+        label_lasts=True,
+        outside_loops=True,
+    )
+
+
+def add_collect(stream: Outlets, name: str | None, parallelism: int) -> Collected:
+    """Add the step of ``Stream.collect``."""
+    check_outside_loops(stream, "collect", name or "collect")
+    collected = Collected()
+    options: StepOptions = {"name": name, "parallelism": parallelism}
+    _add_end(stream, "collect", lambda: Collect(collected), options, label_lasts=False)
+    return collected
+
+
+def _check_delivery(delivery: object, method: str) -> None:
+    """Raise GraphError for a way of delivery that does not exist."""
     if delivery not in (None, "at_least_once"):
         raise GraphError(
             f'{method}: expected delivery "at_least_once", given {delivery!r}; write that, or leave delivery out'
         )
 
 
-def add_dead_letters(stream: Stream, topic: Topic) -> None:
-    """See ``Stream.to_dead_letters``."""
-    check_holds_dead_letters(topic, step=stream.name)
-    if stream.loop is not None:
-        stream.loop.leave(stream, lambda outside: outside.to_dead_letters(topic))
-        return
-    label = f"dead letters of {stream.name}"
-    options = StepOptions(name=None, parallelism=1)
-    _add_end(stream, label, lambda: TopicSink(topic, DeadLetterEncoder()), options)
-
-
-def add_collect(stream: Stream, options: StepOptions) -> Collected:
-    """See ``Stream.collect``."""
-    check_outside_loops(stream, "collect", options.name or "collect")
-    collected = Collected()
-    _add_end(stream, "collect", lambda: Collect(collected), options, label_lasts=False)
-    return collected
-
-
 def _add_end(
-    stream: Stream, label: str, factory: OperatorFactory, options: StepOptions, *, label_lasts: bool = True
+    stream: Outlets, label: str, factory: OperatorFactory, options: StepOptions, *, label_lasts: bool = True
 ) -> None:
     add_next_step({SINGLE_INPUT: stream}, label, factory, options, shape="sink", label_lasts=label_lasts)

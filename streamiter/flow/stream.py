@@ -1,66 +1,73 @@
-"""The Stream: what a step gives to the next, and the methods that add steps.
+"""The Stream: the output of a step, with the methods that add the next step.
 
-What its methods have in common is in ``next_step``; what ``sink``, ``publish_model`` and ``collect`` do, in ``ends``.
+``KeyedStream`` is a stream whose records have keys, and ``ConnectedStreams`` are several streams on their way to one
+step. The methods check their own arguments; :mod:`streamiter.flow.next_step` does what all of them have in common.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+import numpy as np
+
+from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import GraphError
+from streamiter.flow.building import Outlets, StepOutput, check_bounded, check_same_flow
 from streamiter.flow.graph_checks import (
-    check_bounded,
     check_factory,
     check_field_or_function,
     check_function,
     check_input_names,
-    check_same_flow,
     check_seconds,
 )
 from streamiter.flow.next_step import (
-    ConnectedStreams,
+    GatheringOptions,
+    ProcessOptions,
     StepOptions,
-    StepOutput,
     add_collect,
-    add_dead_letters,
     add_next_step,
     add_publisher,
     add_sink,
+    check_options,
     label_of,
     may_emit_unasked,
 )
 from streamiter.operators.bounded import Join, ReduceAll, Sort
+from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
 from streamiter.operators.mini_batch import MiniBatch
-from streamiter.operators.operator import OperatorFactory, Service
-from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.source import Collected
 from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBatch
 from streamiter.records import Batch, OutputTag
-from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step
-from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
+from streamiter.runtime.graph import SINGLE_INPUT, KeySelector, Step
+from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Partitioning, Rebalance
 from streamiter.topics.topic import Encoder, Topic
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # A flow gives streams, and a stream names its flow.
     from streamiter.flow.flow import Flow
-    from streamiter.flow.keyed_stream import KeyedStream
 
-__all__ = ["Stream", "connect"]
+__all__ = ["ConnectedStreams", "KeyedStream", "Stream", "connect"]
 
 
-class Stream:
-    """Records on their way. Its methods add steps and give the stream of their output.
+class Stream(Outlets):
+    """The records that a step emits. The methods of a stream add steps and return the stream of their output.
 
-    Every method that adds a step takes ``name=`` (unique in the flow) and, but for those that bring all
-    records together (``reduce_all``, ``sort``, ``join``, ``publish_model``), ``parallelism=``: by default
-    that of this stream, and the flow's after ``broadcast``, ``rebalance``, ``partition_by`` and ``key_by``.
-    Records keep their order within a subtask.
+    A method that adds a step takes these options:
 
-    ``on_error`` says what becomes of a record for which a function raises: ``"fail"`` ends the job, naming
-    step and record; ``"skip"`` drops and counts it; with ``dead_letter=topic(…)`` it is written there.
-    Functions are plain functions: what must be awaited belongs into an :class:`~streamiter.Operator`.
+    - ``name=``: the name of the step, unique in the flow.
+    - ``parallelism=``: the number of subtasks. The default is the parallelism of this stream; behind ``broadcast``,
+      ``rebalance``, ``partition_by`` and ``key_by`` it is the parallelism of the flow. Steps that bring all records
+      together (``reduce_all``, ``sort``, ``join``, ``publish_model``) have one subtask and no such option.
+    - ``on_error=``: what happens to a record for which a function raises. ``"fail"`` ends the job, and the error names
+      the step and the record; ``"skip"`` drops and counts the record.
+    - ``dead_letter=topic(…)``: such records are written to this topic instead.
 
-    Raises GraphError, with the line, for what cannot run.
+    Records keep their order within a subtask. Functions are plain functions: code that awaits belongs in an
+    :class:`~streamiter.Operator`.
+
+    Raises GraphError, with the user's line, for a step that cannot run, and TypeError for an option that the step does
+    not have.
 
     >>> from streamiter import Flow
     >>> flow = Flow("even squares")
@@ -71,76 +78,21 @@ class Stream:
     """
 
     def __init__(self, flow: Flow, *outlets: Step | StepOutput) -> None:
+        super().__init__(flow, *outlets)
         self._flow = flow
-        self._outlets = tuple(
-            outlet if isinstance(outlet, StepOutput) else StepOutput(outlet) for outlet in outlets
-        )
-
-    # -- properties --------------------------------------------------------------------------------------
 
     @property
     def flow(self) -> Flow:
-        """The flow it belongs to."""
+        """The flow that contains the stream."""
         return self._flow
-
-    @property
-    def name(self) -> str:
-        """The step (or steps) it comes from."""
-        return " ∪ ".join(outlet.step.name for outlet in self._outlets)
-
-    @property
-    def parallelism(self) -> int:
-        """Subtasks of the step it comes from (of the widest one, for a union)."""
-        return max(outlet.step.parallelism for outlet in self._outlets)
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether it ends by itself."""
-        return all(outlet.step.bounded for outlet in self._outlets)
-
-    @property
-    def emits_at_end(self) -> bool:
-        """For the engine: whether its records come only at the end, in an iteration at that of the iteration."""
-        return all(outlet.step.emits_at_end for outlet in self._outlets)
-
-    @property
-    def loop(self) -> Any:
-        """For the engine: the iteration body it belongs to, or None."""
-        return self._outlets[0].step.loop
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """For the engine: the steps it comes from."""
-        return tuple(outlet.step for outlet in self._outlets)
-
-    def edges(self, input_name: str = SINGLE_INPUT) -> list[Edge]:
-        """For the engine: the edges that bring it to a step. Raises GraphError where one of its steps is gone."""
-        for step in self.steps:
-            if step not in self._flow.graph:
-                raise GraphError(
-                    f"stream {self.name!r}: expected a step of flow {self._flow.name!r}, given {step.name!r}, which "
-                    "was taken out again when the call that added it failed; make the stream again"
-                )
-        return [
-            Edge(outlet.step, input_name, outlet.partitioning or Forward(), outlet.tag)
-            for outlet in self._outlets
-        ]
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r}, parallelism {self.parallelism})"
 
     # -- record by record, batch by batch ----------------------------------------------------------------
 
-    def map(
-        self,
-        f: Callable[[Any], Any],
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
-    ) -> Stream:
-        """``f(record)`` for each record.
+    def map(self, f: Callable[[Any], Any], **options: Unpack[StepOptions]) -> Stream:
+        """Emit ``f(record)`` for each record.
 
         >>> from streamiter import Flow
         >>> flow = Flow("squares")
@@ -148,19 +100,11 @@ class Stream:
         >>> flow.run().step("map").rejected, squares.items
         (1, [1, 4, 16])
         """
-        check_function(f, "map", ["record"], step=name)
-        return self._add("map", lambda: Map(f), StepOptions(name, parallelism, on_error, dead_letter))
+        check_function(f, "map", ["record"], step=options.get("name"))
+        return self._add("map", lambda: Map(f), options)
 
-    def filter(
-        self,
-        predicate: Callable[[Any], Any],
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
-    ) -> Stream:
-        """The records for which ``predicate(record)`` is true.
+    def filter(self, predicate: Callable[[Any], Any], **options: Unpack[StepOptions]) -> Stream:
+        """Emit the records for which ``predicate(record)`` is true.
 
         >>> from streamiter import Flow
         >>> flow = Flow("odd")
@@ -168,25 +112,15 @@ class Stream:
         >>> flow.run().state, odd.items
         ('finished', [1, 3, 5])
         """
-        check_function(predicate, "filter", ["record"], step=name)
-        return self._add(
-            "filter", lambda: Filter(predicate), StepOptions(name, parallelism, on_error, dead_letter)
-        )
+        check_function(predicate, "filter", ["record"], step=options.get("name"))
+        return self._add("filter", lambda: Filter(predicate), options)
 
-    def flat_map(
-        self,
-        f: Callable[[Any], Iterable[Any]],
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
-    ) -> Stream:
-        """Each item of the iterable ``f(record)``, for each record: none, one or any number of them.
+    def flat_map(self, f: Callable[[Any], Iterable[Any]], **options: Unpack[StepOptions]) -> Stream:
+        """Emit each item of the iterable ``f(record)``, for each record: any number of items, or none.
 
-        The iterable may be a generator and of any length: it is consumed in pieces of 1024 items. (A text
-        is an iterable of its characters.) A record that is skipped, or becomes a dead letter, because
-        ``f`` or its iterable raises has none of its items emitted, unless it raises behind the first 1024.
+        The iterable may be a generator and of any length: the step reads it in pieces of 1024 items. (A text is an
+        iterable of its characters.) If ``f`` or its iterable raises and the record is skipped or becomes a dead letter,
+        none of its items is emitted, unless the iterable raises behind the first 1024.
 
         >>> from streamiter import Flow
         >>> flow = Flow("words")
@@ -194,26 +128,15 @@ class Stream:
         >>> flow.run().state, words.items
         ('finished', ['to', 'be', 'or', 'not'])
         """
-        check_function(f, "flat_map", ["record"], step=name)
-        return self._add(
-            "flat_map", lambda: FlatMap(f), StepOptions(name, parallelism, on_error, dead_letter)
-        )
+        check_function(f, "flat_map", ["record"], step=options.get("name"))
+        return self._add("flat_map", lambda: FlatMap(f), options)
 
-    def map_batch(
-        self,
-        f: Callable[[Any], Batch],
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
-    ) -> Stream:
-        """``f(batch)`` for each transport batch (a list, array or ``Columns``), giving a batch of any length.
+    def map_batch(self, f: Callable[[Any], Batch], **options: Unpack[StepOptions]) -> Stream:
+        """Emit the records of ``f(batch)`` for each transport batch: a list, array or ``Columns`` of any length.
 
-        Where transport batches are cut carries no meaning; ``batch(n)`` cuts for a purpose. ``f`` is never
-        given an empty batch and must not change the one it is given. It may raise
-        ``RejectRecords(indices, reason)`` for records that then follow ``on_error``, and is called again
-        with the others; anything else it raises ends the job.
+        The engine cuts transport batches as it likes; ``batch(n)`` cuts for a purpose. ``f`` never receives an empty
+        batch and must not change its argument. ``f`` may raise ``RejectRecords(indices, reason)``: these records follow
+        ``on_error``, and ``f`` is called again with the others. Any other exception ends the job.
 
         >>> import numpy as np
         >>> from streamiter import Flow
@@ -222,23 +145,13 @@ class Stream:
         >>> flow.run().state, [float(root) for root in roots.items]
         ('finished', [1.0, 2.0, 3.0])
         """
-        check_function(f, "map_batch", ["batch"], step=name)
-        return self._add(
-            "map_batch", lambda: MapBatch(f), StepOptions(name, parallelism, on_error, dead_letter)
-        )
+        check_function(f, "map_batch", ["batch"], step=options.get("name"))
+        return self._add("map_batch", lambda: MapBatch(f), options)
 
-    def filter_batch(
-        self,
-        f: Callable[[Any], Any],
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
-    ) -> Stream:
-        """The records for which the boolean array (or list) ``f(batch)``, as long as the batch, is true.
+    def filter_batch(self, f: Callable[[Any], Any], **options: Unpack[StepOptions]) -> Stream:
+        """Emit the records for which the boolean array (or list) ``f(batch)``, as long as the batch, is true.
 
-        Records and errors as for :meth:`map_batch`.
+        Batches and errors are handled as in :meth:`map_batch`.
 
         >>> from streamiter import Columns, Flow
         >>> flow = Flow("large orders")
@@ -247,10 +160,8 @@ class Stream:
         >>> flow.run().state, [int(order["id"]) for order in large.items]
         ('finished', [2, 3])
         """
-        check_function(f, "filter_batch", ["batch"], step=name)
-        return self._add(
-            "filter_batch", lambda: FilterBatch(f), StepOptions(name, parallelism, on_error, dead_letter)
-        )
+        check_function(f, "filter_batch", ["batch"], step=options.get("name"))
+        return self._add("filter_batch", lambda: FilterBatch(f), options)
 
     def batch(
         self,
@@ -260,10 +171,10 @@ class Stream:
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """One record (a list, array or ``Columns``) for n records of each subtask, in order.
+        """Emit one record (a list, array or ``Columns``) for n records of each subtask, in their order.
 
-        Fewer than n are state; they go out at the end of the input, in an iteration also at the end of their
-        epoch, and with a timeout ``timeout_s`` seconds after the first of them came.
+        Fewer than n records are kept as state. They are emitted at the end of the input, in an iteration also at the
+        end of their epoch, and with ``timeout_s`` so many seconds after the first of them has arrived.
 
         >>> from streamiter import Flow
         >>> flow = Flow("pairs")
@@ -277,25 +188,16 @@ class Stream:
                 "use a whole number"
             )
         check_seconds(timeout_s, "timeout_s", "wait for ever", step=name or "batch")
-        return self._add("batch", lambda: MiniBatch(n, timeout_s), StepOptions(name, parallelism))
+        return self._add("batch", lambda: MiniBatch(n, timeout_s), {"name": name, "parallelism": parallelism})
 
-    def process(
-        self,
-        factory: OperatorFactory,
-        *,
-        name: str | None = None,
-        parallelism: int | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
-        parameter_server: Service | None = None,
-    ) -> Stream:
-        """Your own :class:`~streamiter.Operator`: its class, or a callable that makes one for each subtask.
+    def process(self, factory: OperatorFactory, **options: Unpack[ProcessOptions]) -> Stream:
+        """Add your own :class:`~streamiter.Operator`: its class, or a callable that makes one for each subtask.
 
-        A record for which its ``process`` raises ``RejectRecords([0], reason)`` follows ``on_error``; anything
-        else that it raises ends the job, since the operator may have been in the middle of something.
+        A record for which the operator's ``process`` raises ``RejectRecords([0], reason)`` follows ``on_error``. Any
+        other exception ends the job, because the operator may have changed a part of its state.
 
-        With ``parameter_server=`` each subtask is a worker of that server: ``context.parameter_server`` is its client,
-        and the server's state is part of the flow's checkpoints. The worker leaves when its input ends.
+        With ``parameter_server=`` each subtask is a worker of that server: ``context.parameter_server`` is the worker's
+        client, and the server's state is part of the flow's checkpoints. The worker leaves when its input ends.
 
         >>> from streamiter import Flow, Operator
         >>> class Differences(Operator):
@@ -309,14 +211,10 @@ class Stream:
         >>> flow.run().state, differences.items
         ('finished', [3, 5, 7])
         """
-        label = name or label_of(factory)
-        check_factory(factory, [SINGLE_INPUT], step=label)
-        options = StepOptions(name, parallelism, on_error, dead_letter, parameter_server)
-        inputs = {SINGLE_INPUT: self}
-        return add_next_step(inputs, label, factory, options, emits_unasked=may_emit_unasked(factory))
+        return Stream(self._flow, _add_operator({SINGLE_INPUT: self}, factory, options))
 
     def side_output(self, tag: OutputTag) -> Stream:
-        """What the step before emits with ``out.emit(record, tag=tag)``; nothing else reads it.
+        """Return the records that the step emits with ``out.emit(record, tag=tag)``; other readers do not receive them.
 
         >>> from streamiter import Flow, Operator, OutputTag
         >>> LATE = OutputTag("late")
@@ -336,12 +234,12 @@ class Stream:
     # -- partitioning ------------------------------------------------------------------------------------
 
     def key_by(self, f: Callable[[Any], Any]) -> KeyedStream:
-        """Records of the same key ``f(record)`` to the same subtask: an int, str, bytes or a tuple of these.
+        """Send records of the same key ``f(record)`` to the same subtask.
 
-        The stream it gives has the steps that keep a state for each key: ``reduce``, ``stateful_map`` and
-        ``process`` with ``context.key`` and ``context.state``. A record for which ``f`` raises, or gives
-        what cannot be a key (a float, None), follows the ``on_error`` of these; before any other step it
-        ends the job where there are several subtasks.
+        A key is an int, str, bytes or a tuple of these. The stream that is returned has the steps that keep a state for
+        each key: ``reduce``, ``stateful_map`` and ``process`` with ``context.key`` and ``context.state``. If ``f``
+        raises or returns something that cannot be a key (a float, None), the record follows the ``on_error`` of these
+        steps; before any other step with several subtasks it ends the job.
 
         >>> from streamiter import Flow
         >>> flow = Flow("clicks by user")
@@ -351,10 +249,10 @@ class Stream:
         ('finished', [('ann', 1), ('bo', 5), ('ann', 3)])
         """
         check_function(f, "key_by", ["record"])
-        return self._flow.keyed_stream(f, self._partitioned(ByKey(f))._outlets)
+        return KeyedStream(self._flow, f, self._partitioned(ByKey(f)).outlets)
 
     def key_by_batch(self, f: Callable[[Any], Any]) -> KeyedStream:
-        """The same with ``f(batch)`` giving an array of ints, texts or bytes: a key for each record.
+        """Do the same, with ``f(batch)`` returning an array of ints, texts or bytes: a key for each record.
 
         Only ``reduce`` with a numpy ufunc keeps a state for such keys.
 
@@ -367,11 +265,11 @@ class Stream:
         ('finished', [1, 2, 4, 6])
         """
         check_function(f, "key_by_batch", ["batch"])
-        keyed = self._partitioned(ByKey(f, whole_batches=True))._outlets
-        return self._flow.keyed_stream(f, keyed, whole_batches=True)
+        keyed = self._partitioned(ByKey(f, whole_batches=True)).outlets
+        return KeyedStream(self._flow, f, keyed, whole_batches=True)
 
     def broadcast(self) -> Stream:
-        """Every record to every subtask of the next step.
+        """Send every record to every subtask of the next step.
 
         >>> from streamiter import Flow
         >>> flow = Flow("to all")
@@ -382,21 +280,21 @@ class Stream:
         return self._partitioned(Broadcast())
 
     def rebalance(self) -> Stream:
-        """Records to the subtasks of the next step in turn, so that all have as many to do."""
+        """Send records to the subtasks of the next step in turn, so that all subtasks have as much work."""
         return self._partitioned(Rebalance())
 
     def partition_by(self, f: Callable[[Any], int]) -> Stream:
-        """Each record to the subtask ``f(record)`` (a whole number) modulo their number.
+        """Send each record to the subtask ``f(record)`` (a whole number) modulo the number of subtasks.
 
-        What ``f`` raises ends the job, naming the record.
+        An exception of ``f`` ends the job, and the error names the record.
         """
         check_function(f, "partition_by", ["record"])
         return self._partitioned(ByFunction(f))
 
     def union(self, *others: Stream) -> Stream:
-        """Records of this stream and the others, each in its own order and in any order between them.
+        """Bring the records of several streams together: the order within each is kept, between them it is any.
 
-        It ends when all of them have.
+        The union ends when all its streams have ended.
 
         >>> from streamiter import Flow
         >>> flow = Flow("both")
@@ -408,7 +306,7 @@ class Stream:
             if not isinstance(other, Stream):
                 raise GraphError(f"union: expected streams, given {other!r}; write a.union(b, c)")
             check_same_flow(self, other, "union")
-        outlets = [outlet for stream in (self, *others) for outlet in stream._outlets]
+        outlets = [outlet for stream in (self, *others) for outlet in stream.outlets]
         return Stream(self._flow, *outlets)
 
     def _partitioned(self, partitioning: Partitioning) -> Stream:
@@ -416,18 +314,11 @@ class Stream:
 
     # -- bounded input -----------------------------------------------------------------------------------
 
-    def reduce_all(
-        self,
-        f: Callable[[Any, Any], Any],
-        *,
-        name: str | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
-    ) -> Stream:
-        """At the end of the (bounded) input, all records reduced to one: ``f(f(f(a, b), c), d)``.
+    def reduce_all(self, f: Callable[[Any, Any], Any], **options: Unpack[GatheringOptions]) -> Stream:
+        """At the end of the (bounded) input, emit all records reduced to one: ``f(f(f(a, b), c), d)``.
 
-        Of no records, nothing. ``f`` must change neither argument. In one subtask; where several bring the
-        records their order is any, so ``f`` should not depend on it.
+        Without records, nothing is emitted. ``f`` must not change its arguments. The step has one subtask; if several
+        subtasks send records to it, the records arrive in any order, so the result should not depend on the order.
 
         >>> from streamiter import Flow
         >>> flow = Flow("largest")
@@ -435,23 +326,20 @@ class Stream:
         >>> flow.run().state, largest.items
         ('finished', [9])
         """
-        check_function(f, "reduce_all", ["result", "record"], step=name)
+        check_function(f, "reduce_all", ["result", "record"], step=options.get("name"))
         check_bounded(self, "reduce_all")
-        options = StepOptions(name, 1, on_error, dead_letter)
-        return self._add("reduce_all", lambda: ReduceAll(f), options, waits_for_end=True)
+        return self._gather({SINGLE_INPUT: self}, "reduce_all", lambda: ReduceAll(f), options)
 
     def sort(
         self,
         key: str | Callable[[Any], Any] | None = None,
         *,
         reverse: bool = False,
-        name: str | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
+        **options: Unpack[GatheringOptions],
     ) -> Stream:
-        """At the end of the (bounded) input, all records in ascending order; equal ones as they came.
+        """At the end of the (bounded) input, emit all records in ascending order; equal records keep their order.
 
-        ``key`` is a function, or the name of a field. In one subtask, which holds all records in memory.
+        ``key`` is a function, or the name of a field. The step has one subtask, which holds all records in memory.
 
         >>> from streamiter import Flow
         >>> flow = Flow("by age")
@@ -461,24 +349,20 @@ class Stream:
         ('finished', ['bo', 'ann'])
         """
         if key is not None:
-            check_field_or_function(key, "sort", step=name)
+            check_field_or_function(key, "sort", step=options.get("name"))
         check_bounded(self, "sort")
-        options = StepOptions(name, 1, on_error, dead_letter)
-        return self._add("sort", lambda: Sort(key, reverse=reverse), options, waits_for_end=True)
+        return self._gather({SINGLE_INPUT: self}, "sort", lambda: Sort(key, reverse=reverse), options)
 
     def join(
         self,
         other: Stream,
         on: str | Callable[[Any], Any] | tuple[Any, Any],
-        *,
-        name: str | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
+        **options: Unpack[GatheringOptions],
     ) -> Stream:
-        """At the end of both (bounded) inputs, pairs ``(left, right)`` whose keys are equal.
+        """At the end of both (bounded) inputs, emit the pairs ``(left, right)`` whose keys are equal.
 
-        ``on`` is a field's name, a key function, or a pair of these for left and right. In one subtask, which
-        holds all records in memory.
+        ``on`` is the name of a field, a key function, or a pair of these for left and right. The step has one subtask,
+        which holds all records in memory.
 
         >>> from streamiter import Flow
         >>> flow = Flow("names of visitors")
@@ -496,13 +380,22 @@ class Stream:
                 'write on="id", or on=("user_id", "id") for left and right'
             )
         for key in on if isinstance(on, tuple) else (on,):
-            check_field_or_function(key, "join", step=name)
+            check_field_or_function(key, "join", step=options.get("name"))
         check_same_flow(self, other, "join")
         check_bounded(self, "join")
         check_bounded(other, "join")
-        options = StepOptions(name, 1, on_error, dead_letter)
-        sides = {"left": self, "right": other}
-        return add_next_step(sides, "join", lambda: Join(on), options, waits_for_end=True)
+        return self._gather({"left": self, "right": other}, "join", lambda: Join(on), options)
+
+    def _gather(
+        self,
+        inputs: Mapping[str, Stream],
+        method: str,
+        factory: OperatorFactory,
+        options: GatheringOptions,
+    ) -> Stream:
+        check_options(method, options, GatheringOptions)
+        output = add_next_step(inputs, method, factory, {**options, "parallelism": 1}, waits_for_end=True)
+        return Stream(self._flow, output)
 
     # -- ends --------------------------------------------------------------------------------------------
 
@@ -513,25 +406,22 @@ class Stream:
         encode: Encoder | None = None,
         key: Callable[[Any], bytes | str | None] | None = None,
         delivery: Literal["at_least_once"] | None = None,
-        name: str | None = None,
-        parallelism: int | None = None,
-        on_error: RejectionPolicy = "fail",
-        dead_letter: Topic | None = None,
+        **options: Unpack[StepOptions],
     ) -> None:
-        """Write the records to a topic, encoded with ``encode`` (``Json()`` unless said otherwise).
+        """Write the records to a topic, which must exist, encoded with ``encode`` (the default is ``Json()``).
 
-        ``key(record)`` gives the topic's key: bytes, str (as UTF-8) or None. Records for which it raises, or
-        gives anything else, and those that cannot be encoded follow ``on_error``. In a job with checkpoints,
-        records become readable with the checkpoint after them, exactly once; ``delivery="at_least_once"`` makes
-        them readable as soon as they are written, as without checkpoints, and some come twice after a restart.
-        The topic must exist.
+        ``key(record)`` returns the key in the topic: bytes, str (written as UTF-8) or None. A record follows
+        ``on_error`` if ``key`` raises or returns anything else, or if the record cannot be encoded.
+
+        In a job with checkpoints, the next checkpoint makes the records readable, exactly once.
+        ``delivery="at_least_once"`` makes them readable at once, as in a job without checkpoints; after a restart some
+        records are in the topic twice.
 
         >>> from streamiter import Flow, topic
         >>> flow = Flow("write")
         >>> clicks = flow.from_items([{"user": "ann", "page": "/"}])
         >>> clicks.sink(topic("memory://clicks"), key=lambda click: click["user"], name="write")
         """
-        options = StepOptions(name, parallelism, on_error, dead_letter)
         add_sink(self, topic, encode, key, delivery, options)
 
     def publish_model(
@@ -545,9 +435,9 @@ class Stream:
     ) -> None:
         """Publish every record as an update of ``model``: an array, a dict of parameters, a ``ModelSnapshot``.
 
-        Versions count up by one; a run that restores nothing begins the topic's next generation. Large
-        models are written as safetensors (``format``: ``"auto"``, ``"json"`` or ``"safetensors"``). In one
-        subtask, which counts. What is no model, or not finite, ends the job. ``delivery`` as in :meth:`sink`.
+        Each update has the next version; a run that restores nothing begins the topic's next generation. Large models
+        are written as safetensors, unless ``format`` says otherwise. The step has one subtask, which counts the
+        versions. A record that is no model, or not finite, ends the job. ``delivery`` is that of :meth:`sink`.
         See ``streamiter.models``.
 
         >>> import numpy as np
@@ -555,16 +445,12 @@ class Stream:
         >>> flow = Flow("publish")
         >>> flow.from_items([np.zeros(10)]).publish_model(topic("memory://model-updates"), model="ctr")
         """
-        add_publisher(self, topic, model, format, delivery, StepOptions(name, parallelism=1))
-
-    def to_dead_letters(self, topic: Topic) -> None:
-        """For the engine: write :class:`DeadLetter` s to a topic."""
-        add_dead_letters(self, topic)
+        add_publisher(self, topic, model, format, delivery, name)
 
     def collect(self, *, name: str | None = None, parallelism: int = 1) -> Collected:
-        """Gather the records in memory; ``.items`` of what this gives holds them after the run.
+        """Gather the records in memory; after the run, ``.items`` of the result holds them.
 
-        With several subtasks (``parallelism``) those of the first come first, and so on.
+        With several subtasks (``parallelism``) the records of the first subtask come first, and so on.
 
         >>> from streamiter import Flow
         >>> flow = Flow("three")
@@ -572,16 +458,16 @@ class Stream:
         >>> flow.run().state, three.items
         ('finished', [1, 2, 3])
         """
-        return add_collect(self, StepOptions(name, parallelism))
+        return add_collect(self, name, parallelism)
 
-    # -- inside ------------------------------------------------------------------------------------------
+    # -- steps with keys ---------------------------------------------------------------------------------
 
     def reduce(self, *_: Any, **__: Any) -> Stream:
-        """Of a stream with keys only: raises GraphError."""
+        """Raise GraphError: only a stream with keys has this step."""
         raise self._without_keys("reduce")
 
     def stateful_map(self, *_: Any, **__: Any) -> Stream:
-        """Of a stream with keys only: raises GraphError."""
+        """Raise GraphError: only a stream with keys has this step."""
         raise self._without_keys("stateful_map")
 
     def _without_keys(self, method: str) -> GraphError:
@@ -590,16 +476,147 @@ class Stream:
             f".{method}(…), or use reduce_all(f) for one result of all records"
         )
 
-    def _add(
-        self, label: str, factory: OperatorFactory, options: StepOptions, *, waits_for_end: bool = False
+    def _add(self, method: str, factory: OperatorFactory, options: StepOptions) -> Stream:
+        check_options(method, options)
+        return Stream(self._flow, add_next_step({SINGLE_INPUT: self}, method, factory, options))
+
+
+class KeyedStream(Stream):
+    """A stream whose records have keys: the next step can keep a state for each key."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        key_of: Callable[[Any], Any],
+        outlets: Iterable[StepOutput],
+        *,
+        whole_batches: bool = False,
+    ) -> None:
+        super().__init__(flow, *outlets)
+        self._key_of = key_of
+        self._whole_batches = whole_batches
+
+    def reduce(self, f: Callable[[Any, Any], Any], **options: Unpack[StepOptions]) -> Stream:
+        """Emit the key's running result for each record: first the record itself, then ``f(result, record)``.
+
+        ``f`` must return a new value and change neither argument: both have been emitted. A record that is refused
+        leaves the result of its key as it is. With ``key_by_batch`` and a numpy ufunc (``np.add``) arrays are reduced
+        without a Python loop. The state is one value for each key and is never dropped.
+
+        >>> from streamiter import Flow
+        >>> flow = Flow("highest by parity")
+        >>> highest = flow.from_items([3, 2, 1, 8]).key_by(lambda x: x % 2).reduce(max).collect()
+        >>> flow.run().state, highest.items
+        ('finished', [3, 2, 3, 8])
+        """
+        check_function(f, "reduce", ["result", "record"], step=options.get("name"))
+        key_of = self._key_of
+        if not self._whole_batches:
+            return self._add_keyed("reduce", lambda: KeyedReduce(key_of, f, check_keys=check_keys), options)
+        if not isinstance(f, np.ufunc) or (f.nin, f.nout) != (2, 1) or f.signature:
+            raise GraphError(
+                "reduce: after key_by_batch expected a numpy ufunc of two arguments and one result such as np.add, "
+                f"given {f!r}; use key_by(f) for other functions"
+            )
+        return self._add_keyed("reduce", lambda: KeyedReduceBatch(key_of, f, check_keys=check_keys), options)
+
+    def stateful_map(
+        self, f: Callable[[Any, Any], tuple[Any, Any]], initial: Any, **options: Unpack[StepOptions]
     ) -> Stream:
-        return add_next_step({SINGLE_INPUT: self}, label, factory, options, waits_for_end=waits_for_end)
+        """Call ``f(state, record) -> (state, output)`` with a state for each key, which is ``initial`` at first.
+
+        ``initial`` is plain data, and each key receives a copy of its own, or a callable that makes it (``list``).
+        A state is never dropped; in ``process`` it can expire.
+
+        >>> from streamiter import Flow
+        >>> flow = Flow("count words")
+        >>> words = flow.from_items(["to", "be", "to"]).key_by(lambda word: word)
+        >>> counts = words.stateful_map(lambda count, word: (count + 1, (word, count + 1)), 0).collect()
+        >>> flow.run().state, counts.items
+        ('finished', [('to', 1), ('be', 1), ('to', 2)])
+        """
+        check_function(f, "stateful_map", ["state", "record"], step=options.get("name"))
+        if callable(initial):
+            check_function(initial, "stateful_map(initial=)", [], step=options.get("name"))
+        key_of = self._record_key("stateful_map")
+        return self._add_keyed(
+            "stateful_map", lambda: StatefulMap(key_of, f, initial, check_keys=check_keys), options
+        )
+
+    def process(
+        self,
+        factory: OperatorFactory,
+        *,
+        time_to_live_s: float | None = None,
+        **options: Unpack[ProcessOptions],
+    ) -> Stream:
+        """Add your own operator with ``context.key``, ``context.state`` and timers.
+
+        ``context.state`` is an empty dict for a new key; change it, or assign any plain data. A state that was not used
+        for ``time_to_live_s`` seconds is dropped. ``context.set_timer(delay_s, payload)`` calls
+        ``on_timer(payload, out)`` with the same key. When the input has ended, timers that are not due are dropped.
+
+        >>> from streamiter import Flow, Operator
+        >>> class Visits(Operator):
+        ...     def open(self, context):
+        ...         self.context = context
+        ...     def process(self, record, out):
+        ...         state = self.context.state
+        ...         state["visits"] = state.get("visits", 0) + 1
+        ...         out.emit((self.context.key, state["visits"]))
+        >>> flow = Flow("visits")
+        >>> visits = flow.from_items(["ann", "bo", "ann"]).key_by(str.upper).process(Visits).collect()
+        >>> flow.run().state, visits.items
+        ('finished', [('ANN', 1), ('BO', 1), ('ANN', 2)])
+        """
+        label = options.get("name") or label_of(factory)
+        check_factory(factory, [SINGLE_INPUT], step=label, keyed=True)
+        check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
+        keys = KeySelector(self._record_key("process"), time_to_live_s)
+        inputs = {SINGLE_INPUT: self._tolerant(options)}
+        return Stream(self._flow, _add_operator(inputs, factory, options, keys))
+
+    def _add_keyed(self, method: str, factory: OperatorFactory, options: StepOptions) -> Stream:
+        check_options(method, options)
+        inputs = {SINGLE_INPUT: self._tolerant(options)}
+        return Stream(self._flow, add_next_step(inputs, method, factory, options))
+
+    def _tolerant(self, options: StepOptions) -> Stream:
+        """Return the stream to a keyed step; a step that survives refused records also receives those without a key."""
+        survives = options.get("on_error", "fail") != "fail" or options.get("dead_letter") is not None
+        return self._partitioned(
+            ByKey(self._key_of, self._whole_batches, survives and not self._whole_batches)
+        )
+
+    def _record_key(self, method: str) -> Callable[[Any], Any]:
+        if self._whole_batches:
+            raise GraphError(
+                f"{method}: expected a stream keyed record by record, given key_by_batch; use key_by(f)"
+            )
+        return self._key_of
+
+
+class ConnectedStreams:
+    """Several streams on their way to one step, each to an input of its own name; ``connect`` returns them."""
+
+    def __init__(self, streams: dict[str, Stream]) -> None:
+        self._streams = streams
+
+    def process(self, factory: OperatorFactory, **options: Unpack[ProcessOptions]) -> Stream:
+        """Add an operator with a method for each input.
+
+        The method is ``process_<input>(record, out)`` or ``process_<input>_batch(batch, out)``. Records of different
+        inputs arrive in any order, unless the operator chooses one with ``wanted_inputs()``; see
+        :class:`~streamiter.Operator`, and :func:`connect` for an example.
+        """
+        flow = next(iter(self._streams.values())).flow
+        return Stream(flow, _add_operator(self._streams, factory, options))
 
 
 def connect(**streams: Stream) -> ConnectedStreams:
     """Bring several streams to one step, each under the name of an input.
 
-    A name is part of that of a method, so ``input``, ``batch`` and what ends in ``_batch`` are none.
+    The name becomes part of a method's name; so ``input``, ``batch`` and names that end in ``_batch`` are not allowed.
 
     >>> from streamiter import Flow, Operator
     >>> class Tagged(Operator):
@@ -624,3 +641,26 @@ def connect(**streams: Stream) -> ConnectedStreams:
         check_same_flow(first, stream, "connect")
     check_input_names(streams)
     return ConnectedStreams(dict(streams))
+
+
+def _add_operator(
+    inputs: Mapping[str, Stream],
+    factory: OperatorFactory,
+    options: ProcessOptions,
+    keys: KeySelector | None = None,
+) -> StepOutput:
+    """Add a step with an operator of the user."""
+    check_options("process", options, ProcessOptions)
+    label = options.get("name") or label_of(factory)
+    if keys is None:
+        check_factory(factory, list(inputs), step=label)
+    service = options.pop("parameter_server", None)
+    return add_next_step(
+        inputs,
+        label,
+        factory,
+        options,
+        service=service,
+        keys=keys,
+        emits_unasked=may_emit_unasked(factory),
+    )

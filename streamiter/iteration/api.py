@@ -1,15 +1,24 @@
-"""The entry points of iterations, and their settings."""
+"""The entry points of iterations.
+
+They check their arguments, and ``IterationBuilder`` puts the iteration into the graph: it adds the border steps of the
+loop (heads and entrances), calls the body, and closes the loop with the feedback streams that the body returns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
+from streamiter.flow.building import matched
 from streamiter.flow.flow import Flow
-from streamiter.flow.next_step import rebalance_unequal
 from streamiter.flow.stream import Stream
-from streamiter.iteration.border import FEEDBACK, INITIAL, CriteriaHead, Entrance, Exit, Head
-from streamiter.iteration.checks import (
+from streamiter.iteration.border import FEEDBACK, INITIAL, CriteriaHead, Entrance, Head
+from streamiter.iteration.config import (
+    AS_THE_ENTRY_POINT_SAYS,
+    IterationBodyResult,
+    IterationConfig,
+    OperatorLifeCycle,
+    Outputs,
     check_arguments,
     check_body,
     check_bounded,
@@ -20,17 +29,11 @@ from streamiter.iteration.checks import (
     check_stamps,
     is_stamped,
 )
-from streamiter.iteration.config import (
-    AS_THE_ENTRY_POINT_SAYS,
-    IterationBodyResult,
-    IterationConfig,
-    OperatorLifeCycle,
-    Outputs,
-)
 from streamiter.iteration.feedback_through import FeedbackThrough, check_topic_is_free, feedback_stream
-from streamiter.iteration.loop import Loop
+from streamiter.iteration.loop import Loop, RoundScope
 from streamiter.iteration.replay import DataStream, Replayed, Replayer
-from streamiter.iteration.rounds import RoundScope
+from streamiter.operators.operator import OperatorFactory
+from streamiter.operators.steps import Identity
 from streamiter.runtime.graph import Edge, Step
 from streamiter.user_code import user_line
 
@@ -42,16 +45,13 @@ __all__ = [
 
 Body = Callable[[list[Stream], list[Stream]], IterationBodyResult[Outputs]]
 
-# Feedback of a bounded iteration is synchronous unless said otherwise, of an unbounded one asynchronous: there
-# plain data never completes an epoch.
+# The default of ``max_epochs_ahead`` in a bounded iteration: synchronous. In an unbounded iteration plain data never
+# completes an epoch, so the default is asynchronous.
 _AHEAD_IN_BOUNDED = 0
 
 
 class IterationBuilder:
-    """Checks one iteration and puts its border into the graph.
-
-    Puts an iteration into the graph: calls the body, and sets the border of the loop around it.
-    """
+    """Puts one iteration into the graph of a flow."""
 
     def __init__(
         self, initial: list[Stream], data: list[DataStream], config: IterationConfig, *, bounded: bool
@@ -74,7 +74,7 @@ class IterationBuilder:
             check_stamps(self._ahead, [given.stream for given in data])
 
     def build(self, body: Body[Any]) -> list[Stream] | dict[str, Stream]:
-        """The output streams, as a list or a dict as the body gave them; where that fails, the flow is as before."""
+        """Return the output streams, as a list or a dict like the body's. If this raises, the flow is as before."""
         with self._flow.all_or_nothing():
             return self._build(body)
 
@@ -88,13 +88,12 @@ class IterationBuilder:
             max_epochs_ahead=self._ahead,
             has_stamped_data=any(is_stamped(stream) for stream in streams),
         )
-        self._flow.loop = loop
         variables = [self._add_head(number, stream) for number, stream in enumerate(self._initial)]
         data = [self._add_entrance(number, given) for number, given in enumerate(self._data)]
-        if self._config.operator_life_cycle is OperatorLifeCycle.PER_ROUND:
-            loop.round_scope = RoundScope(whole_body=True)
-        result = body(variables, data)
-        self._flow.loop = loop.round_scope = None
+        is_per_round = self._config.operator_life_cycle is OperatorLifeCycle.PER_ROUND
+        scope = RoundScope(whole_body=True) if is_per_round else None
+        with self._flow.body_of(loop), loop.rounds_of(scope):
+            result = body(variables, data)
         result = check_result(result, loop, self._initial, bounded=self._bounded)
         for head, initial, feedback in zip(
             loop.heads, self._initial, result.feedback_variable_streams, strict=True
@@ -102,12 +101,10 @@ class IterationBuilder:
             self._close_loop(head, feedback, initial.parallelism)
         if result.termination_criteria is not None:
             self._add_criteria_head(result.termination_criteria)
-        for stream, then in loop.leaving:
-            then(self._add_exit(f"exit {stream.name}", stream))
         outputs = result.output_streams
         if isinstance(outputs, Mapping):
-            return {key: self._add_exit(f"output {key}", stream) for key, stream in outputs.items()}
-        return [self._add_exit(f"output {number}", stream) for number, stream in enumerate(outputs)]
+            return {key: self._outside(f"output {key}", stream) for key, stream in outputs.items()}
+        return [self._outside(f"output {number}", stream) for number, stream in enumerate(outputs)]
 
     # -- the border ----------------------------------------------------------------------------------------
 
@@ -121,7 +118,7 @@ class IterationBuilder:
             loop=loop,
             epochs_seen="initial values: epoch 0",
         )
-        loop.heads += variable.steps
+        loop.add_head(variable.steps[0])
         return variable
 
     def _add_entrance(self, number: int, given: DataStream) -> Stream:
@@ -140,9 +137,7 @@ class IterationBuilder:
             loop=loop,
             epochs_seen=epochs_seen,
         )
-        loop.entrances += data.steps
-        if not given.replayed and not stamped:
-            loop.plain_entrances += data.steps
+        loop.add_entrance(data.steps[0], is_plain=not given.replayed and not stamped)
         return data
 
     def _entrance(self, *, stamped: bool) -> Entrance:
@@ -161,50 +156,54 @@ class IterationBuilder:
             loop=loop,
             epochs_seen="an epoch without records ends the iteration",
         )
-        loop.criteria_heads += head.steps
+        loop.add_criteria_head(head.steps[0])
         self._close_loop(head.steps[0], criteria, criteria.parallelism)
 
-    def _add_exit(self, label: str, stream: Stream) -> Stream:
-        return self._add(label, stream.edges(), stream.parallelism, Exit, loop=None)
+    def _outside(self, label: str, stream: Stream) -> Stream:
+        """Return an output stream as the steps outside the iteration read it.
+
+        A stream that was repartitioned goes to a step of its own, with the parallelism of the stream: the next step may
+        have another parallelism.
+        """
+        outlets = [outlet.outside() for outlet in stream.outlets]
+        if stream.parallelism == 1 or all(outlet.partitioning is None for outlet in outlets):
+            return Stream(self._flow, *(outlet._replace(partitioning=None) for outlet in outlets))
+        return self._add(label, stream.edges(), stream.parallelism, Identity, loop=None)
 
     def _add(
         self,
         label: str,
         edges: list[Edge],
         parallelism: int,
-        factory: Callable[[], Any],
+        factory: OperatorFactory,
         *,
         loop: Loop | None,
         epochs_seen: str = "",
     ) -> Stream:
-        rebalance_unequal(edges, parallelism)
         prefix = "" if self._config.name is None else f"{self._config.name}: "
         name = self._flow.graph.unique_name(prefix + label, named=False)
-        return self._flow.add_step(
-            Step(
-                name=name,
-                has_lasting_name=not self._flow.graph.is_numbered(name),
-                parallelism=parallelism,
-                where=self._where,
-                factory=factory,
-                inputs=edges,
-                loop=loop,
-                bounded=all(given.stream.is_bounded for given in self._data),
-                shape="iteration",
-                epochs_seen=epochs_seen,
-            )
+        step = Step(
+            name=name,
+            has_lasting_name=not self._flow.graph.is_numbered(name),
+            parallelism=parallelism,
+            where=self._where,
+            factory=factory,
+            inputs=matched(edges, parallelism),
+            loop=loop,
+            bounded=all(given.stream.is_bounded for given in self._data),
+            shape="iteration",
+            epochs_seen=epochs_seen,
         )
+        self._flow.graph.add(step)
+        return Stream(self._flow, step)
 
     def _close_loop(self, head: Step, feedback: Stream | FeedbackThrough, parallelism: int) -> None:
-        edges = feedback_stream(feedback).edges(FEEDBACK)
-        rebalance_unequal(edges, parallelism)
         through = feedback.topic if isinstance(feedback, FeedbackThrough) else None
+        stream = feedback_stream(feedback)
+        edges = stream.edges(FEEDBACK, feedback=self._loop.limits, feedback_topic=through)
         if through is not None:
             check_topic_is_free(head, edges, through, self._flow.steps)
-        for edge in edges:
-            edge.feedback = self._loop.limits
-            edge.feedback_topic = through
-        head.inputs.extend(edges)
+        self._flow.graph.close_loop(head, matched(edges, parallelism))
 
 
 @overload
@@ -227,17 +226,17 @@ def iterate_unbounded_streams(
     body: Body[Any],
     config: IterationConfig | None = None,
 ) -> list[Stream] | dict[str, Stream]:
-    """Iterate for as long as data comes in; source: FLIP-176.
+    """Iterate as long as data arrives; source: FLIP-176.
 
-    ``body(variables, data)`` is called once, to build the graph of the loop: ``variables`` are the initial
-    values followed by what is fed back, ``data`` the data streams. It gives an
-    :class:`IterationBodyResult`; the iteration gives its output streams (a list, or a dict as it was given).
+    ``body(variables, data)`` is called once, to build the graph of the loop. ``variables`` are streams of the initial
+    values followed by the feedback, and ``data`` are the data streams. The body returns an
+    :class:`IterationBodyResult`, and the iteration returns the body's output streams, as a list or a dict.
 
-    Records of the initial variables and of the data have epoch 0, what is emitted has the epoch of what
-    it was emitted for, and each way round the loop adds one. When all inputs have ended, the iteration
-    ends at the first complete epoch from 1 on that brought no feedback; where the data is stamped and its last
-    epoch is k, from k + 2 on: steps hear of the end of the data in epoch k + 1, and what they emit then in
-    ``input_ended`` is fed back and handled.
+    Records of the initial variables and of the data have epoch 0. A record that a step emits has the epoch of the
+    record that it was emitted for, and each way round the loop adds one. When all inputs have ended, the iteration ends
+    at the first complete epoch that brought no feedback. This is epoch 1 or later; if the data is stamped and its last
+    epoch is k, it is epoch k + 2 or later: steps are told of the end of the data in epoch k + 1, and the records that
+    they emit then in ``input_ended`` are fed back and handled.
 
     Raises GraphError for a graph that cannot run, naming the stream.
 
@@ -250,8 +249,6 @@ def iterate_unbounded_streams(
     >>> seen = numbers.collect()
     >>> flow.run().state, seen.items
     ('finished', [1, 2, 3, 4, 5])
-
-    Unbounded iteration.
     """
     initial, data = check_arguments(init_variable_streams, data_streams)
     check_body(body)
@@ -278,21 +275,21 @@ def iterate_bounded_streams_until_termination(
     body: Body[Any],
     config: IterationConfig | None = None,
 ) -> list[Stream] | dict[str, Stream]:
-    """Iterate over bounded data until nothing is fed back, or the criteria say so; source: FLIP-176.
+    """Iterate over bounded data until nothing is fed back, or the termination criteria end it; source: FLIP-176.
 
-    ``body(variables, data)`` is called once, to build the graph of the loop: ``variables`` are the initial
-    values followed by what is fed back, ``data`` the data streams: each as it is, seen in epoch 0 only, or
-    ``replayed(stream)``, seen in every epoch. It gives an :class:`IterationBodyResult`; the iteration gives
-    its output streams (a list, or a dict as it was given).
+    ``body(variables, data)`` is called once, to build the graph of the loop. ``variables`` are streams of the initial
+    values followed by the feedback. ``data`` are the data streams: a plain stream arrives in epoch 0 only, and
+    ``replayed(stream)`` in every epoch. The body returns an :class:`IterationBodyResult`, and the iteration returns the
+    body's output streams, as a list or a dict.
 
-    Records of the initial variables and of the data have epoch 0, what is emitted has the epoch of what it was
-    emitted for, and each way round the loop adds one. Epoch e is complete when all feedback of it has come
-    back and the data has ended. The iteration ends at the first complete epoch from 1 on that brought no
-    feedback, or, where the body gives ``termination_criteria``, no record of that stream. The feedback of that last
-    epoch is still handled, and what it leads to is output.
+    Records of the initial variables and of the data have epoch 0. A record that a step emits has the epoch of the
+    record that it was emitted for, and each way round the loop adds one. Epoch e is complete when all its feedback has
+    come back and the data has ended. The iteration ends at the first complete epoch from 1 on that brought no feedback,
+    or no record of ``termination_criteria`` if the body returns them. The feedback of this last epoch is still handled,
+    and the resulting records are output.
 
     Feedback waits until its epoch is complete (``IterationConfig(max_epochs_ahead=0)``), so that the result does not
-    depend on who is faster; a larger number, or None, lets it run ahead.
+    depend on the speed of subtasks. A larger number, or None, lets feedback run ahead.
 
     Raises GraphError for a graph that cannot run, naming the stream.
 
@@ -305,8 +302,6 @@ def iterate_bounded_streams_until_termination(
     >>> seen = numbers.collect()
     >>> flow.run().state, seen.items
     ('finished', [1, 2, 3, 4, 5])
-
-    Bounded iteration.
     """
     initial, data = check_arguments(init_variable_streams, data_streams)
     check_body(body)

@@ -1,59 +1,71 @@
-"""The border of a loop: heads, entrances and the exit."""
+"""The border of a loop: the operators through which records enter the body of an iteration.
+
+A *head* stands before each variable stream: it passes on the initial variables, then the feedback. A *criteria head*
+receives the termination criteria. An *entrance* stands before each data stream. They are boundary operators, which see
+control records themselves; they report to the loop's coordinator, and it tells them when an epoch is complete and when
+the iteration ends.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from streamiter.errors import CheckpointError
-from streamiter.iteration.loop import Admit, Advance, LoopCoordinator, Release, RestoredEpochs, Terminate
+from streamiter.iteration.coordinator import (
+    Admit,
+    Advance,
+    LoopCoordinator,
+    Release,
+    RestoredEpochs,
+    Terminate,
+)
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Sharing
 from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
 from streamiter.runtime.controls import InputEnded
+from streamiter.runtime.feedback import AttachedBoundary, Surroundings
 from streamiter.runtime.gate_epochs import EpochsAside
-
-if TYPE_CHECKING:
-    from streamiter.runtime.plan import Surroundings
 
 __all__ = [
     "FEEDBACK",
     "INITIAL",
     "CriteriaHead",
     "Entrance",
-    "Exit",
     "Head",
     "ReceivedEpochs",
     "end_of_all",
 ]
 
 
-_NOTHING = -1
+INITIAL = "initial"
+"""The input of a head for the initial variables."""
+FEEDBACK = "feedback"
+"""The input of a head, or of a criteria head, for records that come back."""
+
+_NO_EPOCH: Final = -1
 
 
 class ReceivedEpochs:
-    """Counts the records that come back to one head, and reports an epoch when all of it is in.
-
-    What a head has received of each epoch, and what of it the loop has been told.
-    """
+    """The feedback that one head has received of each epoch, and the epochs that it has reported to the coordinator."""
 
     def __init__(self, coordinator: LoopCoordinator, head: int) -> None:
         self._coordinator = coordinator
         self._head = head
         self._counts = EpochCounts()
-        """Of epochs that are not received to their end."""
+        """The counts of epochs that are not received completely."""
         self._unacknowledged: dict[int, int] = {}
-        """Counts of epochs that were reported and are not known to be complete."""
-        self._reported = _NOTHING
+        """The counts of epochs that were reported and that the coordinator has not declared complete."""
+        self._reported = _NO_EPOCH
         self._has_ended = False
 
     def add(self, epoch: int, records: int) -> None:
-        """Records of ``epoch`` have come back."""
+        """Count records of ``epoch`` that have come back."""
         self._counts.add(epoch, records)
         self._coordinator.feedback_handled()
 
     def report_up_to(self, epoch: int) -> None:
-        """All that comes back of epochs up to ``epoch`` is in. That may be more than one epoch, or none that is new."""
+        """Report that all feedback of the epochs up to ``epoch`` has arrived: any number of new epochs, or none."""
         if self._has_ended:
             return
         for received in range(self._reported + 1, epoch + 1):
@@ -62,19 +74,19 @@ class ReceivedEpochs:
             self._coordinator.head_received(self._head, received, count)
 
     def end(self) -> None:
-        """Nothing will ever come back any more."""
+        """Report that no more feedback will arrive."""
         self.report_up_to(self._counts.last_epoch or 0)
         self._has_ended = True
         self._coordinator.head_finished(self._head)
 
     def acknowledge(self, complete: int) -> None:
-        """The loop knows that ``complete`` and all epochs before it are."""
+        """Forget the counts of all epochs up to ``complete``: the coordinator knows that they are complete."""
         for epoch in [reported for reported in self._unacknowledged if reported <= complete]:
             del self._unacknowledged[epoch]
 
     def report_again(self) -> None:
-        """Report what the loop may not know, after a restore."""
-        complete = self._coordinator.progress.last_complete
+        """Report everything again that the coordinator may not know after a restore."""
+        complete = self._coordinator.last_complete
         for epoch, count in self._unacknowledged.items():
             if epoch > complete:
                 self._coordinator.head_received(self._head, epoch, count)
@@ -82,7 +94,7 @@ class ReceivedEpochs:
             self._coordinator.head_finished(self._head)
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the state as plain data."""
         return {
             "counts": self._counts.snapshot(),
             "unacknowledged": list(self._unacknowledged.items()),
@@ -91,7 +103,7 @@ class ReceivedEpochs:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``snapshot`` gave."""
+        """Take over the result of ``snapshot``."""
         self._counts.restore(state["counts"])
         self._unacknowledged = dict(state["unacknowledged"])
         self._reported = state["reported"]
@@ -99,7 +111,7 @@ class ReceivedEpochs:
 
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """The first head has received what all had; the others have reported the same epochs, without records."""
+        """Give the counts of all heads to the first new head; the others have reported the same epochs with count 0."""
         reported = min(state["reported"] for state in states)
         epochs = dict.fromkeys(epoch for state in states for epoch, _ in state["unacknowledged"])
         known = [dict(state["unacknowledged"]) for state in states]
@@ -121,17 +133,17 @@ class ReceivedEpochs:
 
 
 def end_of_all(states: Sequence[dict[str, Any]]) -> int | None:
-    """The epoch in which all of them have been told that the iteration ends; None if it goes on."""
+    """Return the epoch in which all subtasks were told that the iteration ends; None if it has not ended."""
     ended_in = {state["ended in"] for state in states}
     if len(ended_in) > 1:
         raise CheckpointError("the iteration was about to end, and only some of them knew")
     return next(iter(ended_in), None)
 
 
-class ReceivingHead(Boundary):
-    """Base of the heads. ``open`` of a derived class makes ``received``.
+class ReceivingHead(AttachedBoundary):
+    """Base of the heads: they report the records that come back, and end with the iteration.
 
-    What all heads have in common: they report what comes back, and end with the loop.
+    ``open`` of a derived class makes ``received``.
     """
 
     outlives_inputs = True
@@ -142,8 +154,8 @@ class ReceivingHead(Boundary):
         self._coordinator_of = coordinator_of
         self.ended_in: int | None = None
         self._in_checkpoint = False
-        self._put_off: Terminate | None = None
-        """The end of the iteration, put off until the feedback of a checkpoint is complete."""
+        self._postponed_end: Terminate | None = None
+        """The end of the iteration, postponed until the feedback of a checkpoint is complete."""
 
     def attach(self, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
@@ -153,16 +165,16 @@ class ReceivingHead(Boundary):
         self.coordinator = self._coordinator_of(context.scope)
 
     async def end(self, terminate: Terminate, out: BoundaryOutput) -> None:
-        """The iteration ends: pass on what is still held, then the end."""
+        """End with the iteration: pass on the records that are held, then the end."""
         if self._in_checkpoint:
-            self._put_off = terminate
+            self._postponed_end = terminate
             return
         await self.emit_last(terminate.epoch, out)
         self.ended_in = terminate.epoch
         await out.control(EndOfInput(terminate.epoch))
 
     async def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
-        """Emit what is held of the epoch in which the iteration ends."""
+        """Emit the records that are held of the epoch in which the iteration ends."""
 
     def checkpoint_begins(self, checkpoint: int) -> None:
         self._in_checkpoint = True
@@ -171,20 +183,14 @@ class ReceivingHead(Boundary):
     def checkpoint_ends(self, checkpoint: int) -> None:
         self._in_checkpoint = False
         self.coordinator.checkpoint_ends(checkpoint)
-        if self._put_off is not None:
-            self.context.post(self._put_off)
-
-
-INITIAL = "initial"
-FEEDBACK = "feedback"
+        if self._postponed_end is not None:
+            self.context.post(self._postponed_end)
 
 
 class Head(ReceivingHead):
-    """Passes on initial variables and feedback, holding feedback that has run too far ahead.
+    """Passes on the initial variables and the feedback of a variable stream, and holds feedback that is too far ahead.
 
-    ``max_epochs_ahead`` None: nothing is held.
-
-    The head: where a variable stream enters the loop, and where its feedback comes back.
+    With ``max_epochs_ahead`` None no feedback is held.
     """
 
     def __init__(
@@ -228,7 +234,7 @@ class Head(ReceivingHead):
             await self._emit_held(epoch + (self._max_epochs_ahead or 0), out)
 
     async def _emit_held(self, up_to_epoch: int, out: BoundaryOutput) -> None:
-        """Batch by batch as there is room for them: what is held may be far more than memory is given to."""
+        """Emit held batches one by one as there is room: all together may need far more memory than the limit."""
         held = self._held
         if held is None:
             return
@@ -306,7 +312,7 @@ class Head(ReceivingHead):
         )
 
     def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
-        """What is held goes where it would be fed back to now; of epochs, all heads know what each of them knew."""
+        """Give held records to the head that they would be fed back to now; all heads have the lowest known epochs."""
         received = ReceivedEpochs.redistribute([state["received"] for state in states], sharing.parallelism)
         held = sharing.queues(FEEDBACK, [state["held"] for state in states])
         ended_in = end_of_all(states)
@@ -325,10 +331,7 @@ class Head(ReceivingHead):
 
 
 class CriteriaHead(ReceivingHead):
-    """Counts what comes back of each epoch and drops it: whether there is anything is all that matters.
-
-    The criteria head: where the termination criteria of a bounded iteration come back.
-    """
+    """Counts the termination criteria of each epoch and drops them: only whether there are any matters."""
 
     def open(self, context: Context) -> None:
         super().open(context)
@@ -369,25 +372,23 @@ class CriteriaHead(ReceivingHead):
 
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """All know of epochs what each of them knew."""
+        """Give all new heads the lowest epochs that the old ones knew."""
         received = ReceivedEpochs.redistribute([state["received"] for state in states], parallelism)
         told = min(state["told complete"] for state in states)
         ended_in = end_of_all(states)
         return [{"received": each, "told complete": told, "ended in": ended_in} for each in received]
 
 
-# A head that is blocked, because the body wants data before feedback, handles no feedback that could
-# admit data; after this long a batch is let in all the same, or the two would wait for each other.
+# If the body wants data before feedback, a head is blocked, and no handled feedback can admit data. After this time an
+# entrance admits a batch anyway; otherwise head and entrance would wait for each other.
 _ADMIT_AFTER_S: Final = 0.05
 
 
 class Entrance(Boundary):
-    """Passes data on and reports its progress.
+    """Passes on the data of a data stream, and reports its progress.
 
-    While too much feedback waits it lets in one batch now and then; stamped data of epochs too far ahead
-    waits for the loop. When its data has ended it stays until the iteration ends.
-
-    The entrance: where a data stream enters the body of an iteration.
+    While too much feedback waits, the entrance admits a batch only now and then. Stamped data of epochs too far ahead
+    waits for the loop. When the data has ended, the entrance stays until the iteration ends.
     """
 
     outlives_inputs = True
@@ -404,16 +405,16 @@ class Entrance(Boundary):
         self._max_epochs_ahead = max_epochs_ahead
         self.last_complete = -1
         self._brought = -1
-        """The last watermark that has come; it is passed on as far as no data of its epochs waits."""
+        """The last watermark that has arrived; it is passed on as far as no data of its epochs waits."""
         self._passed = -1
         self._end_brought = False
         self._data_ended = False
         self._ended_in: int | None = None
         self._throttled = False
         self._waiting: list[DataBatch] = []
-        """Stamped data too far ahead: at most one batch, unless it was that of several entrances."""
+        """Stamped data too far ahead: at most one batch, except after a restore with fewer entrances."""
         self._is_ahead = False
-        """Whether what came last is among it, so that what comes next will be too far ahead as well."""
+        """Whether the latest batch waits, so that the next one will be too far ahead, too."""
 
     def open(self, context: Context) -> None:
         self.context = context
@@ -423,7 +424,7 @@ class Entrance(Boundary):
         )
 
     def tell(self, control: Control) -> None:
-        """Have a control record of the loop handled next."""
+        """Let the task handle a control record of the loop next."""
         self.context.post(control)
 
     def wanted_inputs(self) -> Iterable[str] | None:
@@ -453,7 +454,7 @@ class Entrance(Boundary):
             await self._pass(out)
         elif isinstance(control, Advance):
             self.last_complete = control.epoch
-            await self._let_in(out)
+            await self._admit_waiting(out)
         elif isinstance(control, Terminate):
             self._ended_in = control.epoch
             await out.control(EndOfInput(control.epoch))
@@ -464,7 +465,7 @@ class Entrance(Boundary):
                 self._end_brought = True
             await self._pass(out)
 
-    async def _let_in(self, out: BoundaryOutput) -> None:
+    async def _admit_waiting(self, out: BoundaryOutput) -> None:
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
             if self._is_too_far_ahead(batch.epoch):
@@ -476,7 +477,7 @@ class Entrance(Boundary):
         await self._pass(out)
 
     async def _pass(self, out: BoundaryOutput) -> None:
-        """Pass on what has come of watermarks, and the end, as far as no data waits before it."""
+        """Pass on the watermark, and the end of the data, as far as no data waits before them."""
         covered = min([self._brought, *(batch.epoch - 1 for batch in self._waiting)])
         if self._stamped and covered > self._passed:
             self._passed = covered
@@ -488,7 +489,7 @@ class Entrance(Boundary):
             self.coordinator.entrance_ended(self._index)
 
     async def data_has_ended(self, out: BoundaryOutput) -> None:
-        """Tell the body."""
+        """Tell the body that the data has ended."""
         await out.control(EndOfData(max(0, self._passed)))
 
     def _is_too_far_ahead(self, epoch: int) -> bool:
@@ -522,7 +523,7 @@ class Entrance(Boundary):
         self._ended_in = state["ended in"]
         self._waiting = [DataBatch(records, epoch) for records, epoch in state["waiting"]]
         self._is_ahead = state["is ahead"]
-        # It may have nothing more to wait for, where another subtask has what it waited for.
+        # The data that the entrance waited for may belong to another subtask now.
         self.context.post(Admit())
         self.coordinator.restore(
             RestoredEpochs(
@@ -540,34 +541,18 @@ class Entrance(Boundary):
             self.coordinator.entrance_ended(self._index)
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Data that waits for the loop is dealt out; all have passed the epochs that each of them had."""
+        """Deal out the data that waits; all new entrances have passed the epochs that every old one had passed."""
         reading = [state for state in states if not state["end brought"]]
-        going_on = [state for state in states if not state["data ended"]]
+        not_ended = [state for state in states if not state["data ended"]]
         furthest = max(state["brought"] for state in states)
         waiting = [item for state in states for item in state["waiting"]]
         shared = {
             "last complete": min(state["last complete"] for state in states),
             "brought": min((state["brought"] for state in reading), default=furthest),
-            "passed": min((state["passed"] for state in going_on), default=furthest),
+            "passed": min((state["passed"] for state in not_ended), default=furthest),
             "end brought": not reading,
             "data ended": all(state["data ended"] for state in states),
             "ended in": end_of_all(states),
             "is ahead": False,
         }
         return [{**shared, "waiting": waiting[subtask::parallelism]} for subtask in range(parallelism)]
-
-
-class Exit(Boundary):
-    """Passes records on without their epochs; of the control records only the end goes on.
-
-    The exit: where an output stream leaves the body of an iteration.
-    """
-
-    hears_of_epochs = False
-
-    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
-        out.emit_batch(records, 0)
-
-    async def on_control(self, control: Control, out: BoundaryOutput) -> None:
-        if isinstance(control, EndOfInput):
-            await out.control(EndOfInput())

@@ -1,4 +1,8 @@
-"""Feedback that goes through a topic."""
+"""Feedback that goes through a topic instead of memory, so that processes can share a loop and others can watch it.
+
+``feedback_through(stream, topic)`` marks a feedback stream, and ``FeedbackRecords`` decodes the topic for a flow that
+watches the loop.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,9 @@ from streamiter.runtime.graph import Edge, Step
 from streamiter.runtime.topic_outlets import DATA, Message
 from streamiter.topics.topic import Headers, Topic, TopicBatch
 
-if TYPE_CHECKING:
-    from streamiter.iteration.loop import Loop
-
 __all__ = [
     "FeedbackRecords",
     "FeedbackThrough",
-    "check_can_be_shared",
     "check_topic_is_free",
     "feedback_stream",
     "feedback_through",
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class FeedbackThrough:
-    """What :func:`feedback_through` gives: one of the ``feedback_variable_streams``, and nothing else."""
+    """The result of :func:`feedback_through`: it can only be one of the ``feedback_variable_streams``."""
 
     __slots__ = ("stream", "topic")
 
@@ -36,7 +36,7 @@ class FeedbackThrough:
         self.stream = stream
         self.topic = topic
 
-    if not TYPE_CHECKING:  # Type checkers know that there is nothing else.
+    if not TYPE_CHECKING:  # Type checkers know that it has no other attributes.
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("__"):
@@ -51,24 +51,23 @@ class FeedbackThrough:
 
 
 def feedback_through(stream: Stream, topic: Topic) -> FeedbackThrough:
-    """Have a feedback stream go through a topic: a loop that can be watched, and that processes can share.
+    """Send a feedback stream through a topic: other programs can watch the loop, and processes can share it.
 
-    The topic must exist, with at least one partition for each subtask of the variable stream, and belong to
-    this feedback stream alone. What earlier runs have left in it is skipped, so it need not keep records for longer
-    than they wait to be handled; where it has dropped one before, the job fails. Records are plain data.
-    :class:`streamiter.iteration.FeedbackRecords` reads it from outside.
+    The topic must exist, have at least one partition for each subtask of the variable stream, and be used by this
+    feedback stream only. Records of earlier runs are skipped, so the topic need not keep records longer than they wait
+    to be handled; if the topic drops a record earlier, the job fails. Records are plain data.
+    :class:`streamiter.iteration.FeedbackRecords` reads the topic from outside.
 
-    Order, epochs, ends and ``max_epochs_ahead`` are as in memory, and so are snapshots of the job: each holds
-    the feedback that was under way. Nothing waits for room in the topic: what is not written yet waits in
-    memory and then on disk, within the ``feedback_limits`` of the iteration; what the head has no memory for
-    stays in the topic.
+    Order, epochs, ends and ``max_epochs_ahead`` are as in memory, and so are snapshots of the job: each contains the
+    pending feedback. No step waits for the topic: feedback that is not written waits in memory and then on disk, within
+    the ``feedback_limits`` of the iteration. Feedback for which the head has no memory stays in the topic.
 
     **Several processes** share a loop when each starts the same flow with ``worker=(index, count)`` and one
     ``run_id`` (see :meth:`Flow.start <streamiter.Flow.start>`): a feedback stream that is repartitioned
     (``key_by``, ``rebalance``, ``broadcast``, ``partition_by``) goes to the heads of all of them, so the topic
     needs a partition for each head of each.
 
-    Raises GraphError for what is no stream or no topic.
+    Raises GraphError for an argument that is no stream or no topic.
 
     >>> from streamiter import Flow, IterationBodyResult, iterate_unbounded_streams
     >>> from streamiter.topics import MemoryBroker
@@ -100,13 +99,13 @@ def feedback_through(stream: Stream, topic: Topic) -> FeedbackThrough:
     return FeedbackThrough(stream, topic)
 
 
-def feedback_stream(given: Any) -> Any:
-    """The stream that is fed back, whatever it goes through."""
+def feedback_stream(given: Stream | FeedbackThrough) -> Stream:
+    """Return the stream that is fed back, in memory or through a topic."""
     return given.stream if isinstance(given, FeedbackThrough) else given
 
 
 def check_topic_is_free(head: Step, edges: list[Edge], topic: Topic, steps: list[Step]) -> None:
-    """Raise GraphError where another feedback stream goes through the same topic."""
+    """Raise GraphError if another feedback stream goes through the same topic."""
     for step in steps:
         for edge in step.inputs:
             other = edge.feedback_topic
@@ -122,13 +121,17 @@ def check_topic_is_free(head: Step, edges: list[Edge], topic: Topic, steps: list
 class FeedbackRecords:
     """A decoder for the topic of ``feedback_through``: ``flow.source(topic, decode=FeedbackRecords())``.
 
-    Each record is a dict: ``run`` (that of the job), ``producer`` (the number of the subtask that feeds back),
-    ``kind``, ``epoch`` (None for barriers and starts), ``is_copy`` (whether this control record is there only for who
-    watches this partition) and ``records``: the batch that is fed back, empty for control records. A ``kind`` is
-    ``"data"``, ``"watermark"`` (nothing more of this epoch comes from this producer), ``"end of data"``,
-    ``"barrier"``, ``"suspend"`` or ``"start"``; that of a start has ``step``, the subtask by its name.
+    Each record is a dict with these keys:
 
-    ``structs``: the classes of ``msgspec.Struct`` that may be among the records.
+    - ``run``: the run of the job.
+    - ``producer``: the number of the subtask that feeds back.
+    - ``kind``: ``"data"``, ``"watermark"`` (the producer sends no more records of this epoch), ``"end of data"``,
+      ``"barrier"``, ``"suspend"`` or ``"start"``. A start also has the key ``step``, the name of the subtask.
+    - ``epoch``: None for barriers and starts.
+    - ``is_copy``: whether this control record exists only for programs that watch this partition.
+    - ``records``: the batch that is fed back, empty for control records.
+
+    ``structs`` are the classes of ``msgspec.Struct`` that may be among the records.
 
     >>> import asyncio
     >>> from streamiter import Flow, IterationBodyResult, feedback_through, iterate_unbounded_streams
@@ -145,15 +148,13 @@ class FeedbackRecords:
     >>> _ = watch.run()
     >>> [(each["epoch"], each["records"]) for each in fed_back.items if each["kind"] == "data"]
     [(1, [1]), (2, [2])]
-
-    Watching a loop from outside: what goes through its topic, as records.
     """
 
     def __init__(self, structs: Iterable[type[msgspec.Struct]] = ()) -> None:
         self._plain_data = PlainData(structs)
 
     def decode(self, batch: TopicBatch) -> list[dict[str, Any]]:
-        """One dict for each record of the topic."""
+        """Return one dict for each record of the topic."""
         decoded: list[dict[str, Any]] = []
         failures: dict[int, str] = {}
         for index, (value, headers) in enumerate(zip(batch.values, batch.headers, strict=True)):
@@ -176,26 +177,3 @@ class FeedbackRecords:
             "records": self._plain_data.decode_batch(value) if message.kind == DATA else [],
         }
         return {**record, "step": message.step} if message.step else record
-
-
-def check_can_be_shared(loop: Loop, step: Step) -> None:
-    """Raise GraphError for a loop in which something waits for complete epochs: no worker knows of any.
-
-    ``step`` is one of its steps, whose line is told.
-
-    What a loop must be for several processes to share it.
-    """
-    if loop.bounded:
-        _refuse(step, "an unbounded iteration", "a bounded one", "use iterate_unbounded_streams")
-    if loop.max_epochs_ahead is not None:
-        given = f"max_epochs_ahead={loop.max_epochs_ahead}"
-        _refuse(step, "max_epochs_ahead=None", given, "leave it out: a shared loop is asynchronous")
-    if loop.has_stamped_data:
-        _refuse(step, "data without epochs", "data of epochs_every", "leave epochs_every out")
-
-
-def _refuse(step: Step, expected: str, given: str, instead: str) -> None:
-    raise GraphError(
-        f"step {step.name!r}: expected {expected} in a loop that workers share, given {given}; {instead}",
-        where=step.where,
-    )

@@ -1,4 +1,8 @@
-"""Helpers for algorithms on iterations."""
+"""Helpers for algorithms in rounds: each is a function that adds a step to the body of an iteration, and its operator.
+
+``all_reduce`` reduces the records of an epoch to one, ``map_with`` handles data with the value of a variable,
+``last_round`` outputs the records of the last round, and ``terminate_after`` makes termination criteria.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from streamiter.errors import ConfigurationError, GraphError
+from streamiter.flow.building import check_same_flow
 from streamiter.flow.flow import all_or_nothing
 from streamiter.flow.graph_checks import check_function
-from streamiter.flow.stream import Stream, connect
-from streamiter.iteration.checks import check_body_stream
-from streamiter.iteration.rounds import for_each_epoch
+from streamiter.flow.next_step import add_next_step
+from streamiter.flow.stream import Stream
+from streamiter.iteration.config import check_body_stream
+from streamiter.iteration.loop import for_each_epoch
 from streamiter.numbers import whole_number
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output, checked_batch
@@ -37,13 +43,14 @@ __all__ = [
 def all_reduce(
     stream: Stream, f: Callable[[Any, Any], Any] = operator.add, *, name: str | None = None
 ) -> Stream:
-    """At the end of each epoch that brought records, ``f`` over all of them: one record, to all subtasks.
+    """At the end of each epoch with records, reduce all of them to one record, and send it to all subtasks.
 
-    ``f(result, record)`` gives a new result (numbers and arrays are added unless said otherwise). First the records of
-    each subtask are reduced in their order, then the subtasks' results in theirs, so that sums of floating-point
-    numbers do not depend on who is faster. In the body of an iteration whose data has epochs.
+    ``f(result, record)`` returns a new result; the default adds numbers and arrays. First the records of each subtask
+    are reduced in their order, then the results of the subtasks in the order of the subtasks, so that sums of
+    floating-point numbers do not depend on the speed of subtasks. This works in the body of an iteration whose data has
+    epochs.
 
-    Raises GraphError for what is no stream of a body or no function.
+    Raises GraphError for a stream outside a body, or an ``f`` that is no function.
 
     >>> import numpy as np
     >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
@@ -56,8 +63,6 @@ def all_reduce(
     >>> collected = sums.collect()
     >>> flow.run().state, collected.items
     ('finished', [np.int64(45)])
-
-    One result of all subtasks for each epoch.
     """
     check_body_stream(stream, "all_reduce(stream)")
     check_function(f, "all_reduce", ["result", "record"], step=name)
@@ -75,13 +80,16 @@ def all_reduce(
 
 
 class ReduceEpoch(Operator, IterationListener):
-    """Reduces the records of each epoch; emits in its callback (subtask, result), or of such pairs the result."""
+    """Reduces the records of each epoch, and emits (subtask, result) in the callback of the epoch.
+
+    With ``of_subtasks`` its records are such pairs, and it emits the result of all.
+    """
 
     def __init__(self, f: Callable[[Any, Any], Any], *, of_subtasks: bool = False) -> None:
         self._f = f
         self._of_subtasks = of_subtasks
         self._results: dict[int, dict[int, Any]] = {}
-        """By epoch and subtask."""
+        """The results by epoch and subtask."""
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -120,11 +128,11 @@ class ReduceEpoch(Operator, IterationListener):
 
 
 def last_round(stream: Stream, *, name: str | None = None) -> Stream:
-    """At the end of the iteration, the records of the last round that brought any, each at its own subtask.
+    """At the end of the iteration, emit the records of the last round that had records, each at its own subtask.
 
-    So a variable comes out as it was at the end, whatever was fed back before. In memory, round by round.
+    So a variable is output with its final value. The records of one round are kept in memory.
 
-    Raises GraphError for what is no stream of a body.
+    Raises GraphError for a stream outside a body.
 
     >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
     >>> flow = Flow("count to five")
@@ -146,10 +154,7 @@ def last_round(stream: Stream, *, name: str | None = None) -> Stream:
 
 
 class LastRound(Operator, IterationListener):
-    """Keeps the records of the latest epoch, and emits them at the end.
-
-    What a stream brought in its last round.
-    """
+    """Keeps the records of the latest epoch, and emits them at the end of the iteration."""
 
     def __init__(self) -> None:
         self._epoch = -1
@@ -186,15 +191,15 @@ def map_with(
     name: str | None = None,
     parallelism: int | None = None,
 ) -> Stream:
-    """``f(value, batch)`` for each transport batch of ``data``, with the value of ``variable`` in its epoch.
+    """Emit ``f(value, batch)`` for each transport batch of ``data``, with the value of ``variable`` in its epoch.
 
-    ``variable`` brings at most one value in each epoch, which goes to all subtasks; in an epoch without one the
-    last before it holds. Epochs are handled in order, and data waits for the value. Where transport batches
-    are cut carries no meaning. In the body of a bounded iteration, mostly with replayed data.
+    ``variable`` has at most one value in each epoch, which goes to all subtasks; in an epoch without a value the last
+    one is used. Epochs are handled in order, and data waits for the value. The engine cuts transport batches as it
+    likes. This works in the body of a bounded iteration, mostly with replayed data.
 
-    Raises GraphError for what are no streams of a body or no function, and for a variable whose values come when the
-    iteration has ended (``reduce_all``); the job ends where there is data and no
-    value yet, or a second value in one epoch, and where ``f`` gives no batch.
+    Raises GraphError for streams outside a body, an ``f`` that is no function, and a variable whose values come when
+    the iteration has ended (``reduce_all``). The job fails if data arrives and there was no value, if an epoch has a
+    second value, and if ``f`` does not return a batch.
 
     >>> import numpy as np
     >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination, replayed
@@ -209,33 +214,33 @@ def map_with(
     >>> flow.run().state, [int(record) for record in collected.items]
     ('finished', [10, 20, 20, 40])
     """
-    for given in (data, variable):
-        check_body_stream(given, "map_with(data, variable, f)")
+    check_body_stream(data, "map_with(data, variable, f)")
+    loop = check_body_stream(variable, "map_with(data, variable, f)")
     check_function(f, "map_with", ["value", "batch"], step=name)
 
     if variable.emits_at_end:
         raise GraphError(
             f"{name or 'map_with'}: expected a variable whose values come while the iteration runs, given "
-            f"{variable.name!r}, whose records come when it has ended; {for_each_epoch(bounded=variable.loop.bounded)}"
+            f"{variable.name!r}, whose records come when it has ended; {for_each_epoch(bounded=loop.bounded)}"
         )
 
     def make() -> MapWith:
         return MapWith(f)
 
     make.__name__ = "map_with"
-    mapped = connect(variable=variable.broadcast(), data=data).process(
-        make, name=name, parallelism=data.parallelism if parallelism is None else parallelism
+    check_same_flow(variable, data, "connect")
+    output = add_next_step(
+        {"variable": variable.broadcast(), "data": data},
+        name or "map_with",
+        make,
+        {"name": name, "parallelism": data.parallelism if parallelism is None else parallelism},
+        emits_at_end=data.emits_at_end,  # It emits for data only.
     )
-    # It emits for data only.
-    mapped.steps[0].emits_at_end = data.emits_at_end
-    return mapped
+    return Stream(data.flow, output)
 
 
 class MapWith(Operator, IterationListener):
-    """Reads the variable of an epoch before the data of that epoch.
-
-    Data handled with the value that a variable has in its epoch.
-    """
+    """Handles data with the value of a variable: it reads the variable of an epoch before the data of that epoch."""
 
     epochs_in_order = True
 
@@ -244,7 +249,7 @@ class MapWith(Operator, IterationListener):
         self._value: Any = None
         self._value_epoch = -1
         self._turn = 0
-        """The epoch whose records come now."""
+        """The epoch whose records are handled now."""
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -283,13 +288,13 @@ class MapWith(Operator, IterationListener):
 def terminate_after(
     stream: Stream, *, rounds: int, tolerance: float | None = None, name: str | None = None
 ) -> Stream:
-    """Termination criteria that end a bounded iteration after ``rounds`` rounds: callbacks 0 … ``rounds`` - 1.
+    """Return termination criteria that end a bounded iteration after ``rounds`` rounds: callbacks 0 … ``rounds`` - 1.
 
-    ``stream`` is any stream of the body. With a ``tolerance`` its records are losses, and the iteration also
-    ends after the first round in which they sum to that or less.
+    ``stream`` is any stream of the body. With a ``tolerance`` its records are losses, and the iteration also ends after
+    the first round in which their sum is at most the tolerance.
 
-    Raises GraphError for what is no stream of a body, no rounds or no tolerance; the job ends where there is a
-    tolerance and a record is no number (arrays of one number are).
+    Raises GraphError for a stream outside a body, and for wrong rounds or a wrong tolerance. The job fails if there is
+    a tolerance and a record is no number (an array of one number counts as a number).
 
     >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
     >>> flow = Flow("halve")
@@ -322,11 +327,13 @@ def _is_number(given: object) -> bool:
 
 
 def _loss(record: Any) -> float:
-    if isinstance(record, (float, int)):  # Most are, and it is a quarter of the work.
+    if isinstance(
+        record, (float, int)
+    ):  # The case of most records; the other checks need four times as long.
         return float(record)
     value = record.item() if isinstance(record, (np.ndarray, np.generic)) and record.size == 1 else record
     try:
-        if hasattr(type(value), "__float__"):  # A text has none, although float() would read it.
+        if hasattr(type(value), "__float__"):  # A text has no such method, although float() would read it.
             return float(value)
     except (TypeError, ValueError):  # An array of several numbers.
         pass
@@ -337,10 +344,7 @@ def _loss(record: Any) -> float:
 
 
 class TerminateAfter(Operator, IterationListener):
-    """Emits a record in the callback of each round after which the iteration is to go on.
-
-    Termination criteria: after some rounds, or when a loss is small enough.
-    """
+    """Emits a record in the callback of each round after which the iteration is to continue."""
 
     def __init__(self, rounds: int, tolerance: float | None) -> None:
         self._rounds = rounds

@@ -1,50 +1,33 @@
-"""The loop: what an iteration is while the graph is built."""
+"""The loop of an iteration while the graph is built, and the parts of its body that are made anew in each round.
+
+``Loop`` knows the steps at the border of the body and checks the steps inside. In a part that ``for_each_round`` makes,
+each epoch has operators of its own; ``RoundScope`` marks the steps of such a part.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Final
 
 from streamiter.errors import GraphError
 from streamiter.flow.stream import Stream
-from streamiter.iteration.feedback_through import check_can_be_shared
-from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, ReleasedEpoch
-from streamiter.iteration.rounds import RoundScope, for_each_epoch
+from streamiter.iteration.coordinator import LoopCoordinator
 from streamiter.operators.operator import IterationListener, JobScope, Operator
-from streamiter.records import Control
-from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.gate_epochs import EpochsAside
+from streamiter.operators.output import asynchronous_kind, misfit
+from streamiter.operators.rejection import shortened
+from streamiter.records import OutputTag
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
-from streamiter.runtime.statistics import LoopStatistics, RoundStatistics
+from streamiter.runtime.statistics import LoopStatistics
 
-if TYPE_CHECKING:
-    from streamiter.checkpoints.replay_cache import ReplayCache
-
-__all__ = [
-    "Admit",
-    "Advance",
-    "Loop",
-    "LoopCoordinator",
-    "Release",
-    "RestoredEpochs",
-    "Terminate",
-]
+__all__ = ["Loop", "RoundScope", "for_each_epoch", "for_each_round"]
 
 
 _CALLBACKS: Final = ("on_epoch_watermark_incremented", "on_iteration_terminated")
 
 
-class LoopSavepoint(NamedTuple):
-    """What of a loop changes while its body is built, at one moment."""
-
-    leaving: int
-    round_scope: RoundScope | None
-
-
 class Loop:
-    """The scope of one iteration body: its border steps, and what leaves it beside its outputs."""
+    """One iteration of a flow: its settings, and the steps at the border of its body."""
 
     def __init__(
         self,
@@ -55,83 +38,119 @@ class Loop:
         max_epochs_ahead: int | None = None,
         has_stamped_data: bool = False,
     ) -> None:
-        self.heads: list[Step] = []
-        self.criteria_heads: list[Step] = []
-        self.entrances: list[Step] = []
-        self.plain_entrances: list[Step] = []
-        """Those of data that is neither replayed nor stamped: what depends on it alone has ended with it."""
-        self.leaving: list[tuple[Stream, Callable[[Stream], None]]] = []
+        """``limits`` are those of each channel of feedback, and of each queue of records whose epoch is not due."""
         self.bounded = bounded
         """Whether it ends when nothing is fed back, or the criteria say so."""
         self.limits = limits
-        """Of each channel of feedback, and of each queue of records whose epoch's turn has not come."""
-        self.round_scope: RoundScope | None = None
-        """Set while steps are added that begin anew in each epoch."""
         self.max_epochs_ahead = max_epochs_ahead
         self.has_stamped_data = has_stamped_data
         self._has_plain_endless_data = has_plain_endless_data
+        self._heads: list[Step] = []
+        self._criteria_heads: list[Step] = []
+        self._entrances: list[Step] = []
+        self._plain_entrances: set[Step] = set()
+        """The entrances of data that is neither replayed nor stamped: a step that reads only such data ends with it."""
+        self._round_scope: RoundScope | None = None
 
-    def leave(self, stream: Stream, then: Callable[[Stream], None]) -> None:
-        """Bring a stream of the body outside when the body is built, and go on with it there."""
-        self.leaving.append((stream, then))
+    # -- while the body is built ---------------------------------------------------------------------------
 
-    def savepoint(self) -> LoopSavepoint:
-        """What ``roll_back`` goes back to."""
-        return LoopSavepoint(len(self.leaving), self.round_scope)
+    def add_head(self, step: Step) -> None:
+        """Add the head of a variable stream."""
+        self._heads.append(step)
 
-    def roll_back(self, savepoint: LoopSavepoint) -> None:
-        """Forget what a part of the body that failed has changed."""
-        del self.leaving[savepoint.leaving :]
-        self.round_scope = savepoint.round_scope
+    def add_criteria_head(self, step: Step) -> None:
+        """Add the head of the termination criteria."""
+        self._criteria_heads.append(step)
+
+    def add_entrance(self, step: Step, *, is_plain: bool) -> None:
+        """Add the entrance of a data stream, which is plain if its data is neither replayed nor stamped."""
+        self._entrances.append(step)
+        if is_plain:
+            self._plain_entrances.add(step)
+
+    @property
+    def heads(self) -> Sequence[Step]:
+        """The heads of the variable streams, in the order of the streams."""
+        return self._heads
+
+    @property
+    def round_scope(self) -> RoundScope | None:
+        """The part of the body that is being built now and whose operators are made anew for each epoch, or None."""
+        return self._round_scope
+
+    @contextlib.contextmanager
+    def rounds_of(self, scope: RoundScope | None) -> Iterator[None]:
+        """All steps that are added in this block belong to ``scope``."""
+        self._round_scope = scope
+        try:
+            yield
+        finally:
+            self._round_scope = None
 
     def check_streams(self, label: str, edges: Iterable[Edge]) -> None:
-        """Raise GraphError where a step would read a stream across the border of a part that begins anew."""
+        """Raise GraphError if a step would read a stream across the border of a part that is made anew each round."""
         for edge in edges:
             scope = edge.upstream.round_scope
             if self.round_scope is not None:
                 self.round_scope.check_use_inside(label, edge)
-            elif scope is not None:
+            elif isinstance(scope, RoundScope):
                 scope.check_use_outside(label, edge)
 
+    # -- in a running job ----------------------------------------------------------------------------------
+
     def coordinator(self, scope: JobScope) -> LoopCoordinator:
-        """The coordinator of this loop in the job that the scope belongs to."""
+        """Return the coordinator of this loop in the job that owns ``scope``."""
         return scope.get(
             self,
             lambda: LoopCoordinator(
-                heads=sum(step.parallelism for step in self.heads),
-                entrances=sum(step.parallelism for step in self.entrances),
-                criteria_heads=sum(step.parallelism for step in self.criteria_heads),
-                # Stamped data, of which synchronous feedback must not wait, is in unbounded iterations only.
+                heads=sum(step.parallelism for step in self._heads),
+                entrances=sum(step.parallelism for step in self._entrances),
+                criteria_heads=sum(step.parallelism for step in self._criteria_heads),
+                # Only unbounded iterations have stamped data, and synchronous feedback must not wait for it.
                 releases_early=not self.bounded,
-                where=self.heads[0].where,
+                where=self._heads[0].where,
             ),
         )
 
     def checkpoint_abandoned(self, scope: JobScope, checkpoint: int) -> None:
-        """A checkpoint is given up: what waits for it goes on."""
+        """Let the loop continue, because a checkpoint is given up."""
         self.coordinator(scope).checkpoint_abandoned(checkpoint)
 
     def drain(self, scope: JobScope, *, again: bool) -> None:
-        """The job is drained: a bounded iteration ends with the epoch under way, since it might never end.
+        """End the iteration early, because the job is drained.
 
-        An unbounded one goes on until nothing is fed back any more, which still belongs to what was read; asked
-        ``again``, it ends with the epoch under way as well.
+        A bounded iteration ends with the current epoch, because it might never end otherwise. An unbounded iteration
+        continues until nothing is fed back: this feedback belongs to input that was read. With ``again`` it also ends
+        with the current epoch.
         """
         if self.bounded or again:
             self.coordinator(scope).end_soon()
 
     def statistics(self, scope: JobScope) -> LoopStatistics:
-        """How far this loop has come in the job that the scope belongs to."""
-        return self.coordinator(scope).statistics([step.name for step in self.heads])
+        """Return how far this loop has come in the job that owns ``scope``."""
+        return self.coordinator(scope).statistics([step.name for step in self._heads])
+
+    # -- checks of a job that starts -----------------------------------------------------------------------
 
     def check_shared(self, step: Step) -> None:
-        """Refuse to be shared by several processes, if that cannot work; ``step`` is one of its steps."""
-        check_can_be_shared(self, step)
+        """Raise GraphError if several processes cannot share this loop; ``step`` is one of its steps.
+
+        No worker knows which epochs are complete, so nothing in the loop may wait for a complete epoch.
+        """
+        if self.bounded:
+            _refuse_to_share(step, "an unbounded iteration", "a bounded one", "use iterate_unbounded_streams")
+        if self.max_epochs_ahead is not None:
+            given = f"max_epochs_ahead={self.max_epochs_ahead}"
+            _refuse_to_share(
+                step, "max_epochs_ahead=None", given, "leave it out: a shared loop is asynchronous"
+            )
+        if self.has_stamped_data:
+            _refuse_to_share(step, "data without epochs", "data of epochs_every", "leave epochs_every out")
 
     def check_wanted(self, step: Step, names: Collection[str] | None) -> None:
-        """Refuse that a step reads first what comes when the iteration has ended, where the iteration waits for it.
+        """Raise GraphError if a step wants only inputs that the end of the iteration brings: both would wait.
 
-        ``names`` are the inputs that its operator wants before any record has come.
+        ``names`` are the inputs that the operator wants before any record has arrived.
         """
         wanted = [edge for edge in step.inputs if names is not None and edge.input_name in names]
         if not wanted or not all(edge.upstream.emits_at_end for edge in wanted):
@@ -146,19 +165,19 @@ class Loop:
         )
 
     def _waited_for(self) -> set[Step]:
-        """The steps without which no feedback, and no criteria, of an epoch are complete."""
+        """Return the steps that must finish an epoch before its feedback and its criteria are complete."""
         closing = [
-            edge for head in (*self.heads, *self.criteria_heads) for edge in head.inputs if edge.feedback
+            edge for head in (*self._heads, *self._criteria_heads) for edge in head.inputs if edge.feedback
         ]
         return self._steps_before(closing)
 
     def _ends_with_data(self, edges: Iterable[Edge]) -> bool:
-        """Whether plain data is all that the edges depend on."""
-        border = self._steps_before(edges) & {*self.heads, *self.entrances}
-        return border <= set(self.plain_entrances)
+        """Return whether the edges depend on plain data only."""
+        border = self._steps_before(edges) & {*self._heads, *self._entrances}
+        return border <= self._plain_entrances
 
     def _steps_before(self, edges: Iterable[Edge]) -> set[Step]:
-        """The steps of the body from which records come to these edges."""
+        """Return the steps of the body whose records reach these edges."""
         found: set[Step] = set()
         waiting = [edge.upstream for edge in edges]
         while waiting:
@@ -169,7 +188,7 @@ class Loop:
         return found
 
     def check_operator(self, step: Step, operator: Operator | type[Operator]) -> None:
-        """Refuse what cannot work in this loop: an operator, or its class, where that is known earlier."""
+        """Raise GraphError for an operator, or its class, that cannot work in this loop."""
         kind = operator if isinstance(operator, type) else type(operator)
         _check_callbacks(step, kind)
         if not issubclass(kind, IterationListener):
@@ -183,7 +202,7 @@ class Loop:
 
 
 def _check_callbacks(step: Step, kind: type[Operator]) -> None:
-    """What is misspelt would never be called."""
+    """Raise GraphError for a misspelt callback, which would never be called."""
     for method in dir(kind):
         if (
             method.startswith(("on_epoch_", "on_iteration_"))
@@ -198,7 +217,7 @@ def _check_callbacks(step: Step, kind: type[Operator]) -> None:
 
 
 def _check_does_not_listen(step: Step, kind: type[Operator]) -> None:
-    """What only an IterationListener hears of would never be called."""
+    """Raise GraphError for the callbacks of a class that is no IterationListener: they would never be called."""
     for method in _CALLBACKS:
         if hasattr(kind, method):
             raise GraphError(
@@ -209,324 +228,151 @@ def _check_does_not_listen(step: Step, kind: type[Operator]) -> None:
 
 
 def _nearest_callback(method: str) -> str:
-    from difflib import get_close_matches  # for this error only
+    from difflib import get_close_matches  # Imported here: only this error needs it.
 
     return get_close_matches(method, _CALLBACKS, n=1, cutoff=0.0)[0]
 
 
-Post = Callable[[Control], None]
-
-_log = logging.getLogger("streamiter.job")
-
-# While feedback waits on disk, one batch of new input is let in for this many batches of feedback: few
-# enough that the loop empties, never none, so that the job still sees its input end.
-_FEEDBACK_FOR_ONE_INPUT: Final = 16
+def _refuse_to_share(step: Step, expected: str, given: str, instead: str) -> None:
+    raise GraphError(
+        f"step {step.name!r}: expected {expected} in a loop that workers share, given {given}; {instead}",
+        where=step.where,
+    )
 
 
-@final
-class Advance(Control):
-    """``epoch`` is complete, and the iteration goes on: held feedback goes on, then the watermark.
+# -- parts of a body that begin anew in each round -----------------------------------------------------------
 
-    The loop's coordinator: between its pure progress and the tasks that report to it and are told.
-    """
-
-    __slots__ = ("epoch",)
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+_StepOutput = tuple[Step, OutputTag | None]
 
 
-@final
-class Release(Control):
-    """Held feedback of ``epoch`` (as far as staleness allows) goes on before the epoch is complete."""
+class RoundScope:
+    """A part of a body whose operators are made anew for each epoch; it knows which streams may enter and leave."""
 
-    __slots__ = ("epoch",)
+    def __init__(self, *, whole_body: bool = False, given: Iterable[Stream] = ()) -> None:
+        self.whole_body = whole_body
+        self._given = _outputs_of(given)
+        self._given_back: set[_StepOutput] = set()
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+    def give_back(self, streams: Iterable[Stream]) -> None:
+        """Allow that steps outside read these streams."""
+        self._given_back |= _outputs_of(streams)
 
-
-@final
-class Terminate(Control):
-    """The iteration ends in ``epoch``, whose held feedback still goes on."""
-
-    __slots__ = ("epoch",)
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
-@final
-class Admit(Control):
-    """An entrance may let in a batch again."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredEpochs:
-    """What a head or an entrance had been told before the snapshot it goes on from.
-
-    ``report`` makes it report again what it had reported and what was not yet acknowledged.
-    """
-
-    post: Post
-    advanced: int
-    """The last epoch that it was told is complete."""
-    ended_in: int | None
-    report: Callable[[], None]
-    released: int | None = None
-    """The last epoch that was released to it; None for an entrance."""
-
-
-class LoopCoordinator:
-    """One for each iteration of a running job; called by its heads and entrances, in one event loop."""
-
-    def __init__(
-        self,
-        heads: int,
-        entrances: int,
-        criteria_heads: int = 0,
-        *,
-        releases_early: bool = True,
-        where: str = "",
-    ) -> None:
-        """``releases_early``: feedback of an epoch need not wait for the data of it to pass.
-
-        ``where`` is the user's line that made the iteration.
-        """
-        self._releases_early = releases_early
-        self._where = where
-        self.progress = LoopProgress(heads, entrances, criteria_heads)
-        self._members = heads + entrances + criteria_heads
-        self._heads_expected = heads
-        self._heads: list[Post] = []
-        self._criteria_heads: list[Post] = []
-        self._entrances: list[Post] = []
-        self._head_names: list[str] = []
-        self._entrance_names: list[str] = []
-        self._feedback: list[FeedbackChannel] = []
-        self._criteria: list[FeedbackChannel] = []
-        self._held: list[EpochsAside] = []
-        self._throttled: dict[Post, None] = {}
-        self._feedback_handled = 0
-        self.told_complete = -1
-        """The last complete epoch that heads and entrances have been told of."""
-        self._replays: list[ReplayCache] = []
-        self._restored: list[RestoredEpochs] = []
-        self._in_checkpoint = 0
-        """Members that a checkpoint has begun at but not ended."""
-        self._checkpointed = 0
-        """Members that the checkpoint under way has ended at."""
-        self._abandoned = 0
-        """The last checkpoint that was given up."""
-        self._undecided: list[Decision] = []
-        """Decisions kept back while a checkpoint is under way."""
-
-    # -- reports -----------------------------------------------------------------------------------------
-
-    def register_head(
-        self,
-        post: Post,
-        feedback: Iterable[FeedbackChannel],
-        held: EpochsAside | None = None,
-        *,
-        name: str = "",
-    ) -> int:
-        """A head is there, with what it keeps of its feedback for later; gives its number."""
-        self._heads.append(post)
-        self._head_names.append(name)
-        self._feedback += feedback
-        if held is not None:
-            self._held.append(held)
-        return len(self._heads) - 1
-
-    def register_criteria_head(self, post: Post, feedback: Iterable[FeedbackChannel]) -> int:
-        """A head of the criteria stream is there; gives its number, which lies behind those of the others."""
-        self._criteria_heads.append(post)
-        self._criteria += feedback
-        return self._heads_expected + len(self._criteria_heads) - 1
-
-    def register_entrance(self, post: Post, *, name: str = "") -> int:
-        """An entrance is there; gives its number."""
-        self._entrances.append(post)
-        self._entrance_names.append(name)
-        return len(self._entrances) - 1
-
-    def register_replay(self, cache: ReplayCache) -> None:
-        """An entrance keeps its data here, to send it again."""
-        self._replays.append(cache)
-
-    def head_received(self, head: int, epoch: int, count: int) -> None:
-        """See :meth:`LoopProgress.head_received`."""
-        self._tell(self.progress.head_received(head, epoch=epoch, count=count))
-
-    def head_finished(self, head: int) -> None:
-        """See :meth:`LoopProgress.head_finished`."""
-        self._tell(self.progress.head_finished(head))
-
-    def entrance_passed(self, entrance: int, epoch: int) -> None:
-        """See :meth:`LoopProgress.entrance_passed`."""
-        self._tell(self.progress.entrance_passed(entrance, epoch))
-
-    def entrance_ended(self, entrance: int) -> None:
-        """See :meth:`LoopProgress.entrance_ended`."""
-        self._tell(self.progress.entrance_ended(entrance))
-
-    def _tell(self, decisions: Iterable[Decision]) -> None:
-        if self._in_checkpoint or self._checkpointed:
-            self._undecided += decisions
+    def check_use_inside(self, label: str, edge: Edge) -> None:
+        """Raise GraphError for a stream that did not enter through the arguments."""
+        if self.whole_body or edge.upstream.round_scope is self or (edge.upstream, edge.tag) in self._given:
             return
-        # What is complete is released by that, too: one turn of each head instead of two.
-        released: int | None = None
-        for decision in decisions:
-            if isinstance(decision, ReleasedEpoch):
-                released = decision.epoch
-            elif isinstance(decision, Completed):
-                released = None
-                self.told_complete = decision.epoch
-                advance = Advance(decision.epoch)
-                self._post(self._heads, advance)
-                self._post(self._entrances, advance)
-            else:
-                assert isinstance(decision, Ended)
-                released = None
-                self._log_end(decision.epoch)
-                everyone = (*self._heads, *self._criteria_heads, *self._entrances)
-                self._post(everyone, Terminate(decision.epoch))
-        if released is not None and self._releases_early:
-            self._post(self._heads, Release(released))
-
-    def _log_end(self, epoch: int) -> None:
-        """Tell of an end that may be none that was wanted: often a data stream should have been replayed."""
-        if self.progress.end_reason is EndReason.NO_FEEDBACK_DESPITE_CRITERIA:
-            _log.warning(
-                "the iteration at %s ended in epoch %d: %s; if its data is to be seen in every epoch, pass replayed(…)",
-                self._where,
-                epoch,
-                self.progress.end_reason.value,
-            )
-
-    def end_soon(self) -> None:
-        """End at the next complete epoch in which that is possible: the job is drained."""
-        self.progress.end_soon()
-
-    def _post(self, posts: Iterable[Post], control: Control) -> None:
-        for post in posts:
-            post(control)
-
-    # -- checkpoints ---------------------------------------------------------------------------------------
-
-    def checkpoint_begins(self, checkpoint: int) -> None:
-        """A head or entrance takes its snapshot: what is decided from now on waits until all have.
-
-        Otherwise one of them would have an epoch complete in its snapshot, because of feedback that
-        another one gets again after a restore.
-        """
-        if checkpoint > self._abandoned:
-            self._in_checkpoint += 1
-
-    def checkpoint_ends(self, checkpoint: int) -> None:
-        """It has taken it, with the feedback that belongs to it."""
-        if checkpoint <= self._abandoned:
-            return
-        self._in_checkpoint -= 1
-        self._checkpointed += 1
-        if self._checkpointed == self._members:
-            self._go_on()
-
-    def checkpoint_abandoned(self, checkpoint: int) -> None:
-        """It is given up: nothing waits for it any more."""
-        if checkpoint > self._abandoned:
-            self._abandoned = checkpoint
-            self._go_on()
-
-    def _go_on(self) -> None:
-        self._in_checkpoint = self._checkpointed = 0
-        decisions, self._undecided = self._undecided, []
-        self._tell(decisions)
-
-    def restore(self, member: RestoredEpochs) -> None:
-        """A head or entrance goes on from a snapshot. When all have said so, the loop goes on."""
-        self._restored.append(member)
-        if len(self._restored) < self._members:
-            return
-        members, self._restored = self._restored, []
-        released = max(member.released for member in members if member.released is not None)
-        complete = max(member.advanced for member in members)
-        ended_in = next((member.ended_in for member in members if member.ended_in is not None), None)
-        self.told_complete = complete
-        self.progress.go_on_after(released=released, complete=complete, ended_in=ended_in)
-        for member in members:
-            self._repeat(member, released, complete, ended_in)
-        for member in members:
-            member.report()
-        self._tell(self.progress.all_reported())
-
-    def _repeat(self, member: RestoredEpochs, released: int, complete: int, ended_in: int | None) -> None:
-        """Tell a member what others had heard before the snapshot, and it had not."""
-        if member.released is not None and member.released < released:
-            member.post(Release(released))
-        for epoch in range(member.advanced + 1, complete + 1):
-            member.post(Advance(epoch))
-        if ended_in is not None and member.ended_in is None:
-            member.post(Terminate(ended_in))
-
-    # -- fairness between feedback and new input -----------------------------------------------------------
-
-    @property
-    def is_overloaded(self) -> bool:
-        """Whether more feedback waits than memory is given to."""
-        return any(channel.is_spilling for channel in self._feedback)
-
-    def throttle(self, post: Post) -> None:
-        """An entrance waits to be admitted again."""
-        self._throttled[post] = None
-
-    def feedback_handled(self) -> None:
-        """A head has handled a batch of feedback."""
-        if not self._throttled:
-            return
-        self._feedback_handled += 1
-        if self._feedback_handled >= _FEEDBACK_FOR_ONE_INPUT or not self.is_overloaded:
-            self._feedback_handled = 0
-            throttled, self._throttled = self._throttled, {}
-            self._post(throttled, Admit())
-
-    def awaited(self) -> str:
-        """Who the epoch under way waits for, for people."""
-        heads, entrances = self.progress.awaited()
-        named = [self._head_names[head] for head in heads if head < len(self._head_names)]
-        missing = [f"what is fed back to {', '.join(named)}"] if named else []
-        if entrances:
-            silent = ", ".join(self._entrance_names[entrance] for entrance in entrances)
-            missing.append(f"data at {silent} (a silent source needs idle_timeout= of epochs_every)")
-        return " and ".join(missing) or "the end of the epoch"
-
-    # -- statistics ----------------------------------------------------------------------------------------
-
-    def statistics(self, heads: Sequence[str]) -> LoopStatistics:
-        """How far the loop has come; ``heads`` are the names of its head steps."""
-        waiting = [channel.statistics() for channel in self._feedback]
-        criteria = [channel.statistics() for channel in self._criteria]
-        held = [queue for aside in self._held for queue in aside.statistics()]
-        return LoopStatistics(
-            heads=tuple(heads),
-            epoch_reached=max([self.progress.last_released, 0, *(channel.last_epoch for channel in waiting)]),
-            epoch_received=self.progress.last_released,
-            epoch_complete=self.progress.last_complete,
-            ended_in=self.progress.ended_in,
-            end_reason=None if self.progress.end_reason is None else self.progress.end_reason.value,
-            fed_back_records=sum(channel.total_records for channel in waiting),
-            criteria_records=sum(channel.total_records for channel in criteria),
-            rounds=tuple(RoundStatistics(*run) for run in self.progress.rounds.runs),
-            waiting_records=sum(channel.records for channel in waiting),
-            held_records=sum(queue.records for queue in held),
-            bytes_in_memory=sum(channel.bytes_in_memory for channel in waiting)
-            + sum(queue.bytes_in_memory for queue in held),
-            bytes_on_disk=sum(channel.bytes_on_disk for channel in waiting)
-            + sum(queue.bytes_on_disk for queue in held),
-            replayed_records=sum(cache.records for cache in self._replays),
-            replayed_bytes_in_memory=sum(cache.bytes_in_memory for cache in self._replays),
-            replayed_bytes_on_disk=sum(cache.bytes_on_disk for cache in self._replays),
+        raise GraphError(
+            f"step {label!r}: for_each_round expected streams that come in through its sub-body's argument, given "
+            f"{edge.upstream.name!r} from outside; add it to the list: for_each_round([…, stream], sub_body)"
         )
+
+    def check_use_outside(self, label: str, edge: Edge) -> None:
+        """Raise GraphError for a stream that the sub-body did not return."""
+        if self.whole_body or (edge.upstream, edge.tag) in self._given_back:
+            return
+        raise GraphError(
+            f"step {label!r}: expected a stream from outside for_each_round, given {edge.upstream.name!r} of its "
+            "sub-body; return it from the sub-body and use what for_each_round gives"
+        )
+
+
+def for_each_round(
+    streams: Sequence[Stream], sub_body: Callable[[list[Stream]], Sequence[Stream]]
+) -> list[Stream]:
+    """Make the operators of the steps that ``sub_body`` adds anew in each epoch of a bounded iteration.
+
+    The operators are made for the first record of an epoch and finish at its end. So steps for bounded input work
+    inside a loop: ``reduce_all``, ``sort``, ``join``. Data that is not replayed arrives in epoch 0 only.
+    ``sub_body(streams)`` is called once and returns a list of streams, which this function returns. Source: FLIP-176's
+    ``forEachRound``.
+
+    Raises GraphError outside the body of a bounded iteration, and for streams of the body that are not in ``streams``.
+
+    >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination, replayed
+    >>> flow = Flow("sums")
+    >>> def body(variables, data):
+    ...     [sums] = for_each_round([*data], lambda streams: [streams[0].reduce_all(lambda a, b: a + b)])
+    ...     rounds = variables[0].map(lambda n: n + 1).filter(lambda n: n < 3)
+    ...     return IterationBodyResult([rounds], [sums])
+    >>> [sums] = iterate_bounded_streams_until_termination(
+    ...     [flow.from_items([0])], [replayed(flow.from_items([10, 20]))], body
+    ... )
+    >>> collected = sums.collect()
+    >>> flow.run().state, collected.items
+    ('finished', [30, 30, 30])
+    """
+    given = _listed(streams, "expected a list of streams")
+    if not given:
+        raise GraphError(
+            "for_each_round: expected at least one stream, given none; write for_each_round([stream], …)"
+        )
+    if not callable(sub_body) or (kind := asynchronous_kind(sub_body)):
+        shown = shortened(sub_body) if not callable(sub_body) else f"a {kind}"
+        raise GraphError(
+            f"for_each_round: expected the sub-body to be a plain function, given {shown}; write def "
+            "sub_body(streams) that gives a list of streams"
+        )
+    if reason := misfit(sub_body, ["streams"]):
+        raise GraphError(
+            f"for_each_round: expected the sub-body to take one argument, the list of streams, given {reason}; write "
+            "def sub_body(streams)"
+        )
+    loop = _loop_of(given[0])
+    around = loop.round_scope
+    if (
+        around is not None and around.whole_body
+    ):  # The operators of the whole body are made anew in each round.
+        with given[0].flow.all_or_nothing():
+            return _result(sub_body(given))
+    if around is not None:
+        raise GraphError(
+            "for_each_round: expected no for_each_round inside another, given one; leave the inner one out"
+        )
+    for stream in given:
+        loop.check_streams("for_each_round", stream.edges())
+    with given[0].flow.all_or_nothing():
+        scope = RoundScope(given=given)
+        with loop.rounds_of(scope):
+            result = _result(sub_body(given))
+        for stream in result:
+            for edge in stream.edges():
+                scope.check_use_inside("for_each_round", edge)
+    scope.give_back(result)
+    return result
+
+
+def _loop_of(stream: Stream) -> Loop:
+    """Return the bounded loop whose body is being built. Raises GraphError if there is none."""
+    loop = stream.flow.loop
+    if loop is None:
+        raise GraphError(
+            f"for_each_round: expected to be called in the body of an iteration, given {stream.name!r} outside; "
+            "outside a step begins once anyway"
+        )
+    if not loop.bounded:
+        raise GraphError(
+            "for_each_round: expected the body of a bounded iteration, given an unbounded one, whose steps live as "
+            "long as it does; keep a state for each epoch in an IterationListener"
+        )
+    assert isinstance(loop, Loop)
+    return loop
+
+
+def for_each_epoch(*, bounded: bool) -> str:
+    """Return the advice for a user whose step waits for the end of the iteration."""
+    sub_body = "for_each_round([stream], lambda streams: [streams[0].reduce_all(f)]), or "
+    return f"for a result of each epoch write {sub_body if bounded else ''}all_reduce(stream, f)"
+
+
+def _outputs_of(streams: Iterable[Stream]) -> set[_StepOutput]:
+    return {(edge.upstream, edge.tag) for stream in streams for edge in stream.edges()}
+
+
+def _result(streams: object) -> list[Stream]:
+    return _listed(streams, "expected the sub-body to give a list of streams")
+
+
+def _listed(streams: object, expected: str) -> list[Stream]:
+    if not isinstance(streams, (list, tuple)) or not all(isinstance(stream, Stream) for stream in streams):
+        raise GraphError(f"for_each_round: {expected}, given {shortened(streams)}; write [stream]")
+    return list(streams)

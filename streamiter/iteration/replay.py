@@ -1,4 +1,8 @@
-"""Data that is replayed in each epoch."""
+"""Data that a bounded iteration receives again in every epoch.
+
+``replayed(stream)`` marks a data stream. The entrance of such a stream is a ``Replayer``: it keeps the records of
+epoch 0, in memory and on disk, and sends them again whenever an epoch is complete.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,13 @@ from streamiter.deferred import entries_of
 from streamiter.errors import CheckpointError, GraphError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.border import Entrance, end_of_all
-from streamiter.iteration.loop import Advance, LoopCoordinator, Terminate
+from streamiter.iteration.coordinator import Advance, LoopCoordinator, Terminate
 from streamiter.operators.operator import BoundaryOutput, Context, JobScope
 from streamiter.records import Batch, Control, EpochWatermark
+from streamiter.runtime.feedback import AttachedBoundary, Surroundings
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.replay_cache import ReplayCache
-    from streamiter.runtime.plan import Surroundings
 
 __all__ = [
     "DataStream",
@@ -29,24 +33,22 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class DataStream:
-    """A data stream as an iteration was given it."""
+    """A data stream in the arguments of an iteration."""
 
     stream: Stream
     replayed: bool
+    """Whether it is sent again in every epoch."""
 
 
 class Replayed:
-    """What :func:`replayed` gives: one of the ``data_streams`` of a bounded iteration, and nothing else.
-
-    Data streams of a bounded iteration: as they are, or replayed in every epoch.
-    """
+    """The result of :func:`replayed`: it can only be one of the ``data_streams`` of a bounded iteration."""
 
     __slots__ = ("stream",)
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
 
-    if not TYPE_CHECKING:  # Type checkers know that there is nothing else.
+    if not TYPE_CHECKING:  # Type checkers know that it has no other attributes.
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("__"):
@@ -61,11 +63,10 @@ class Replayed:
 
 
 def replayed(stream: Stream) -> Replayed:
-    """Have a data stream of a bounded iteration sent again in every epoch; source: FLIP-176's ``replay``.
+    """Send a data stream of a bounded iteration again in every epoch; source: FLIP-176's ``replay``.
 
-    Its records are kept at the entrance of the iteration, in memory and beyond
-    ``IterationConfig(replay_memory_bytes=…)`` on disk, and come in every epoch in the same order at the same
-    subtask.
+    The entrance of the iteration keeps the records, in memory and above ``IterationConfig(replay_memory_bytes=…)`` on
+    disk. In every epoch they arrive in the same order at the same subtask.
 
     Raises GraphError for a stream that never ends or that ``epochs_every`` has stamped.
 
@@ -98,17 +99,16 @@ def replayed(stream: Stream) -> Replayed:
 
 @final
 class _ReplayNext(Control):
-    """Posted to itself: the next batch, after others have had their turn and what was emitted has found room."""
+    """Posted to itself: send the next batch, after other tasks have had a turn and the last batch has found room."""
 
     __slots__ = ()
 
 
-class Replayer(Entrance):
-    """Keeps what passes it in epoch 0, and sends it again when an epoch from 1 on is complete.
+class Replayer(Entrance, AttachedBoundary):
+    """The entrance of a replayed stream: it keeps the records of epoch 0 and sends them again in every later epoch.
 
-    What was asked for while a replay is under way is a range of epochs, and the end comes behind them.
-
-    The replayer: the entrance of a data stream that is sent again in every epoch.
+    If further epochs are requested during a replay, they are replayed after it one by one, and the end of the iteration
+    follows them.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class Replayer(Entrance):
         super().__init__(coordinator_of, stamped=False, max_epochs_ahead=None)
         self._memory_limit_bytes = memory_limit_bytes
         self._replayed = 0
-        """The last epoch that was sent to its end; at first epoch 0, once the data has ended."""
-        self._asked_for = 0
+        """The last epoch that was sent completely; initially epoch 0, when the data has ended."""
+        self._requested = 0
         self._position = 0
-        """Batches of epoch ``_replayed`` + 1 that have been sent."""
+        """The number of batches of epoch ``_replayed`` + 1 that have been sent."""
         self._terminate: Terminate | None = None
         self._untaken: Advance | None = None
-        """What it was told last and has not handled, while it waits for room."""
+        """The last ``Advance`` that it was told and has not handled, while it waits for room."""
 
     def attach(self, surroundings: Surroundings) -> None:
         self._surroundings = surroundings
@@ -138,7 +138,7 @@ class Replayer(Entrance):
             if self._untaken is not None:
                 self._untaken.epoch = control.epoch
                 return
-            control = self._untaken = Advance(control.epoch)  # Others have been given the same object.
+            control = self._untaken = Advance(control.epoch)  # A copy: other members have the same object.
         super().tell(control)
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
@@ -149,23 +149,23 @@ class Replayer(Entrance):
         if isinstance(control, Advance):
             self._untaken = None
             self.last_complete = control.epoch
-            is_idle = self._asked_for == self._replayed
-            self._asked_for = max(self._asked_for, control.epoch)
-            if is_idle:
-                await self._go_on(out)
+            has_finished = self._requested == self._replayed
+            self._requested = max(self._requested, control.epoch)
+            if has_finished:
+                await self._send_next(out)
         elif isinstance(control, _ReplayNext):
-            await self._go_on(out)
-        elif isinstance(control, Terminate) and self._asked_for > self._replayed:
+            await self._send_next(out)
+        elif isinstance(control, Terminate) and self._requested > self._replayed:
             self._terminate = control
         else:
             await super().on_control(control, out)
 
     async def data_has_ended(self, out: BoundaryOutput) -> None:
-        """Epoch 0 is over, and others will come."""
+        """Tell the body that epoch 0 is over; its data does not end, because other epochs follow."""
         await out.control(EpochWatermark(0))
 
-    async def _go_on(self, out: BoundaryOutput) -> None:
-        if self._asked_for > self._replayed:
+    async def _send_next(self, out: BoundaryOutput) -> None:
+        if self._requested > self._replayed:
             epoch = self._replayed + 1
             if self._position < len(self._cache):
                 out.emit_batch(self._cache.batch(self._position), epoch)
@@ -174,7 +174,7 @@ class Replayer(Entrance):
                 await out.control(EpochWatermark(epoch))
                 self._replayed = epoch
                 self._position = 0
-        if self._asked_for > self._replayed:
+        if self._requested > self._replayed:
             self.context.post(_ReplayNext())
         elif self._terminate is not None:
             await super().on_control(self._terminate, out)
@@ -187,7 +187,7 @@ class Replayer(Entrance):
             **super().snapshot(),
             "cache": self._cache.snapshot(),
             "replayed": self._replayed,
-            "asked for": self._asked_for,
+            "asked for": self._requested,
             "position": self._position,
             "terminate": None if self._terminate is None else self._terminate.epoch,
         }
@@ -195,35 +195,35 @@ class Replayer(Entrance):
     def restore(self, state: dict[str, Any]) -> None:
         self._cache.restore(state["cache"])
         self._replayed = state["replayed"]
-        self._asked_for = state["asked for"]
+        self._requested = state["asked for"]
         self._position = state["position"]
         if state["terminate"] is not None:
             self._terminate = Terminate(state["terminate"])
-        if self._asked_for > self._replayed:
+        if self._requested > self._replayed:
             self.context.post(_ReplayNext())
         super().restore(state)
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Batches are dealt out in turn: first those that the replay under way has sent, then the others."""
+        """Deal out the batches in turn: first those that the current replay has sent, then the others."""
         with_data = [state for state in states if any(True for _ in state["cache"])] or states
         replayed = min(state["replayed"] for state in with_data)
         terminates = {state["terminate"] for state in states}
         is_over = end_of_all(states) is not None
-        # What was sent of one epoch can be told from the rest, but not what was sent of two.
+        # A share can state how many of its batches were sent of one epoch, but not of two.
         further = [state for state in with_data if (state["replayed"], state["position"]) > (replayed + 1, 0)]
         if not is_over and (len(terminates) > 1 or further):
             raise CheckpointError("some of them are further in what they send again than others")
         sent = [state["position"] if state["replayed"] == replayed else None for state in states]
         caches = [state["cache"] for state in states]
-        asked_for = max(state["asked for"] for state in states)
+        requested = max(state["asked for"] for state in states)
         shared = super().redistribute(states, parallelism)
         return [
             {
                 **state,
                 "cache": (share := _ReplayShare(caches, sent, subtask, parallelism)),
                 "replayed": replayed,
-                "asked for": asked_for,
-                "position": share.count_sent() if asked_for > replayed else 0,
+                "asked for": requested,
+                "position": share.count_sent() if requested > replayed else 0,
                 "terminate": states[0]["terminate"],
             }
             for subtask, state in enumerate(shared)
@@ -232,12 +232,12 @@ class Replayer(Entrance):
 
 @final
 class _ReplayShare:
-    """The batches of one new subtask, as frames of a cache's snapshot."""
+    """The batches of one new subtask, as frames of the snapshot of a cache."""
 
     def __init__(
         self, caches: Sequence[Iterable[Any]], sent: Sequence[int | None], subtask: int, subtasks: int
     ) -> None:
-        """``sent`` is how many batches of each cache were sent; None for all."""
+        """``sent`` is the number of batches of each cache that were sent; None for all."""
         self._caches = caches
         self._sent = sent
         self._subtask = subtask
@@ -248,7 +248,7 @@ class _ReplayShare:
             yield [entry]
 
     def count_sent(self) -> int:
-        """How many of its batches come first because they were sent."""
+        """Return how many of its batches come first because they were sent."""
         return sum(1 for _ in self._dealt(are_sent=True))
 
     def _dealt(self, *, are_sent: bool) -> Iterator[Any]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import GraphError
 from streamiter.flow.graph_checks import check_function, check_name, check_seconds
 from streamiter.flow.stream import Stream
-from streamiter.iteration.progress import EpochGrouping, GroupsOf, GroupsUpToMarks
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, OperatorFactory
-from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle
+from streamiter.operators.output import Output
+from streamiter.operators.steps import fail_at, records_of
+from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle, slice_batch
 from streamiter.runtime.controls import InputEnded
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
 from streamiter.runtime.graph import Step
@@ -99,19 +100,19 @@ def epochs_every(
         )
     edges = stream.edges()
     unique_name = flow.graph.unique_name(step, named=name is not None)
-    return flow.add_step(
-        Step(
-            name=unique_name,
-            parallelism=stream.parallelism,
-            where=user_line(),
-            factory=_factory(records, seconds, marks, idle_timeout),
-            inputs=edges,
-            has_lasting_name=name is not None and not flow.graph.is_numbered(unique_name),
-            bounded=stream.is_bounded,
-            stamped=True,
-            shape="iteration",
-        )
+    stamper = Step(
+        name=unique_name,
+        parallelism=stream.parallelism,
+        where=user_line(),
+        factory=_factory(records, seconds, marks, idle_timeout),
+        inputs=edges,
+        has_lasting_name=name is not None and not flow.graph.is_numbered(unique_name),
+        bounded=stream.is_bounded,
+        stamped=True,
+        shape="iteration",
     )
+    flow.graph.add(stamper)
+    return Stream(flow, stamper)
 
 
 def _factory(
@@ -334,6 +335,69 @@ class TimedStamper(Boundary):
             "remaining_s": min(state["remaining_s"] for state in states),
         }
         return [dict(shared) for _ in range(parallelism)]
+
+
+class EpochGrouping(Protocol):
+    """A way to cut. It keeps nothing between two batches.
+
+    Where the records of a subtask are cut into epochs, one class for each way.
+    """
+
+    def cut(self, batch: Batch, count: int, step: str) -> Iterator[tuple[Batch, bool]]:
+        """The pieces of a batch (some may be empty), each with whether its epoch ends behind it.
+
+        ``count`` is how many records the epoch has already; ``step`` is for errors.
+        """
+
+
+@final
+class GroupsOf:
+    """Groups of so many records.
+
+    >>> list(GroupsOf(3).cut(["b", "c", "d", "e"], 1, "stamp"))
+    [(['b', 'c'], True), (['d', 'e'], False)]
+    """
+
+    def __init__(self, records: int) -> None:
+        self._records = records
+
+    def cut(self, batch: Batch, count: int, step: str) -> Iterator[tuple[Batch, bool]]:
+        """See :class:`Groups`."""
+        start, length = 0, len(batch)
+        while start < length:
+            # A restored step may have been told to make smaller groups than the one it is in.
+            missing = max(0, self._records - count)
+            stop = min(length, start + missing)
+            yield slice_batch(batch, start, stop), stop - start == missing
+            start, count = stop, 0
+
+
+@final
+class GroupsUpToMarks:
+    """Groups of the records between two marks, which are left out.
+
+    >>> list(GroupsUpToMarks(lambda record: record == "|").cut(["a", "b", "|", "c"], 0, "stamp"))
+    [(['a', 'b'], True), (['c'], False)]
+    """
+
+    def __init__(self, marks: Callable[[Any], object]) -> None:
+        self._marks = marks
+
+    def cut(self, batch: Batch, count: int, step: str) -> Iterator[tuple[Batch, bool]]:
+        """See :class:`Groups`."""
+        start = 0
+        for mark in self._places(batch, step):
+            yield slice_batch(batch, start, mark), True
+            start = mark + 1
+        yield slice_batch(batch, start, len(batch)) if start else batch, False
+
+    def _places(self, batch: Batch, step: str) -> list[int]:
+        marks = self._marks
+        records, progress = records_of(batch)
+        try:
+            return [index for index, record in enumerate(records) if marks(record)]
+        except Exception as error:
+            fail_at(batch, progress, error, Output(step))
 
 
 @final

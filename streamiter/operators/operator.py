@@ -146,9 +146,6 @@ class Boundary(Operator):
     outlives_inputs: bool = False
     """Whether it goes on when its inputs have ended: then checkpoint barriers begin with it."""
 
-    hears_of_epochs: bool = True
-    """Whether it is told of epoch watermarks and the ends of data; not to be told saves a turn in each epoch."""
-
     brings_input: bool = False
     """Whether it emits what has not come in just now, and is to be told when the job is drained."""
 
@@ -176,9 +173,6 @@ class Boundary(Operator):
 
     def checkpoint_ends(self, checkpoint: int) -> None:
         """Its part of the checkpoint is complete: at once, or when the barrier has come back to it."""
-
-    def attach(self, surroundings: Any) -> None:
-        """Called once, before ``open``, with what only the plan knows (see the runtime's plan)."""
 
 
 T = TypeVar("T")

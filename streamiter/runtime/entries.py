@@ -1,8 +1,8 @@
-"""How an operator's own methods become the calls that the engine makes.
+"""The methods of a user's operator: their checks, and the calls that the engine makes of them.
 
-An *entry* takes a batch for one input of one operator instance. Every combination of single records or
-batches, keyed or not, called directly or awaited, is one small closure here, so that nothing of this is
-decided again for each record.
+The checks raise GraphError for a method that the engine could not call. An *entry* is a function that handles a batch
+at one input of one operator instance. Each combination of single records or batches, with or without keys, called
+directly or awaited, is one small closure, so that the choice is not made again for each record.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OPERATOR_METHODS: Final[Mapping[str, Sequence[str]]] = {
     "on_epoch_watermark_incremented": ["epoch_watermark", "context", "out"],
     "on_iteration_terminated": ["context", "out"],
 }
-"""What the engine calls the methods of an operator with, where they are there."""
+"""The methods of an operator that the engine calls if they exist, with the names of their arguments."""
 
 SOURCE_METHODS: Final[Mapping[str, Sequence[str]]] = {
     "open": ["context", "positions"],
@@ -62,7 +62,7 @@ SOURCE_METHODS: Final[Mapping[str, Sequence[str]]] = {
     "redistribute": ["positions", "parallelism"],
     "close": [],
 }
-"""The same for a source."""
+"""The methods of a source that the engine calls, with the names of their arguments."""
 
 
 def handler_of(
@@ -73,10 +73,10 @@ def handler_of(
     keyed: bool = False,
     where: str | None = None,
 ) -> tuple[str, bool]:
-    """Name of the method that handles an input, and whether it takes whole batches.
+    """Return the name of the method that handles an input, and whether the method takes whole batches.
 
-    Where there are both, that for batches; where the input is keyed, that for records.
-    Raises GraphError when there is none.
+    If the operator has both methods, the one for batches is used; with keys, the one for records. Raises GraphError if
+    it has neither.
     """
     suffix = "" if input_name == SINGLE_INPUT else f"_{input_name}"
     by_record, by_batch = (f"process{suffix}", False), (f"process{suffix}_batch", True)
@@ -98,9 +98,9 @@ def check_handlers(
     keyed: bool,
     where: str | None = None,
 ) -> None:
-    """Raise GraphError for an operator that cannot be run as it is written.
+    """Raise GraphError for an operator, or its class, with methods that the engine cannot call.
 
-    ``where`` is the line that added the step, for when this is found out later.
+    ``where`` is the line that added the step; None while that line runs.
     """
     methods = dict(_OPERATOR_METHODS)
     for input_name in input_names:
@@ -130,7 +130,7 @@ def check_handlers(
 def check_methods(
     owner: object, methods: Mapping[str, Sequence[str]], *, step: str, where: str | None = None
 ) -> None:
-    """Raise GraphError where a method of an operator or source, or of its class, does not take what it is given."""
+    """Raise GraphError for a method of an operator or source, or of its class, that does not take these arguments."""
     for method, takes in methods.items():
         called = getattr(owner, method, None)
         if called is None:
@@ -141,7 +141,7 @@ def check_methods(
                 f"{method}({', '.join(['self', *takes])})",
                 where=where,
             )
-        # What a class gives for a method of its instances is the function itself.
+        # A class returns the plain function for a method of its instances.
         unbound = isinstance(owner, type) and inspect.isfunction(called) and not _is_static(owner, method)
         if reason := misfit(called, takes, unbound=unbound):
             raise GraphError(
@@ -156,14 +156,16 @@ def _is_static(kind: type, method: str) -> bool:
     return isinstance(defined, staticmethod)
 
 
-def check_can_listen(operator: Any, hears_of_epochs: bool, *, step: str, where: str | None = None) -> None:
-    """Raise GraphError for a listener, or its class, where no epoch ever ends."""
-    kind = operator if isinstance(operator, type) else type(operator)
-    if issubclass(kind, IterationListener) and not hears_of_epochs and operator.needs_epochs:
+def check_can_listen(
+    operator: Operator | type[Operator], hears_of_epochs: bool, *, step: str, where: str | None = None
+) -> None:
+    """Raise GraphError for a listener, or its class, in a step where no epoch ends."""
+    is_listener = issubclass(operator if isinstance(operator, type) else type(operator), IterationListener)
+    if is_listener and not hears_of_epochs and getattr(operator, "needs_epochs", True):
         raise GraphError(
-            f"step {step!r}: expected an IterationListener in the body of an iteration, given {kind.__name__} outside, "
-            "where no epoch ends and no callback comes; add the step in the body, stamp the stream with epochs_every, "
-            "or set needs_epochs = False in a class that also works without",
+            f"step {step!r}: expected an IterationListener in the body of an iteration, given {_class_of(operator)} "
+            "outside, where no epoch ends and no callback comes; add the step in the body, stamp the stream with "
+            "epochs_every, or set needs_epochs = False in a class that also works without",
             where=where,
         )
 
@@ -173,7 +175,7 @@ def _class_of(owner: object) -> str:
 
 
 def is_awaited(operator: Operator, input_names: Sequence[str], *, step: str, keyed: bool = False) -> bool:
-    """Whether handling records is a coroutine, or done in a thread: then the task has to await it."""
+    """Return whether the task must await the operator: a method is a coroutine function, or runs in a thread."""
     if operator.runs_in_thread:
         return True
     methods = [
@@ -185,12 +187,12 @@ def is_awaited(operator: Operator, input_names: Sequence[str], *, step: str, key
 def make_entry(
     operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None
 ) -> Entry:
-    """The entry of an operator that is called directly."""
+    """Return the entry of an operator that the engine calls directly."""
     method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
     handle = getattr(operator, method)
     if key_of is not None:
         return _keyed(handle, out, context, key_of)
-    return _by_batch(handle, out, context) if whole_batches else _by_record(handle, out)
+    return _by_batch(handle, out) if whole_batches else _by_record(handle, out)
 
 
 def make_async_entry(
@@ -201,57 +203,15 @@ def make_async_entry(
     key_of: KeyOf | None,
     progress: Progress,
 ) -> AsyncEntry:
-    """The entry of an operator whose handling of records is a coroutine.
+    """Return the entry of an operator that the engine awaits.
 
-    Each record counts as progress: a batch of thousands, each awaited, may take longer than a stall.
+    Each record counts as progress: a batch of thousands of records, each awaited, may take longer than a stall.
     """
     method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
     handle = _awaitable(getattr(operator, method))
     if whole_batches:
-        return _awaited_by_batch(handle, out, context)
+        return _awaited_by_batch(handle, out)
     return _awaited_by_record(handle, out, context, key_of, progress)
-
-
-def _check_result(result: Any) -> None:
-    """Records must not be lost in a coroutine that nobody awaits."""
-    if not inspect.isawaitable(result):
-        return
-    if inspect.iscoroutine(result):
-        result.close()
-    raise ConfigurationError(
-        "expected a method that handles records to return None, given something to await, though it is not "
-        "a coroutine function; write async def"
-    )
-
-
-def _awaitable(handle: Callable[[Any, Output], Any]) -> Callable[[Any, Output], Awaitable[None]]:
-    """The same as a coroutine function: of several inputs some may be handled directly."""
-
-    async def handle_awaited(argument: Any, out: Output) -> None:
-        result = handle(argument, out)
-        if inspect.isawaitable(result):
-            await result
-
-    return handle_awaited
-
-
-def _by_batch(handle: Callable[[Batch, Output], object], out: Output, context: Context) -> Entry:
-    def entry(batch: Batch) -> None:
-        while len(batch):
-            try:
-                if (result := handle(batch, out)) is not None:
-                    _check_result(result)
-            except RecordFailure:
-                raise
-            except RejectRecords as rejected:
-                batch = _without_rejected(batch, rejected, out)
-                continue
-            except Exception as error:
-                raise RecordFailure(context.name) from error
-            break
-        out.flush()
-
-    return entry
 
 
 def _by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
@@ -263,13 +223,24 @@ def _by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
                 for record in records:
                     if (result := handle(record, out)) is not None:
                         _check_result(result)
-            except RecordFailure:
-                raise
-            except RejectRecords as rejected:
-                refuse(out, record, rejected)
-                continue
             except Exception as error:
-                out.fail(error, record)
+                refuse(out, record, _rejection(error, RecordFailure(out.step, record, has_record=True)))
+                continue
+            break
+        out.flush()
+
+    return entry
+
+
+def _by_batch(handle: Callable[[Batch, Output], object], out: Output) -> Entry:
+    def entry(batch: Batch) -> None:
+        while len(batch):
+            try:
+                if (result := handle(batch, out)) is not None:
+                    _check_result(result)
+            except Exception as error:
+                batch = _without_rejected(batch, _rejection(error, RecordFailure(out.step)), out)
+                continue
             break
         out.flush()
 
@@ -284,31 +255,21 @@ def _keyed(handle: Callable[[Any, Output], object], out: Output, context: Contex
             try:
                 if (result := handle(record, out)) is not None:
                     _check_result(result)
-            except RecordFailure:
-                raise
-            except RejectRecords as rejected:
-                refuse(out, record, rejected)
             except Exception as error:
-                out.fail(error, record)
+                refuse(out, record, _rejection(error, RecordFailure(out.step, record, has_record=True)))
         out.flush()
 
     return entry
 
 
-def _awaited_by_batch(
-    handle: Callable[[Batch, Output], Awaitable[None]], out: Output, context: Context
-) -> AsyncEntry:
+def _awaited_by_batch(handle: Callable[[Batch, Output], Awaitable[None]], out: Output) -> AsyncEntry:
     async def entry(batch: Batch) -> None:
         while len(batch):
             try:
                 await handle(batch, out)
-            except RecordFailure:
-                raise
-            except RejectRecords as rejected:
-                batch = _without_rejected(batch, rejected, out)
-                continue
             except Exception as error:
-                raise RecordFailure(context.name) from error
+                batch = _without_rejected(batch, _rejection(error, RecordFailure(out.step)), out)
+                continue
             break
         out.flush()
 
@@ -329,19 +290,63 @@ def _awaited_by_record(
             progress.handled += 1
             try:
                 await handle(record, out)
-            except RecordFailure:
-                raise
-            except RejectRecords as rejected:
-                refuse(out, record, rejected)
             except Exception as error:
-                out.fail(error, record)
+                refuse(out, record, _rejection(error, RecordFailure(out.step, record, has_record=True)))
         out.flush()
 
     return entry
 
 
+def _awaitable(handle: Callable[[Any, Output], Any]) -> Callable[[Any, Output], Awaitable[None]]:
+    """Return a coroutine function for a method: of several inputs some may have a plain method."""
+
+    async def handle_awaited(argument: Any, out: Output) -> None:
+        result = handle(argument, out)
+        if inspect.isawaitable(result):
+            await result
+
+    return handle_awaited
+
+
+def _check_result(result: object) -> None:
+    """Raise ConfigurationError for a method that returns an awaitable: its records would be lost."""
+    if not inspect.isawaitable(result):
+        return
+    if inspect.iscoroutine(result):
+        result.close()
+    raise ConfigurationError(
+        "expected a method that handles records to return None, given something to await, though it is not "
+        "a coroutine function; write async def"
+    )
+
+
+# -- errors of an operator ---------------------------------------------------------------------------------
+
+
+def _rejection(error: Exception, failure: RecordFailure) -> RejectRecords:
+    """Return an error by which an operator rejects records; any other error ends the job as ``failure``."""
+    if isinstance(error, RejectRecords):
+        return error
+    if isinstance(error, RecordFailure):  # A step further down the chain has failed, and is named already.
+        raise error
+    raise failure from error
+
+
+def _without_rejected(batch: Batch, rejected: RejectRecords, out: Output) -> Batch:
+    """Refuse the rejected records of a batch, and return the others."""
+    refused = set(rejected.indices)
+    if not refused or min(refused) < 0 or max(refused) >= len(batch):
+        raise RecordFailure(out.step) from ConfigurationError(
+            f"RejectRecords: expected indices of a batch of {len(batch)}, given {rejected.indices}; "
+            f"the reason was: {rejected.reason}"
+        )
+    for index in sorted(refused):
+        refuse(out, batch[index], rejected)
+    return take(batch, [index for index in range(len(batch)) if index not in refused])
+
+
 def _keyed_records(batch: Batch, key_of: KeyOf, out: Output) -> tuple[Batch, list[Any]]:
-    """The records and their keys; records without a good key are refused."""
+    """Return the records and their keys, and refuse records without a good key."""
     try:
         return batch, check_keys([key_of(record) for record in batch])
     except Exception:
@@ -359,15 +364,3 @@ def _keyed_one_by_one(batch: Batch, key_of: KeyOf, out: Output) -> tuple[Batch, 
         else:
             records.append(record)
     return records, keys
-
-
-def _without_rejected(batch: Batch, rejected: RejectRecords, out: Output) -> Batch:
-    refused = set(rejected.indices)
-    if not refused or min(refused) < 0 or max(refused) >= len(batch):
-        raise RecordFailure(out.step) from ConfigurationError(
-            f"RejectRecords: expected indices of a batch of {len(batch)}, given {rejected.indices}; "
-            f"what was to be said: {rejected.reason}"
-        )
-    for index in sorted(refused):
-        refuse(out, batch[index], rejected)
-    return take(batch, [index for index in range(len(batch)) if index not in refused])

@@ -1,4 +1,4 @@
-"""What a failure says to whoever reads the log."""
+"""Failures of a job: a cancellation that no stop caused, and the one error that names the failed step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ T = TypeVar("T")
 
 
 async def unless_cancelled(awaitable: Awaitable[T], step: str) -> T:
-    """Await it. A cancellation that nobody asked for is a failure: asyncio would drop the task without a word."""
+    """Await ``awaitable``, and raise RecordFailure for a cancellation that no stop of the job caused.
+
+    asyncio would end the task without a message.
+    """
     try:
         return await awaitable
     except asyncio.CancelledError as error:
@@ -28,12 +31,15 @@ async def unless_cancelled(awaitable: Awaitable[T], step: str) -> T:
 
 
 async def call_unless_cancelled(function: Callable[[], Awaitable[T]], step: str) -> T:
-    """The same for what is to be a task: one that is cancelled before it begins has no coroutine to leave behind."""
+    """Call ``function`` in a new task, and await the result as ``unless_cancelled`` does.
+
+    A task that is cancelled before it begins leaves no coroutine behind that was never awaited.
+    """
     return await unless_cancelled(function(), step)
 
 
 def first_failure(error: BaseException) -> BaseException:
-    """The failure that came first out of a group of them."""
+    """Return the first failure of a group of failures."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -42,7 +48,7 @@ def first_failure(error: BaseException) -> BaseException:
 def job_failed(
     flow: str, failure: RecordFailure, lines: Mapping[str, str], *, has_checkpoints: bool = False
 ) -> JobFailed:
-    """One error for a failed job, naming the step, the user's line, the record or the offsets."""
+    """Return the error for a failed job; it names the step, the user's line, and the record or its offsets."""
     cause = failure.__cause__ or failure
     step = failure.step
     where = f" ({lines[step]})" if step in lines else ""
@@ -51,7 +57,8 @@ def job_failed(
     if has_checkpoints and isinstance(cause, OffsetOutOfRange):
         message += (
             f"; changed_steps=[{step!r}] lets this source begin where its start= says, and keeps the state of all "
-            "other steps; restore=None begins the whole flow anew; restore=<number> goes on from another checkpoint"
+            "other steps; restore=None is a fresh start of the whole flow; restore=<number> resumes from another "
+            "checkpoint"
         )
     error = JobFailed(message, step=step)
     error.__cause__ = cause

@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
 
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.deferred import Deferred, entries_of
 from streamiter.errors import CheckpointError
+from streamiter.operators.operator import Boundary
 from streamiter.operators.rejection import Origin
 from streamiter.records import CheckpointBarrier, Control, DataBatch
 from streamiter.runtime.controls import BarrierReturned
 from streamiter.runtime.port import Port
 from streamiter.topics.topic import Topic, TopicDescription
 
+if TYPE_CHECKING:
+    from streamiter.checkpoints.replay_cache import ReplayCache
+
 __all__ = [
+    "AttachedBoundary",
     "FeedbackChannel",
     "FeedbackLog",
     "FeedbackStatistics",
     "Point",
+    "Surroundings",
     "TopicRange",
     "check_is_there",
     "missing_records",
@@ -487,3 +493,23 @@ def missing_records(lying: TopicRange, topic: Topic, following: int) -> Checkpoi
         f"{lying.stop.sequence - 1} of producer {lying.producer} in run {lying.run!r} before it (from offset "
         f"{lying.start.offset} on), with which the checkpoint goes on, given none of number {following}; {_CHOICES}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the plan of a job gives to a boundary operator, before the operator is opened."""
+
+    feedback_channels: Sequence[FeedbackChannel]
+    """The feedback channels that its task reads."""
+    make_spill_queue: Callable[[], SpillQueue]
+    """Makes a queue with the limits of the loop's feedback."""
+    make_replay_cache: Callable[[int], ReplayCache]
+    """Makes a cache with so many bytes in memory, and the limits of the loop on disk."""
+
+
+class AttachedBoundary(Boundary):
+    """Base of the boundary operators that need something of the plan: channels, queues or caches."""
+
+    def attach(self, surroundings: Surroundings) -> None:
+        """Take over what the plan gives; called once, before ``open``."""
+        raise NotImplementedError

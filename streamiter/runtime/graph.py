@@ -1,17 +1,22 @@
-"""The logical graph: what a flow is made of before it is planned. Flow builds it, the plan reads it."""
+"""The logical graph of a flow: its steps, and the edges that bring records from one step to another.
+
+``Flow`` and ``Stream`` build the graph, and the plan of a job (:mod:`streamiter.runtime.plan`) reads it. A step inside
+the body of an iteration refers to its *loop*; ``StepLoop`` states what a running job asks of a loop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from streamiter.errors import GraphError
-from streamiter.operators.operator import OperatorFactory, Service
+from streamiter.operators.operator import JobScope, Operator, OperatorFactory, Service
 from streamiter.operators.rejection import RejectionPolicy
 from streamiter.operators.source import SourceFactory
 from streamiter.records import OutputTag
 from streamiter.runtime.output import Forward, Partitioning
+from streamiter.runtime.statistics import LoopStatistics
 from streamiter.topics.topic import Topic
 
 __all__ = [
@@ -22,11 +27,84 @@ __all__ = [
     "KeySelector",
     "Savepoint",
     "Step",
+    "StepLoop",
     "edge_number",
+    "leaves_loop",
 ]
 
 SINGLE_INPUT = "input"
-"""Name of the input of a step that has only one."""
+"""The name of the input of a step that has only one."""
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """A node of the graph: an operator, or a source with an operator behind it."""
+
+    name: str
+    parallelism: int
+    """The number of its subtasks."""
+    where: str
+    """The user's line that added the step, as ``file:line``."""
+    factory: OperatorFactory
+    """Makes the operator of one subtask."""
+    source: SourceFactory | None = None
+    """Makes the source of one subtask; None for a step that reads other steps."""
+    inputs: list[Edge] = field(default_factory=list)
+    """The edges that bring its records."""
+    keys: KeySelector | None = None
+    """How a keyed step finds the key of a record; None for a step without keys."""
+    policy: RejectionPolicy = "fail"
+    """What happens to a record that the operator refuses."""
+    service: Service | None = None
+    """The parameter server whose workers the subtasks are."""
+    has_lasting_name: bool = False
+    """Whether the name stays the same when other steps are added: the user chose it, or it names a topic or model."""
+    loop: StepLoop | None = None
+    """The iteration whose body contains the step, or None."""
+    round_scope: object | None = None
+    """The part of that body whose operators are made anew for each epoch; None if the step is in no such part."""
+    bounded: bool = True
+    """Whether its output ends by itself."""
+    stamped: bool = False
+    """Whether its records carry epochs that they were given outside an iteration."""
+    emits_at_end: bool = False
+    """Whether it emits only when its inputs have ended: in the body of an iteration, when the iteration ends."""
+    shape: str = "operator"
+    """For drawings: operator, source, sink or iteration."""
+    epochs_seen: str = ""
+    """For drawings: the epochs of the records that enter an iteration here."""
+
+    @property
+    def hears_of_epochs(self) -> bool:
+        """Whether epochs end at this step: in the body of an iteration, and behind stamped records."""
+        return self.loop is not None or any(edge.upstream.stamped for edge in self.inputs)
+
+    @property
+    def per_round(self) -> bool:
+        """Whether each epoch has an operator of its own."""
+        return self.round_scope is not None
+
+    def input_names(self) -> list[str]:
+        """Return the names of the inputs, in the order in which they were connected."""
+        return list(dict.fromkeys(edge.input_name for edge in self.inputs))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Edge:
+    """The way of a step's main or side output to an input of another step."""
+
+    upstream: Step
+    """The step that emits the records."""
+    input_name: str = SINGLE_INPUT
+    """The input of the reading step."""
+    partitioning: Partitioning = field(default_factory=Forward)
+    """Which subtask of the reading step receives a record."""
+    tag: OutputTag | None = None
+    """The side output that is read; None for the main output."""
+    feedback: FeedbackLimits | None = None
+    """Set on the edge that closes a loop."""
+    feedback_topic: Topic | None = None
+    """The topic that such an edge goes through; None for memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +112,26 @@ class KeySelector:
     """How a keyed step finds the key of a record."""
 
     key_of: Callable[[Any], Any]
+    """Returns the key of a record, or an array of keys for a batch."""
     time_to_live_s: float | None = None
+    """The state of a key is dropped when it was not used for so many seconds; None keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackLimits:
     """How much feedback may wait in one channel of a feedback edge: from one subtask to one head.
 
-    A forward edge has one channel for each head; one that repartitions has one from each subtask to each
-    head, and each may hold as much. The same holds for each queue of records that wait for their epoch's turn.
+    A forward edge has one channel for each head; an edge that repartitions has one channel from each subtask to each
+    head. Each channel may hold as much. The same limits hold for each queue of records whose epoch is not due.
     """
 
     memory_bytes: int = 64 << 20
-    """Above it feedback goes to disk, and new input falls to one batch in sixteen. 64 MiB: a few seconds
-    of a fast loop, and small beside the memory of a machine that trains."""
+    """Above this size feedback goes to disk, and sources are throttled to one batch in sixteen. 64 MiB: a few seconds
+    of a fast loop, and little memory for a machine that trains."""
     disk_bytes: int = 8 << 30
-    """Above it the job fails. 8 GiB: minutes of a loop that has run away."""
+    """Above this size the job fails. 8 GiB: minutes of a loop that has run away."""
     directory: str | None = None
-    """Where it spills; None is the system's folder for temporary files."""
+    """The folder for feedback on disk; None is the system's folder for temporary files."""
 
     def __post_init__(self) -> None:
         for name, limit in (("memory_bytes", self.memory_bytes), ("disk_bytes", self.disk_bytes)):
@@ -61,78 +141,46 @@ class FeedbackLimits:
                 )
 
 
-@dataclass(eq=False, slots=True)
-class Step:
-    """A node of the graph: an operator, or a source with an operator behind it."""
-
-    name: str
-    parallelism: int
-    where: str
-    """The user's line, ``file:line``."""
-    factory: OperatorFactory
-    source: SourceFactory | None = None
-    inputs: list[Edge] = field(default_factory=list)
-    keys: KeySelector | None = None
-    policy: RejectionPolicy = "fail"
-    service: Service | None = None
-    """What its subtasks are workers of."""
-    has_lasting_name: bool = False
-    """Whether an edit of the flow leaves the name to this step: it was chosen, or follows from a topic or model."""
-    loop: Any = None
-    """The iteration whose body it belongs to, or None."""
-    round_scope: Any = None
-    """The part of that body whose steps begin anew in each epoch, if it belongs to one."""
-    bounded: bool = True
-    stamped: bool = False
-    """Whether its records carry epochs from outside an iteration."""
-    emits_at_end: bool = False
-    """Whether it emits only when its inputs have ended: in the body of an iteration, when the iteration ends."""
-    shape: str = "operator"
-    """For drawings: operator, source, sink or iteration."""
-    epochs_seen: str = ""
-    """For drawings: where records enter an iteration, of which epochs they are."""
+class StepLoop(Protocol):
+    """What a job asks of the iteration whose body contains a step; the iteration gives it."""
 
     @property
-    def hears_of_epochs(self) -> bool:
-        """Whether epochs end here: in the body of an iteration, and behind stamped records."""
-        return self.loop is not None or any(edge.upstream.stamped for edge in self.inputs)
+    def bounded(self) -> bool:
+        """Whether it is a bounded iteration."""
 
     @property
-    def per_round(self) -> bool:
-        """Whether each epoch has an operator of its own."""
-        return self.round_scope is not None
+    def limits(self) -> FeedbackLimits:
+        """The limits of each channel of feedback, and of each queue of records whose epoch is not due."""
 
-    def input_names(self) -> list[str]:
-        """Names of the inputs, in the order they were connected."""
-        return list(dict.fromkeys(edge.input_name for edge in self.inputs))
+    @property
+    def max_epochs_ahead(self) -> int | None:
+        """How far feedback may run ahead of the last complete epoch; None: any distance."""
 
+    def check_operator(self, step: Step, operator: Operator | type[Operator]) -> None:
+        """Raise GraphError for an operator, or its class, that cannot work in this loop."""
 
-@dataclass(eq=False, slots=True)
-class Edge:
-    """Records of a step's main or side output on their way to an input of another."""
+    def check_wanted(self, step: Step, names: Collection[str] | None) -> None:
+        """Raise GraphError if the step wants only inputs that the end of the iteration brings, and both would wait."""
 
-    upstream: Step
-    input_name: str = SINGLE_INPUT
-    partitioning: Partitioning = field(default_factory=Forward)
-    tag: OutputTag | None = None
-    feedback: FeedbackLimits | None = None
-    """Set on the edge that closes a loop."""
-    feedback_topic: Topic | None = None
-    """What such an edge goes through, if not through memory."""
+    def check_shared(self, step: Step) -> None:
+        """Raise GraphError if several processes cannot share this loop; ``step`` is one of its steps."""
 
+    def drain(self, scope: JobScope, *, again: bool) -> None:
+        """End the iteration of this job early, because the job is drained; ``again``: for the second time."""
 
-class Savepoint(NamedTuple):
-    """How much of a graph there is at one moment."""
+    def checkpoint_abandoned(self, scope: JobScope, checkpoint: int) -> None:
+        """Let the loop of this job continue, because a checkpoint is given up."""
 
-    steps: int
-    numbered_names: int
+    def statistics(self, scope: JobScope) -> LoopStatistics:
+        """Return how far the loop of this job has come."""
 
 
 class Graph:
     """The steps of one flow, in the order in which they were added, and their names.
 
-    Steps are only added, and an edge belongs to the step that reads it. So what was added since a savepoint can be
-    taken out again, and the rest is as it was.
+    Steps are only added, and an edge belongs to the step that reads it. So the steps that were added since a savepoint
+    can be removed, and all others are as before. Only a loop changes an older step: it adds its feedback to a head, and
+    the savepoint of a loop is older than its heads.
     """
 
     def __init__(self) -> None:
@@ -149,8 +197,15 @@ class Graph:
         self.steps.append(step)
         self._by_name[step.name] = step
 
+    def close_loop(self, head: Step, feedback: Sequence[Edge]) -> None:
+        """Add the edges to ``head`` that bring feedback back to it."""
+        head.inputs.extend(feedback)
+
     def unique_name(self, label: str, *, named: bool) -> str:
-        """The name of a new step. Raises GraphError where the user chose it (``named``) and another step has it."""
+        """Return the name of a new step: ``label``, with a number if another step has that name.
+
+        Raises GraphError if the user chose the name (``named``) and another step has it.
+        """
         taken = self._by_name
         if label not in taken:
             return label
@@ -166,15 +221,15 @@ class Graph:
         return f"{label}-{number}"
 
     def is_numbered(self, name: str) -> bool:
-        """Whether the name has a number only because it was taken, so that an edit may change it."""
+        """Return whether a name has a number only because it was taken, so that a change of the flow may change it."""
         return name in self._numbered
 
     def savepoint(self) -> Savepoint:
-        """What ``roll_back`` goes back to."""
+        """Return the state of the graph that ``roll_back`` restores."""
         return Savepoint(len(self.steps), len(self._numbered))
 
     def roll_back(self, savepoint: Savepoint) -> None:
-        """Take out what was added since the savepoint."""
+        """Remove all steps that were added since the savepoint."""
         for step in self.steps[savepoint.steps :]:
             del self._by_name[step.name]
         del self.steps[savepoint.steps :]
@@ -182,8 +237,20 @@ class Graph:
             self._numbered.popitem()
 
 
+class Savepoint(NamedTuple):
+    """The size of a graph at one moment."""
+
+    steps: int
+    numbered_names: int
+
+
+def leaves_loop(edge: Edge, reader: Step) -> bool:
+    """Return whether an edge brings records out of the body of an iteration; their epochs end with the body."""
+    return edge.upstream.loop is not None and edge.upstream.loop is not reader.loop
+
+
 def edge_number(step: Step, edge: Edge) -> int:
-    """Which of the edges it is that bring the same output to the same input of ``step``; mostly there is one."""
+    """Return the number of an edge among those that bring the same output to the same input of ``step``; mostly 0."""
     alike = [
         other
         for other in step.inputs

@@ -33,15 +33,14 @@ from streamiter.runtime.graph import Step
 from streamiter.runtime.plan import ChannelLimits, Planner, new_id
 from streamiter.runtime.services import JobServices, service_key
 from streamiter.runtime.statistics import (
-    STALL_AFTER_S,
     JobState,
     JobStatistics,
     StepStatistics,
     TaskStatistics,
-    Watchdog,
 )
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback import Worker, check_shared
+from streamiter.runtime.watchdog import STALL_AFTER_S, Watchdog
 
 if TYPE_CHECKING:
     from streamiter.runtime.checkpointing.checkpointer import Checkpointer

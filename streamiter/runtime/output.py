@@ -25,6 +25,7 @@ from streamiter.operators.operator import Progress
 from streamiter.operators.rejection import RecordFailure, shortened
 from streamiter.records import (
     Batch,
+    CheckpointBarrier,
     Control,
     DataBatch,
     EndOfData,
@@ -280,7 +281,7 @@ class Writer(Protocol):
 class EdgeWriter:
     """Distributes batches over the channels of an edge, with the epoch of the task."""
 
-    __slots__ = ("_keeps_origin", "_progress", "_step", "_tells_of_epochs", "lanes", "split")
+    __slots__ = ("_keeps_origin", "_leaves_loop", "_progress", "_step", "lanes", "split")
 
     def __init__(
         self,
@@ -289,23 +290,24 @@ class EdgeWriter:
         progress: Progress,
         step: str,
         *,
-        tells_of_epochs: bool = True,
+        leaves_loop: bool = False,
         keeps_origin: bool = False,
     ) -> None:
         """``split`` is None if there is only one channel; ``step`` is the step that reads the channels.
 
-        ``tells_of_epochs``: whether watermarks and ends of data are passed on. ``keeps_origin``: whether emitted
-        records have the origin of the batch that the task handles.
+        ``leaves_loop``: the reader is outside the iteration of the task. It receives all records in epoch 0, and of the
+        control records only barriers and the end. ``keeps_origin``: whether emitted records have the origin of the
+        batch that the task handles.
         """
         self._keeps_origin = keeps_origin
-        self._tells_of_epochs = tells_of_epochs
+        self._leaves_loop = leaves_loop
         self.split = split
         self.lanes = lanes
         self._progress = progress
         self._step = step
 
     def __call__(self, batch: Batch) -> None:
-        epoch = self._progress.epoch
+        epoch = 0 if self._leaves_loop else self._progress.epoch
         origin = self._progress.origin if self._keeps_origin else None
         if self.split is None:
             self.lanes[0].put(DataBatch(batch, epoch, origin))
@@ -315,8 +317,11 @@ class EdgeWriter:
 
     def control(self, control: Control) -> None:
         """Put a control record into every channel, because each of them may bring records."""
-        if not self._tells_of_epochs and isinstance(control, (EpochWatermark, EndOfData)):
-            return
+        if self._leaves_loop:
+            if isinstance(control, EndOfInput):
+                control = EndOfInput()  # Without the epoch in which the iteration has ended.
+            elif not isinstance(control, CheckpointBarrier):
+                return
         for lane in self.lanes:
             lane.put_control(control)
 

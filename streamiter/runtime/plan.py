@@ -22,10 +22,10 @@ from streamiter.runtime.entries import (
     check_methods,
     is_awaited,
 )
-from streamiter.runtime.feedback import FeedbackChannel
+from streamiter.runtime.feedback import AttachedBoundary, FeedbackChannel, Surroundings
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
-from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step, edge_number
+from streamiter.runtime.graph import SINGLE_INPUT, Edge, FeedbackLimits, Step, edge_number, leaves_loop
 from streamiter.runtime.instance import Feeder, OperatorInstance
 from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Forward, Writer
 from streamiter.runtime.port import Port, PortOrigin
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from streamiter.checkpoints.replay_cache import ReplayCache
 
-__all__ = ["ChannelLimits", "Planner", "Surroundings", "new_id"]
+__all__ = ["ChannelLimits", "Planner", "new_id"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,6 @@ class ChannelLimits:
 
     records: int = LIMIT_RECORDS
     size_bytes: int = LIMIT_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a boundary operator is told of its task by ``attach``."""
-
-    feedback_channels: Sequence[FeedbackChannel]
-    make_spill_queue: Callable[[], SpillQueue]
-    """A queue with the limits of its feedback."""
-    make_replay_cache: Callable[[int], ReplayCache]
-    """A cache with so many bytes in memory, and the limits of the loop on disk."""
 
 
 @dataclass
@@ -115,6 +104,8 @@ class Planner:
         single = step.parallelism == upstream.parallelism == 1
         straight = isinstance(edge.partitioning, Forward) and step.parallelism == upstream.parallelism
         if edge.feedback is not None or edge.input_name != SINGLE_INPUT or not (single or straight):
+            return None
+        if leaves_loop(edge, step):
             return None
         return None if self._begins_task(step) or self._operators[upstream][0].runs_in_thread else edge
 
@@ -246,7 +237,7 @@ class Planner:
 
     def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel]) -> None:
         operator = self._operators[head][subtask]
-        if isinstance(operator, Boundary):
+        if isinstance(operator, AttachedBoundary):
             limits = _limits(head)
             operator.attach(
                 Surroundings(
@@ -289,7 +280,7 @@ class Planner:
             return False
         upstream = edge.upstream
         while not isinstance(self._operators[upstream][0], MiniBatch):
-            if len(upstream.inputs) != 1 or upstream.loop is None:
+            if len(upstream.inputs) != 1 or upstream.loop is not step.loop:
                 return False
             upstream = upstream.inputs[0].upstream
         return True
@@ -358,13 +349,12 @@ class Planner:
         split = None if len(channels) == 1 else edge.partitioning.splitter(number, len(channels))
         if edge.feedback is not None:
             return FeedbackWriter(split, channels, progress, reader.name)
-        operator = self._operators[reader][0]
         return EdgeWriter(
             split,
             [ChannelOutput(channel) for channel in channels],
             progress,
             reader.name,
-            tells_of_epochs=not isinstance(operator, Boundary) or operator.hears_of_epochs,
+            leaves_loop=leaves_loop(edge, reader),
             keeps_origin=self._passes_origin(edge.upstream, subtask),
         )
 
@@ -401,9 +391,8 @@ def _connect_intakes(tasks: Sequence[Task]) -> None:
 
 
 def _limits(step: Step) -> FeedbackLimits:
-    """Those of the iteration a step belongs to."""
-    limits: FeedbackLimits = FeedbackLimits() if step.loop is None else step.loop.limits
-    return limits
+    """Return the limits of the iteration that a step belongs to."""
+    return FeedbackLimits() if step.loop is None else step.loop.limits
 
 
 def _instantiate(step: Step) -> list[Operator]:

@@ -1,4 +1,8 @@
-"""Running a job in an event loop of its own, until it ends or a signal stops it."""
+"""Run a job in an event loop of its own, until the job ends or a signal stops it.
+
+``run_in_own_loop`` runs a coroutine to its end, and ``run_jobs`` is the coroutine of ``Flow.run``: it restarts a job
+whose transaction expired. Behind them are the reactions to SIGINT (Ctrl-C) and SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +34,22 @@ __all__ = [
 _log = logging.getLogger("streamiter.job")
 
 OnInterrupt = Literal["suspend", "drain"]
-"""How the first SIGTERM or Ctrl-C stops a job; the second one aborts it."""
+"""How the first SIGTERM or Ctrl-C stops a job; the second signal aborts it."""
 
 T = TypeVar("T")
 
-# New objects before a garbage collection, instead of Python's 700: two batches of 8192 dicts with a list each.
-# Most batches then come and go between two collections, where they would go through ten or more; measured, a
-# flow of dicts is twice as fast, and a collection of that many objects takes 2 ms.
+# The number of new objects before a garbage collection; Python's default is 700. Two batches of 8192 dicts with a list
+# each are fewer objects, so most batches are made and freed between two collections instead of passing ten or more.
+# Measured: a flow of dicts is twice as fast, and a collection of that many objects takes 2 ms.
 _OBJECTS_PER_COLLECTION: Final = 50_000
 
 
 class Interruption:
-    """The handler of Ctrl-C and SIGTERM in a program: the first signal ends the program in order, the next one at once.
+    """The handler of Ctrl-C and SIGTERM in a program: the first signal ends the program in order, the second at once.
 
-    The first one raises KeyboardInterrupt. In :func:`run_in_own_loop` it cancels the coroutine first, so that files are
-    closed and what is under way is stored, as ``asyncio.Runner`` does for Ctrl-C alone. The next one ends the process
-    with ``exit_code``, whatever holds it up: a server that does not answer, a thread that reads.
+    The first signal raises KeyboardInterrupt. In :func:`run_in_own_loop` it first cancels the coroutine, so that files
+    are closed and pending records are stored, as ``asyncio.Runner`` does for Ctrl-C only. The second signal ends the
+    process with ``exit_code``, even if a server does not answer or a thread is blocked.
     """
 
     def __init__(self, exit_code: int) -> None:
@@ -54,7 +58,7 @@ class Interruption:
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
 
     def __call__(self, *_: object) -> None:
-        """Handle a signal; called by Python in the main thread."""
+        """Handle a signal; Python calls this in the main thread."""
         if self._is_ending:
             os._exit(self._exit_code)
         self._is_ending = True
@@ -64,7 +68,7 @@ class Interruption:
         loop.call_soon_threadsafe(task.cancel)
 
     def run(self, runner: asyncio.Runner, main: Coroutine[Any, Any, T]) -> T:
-        """Run ``main`` with ``runner``. Raises KeyboardInterrupt where a signal has cancelled it."""
+        """Run ``main`` with ``runner``. Raises KeyboardInterrupt if a signal has cancelled it."""
         with contextlib.closing(self._cancellable(main)) as cancellable:
             try:
                 return runner.run(cancellable)
@@ -84,12 +88,12 @@ class Interruption:
 
 
 def run_in_own_loop(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` to its end on uvloop (on asyncio's own loop where there is none, as on Windows).
+    """Run ``main`` to its end on uvloop, or on asyncio's own loop if uvloop is not installed, as on Windows.
 
-    Ctrl-C cancels it, and so does SIGTERM where its handler is an :class:`Interruption`; KeyboardInterrupt is raised
-    then.
+    Ctrl-C cancels ``main``, and so does SIGTERM if its handler is an :class:`Interruption`; both raise
+    KeyboardInterrupt.
     """
-    # Closed where a signal comes before it has begun; Python would tell of a coroutine that was never awaited.
+    # A signal may come before ``main`` has begun; Python would then warn of a coroutine that was never awaited.
     with (
         contextlib.closing(main),
         _rare_collections(),
@@ -103,7 +107,7 @@ def run_in_own_loop(main: Coroutine[Any, Any, T]) -> T:
 
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Collect garbage less often, unless the program has chosen a rarer time itself, or none."""
+    """Collect garbage less often, unless the program has chosen even fewer collections, or none."""
     before = gc.get_threshold()
     if before[0]:
         gc.set_threshold(max(before[0], _OBJECTS_PER_COLLECTION), *before[1:])
@@ -122,7 +126,7 @@ def _fast_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def check_on_interrupt(flow: str, mode: object, *, shares: bool) -> None:
-    """Refuse what is no way to stop, or none for a worker that shares its loops; a signal would come too late."""
+    """Raise ConfigurationError for a mode that does not exist, or that a worker with shared loops cannot use."""
     if mode not in ("suspend", "drain"):
         raise ConfigurationError(
             f'flow {flow!r}: on_interrupt expected "suspend" or "drain", given {mode!r}; choose one of these, '
@@ -136,7 +140,7 @@ def check_on_interrupt(flow: str, mode: object, *, shares: bool) -> None:
 
 
 WhileRunning = Callable[[Job, Sequence[StopMode]], AbstractAsyncContextManager[None]]
-"""What is entered while a job runs: it is given the job and what signals have asked for, which grows."""
+"""Makes the context that is entered while a job runs, of the job and the growing list of the stops it was asked for."""
 
 
 @contextlib.asynccontextmanager
@@ -151,11 +155,11 @@ async def run_jobs(
     first: OnInterrupt = "suspend",
     while_running: WhileRunning = _unwatched,
 ) -> JobStatistics:
-    """Run the job that ``start(**options)`` gives, until it ends or a signal stops it, as ``first`` says.
+    """Run the job that ``start(**options)`` returns, until it ends or a signal stops it, as ``first`` says.
 
-    Where a transaction was open for too long, because a server or the machine stood still, nobody has taken over and
-    nothing of it was seen: the next job goes on from the last checkpoint. Two in a row without one in between are no
-    accident.
+    If a transaction was open for longer than its timeout, because a server or the machine did not respond, no other
+    run has claimed the flow and no reader has seen the transaction: the next job resumes from the last checkpoint. If
+    this happens twice in a row without a checkpoint between, the error is raised.
     """
     options = dict(options)
     failed_in_vain = False
@@ -173,15 +177,16 @@ async def run_jobs(
                 if in_vain and failed_in_vain:
                     raise
                 failed_in_vain = in_vain
-                if not in_vain:  # What that checkpoint has of these steps is not to be left behind again.
+                if not in_vain:  # The state of these steps in the new checkpoint must not be dropped again.
                     options.pop("changed_steps", None)
-                _log.warning("%s; going on from the last checkpoint", error)
+                _log.warning("%s; resuming from the last checkpoint", error)
         options["restore"] = "last"
 
 
 def _was_too_slow(error: BaseException | None) -> bool:
-    """Whether its transaction was open for too long, and that is all: where another run has taken over since, an error
-    that says so comes first.
+    """Return whether the job failed only because its transaction was open for too long.
+
+    If another run has claimed the flow since, ProducerFenced is before that error in the chain of causes.
     """
     while error is not None and not isinstance(error, ProducerFenced):
         error = error.__cause__
@@ -190,17 +195,17 @@ def _was_too_slow(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def stopping_on_signals(job: Job, *, first: StopMode = "suspend") -> Iterator[Sequence[StopMode]]:
-    """While the job runs, SIGTERM and Ctrl-C suspend it, or stop it as ``first`` says; a second signal aborts it.
+    """In this block SIGTERM and Ctrl-C suspend the job, or stop it as ``first`` says; a second signal aborts it.
 
-    Gives the list of what signals have asked for, which grows. A third signal raises KeyboardInterrupt where the
-    program is: a step that does not give the event loop back keeps the job from being stopped.
+    Yields the growing list of the stops that signals have asked for. A third signal raises KeyboardInterrupt at the
+    current line of the program, because a step that does not return to the event loop prevents any other stop.
     """
     loop = asyncio.get_running_loop()
     modes: list[StopMode] = []
     stopping: list[asyncio.Task[None]] = []
 
     async def stop(mode: StopMode) -> None:
-        with contextlib.suppress(Exception):  # job.wait() raises it where it is handled.
+        with contextlib.suppress(Exception):  # job.wait() raises it, too.
             await job.stop(mode)
 
     def start_stopping(mode: StopMode) -> None:
@@ -222,14 +227,14 @@ def stopping_on_signals(job: Job, *, first: StopMode = "suspend") -> Iterator[Se
 
 @contextlib.contextmanager
 def signal_handlers(handler: Callable[..., None], *numbers: signal.Signals) -> Iterator[None]:
-    """Have ``handler`` called for these signals, and give them back to the handlers that they had.
+    """Call ``handler`` for these signals in this block, and restore their handlers after it.
 
-    A signal that is ignored stays so: a shell has SIGINT ignored in what a script puts into the background, which
-    Ctrl-C is not meant for. Outside the main thread, where Python does not handle signals, this does nothing.
+    A signal that is ignored stays ignored: a shell ignores SIGINT in a program that a script starts in the background,
+    because Ctrl-C is not meant for it. Outside the main thread Python does not handle signals, and this does nothing.
     """
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        # None is a handler that is not Python's, and cannot be given back.
+        # None stands for a handler that is not Python's and cannot be restored.
         before = {
             number: given
             for number in numbers

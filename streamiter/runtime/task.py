@@ -333,8 +333,9 @@ class Task:
     def _check_wanted_inputs(self, *, is_new: bool) -> None:
         """Refuse an operator of a loop that waits for input which cannot arrive."""
         self._update_wanted_inputs()
-        if is_new and self._in_loop and self._wanted is not None:
-            self.first.step.loop.check_wanted(self.first.step, self.gate.wanted_names)
+        loop = self.first.step.loop
+        if is_new and loop is not None and self._wanted is not None:
+            loop.check_wanted(self.first.step, self.gate.wanted_names)
 
     def _update_wanted_inputs(self) -> None:
         if self._wanted is None or (self._rounds is not None and self._rounds.epoch is None):

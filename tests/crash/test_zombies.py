@@ -111,7 +111,7 @@ async def test_a_run_that_is_fenced_leaves_the_transaction_of_the_newer_one_alon
             twin.send(signal.SIGTERM)
             code, printed = await twin.ends()
             assert code == 0, printed
-            assert "going on from the last checkpoint" not in printed
+            assert "resuming from the last checkpoint" not in printed
     await check_each_is_seen_once(case)
 
 

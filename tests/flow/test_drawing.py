@@ -88,7 +88,8 @@ def test_an_iteration_is_a_box_and_its_feedback_is_dotted() -> None:
         raised = variables[0].map(lambda x: x + 1, name="raise")
         return IterationBodyResult([raised], [raised])
 
-    iterate_unbounded_streams([flow.from_items([0], name="start")], [], body)
+    [out] = iterate_unbounded_streams([flow.from_items([0], name="start")], [], body)
+    out.collect(name="seen")
     assert (
         flow.draw()
         == """\
@@ -97,7 +98,7 @@ title: loop
 ---
 flowchart LR
     s0[("start")]
-    s3{{"output 0"}}
+    s3[/"seen"/]
     subgraph loop1["iteration 1"]
         s1{{"variable 0<br>initial values: epoch 0"}}
         s2["raise"]
@@ -195,22 +196,22 @@ def test_a_parameter_server_is_a_node_linked_to_the_steps_that_work_with_it() ->
     """State that lies beside the flow was not in its picture."""
     drawn = training_flow(ParameterServer(shards=2)).draw().splitlines()
     assert drawn[-5:] == [
+        "    s4 --> s5",
         "    s5 --> s6",
-        "    s6 --> s7",
-        '    s2 <-. "get, add" .-> s8',
+        '    s2 <-. "get, add" .-> s7',
+        '    s4 <-. "get, add" .-> s7',
         '    s5 <-. "get, add" .-> s8',
-        '    s6 <-. "get, add" .-> s9',
     ]
-    assert '    s8[["parameter server<br>2 shards in this process"]]' in drawn
-    assert '    s9[["embeddings<br>1 shard in this process"]]' in drawn
+    assert '    s7[["parameter server<br>2 shards in this process"]]' in drawn
+    assert '    s8[["embeddings<br>1 shard in this process"]]' in drawn
 
 
 async def test_statistics_show_the_workers_and_clocks_of_a_parameter_server() -> None:
     """Whether workers go on is seen where they meet."""
     flow = training_flow(ParameterServer(shards=2))
     job = await flow.start()
-    running = picture_of(flow.name, flow.steps, job.statistics()).nodes[8]
-    ended = picture_of(flow.name, flow.steps, await job.wait()).nodes[8]
+    running = picture_of(flow.name, flow.steps, job.statistics()).nodes[7]
+    ended = picture_of(flow.name, flow.steps, await job.wait()).nodes[7]
     assert running.notes[:2] == ("2 shards in this process", "2 workers")
     assert ended.notes == ("2 shards in this process", "weights, SSP(staleness=2): minimum clock 1")
 

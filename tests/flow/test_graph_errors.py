@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial, wraps
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -30,8 +30,7 @@ from streamiter import (
     topic,
 )
 from streamiter.errors import GraphError
-from streamiter.flow.keyed_stream import KeyedStream
-from streamiter.flow.next_step import ConnectedStreams
+from streamiter.flow.stream import ConnectedStreams, KeyedStream
 from streamiter.iteration import all_reduce, map_with
 from streamiter.learn import train_offline, train_online
 from streamiter.operators import Output
@@ -892,11 +891,45 @@ IN_ONE_SUBTASK = {"reduce_all", "sort", "join", "publish_model"}
 @pytest.mark.parametrize(("kind", "method"), MAY_REFUSE + NEVER_REFUSES)
 def test_steps_of_a_kind_take_the_same_options(kind: type, method: str) -> None:
     """An option that some steps have and others have not is a TypeError on every second line."""
-    options = inspect.signature(getattr(kind, method)).parameters
+    function = getattr(kind, method)
+    options = set(inspect.signature(function).parameters)
+    if "options" in options:
+        [shared] = get_args(get_type_hints(function)["options"])
+        options |= set(shared.__annotations__)
     assert "name" in options
     assert ("parallelism" in options) == (method not in IN_ONE_SUBTASK)
     may_refuse = (kind, method) in MAY_REFUSE
     assert ("on_error" in options, "dead_letter" in options) == (may_refuse, may_refuse)
+
+
+def mistyped_options() -> dict[str, Callable[[Stream], object]]:
+    """Calls with an option that the step does not have."""
+    return {
+        "map": lambda items: items.map(str, nmae="text"),
+        "process": lambda items: items.process(Pass, nmae="plain"),
+        "sort": lambda items: items.sort(nmae="sorted"),
+        "sink": lambda items: items.sink(CLICKS, nmae="written"),
+        "reduce": lambda items: items.key_by(str).reduce(max, nmae="largest"),
+        "source": lambda items: items.flow.source(CLICKS, nmae="clicks"),
+    }
+
+
+@pytest.mark.parametrize("method", mistyped_options())
+def test_an_option_that_a_step_does_not_have_is_a_type_error(method: str) -> None:
+    """A mistyped name was an error that named the option, and adds no step to the flow."""
+    flow = Flow("f")
+    items = flow.from_items([1])
+    with pytest.raises(
+        TypeError, match=rf"^{method}\(\) got an unexpected keyword argument 'nmae'; its options are .*name="
+    ):
+        mistyped_options()[method](items)
+    assert len(flow.steps) == 1
+
+
+def test_a_step_with_one_subtask_has_no_parallelism() -> None:
+    """``sort`` holds all records in memory; several subtasks would give several sorted parts."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'parallelism'"):
+        Flow("f").from_items([1]).sort(parallelism=2)  # type: ignore[call-arg]
 
 
 def test_names_that_nobody_chose_are_numbered() -> None:

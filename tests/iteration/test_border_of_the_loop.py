@@ -14,13 +14,13 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.clock import SystemClock
 from streamiter.iteration.border import FEEDBACK, INITIAL, Head
-from streamiter.iteration.loop import Advance, LoopCoordinator, Terminate
+from streamiter.iteration.coordinator import Advance, LoopCoordinator, Terminate
 from streamiter.iteration.progress import Completed, Ended, LoopProgress, ReleasedEpoch
 from streamiter.iteration.replay import Replayer
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Progress
 from streamiter.records import Control, EndOfInput, EpochWatermark
 from streamiter.runtime.controls import InputEnded
-from streamiter.runtime.plan import Surroundings
+from streamiter.runtime.feedback import Surroundings
 
 
 class Passed(BoundaryOutput):
@@ -131,7 +131,7 @@ async def test_a_head_reports_epochs_and_passes_watermarks_when_it_is_told_to_go
     await bench.feed(INITIAL, 1)
     await bench.control(InputEnded(INITIAL))
     assert await bench.settle() == [(1, 0)]
-    assert bench.coordinator.progress.last_released == -1  # The other head has not said so.
+    assert bench.coordinator.last_released == -1  # The other head has not said so.
     bench.coordinator.head_received(1, 0, 0)
     assert await bench.settle() == [("EpochWatermark", 0)]
     await bench.feed(FEEDBACK, 4, epoch=1)
@@ -163,7 +163,7 @@ async def test_a_restored_head_gets_logged_feedback_again_and_counts_it_with_wha
     coordinator = LoopCoordinator(heads=1, entrances=0)
     second = Bench(Head(lambda scope: coordinator, ahead), coordinator)
     second.operator.restore(state)
-    assert coordinator.progress.last_complete == 4
+    assert coordinator.last_complete == 4
     await second.feed(FEEDBACK, 101, 102, epoch=5)
     await second.feed(FEEDBACK, 103, epoch=6)
     assert isinstance(second.operator, Head)
@@ -171,7 +171,7 @@ async def test_a_restored_head_gets_logged_feedback_again_and_counts_it_with_wha
     free = [(101, 5), (102, 5), (103, 6)]
     assert await second.settle() == (free if ahead is None else [])
     await second.control(EpochWatermark(5))
-    assert coordinator.progress.last_complete == 5
+    assert coordinator.last_complete == 5
     of_5 = [] if ahead is None else [(100, 5), (101, 5), (102, 5)]
     assert await second.settle() == [*of_5, ("EpochWatermark", 5)]
     await second.control(EpochWatermark(6))

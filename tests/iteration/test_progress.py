@@ -144,7 +144,7 @@ def test_of_old_rounds_only_the_last_thousand_runs_are_told() -> None:
 def test_a_loop_that_was_restored_after_its_end_decides_nothing_more() -> None:
     """The heads report again what they had received: the loop would end twice."""
     progress = LoopProgress(heads=1, entrances=0)
-    progress.go_on_after(released=2, complete=2, ended_in=2)
+    progress.resume_after(released=2, complete=2, ended_in=2)
     assert progress.all_reported() == []
     assert progress.head_received(0, epoch=3, count=1) == []
 
@@ -211,7 +211,7 @@ def test_an_epoch_reported_twice_or_left_out_is_a_mistake_of_the_engine() -> Non
 def test_after_a_restore_nothing_is_decided_before_all_have_reported() -> None:
     """The first head's old report made an epoch complete that another had records of."""
     progress = LoopProgress(heads=2, entrances=1)
-    progress.go_on_after(released=4, complete=3, ended_in=None)
+    progress.resume_after(released=4, complete=3, ended_in=None)
     assert progress.entrance_ended(0) == []
     assert progress.head_received(0, epoch=4, count=0) == []
     assert progress.head_received(1, epoch=4, count=2) == []

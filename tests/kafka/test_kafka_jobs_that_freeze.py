@@ -31,7 +31,7 @@ _LONGER_S: Final = 2.0
 _PATIENCE: Final = {"give_up_after_s": 1.5, "request_timeout_s": 0.5}
 # With records in its transaction: at the first commits there may be none yet.
 _COMMIT: Final = 6
-_RESTARTED: Final = "going on from the last checkpoint"
+_RESTARTED: Final = "resuming from the last checkpoint"
 
 
 @pytest.fixture

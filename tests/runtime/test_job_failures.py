@@ -282,7 +282,7 @@ class TestWhatOperatorsMayNotDo:
         flow = Flow("f")
         flow.from_items([1, 2]).map_batch(check, name="check", on_error="skip")
         error = await failure_of(flow)
-        assert "expected indices of a batch of 2, given (5,); what was to be said: too large" in str(error)
+        assert "expected indices of a batch of 2, given (5,); the reason was: too large" in str(error)
         assert isinstance(error.__cause__, ConfigurationError)
 
     async def test_a_rejected_record_without_a_policy_fails_with_the_reason(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
 from streamiter.flow.graph_checks import check_function
-from streamiter.flow.next_step import StepOptions, add_next_step
+from streamiter.flow.next_step import add_next_step
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators import labelled
 from streamiter.learn.linear import LogLoss, SquaredLoss
@@ -30,7 +30,7 @@ from streamiter.learn.on_parameter_server.worker import (
 from streamiter.learn.rows import CheckedExamples, Extract, as_examples
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import whole_number
-from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Operator
+from streamiter.operators.operator import BoundaryOutput, Context, Operator
 from streamiter.operators.output import Output
 from streamiter.operators.rejection import RejectionPolicy, shortened
 from streamiter.optimizers import FTRL, Optimizer, checked_optimizer
@@ -39,12 +39,12 @@ from streamiter.parameter_server.matrix import DTYPES, DType
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.records import Batch, Control, EndOfInput, OutputTag, slice_batch
 from streamiter.runtime.controls import DrainInput, InputEnded
+from streamiter.runtime.feedback import AttachedBoundary, Surroundings
 from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.replay_cache import ReplayCache
-    from streamiter.runtime.plan import Surroundings
 
 __all__ = [
     "REPEAT_MEMORY_BYTES",
@@ -126,15 +126,15 @@ def repeated(stream: Stream, passes: int, *, memory_bytes: int, name: str) -> St
     Up to ``memory_bytes`` of them are kept in memory, the others on disk. Subtasks share no epochs: unlike with
     :func:`~streamiter.replayed` no subtask waits for the pass of another one.
     """
-    step = add_next_step(
+    output = add_next_step(
         {SINGLE_INPUT: stream},
         name,
         lambda: Repeater(passes, memory_bytes),
-        StepOptions(name=name, parallelism=stream.parallelism),
+        {"name": name, "parallelism": stream.parallelism},
         shape="iteration",
+        epochs_seen=f"{passes} passes",
     )
-    step.steps[0].epochs_seen = f"{passes} passes"
-    return step
+    return Stream(stream.flow, output)
 
 
 @final
@@ -145,7 +145,7 @@ class _RepeatNext(Control):
 
 
 @final
-class Repeater(Boundary):
+class Repeater(AttachedBoundary):
     """Passes its records on and keeps them; when its input has ended, it emits them again, pass after pass.
 
     It is at the border of a task, so that a checkpoint barrier can pass between any two records.

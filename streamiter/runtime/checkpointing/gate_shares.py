@@ -27,7 +27,7 @@ from streamiter.runtime.checkpointing.old_job import (
     old_ports,
 )
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
-from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_number
+from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_number, leaves_loop
 from streamiter.runtime.output import Broadcast, Forward, Partitioning
 from streamiter.runtime.port import Port, PortOrigin
 
@@ -320,8 +320,8 @@ class GateShares:
             # The first epoch that is fed back is 1, behind the watermark 0 of whoever feeds back.
             above = said.watermark + 1 if said.watermark > BEFORE_ALL_EPOCHS else BEFORE_ALL_EPOCHS
             return SubtaskProgress(above, said.data_ended, ended=False)
-        if isinstance(self._operator, Boundary) and not self._operator.hears_of_epochs:
-            return SubtaskProgress(begin, said.ended, said.ended)
+        if leaves_loop(edge, self._step):
+            return said.behind_loop(begin)
         return said
 
     # -- what waited ---------------------------------------------------------------------------------------

@@ -44,6 +44,10 @@ class SubtaskProgress(NamedTuple):
     data_ended: bool
     ended: bool
 
+    def behind_loop(self, watermark: int) -> SubtaskProgress:
+        """Return the progress that a reader outside the subtask's iteration sees: the end only, and no epochs."""
+        return SubtaskProgress(watermark, self.ended, self.ended)
+
 
 NOTHING_YET = SubtaskProgress(BEFORE_ALL_EPOCHS, data_ended=False, ended=False)
 

@@ -28,7 +28,8 @@ from streamiter.runtime.checkpointing.old_job import (
     origins,
 )
 from streamiter.runtime.feedback import TopicRange
-from streamiter.runtime.graph import Edge, FeedbackLimits, Step, edge_number
+from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
+from streamiter.runtime.graph import Edge, FeedbackLimits, Step, edge_number, leaves_loop
 from streamiter.runtime.instance import Feeder, OperatorInstance
 from streamiter.runtime.output import subtask_of_group
 from streamiter.runtime.port import PortOrigin
@@ -358,7 +359,7 @@ class _Shares:
         before = self._old.standings(step.name)
         if before is None:
             upstream = [
-                standing
+                standing.behind_loop(BEFORE_ALL_EPOCHS) if leaves_loop(edge, step) else standing
                 for edge in step.inputs
                 if edge.feedback is None
                 for standing in self._standings[edge.upstream.name]

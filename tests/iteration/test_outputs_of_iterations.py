@@ -1,0 +1,117 @@
+"""Output streams leave an iteration without a step of their own: their epochs end with the body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from iteration.iteration_support import run
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationListener,
+    Operator,
+    Stream,
+    iterate_unbounded_streams,
+)
+from streamiter.errors import GraphError
+
+SEEDS = range(3)
+
+
+def counted_to(limit: int, flow: Flow, *, parallelism: int = 1, repartition: str | None = None) -> Stream:
+    """The output of a loop that counts to ``limit``."""
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        raised = variables[0].map(lambda n: n + 1, name="raise")
+        output = raised if repartition is None else getattr(raised, repartition)()
+        return IterationBodyResult([raised.filter(lambda n: n < limit)], [output])
+
+    [output] = iterate_unbounded_streams([flow.from_items([0, 0], parallelism=parallelism)], [], body)
+    return output
+
+
+class Epochs(Operator):
+    """Emits the epoch that it has for each record."""
+
+    def open(self, context: Any) -> None:
+        self.context = context
+
+    def process(self, record: int, out: Any) -> None:
+        out.emit((self.context.epoch, record))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_outside_there_are_no_epochs_and_no_step_that_passes_records_on(seed: int) -> None:
+    """A step outside would take the epochs of the loop for those of its own data."""
+    flow = Flow("count")
+    seen = counted_to(3, flow).process(Epochs).collect()
+    assert [step.name for step in flow.steps] == [
+        "items",
+        "variable 0",
+        "raise",
+        "filter",
+        "Epochs",
+        "collect",
+    ]
+    run(flow, seed=seed)
+    assert sorted(seen.items, key=lambda pair: pair[1]) == [(None, n) for n in (1, 1, 2, 2, 3, 3)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize(("repartition", "copies"), [("broadcast", True), ("rebalance", False)])
+def test_a_repartitioned_output_is_shared_out_at_the_parallelism_of_the_body(
+    repartition: str, copies: bool, parallelism: int, seed: int
+) -> None:
+    """The next step may have another parallelism, and would receive another number of copies."""
+    flow = Flow("count")
+    output = counted_to(1, flow, parallelism=parallelism, repartition=repartition)
+    seen = output.map(lambda n: n, parallelism=3).collect()
+    assert ("output 0" in [step.name for step in flow.steps]) == (parallelism > 1)
+    run(flow, seed=seed)
+    assert seen.items == [1] * 2 * (parallelism if copies else 1)
+
+
+def test_a_listener_outside_is_refused() -> None:
+    """No epoch ends outside, although the step before it is in the body."""
+
+    class Listener(Operator, IterationListener):
+        def process(self, record: int, out: Any) -> None: ...
+
+    with pytest.raises(GraphError, match="expected an IterationListener in the body of an iteration"):
+        counted_to(1, Flow("count")).process(Listener)
+
+
+def test_outputs_are_outside_and_streams_of_the_body_are_not() -> None:
+    """Both come from the same step."""
+    flow = Flow("count")
+    kept: list[Stream] = []
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        kept.append(variables[0].map(lambda n: n + 1))
+        return IterationBodyResult([kept[0].filter(lambda n: n < 1)], kept)
+
+    [output] = iterate_unbounded_streams([flow.from_items([0])], [], body)
+    assert (output.loop is None, kept[0].loop is None) == (True, False)
+    output.collect()
+    with pytest.raises(GraphError, match="expected a stream from outside the iteration, given 'map'"):
+        kept[0].map(str)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_dead_letters_of_a_body_are_written_outside(seed: int) -> None:
+    """Their sink would be a step of the loop, which no sink may be."""
+    from streamiter.topics import MemoryBroker
+
+    letters = MemoryBroker().topic("letters")
+    flow = Flow("count")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        raised = variables[0].map(lambda n: 1 // n, name="inverse", dead_letter=letters)
+        return IterationBodyResult([raised.filter(lambda n: n < 0)], [raised])
+
+    iterate_unbounded_streams([flow.from_items([0, 1])], [], body)
+    sink = next(step for step in flow.steps if step.name == "dead letters of inverse")
+    assert (sink.loop, sink.shape) == (None, "sink")
