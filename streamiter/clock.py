@@ -1,4 +1,4 @@
-"""Time is asked for here and nowhere else, so that a run can be given another clock."""
+"""The clock of a run. All code takes its time from a `Clock`, so a test can run in virtual time."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ __all__ = ["Clock", "SystemClock", "TimerHandle"]
 
 
 class TimerHandle(Protocol):
-    """A call that is due later and can still be called off."""
+    """A call that is due later and can be cancelled."""
 
     def cancel(self) -> None:
-        """Call it off; without effect once it has run."""
+        """Cancel the call; no effect after it has run."""
 
 
 class Clock(Protocol):
-    """What a job takes its time from."""
+    """The source of time of a job."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC, for time stamps."""
+        """Return the milliseconds since 1970-01-01 UTC, for time stamps."""
 
     def monotonic_s(self) -> float:
-        """Seconds on a clock that never goes back, for durations."""
+        """Return the seconds of a clock that never goes back, for durations."""
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
-        """Run ``callback`` in the running event loop after ``delay_s`` seconds."""
+        """Call ``callback`` in the running event loop after ``delay_s`` seconds."""
 
     async def sleep(self, delay_s: float) -> None:
         """Wait ``delay_s`` seconds."""
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The system clock."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000

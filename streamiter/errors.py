@@ -1,49 +1,60 @@
-"""The exceptions of streamiter, one tree.
+"""The exceptions of streamiter: one tree.
 
 ::
 
     StreamiterError
-    ├── GraphError             the flow is wrong; raised while it is built
-    ├── ConfigurationError     an option, a URL or an extra is wrong or missing
-    ├── PlainDataError         a value that is not plain data, or bytes that are not its encoding
-    ├── DecodeError            bytes of a topic that the decoder cannot read
-    ├── EncodeError            a record that the encoder cannot write
-    ├── RejectRecords          raised by an operator: these records, not the job, are at fault
-    ├── ModelError             a model was fed with what it cannot take, or its arithmetic broke down
-    │   ├── NoModel            (streamiter.models) nothing has been published yet
-    │   ├── Diverged           (streamiter.networks) a training has numbers that are not finite any more
-    │   └── BadRows            (streamiter.learn) these rows of a mini-batch, not the model, are at fault
-    ├── TopicError             a topic, its server or its file
-    │   ├── TopicUnavailable   the server does not answer
-    │   ├── TopicNotFound      it has no such topic, or the topic was deleted
-    │   ├── TopicDenied        wrong credentials, or not allowed
-    │   ├── OffsetOutOfRange   a position that the topic no longer (or not yet) has
-    │   ├── RecordTooLarge     one record is above the topic's limit
-    │   ├── StorageFull        no room left on the disk
-    │   └── ProducerFenced     a newer writer with the same transactional id has taken over
-    ├── ParameterServerError   what a parameter server was asked cannot be
-    │   ├── UnknownMatrix      it has no such matrix
-    │   ├── UnknownWorker      this worker takes no part
-    │   ├── WorkerHasLeft      it did, and has left, or was taken for dead
-    │   ├── OutOfRange         a row or column that the matrix does not have
-    │   ├── RowsInDifferentBlocks  a function needs its rows in one row block
-    │   ├── OutOfTurn          a call that the consistency of the matrix forbids at this clock
-    │   ├── ServerReset        the server started over, or is closed, while the call waited
-    │   ├── ShardLost          a shard's process is gone
-    │   └── RolledBack         the shards went back to a snapshot: go back to its clock, too
-    ├── LoopOverflow           feedback, or replayed data, went past the disk limit of its loop
-    ├── OutputOverflow         one call of an operator emitted more than can wait
-    ├── JobFailed              a job ended because a step failed; the cause is its ``__cause__``
-    └── InternalError          our own mistake, never the user's: please report it
+    ├── GraphError                 the flow is wrong; raised while it is built
+    ├── ConfigurationError         an option, a URL or an extra is wrong or missing
+    ├── PlainDataError             a value is not plain data, or bytes are not the encoding of plain data
+    ├── DecodeError                the decoder cannot read bytes of a topic
+    ├── EncodeError                the encoder cannot write a record
+    ├── RejectRecords              raised by an operator that refuses single records of a batch
+    ├── FunctionResultError        (streamiter.operators) a user's function returned a value that its step cannot take
+    ├── ModelError                 a model was given data that it cannot take, or its arithmetic failed
+    │   ├── NoModel                (streamiter.models) no model was published yet
+    │   ├── StatusError            (streamiter.networks) the steps of a layer were called out of order
+    │   ├── Diverged               (streamiter.networks) a training has numbers that are not finite
+    │   └── BadRows                (streamiter.learn) single rows of a mini-batch are wrong
+    ├── TopicError                 a topic, its server or its file failed
+    │   ├── TopicUnavailable       the server does not answer
+    │   ├── TopicNotFound          the topic does not exist, or was deleted
+    │   ├── TopicDenied            the credentials are wrong, or the user lacks a right
+    │   ├── OffsetOutOfRange       the topic no longer has the position, or does not have it yet
+    │   ├── RecordTooLarge         one record exceeds the limit of the topic
+    │   ├── StorageFull            the disk of the topic is full
+    │   └── ProducerFenced         a newer writer with the same transactional id has taken over
+    │       └── TransactionExpired the transaction was open for longer than its timeout
+    ├── CheckpointError            a checkpoint is missing or damaged, or cannot be taken or resumed from
+    │   ├── CheckpointTimedOut     (streamiter.runtime) a barrier did not pass through the job in time
+    │   │   └── WorkersApart       (streamiter.runtime) workers of a parameter server did not reach one clock in time
+    │   └── JobIsOver              (streamiter.runtime) the job has ended, so no checkpoint is taken
+    ├── ParameterServerError       a parameter server cannot do what a call asks for
+    │   ├── UnknownMatrix          the server has no such matrix
+    │   ├── UnknownWorker          the worker is not registered
+    │   │   └── WorkerHasLeft      the worker has left, or was taken for dead
+    │   ├── OutOfRange             the matrix does not have the row or column
+    │   ├── RowsInDifferentBlocks  a function needs all its rows in one row block
+    │   ├── OutOfTurn              the consistency of the matrix forbids the call at this clock
+    │   ├── ServerReset            the server was restarted or closed while the call waited
+    │   ├── ShardLost              the process of a shard is gone
+    │   └── RolledBack             the shards were restored from a snapshot; the worker must go back to its clock
+    ├── LoopOverflow               feedback, or replayed data, exceeded the disk limit of its loop
+    ├── OutputOverflow             one call of an operator emitted more records than can wait
+    ├── JobFailed                  a job ended because a step failed; the cause is its ``__cause__``
+    └── InternalError              a bug in streamiter; please report it
 
-Messages follow one grammar: which step (or topic, or option), what was expected, what was given, what to do.
+A message has four parts: the step, topic or option; what was expected; what was given; what to do.
+
+This module also describes the user's code in messages: the line of the user (`user_line`), and a value (`shortened`).
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Mapping
-
-from streamiter.user_code import user_line
+from types import FrameType
+from typing import Any, Final
 
 __all__ = [
     "CheckpointError",
@@ -78,18 +89,22 @@ __all__ = [
     "UnknownMatrix",
     "UnknownWorker",
     "WorkerHasLeft",
+    "described",
+    "safe_repr",
+    "shortened",
+    "user_line",
 ]
 
 
 class StreamiterError(Exception):
-    """Whatever streamiter raises on purpose."""
+    """The base class of all errors that streamiter raises."""
 
 
 class GraphError(StreamiterError):
-    """The flow as written cannot run: raised by the line that is wrong, before anything starts.
+    """The flow cannot run. The wrong line of the user raises this error, before the job starts.
 
-    ``where`` is that line, ``file:line`` in the user's code, and stands at the end of the message. What is
-    found out only when the job is started names the line that added the step.
+    ``where`` is that line, as ``file:line``, and the end of the message. An error that is found only when the job
+    starts names the line that added the step.
 
     >>> print(GraphError("step 'map': expected a function, given 3", where="job.py:12"))
     step 'map': expected a function, given 3 (at job.py:12)
@@ -108,13 +123,13 @@ class ConfigurationError(StreamiterError):
 
 
 class PlainDataError(StreamiterError):
-    """A value is not plain data, or bytes are not the encoding of any."""
+    """A value is not plain data, or bytes are not the encoding of plain data."""
 
 
 class DecodeError(StreamiterError):
-    """Values of a topic that a decoder cannot read.
+    """A decoder cannot read some values of a topic.
 
-    ``failures`` gives the reason for each bad value by its index in the batch; all the others are good.
+    ``failures`` has the reason for each bad value, by its index in the batch; all other values are good.
     """
 
     def __init__(self, failures: Mapping[int, str]) -> None:
@@ -123,7 +138,7 @@ class DecodeError(StreamiterError):
 
 
 class EncodeError(StreamiterError):
-    """Records that an encoder cannot write; ``failures`` as in :class:`DecodeError`."""
+    """An encoder cannot write some records. ``failures`` is that of :class:`DecodeError`."""
 
     def __init__(self, failures: Mapping[int, str]) -> None:
         self.failures = dict(failures)
@@ -137,10 +152,10 @@ def _first_failure(noun: str, failures: Mapping[int, str]) -> str:
 
 
 class RejectRecords(StreamiterError):
-    """Raised by an operator to refuse single records of a batch before it has acted on any of them.
+    """An operator refuses single records of a batch. It raises this error before it has handled any of them.
 
-    The records named follow the step's policy (fail, skip or dead letter); the operator is then
-    called again with the others. An operator that works record by record names index 0.
+    The refused records follow the step's policy (fail, skip or dead letter). Then the operator is called again with the
+    other records. An operator that handles single records refuses index 0.
 
     >>> print(RejectRecords([1, 4], "negative price"))
     negative price (records 1, 4 of the batch)
@@ -154,11 +169,11 @@ class RejectRecords(StreamiterError):
 
 
 class ModelError(StreamiterError):
-    """A model was fed with what it cannot take, or its arithmetic broke down (NaN, infinity)."""
+    """A model was given data that it cannot take, or its arithmetic failed (NaN, infinity)."""
 
 
 class TopicError(StreamiterError):
-    """Something is wrong with a topic, its server or its file."""
+    """A topic, its server or its file failed."""
 
 
 class TopicUnavailable(TopicError):
@@ -166,59 +181,59 @@ class TopicUnavailable(TopicError):
 
 
 class TopicNotFound(TopicError):
-    """There is no such topic, or it was deleted."""
+    """The topic does not exist, or was deleted."""
 
 
 class TopicDenied(TopicError):
-    """Wrong credentials, or not allowed to read, write or create."""
+    """The credentials are wrong, or the user has no right to read, write or create."""
 
 
 class OffsetOutOfRange(TopicError):
-    """A position that the topic no longer has (retention) or does not have yet."""
+    """The topic no longer has the position (retention), or does not have it yet."""
 
 
 class RecordTooLarge(TopicError):
-    """One record is above what the topic takes."""
+    """One record exceeds the limit of the topic."""
 
 
 class StorageFull(TopicError):
-    """No room left where the topic is stored."""
+    """The disk of the topic is full."""
 
 
 class ProducerFenced(TopicError):
-    """A newer writer with the same transactional id has taken over; this one must stop."""
+    """A newer writer with the same transactional id has taken over; this writer must stop."""
 
 
 class TransactionExpired(ProducerFenced):
-    """A transaction was open for longer than its timeout, and is gone.
+    """A transaction was open for longer than its timeout, and was aborted.
 
-    Where a job fails with it, no other run has taken over, and going on from the last checkpoint is safe. Raised by
-    :class:`~streamiter.topics.Transactions`, a newer writer may have taken over since.
+    If a job fails with this error, no other run has taken over, and it is safe to resume from the last checkpoint. If
+    :class:`~streamiter.topics.Transactions` raises it, a newer writer may have taken over since.
     """
 
 
 class CheckpointError(StreamiterError):
-    """A checkpoint is missing, damaged, of another flow or version, or cannot be taken or gone on from."""
+    """A checkpoint is missing, damaged, or of another flow or version, or it cannot be taken or resumed from."""
 
 
 class ParameterServerError(StreamiterError):
-    """What a parameter server was asked cannot be; nothing has changed there."""
+    """A parameter server cannot do what a call asks for; its state has not changed."""
 
 
 class UnknownMatrix(ParameterServerError):
-    """It has no such matrix."""
+    """The server has no such matrix."""
 
 
 class UnknownWorker(ParameterServerError):
-    """The worker takes no part."""
+    """The worker is not registered."""
 
 
 class WorkerHasLeft(UnknownWorker):
-    """It did, and has left, or was not heard of for too long."""
+    """The worker has left, or was silent for too long."""
 
 
 class OutOfRange(ParameterServerError):
-    """A row or a column that the matrix does not have."""
+    """The matrix does not have the row or column."""
 
 
 class RowsInDifferentBlocks(ParameterServerError):
@@ -226,19 +241,19 @@ class RowsInDifferentBlocks(ParameterServerError):
 
 
 class OutOfTurn(ParameterServerError):
-    """A call that the consistency of the matrix forbids at this clock."""
+    """The consistency of the matrix forbids the call at this clock."""
 
 
 class ServerReset(ParameterServerError):
-    """The server started over, or was closed, while this call waited."""
+    """The server was restarted or closed while this call waited."""
 
 
 class ShardLost(ParameterServerError):
-    """A shard's process is gone, and with it what was on its way."""
+    """The process of a shard is gone, and with it the requests that were under way."""
 
 
 class RolledBack(ParameterServerError):
-    """All shards went back to a snapshot. ``clocks`` has the worker's clocks there, by matrix: go on from them."""
+    """All shards were restored from a snapshot. Resume from ``clocks``: the worker's clocks at that time, by matrix."""
 
     def __init__(self, message: str, clocks: Mapping[str, int]) -> None:
         super().__init__(message)
@@ -249,17 +264,17 @@ class RolledBack(ParameterServerError):
 
 
 class LoopOverflow(StreamiterError):
-    """Feedback, or replayed data, went past the disk limit of its loop."""
+    """Feedback, or replayed data, exceeded the disk limit of its loop."""
 
 
 class OutputOverflow(StreamiterError):
-    """One call of an operator emitted more than can wait for room."""
+    """One call of an operator emitted more records than can wait for room."""
 
 
 class JobFailed(StreamiterError):
     """A job ended because one of its steps failed.
 
-    ``step`` names it; ``__cause__`` is what the step raised.
+    ``step`` is the name of the step; ``__cause__`` is the error of the step.
     """
 
     def __init__(self, message: str, *, step: str) -> None:
@@ -268,4 +283,74 @@ class JobFailed(StreamiterError):
 
 
 class InternalError(StreamiterError):
-    """A state that streamiter itself must never reach. Please report it."""
+    """Streamiter has a bug. Please report it."""
+
+
+# The packages of frames that are not the user's: streamiter, and the event loops that call its coroutines.
+_NOT_THE_USERS: Final = frozenset(
+    {"streamiter", "streamiter_files", "streamiter_kafka", "streamiter_sqlite", "asyncio", "uvloop"}
+)
+
+# The packages that call the commands of the program: their callers are no lines of the user.
+_COMMAND_LINE: Final = frozenset({"typer", "click"})
+
+
+def user_line() -> str:
+    """Return ``file:line`` of the innermost frame outside the packages of streamiter: the line of the user.
+
+    For streamiter's own commands, return "the command line".
+
+    >>> user_line().count(":")
+    1
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _package(frame) in _NOT_THE_USERS:
+        frame = frame.f_back
+    if _package(frame) in _COMMAND_LINE:
+        return "the command line"
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _package(frame: FrameType) -> str:
+    # By the module and not by the file: methods that dataclasses generate have no file.
+    module: str = frame.f_globals.get("__name__", "")
+    return module.partition(".")[0]
+
+
+# Long enough to recognize a record in a log line, short enough for one line.
+_SHOWN_CHARACTERS: Final = 200
+
+
+def shortened(record: Any) -> str:
+    """Return a record as messages show it: its repr, cut after 200 characters."""
+    shown = safe_repr(record)
+    return (
+        shown
+        if len(shown) <= _SHOWN_CHARACTERS
+        else f"{shown[:_SHOWN_CHARACTERS]}… ({len(shown)} characters)"
+    )
+
+
+def safe_repr(record: Any) -> str:
+    """Return the repr of a user's value; its type where ``repr`` fails, as for values that are nested too deeply.
+
+    >>> class Broken:
+    ...     def __repr__(self):
+    ...         raise ValueError
+    >>> safe_repr([1]), safe_repr(Broken())
+    ('[1]', '<Broken without a repr>')
+    """
+    try:
+        return repr(record)
+    except Exception:
+        return f"<{type(record).__name__} without a repr>"
+
+
+def described(reason: str | Exception) -> str:
+    """Return the reason of a refusal as text; the type of an exception whose text fails."""
+    if isinstance(reason, str):
+        return reason
+    try:
+        return f"{type(reason).__name__}: {reason}"
+    except Exception:
+        return type(reason).__name__

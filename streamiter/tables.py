@@ -1,6 +1,6 @@
-"""Tables of pandas, polars and Arrow as rows: their columns as numpy arrays.
+"""Tables of pandas, polars and Arrow, converted to rows: their columns become numpy arrays.
 
-None of these libraries is imported here: a program that gives one of their tables has imported it.
+This module imports none of these libraries: a program that uses one of their tables has imported the library.
 
 =======================================  ==================================================================
 a column of                              becomes
@@ -14,9 +14,9 @@ bytes, lists, dicts; values of           Python objects, so the rows become a li
 several types                            more time and memory than ``Columns``
 =======================================  ==================================================================
 
-Missing integers and floats are NaN: a column of integers with missing values becomes floats, and is refused where
-one of them is above 2**53 and so is no float. Missing times are NaT. Everywhere else they are None, and the column
-is one of Python objects. Anything else (decimals, times of a day, objects of your own) is refused.
+Missing integers and floats become NaN. So a column of integers with missing values becomes floats, and is refused if an
+integer is above 2**53, which a float cannot hold. Missing times become NaT. All other missing values become None in a
+column of Python objects. Other values (decimals, times of a day, objects of your own) are refused.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = ["array_of", "as_floats", "columns_of_table", "rows_of_table"]
 
 Floats = npt.NDArray[np.float64]
 
-# Integers up to here are floats, too, without being changed.
+# Floats hold all integers up to this one exactly.
 _EXACT_IN_FLOATS: Final = 2**53
 
-# Arrays of texts have room for the longest one in each row. Up to so many times the room of a list they are used:
-# a text takes 49 bytes and its reference 8, which is the room of 14 characters of an array.
+# An array of texts has room for the longest text in each row. It is used if it takes at most so many times the room
+# of a list: there a text takes 49 bytes and its reference 8, which is the room of 14 characters in an array.
 _CHARACTERS_AT_LEAST: Final = 64
 _TIMES_THE_TEXTS: Final = 8
 
@@ -47,21 +47,22 @@ _PLAIN_VALUES: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class _Column(NamedTuple):
-    """A column of any of the libraries."""
+    """A column of one of the libraries."""
 
     present: Any
-    """The values that are there, in order, as an array."""
+    """The values that are not missing, in order, as an array."""
     missing: npt.NDArray[np.bool_]
-    """For each row whether it has none."""
+    """For each row whether its value is missing."""
 
 
 def rows_of_table(
     owner: str, given: object, error: type[StreamiterError]
 ) -> Columns | Array | list[Any] | None:
-    """The rows of a table, or the values of a single column (a ``Series``, an Arrow array); None for anything else.
+    """Return the rows of a table, or the values of one column (a ``Series``, an Arrow array); None for other objects.
 
-    ``Columns`` where all columns are arrays without objects, which can be stored; otherwise a list of dicts.
-    Raises ``error`` for any other table, and one that cannot become rows. ``owner`` is what the message begins with.
+    The rows are ``Columns`` if all columns are arrays without Python objects, which can be stored; otherwise a list of
+    dicts. Raises ``error`` for any other kind of table, and for a table that cannot become rows. ``owner`` is the
+    beginning of the message.
     """
     columns = columns_of_table(owner, given, error)
     if columns is not None:
@@ -71,10 +72,10 @@ def rows_of_table(
 
 
 def columns_of_table(owner: str, given: object, error: type[StreamiterError]) -> Columns | None:
-    """The columns of a table of pandas, polars or Arrow, those of objects included; None for anything else.
+    """Return the columns of a table of pandas, polars or Arrow, those of objects included; None for other objects.
 
-    Raises ``error`` for any other table (iterated, most give the names of their columns and not their rows), and for
-    columns that are not plain data or have no names of their own.
+    Raises ``error`` for any other kind of table, since iterating over most tables gives column names and not rows.
+    Raises it also for columns that are not plain data, and for columns without distinct names.
     """
     if (tables := _loaded("pandas", "DataFrame")) and isinstance(given, tables):
         names = list(given.columns)
@@ -96,7 +97,7 @@ def columns_of_table(owner: str, given: object, error: type[StreamiterError]) ->
 
 
 def _values_of_column(owner: str, given: object, error: type[StreamiterError]) -> Array | None:
-    """The values of a ``Series`` or an Arrow array; None for anything else."""
+    """Return the values of a ``Series`` or an Arrow array; None for other objects."""
     return _array(owner, given, error) if isinstance(given, _column_types()) else None
 
 
@@ -117,9 +118,9 @@ def _refuse_other_tables(owner: str, given: object, error: type[StreamiterError]
 
 
 def as_floats(owner: str, what: str, given: Any) -> Floats:
-    """``given`` as an array of float64 (itself where it already is one); of a table, its columns side by side.
+    """Return ``given`` as an array of float64, without a copy if it is one; for a table, its columns side by side.
 
-    Raises ModelError for what are no numbers, naming the column of a table.
+    Raises ``ModelError`` for values that are not numbers; the message names the column of a table.
     """
     try:
         return np.asarray(_numbers(f"{owner}: {what}", given), dtype=np.float64)
@@ -130,13 +131,13 @@ def as_floats(owner: str, what: str, given: Any) -> Floats:
 
 
 def array_of(owner: str, given: Any) -> Array:
-    """``given`` as an array; a column of texts is one of texts, where numpy by itself makes one of objects."""
+    """Return ``given`` as an array; a column of texts becomes an array of texts, where numpy would make objects."""
     column = _values_of_column(owner, given, ModelError)
     return np.asarray(given) if column is None else column
 
 
 def _numbers(where: str, given: Any) -> Any:
-    """A table as a matrix and a column as a vector, of numbers; anything else as it is."""
+    """Return a table as a matrix of numbers, a column as a vector of numbers, and other objects as they are."""
     if isinstance(given, (np.ndarray, list, tuple)):
         return given
     columns = columns_of_table(where, given, ModelError)
@@ -152,7 +153,7 @@ def _numbers(where: str, given: Any) -> Any:
 
 
 def _loaded(library: str, *names: str) -> tuple[type[Any], ...]:
-    """Classes of a library that somebody has imported; none of one that nobody has, or has not imported wholly."""
+    """Return these classes of a library, or none where the library is not, or not completely, imported."""
     module = sys.modules.get(library)
     return tuple(found for name in names if (found := getattr(module, name, None)) is not None)
 
@@ -175,7 +176,7 @@ def _check_names(owner: str, names: Sequence[Any], error: type[StreamiterError])
     for place, name in enumerate(names):
         if not isinstance(name, str):
             raise error(
-                f"{owner}: expected columns with texts as names, given {name!r} as that of column {place}; rename it"
+                f"{owner}: expected columns with texts as names, given {name!r} for column {place}; rename it"
             )
         if name in names[:place]:
             raise error(f"{owner}: expected each column once, given two named {name!r}; rename one of them")
@@ -216,7 +217,7 @@ def _of_polars(column: Any) -> _Column:
 
 
 def _is_matrix(column: Any) -> bool:
-    """A column of arrays of one length, with numbers in all places."""
+    """Return whether it is a column of arrays of one length, without missing numbers."""
     shape = getattr(column.dtype, "shape", None)
     return (
         shape is not None
@@ -232,7 +233,7 @@ def _of_arrow(column: Any) -> _Column:
     present = column.drop_null()
     if hasattr(
         column.type, "index_type"
-    ):  # A dictionary; as an array it would have values in place of missing ones.
+    ):  # a dictionary, which as an array has values in place of missing ones
         present = present.cast(column.type.value_type)
     if present.type.num_fields:
         return _Column(_objects(present.to_pylist()), missing)
@@ -240,7 +241,7 @@ def _of_arrow(column: Any) -> _Column:
 
 
 def _objects(values: Sequence[Any]) -> Array:
-    """An array of these, without a look into those that are lists themselves."""
+    """Return an array of these objects; a list among them stays one object."""
     array = np.empty(len(values), dtype=np.object_)
     array[:] = values
     return array
@@ -249,7 +250,7 @@ def _objects(values: Sequence[Any]) -> Array:
 def _without_objects(
     where: str, present: Array, missing: npt.NDArray[np.bool_], error: type[StreamiterError]
 ) -> Array:
-    """The values as an array of numbers, truth values or texts, where all of them are of one such type."""
+    """Return an array of numbers, truth values or texts if all values are of one such type, else the objects."""
     values = present.tolist()
     kinds = set(map(type, values))
     if kinds == {str}:
@@ -265,7 +266,7 @@ def _without_objects(
 
 
 def _fit_an_array(texts: Sequence[str]) -> bool:
-    """Whether an array keeps these texts as they are, and in little more room: it forgets NULs at their ends."""
+    """Return whether an array can hold these texts in little more room. An array loses NULs at the end of a text."""
     longest = max(map(len, texts))
     room = max(_CHARACTERS_AT_LEAST * len(texts), _TIMES_THE_TEXTS * sum(map(len, texts)))
     return longest * len(texts) <= room and not any(text.endswith("\0") for text in texts)
@@ -302,7 +303,7 @@ def _with_missing(
         if len(present) and max(-int(present.min()), int(present.max())) > _EXACT_IN_FLOATS:
             raise error(
                 f"{where}: expected integers of at most 2**53 where some are missing, because these become NaN and "
-                "the others floats, given larger ones; fill the missing ones, or make the column one of texts"
+                "the others floats, given larger ones; fill the missing ones, or convert the column to texts"
             )
         present, kind = present.astype(np.float64), "f"
     if kind in "fcmM":
@@ -317,5 +318,5 @@ def _with_missing(
 def _check_numbers(where: str, array: Array) -> None:
     if array.dtype.kind not in "biuf":
         raise ModelError(
-            f"{where}: expected numbers, given {array.dtype}; leave the column out, or make numbers of it"
+            f"{where}: expected numbers, given {array.dtype}; leave the column out, or convert it to numbers"
         )

@@ -1,6 +1,8 @@
 """Files as topics: JSON lines, CSV, LIBSVM, dummy and text, plain or gzip, at ``file:`` URLs.
 
-Sources are bounded; sinks append lines. See `FilesTopic` for what reading and writing promise.
+Sources are bounded; sinks append lines. `FilesTopic` describes the guarantees of reading and writing. Newcomers read
+in this order: `topic`, `options` (URLs, options, formats), `reader` and `chunks` (from bytes to records), `writer`,
+and the formats `csv_format` and `sparse_format`.
 """
 
 from streamiter_files.csv_format import Csv

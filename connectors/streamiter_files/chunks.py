@@ -1,6 +1,9 @@
-"""Locks on files, so that appends of several tasks or processes follow one another.
+"""From the bytes of a file to its records: chunks, unpacked if needed, split into lines.
 
-The locks are advisory: they hold between writers and readers of this package, on systems that have ``flock``.
+`open_chunks` opens a `ByteSource`, which reads a file in large chunks up to the size that it had at a `FileState`. A
+`LineSplitter` splits the chunks into records. An identity (`identity_of`) tells a file from one that replaces it.
+Readers and writers share the locks of this module, which are advisory: they hold between readers and writers of this
+package, on systems with ``flock``. All of it blocks and runs in threads, by way of `OneAtATime`.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ __all__ = [
 ]
 
 
-# File systems without locks (some network ones) say so in one of these ways.
+# File systems without locks, such as some network file systems, answer with one of these.
 _WITHOUT_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL})
 
 if sys.platform == "win32":  # pragma: no cover
@@ -58,7 +61,7 @@ else:
 
     @contextmanager
     def exclusive_lock(handle: int) -> Iterator[None]:
-        """Hold the open file alone."""
+        """Hold the lock of the open file alone."""
         fcntl.flock(handle, fcntl.LOCK_EX)
         try:
             yield
@@ -67,7 +70,7 @@ else:
 
     @contextmanager
     def shared_lock(handle: int) -> Iterator[None]:
-        """Hold the open file together with other readers; without effect where there are no locks."""
+        """Hold the lock of the open file together with other readers; no effect on a file system without locks."""
         try:
             fcntl.flock(handle, fcntl.LOCK_SH)
         except OSError as error:
@@ -83,18 +86,17 @@ else:
 
 UTF8_MARK: Final = b"\xef\xbb\xbf"
 
-# A line above this is a file of another kind (or a quote that nobody closed), not a record: it is refused
-# before it fills the memory. Kafka takes 1 MiB unless told otherwise, large models as JSON some 10 MiB.
+# A longer line is a sign of another kind of file, or of a quote that is not closed. It is refused before it fills the
+# memory. For comparison: Kafka takes 1 MiB by default, and large models as JSON have about 10 MiB.
 MAX_RECORD_BYTES: Final = 64 << 20
 
 
 def splitter_for(known: FileFormat, delimiter: str | None, path: Path) -> LineSplitter:
-    """The splitter of a format.
+    """Return the splitter of a format.
 
-    From chunks of bytes to records: a line each, or in CSV as many lines as the quotes hold together.
-
-    Lines end with a line feed, a carriage return before it belongs to the end. Lines of nothing but white space
-    are no records, nor are comments where the format has them. A byte order mark at the beginning is dropped.
+    A record is one line, or in CSV the lines within one pair of quotes. A line ends with a line feed; a carriage
+    return before it belongs to the end. Lines of white space are not records, nor are comments in formats that have
+    them. A byte order mark at the beginning is dropped.
     """
     delimiter = delimiter or known.delimiter
     if known.delimiter and delimiter:
@@ -103,7 +105,7 @@ def splitter_for(known: FileFormat, delimiter: str | None, path: Path) -> LineSp
 
 
 class LineSplitter:
-    r"""Lines of a file, fed with its chunks.
+    r"""Splits the chunks of a file into lines.
 
     >>> lines = LineSplitter(Path("a.txt"))
     >>> lines.feed(b"a\r\n\nb\nc"), lines.end()
@@ -117,11 +119,11 @@ class LineSplitter:
         self._begun = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The records that are whole with this chunk."""
+        """Return the records that are complete with this chunk."""
         return self._take(self._rest + chunk if self._rest else chunk, at_end=False)
 
     def end(self) -> list[bytes]:
-        """The last record, where the file does not end with a line feed."""
+        """Return the last record of a file that does not end with a line feed."""
         records = self._take(self._rest + b"\n", at_end=True) if self._rest else []
         if self._rest:
             raise self._unfinished()
@@ -167,10 +169,10 @@ class LineSplitter:
 
 
 def record_pattern(delimiter: str) -> re.Pattern[bytes]:
-    r"""Matches one CSV record with its line feed; a field may be in quotes and then hold line feeds.
+    r"""Return a pattern that matches one CSV record with its line feed. A field in quotes may contain line feeds.
 
-    A quote within a field that did not begin with one is an ordinary character, as for Python's ``csv``.
-    The repetitions give nothing back: without a closing quote there is no match, in linear time.
+    A quote within a field that did not begin with a quote is an ordinary character, as for Python's ``csv``. The
+    repetitions are possessive, so a record without a closing quote fails to match in linear time.
 
     >>> record_pattern(",").match(b'1,"a\nb"\n2,c\n').group()
     b'1,"a\nb"\n'
@@ -182,7 +184,7 @@ def record_pattern(delimiter: str) -> re.Pattern[bytes]:
 
 
 class CsvSplitter(LineSplitter):
-    """Records of a CSV file."""
+    """Splits the chunks of a CSV file into records."""
 
     def __init__(self, path: Path, delimiter: str) -> None:
         super().__init__(path)
@@ -212,24 +214,24 @@ class CsvSplitter(LineSplitter):
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
-# Of a file's beginning, by which it is told from a file that takes its place: some tens of lines, in one page.
+# The size of the beginning by which a file is told from one that replaces it: some tens of lines, in one page.
 _BEGINNING_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A file as it is found when a reader is opened: what comes later is not read.
-
-    Reading a file in large chunks, unpacked where it is compressed. All of it blocks: it runs in threads.
-    """
+    """The state of a file when a reader is opened; bytes that are appended later are not read."""
 
     path: Path
+    """The path of the file."""
     size_bytes: int
+    """The size of the file as it is stored."""
     mtime_ms: int
+    """The time of its last change."""
 
 
 def file_state(path: Path) -> FileState:
-    """Look at a file between two appends of any writer of ours; checks that it can be read."""
+    """Return the state of a file between two appends of the writers of this package; check that it can be read."""
     with file_errors(path):
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not block here
         try:
@@ -243,10 +245,10 @@ def file_state(path: Path) -> FileState:
 
 
 def identity_of(path: Path) -> str | None:
-    """What tells a file from one that takes its place: the length and checksum of its beginning.
+    """Return a text that tells a file from one that replaces it: the length and the checksum of its beginning.
 
-    It has whole lines, or a whole member of gzip, only: a torn end is cut off by the next writer. None where there is
-    none yet, which is so of an empty file.
+    The beginning has whole lines only, or a whole member of gzip, because the next writer cuts off a torn end. None
+    where there is no such beginning yet, as in an empty file.
     """
     with file_errors(path), path.open("rb") as file:
         beginning = file.read(_BEGINNING_BYTES)
@@ -255,7 +257,7 @@ def identity_of(path: Path) -> str | None:
 
 
 def has_identity(identity: str, beginning: Callable[[int], bytes]) -> bool:
-    """Whether it is that of a file, of which ``beginning`` gives so many bytes (or less, where it has no more)."""
+    """Return whether it is the identity of a file; ``beginning(n)`` returns the first n bytes of the file."""
     return _identity(beginning(int(identity.split()[1]))) == identity
 
 
@@ -273,37 +275,37 @@ def _whole_member(beginning: bytes) -> bytes:
     try:
         member.decompress(beginning)
     except zlib.error:
-        return b""  # reading it says what is wrong
+        return b""  # reading the file raises the error
     if member.eof:
         return beginning[: len(beginning) - len(member.unused_data)]
     return beginning if len(beginning) == _BEGINNING_BYTES else b""
 
 
 class ByteSource(Protocol):
-    """Chunks of a file's contents, one after the other."""
+    """The content of a file, chunk after chunk."""
 
     @property
     def left_bytes(self) -> int:
-        """Bytes of the file (as stored) that are still to be read."""
+        """The number of stored bytes that are not read yet."""
 
     def read(self) -> bytes:
-        """The next chunk; empty at the end."""
+        """Return the next chunk; empty at the end."""
 
     def beginning(self, count: int) -> bytes:
-        """The first ``count`` bytes of the file as they are stored now."""
+        """Return the first ``count`` bytes of the file as they are stored now."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
 
 def open_chunks(state: FileState, chunk_bytes: int) -> ByteSource:
-    """The contents of the file, up to the size it had when its state was taken."""
+    """Open the content of the file, up to the size of its state."""
     plain = PlainChunks(state, chunk_bytes)
     return GzipChunks(plain, state.path, chunk_bytes) if is_gzip(state.path.name) else plain
 
 
 class TornMember(TopicError):
-    """A gzip file ends within a member, as after a crash; what lies before ``whole_bytes`` is good."""
+    """A gzip file ends within a member, as after a crash; its first ``whole_bytes`` are intact."""
 
     def __init__(self, message: str, whole_bytes: int) -> None:
         self.whole_bytes = whole_bytes
@@ -311,7 +313,7 @@ class TornMember(TopicError):
 
 
 class PlainChunks:
-    """A file's bytes as they are stored, from byte ``begin``."""
+    """The bytes of a file as they are stored, from byte ``begin``."""
 
     def __init__(self, state: FileState, chunk_bytes: int, *, begin: int = 0) -> None:
         self._state = state
@@ -348,7 +350,7 @@ class PlainChunks:
 
 
 class GzipChunks:
-    """What a gzip file of one or more members holds, unpacked; at most ``chunk_bytes`` at a time."""
+    """The unpacked content of a gzip file with one or more members; at most ``chunk_bytes`` at a time."""
 
     def __init__(self, packed: PlainChunks, path: Path, chunk_bytes: int) -> None:
         self._packed = packed
@@ -360,7 +362,7 @@ class GzipChunks:
 
     @property
     def left_bytes(self) -> int:
-        """Bytes of the file (as stored) that are still to be read."""
+        """The number of stored bytes that are not read yet."""
         return self._packed.left_bytes + len(self._input)
 
     def read(self) -> bytes:
@@ -400,7 +402,7 @@ class GzipChunks:
     def _message(self, given: str) -> str:
         return (
             f"file {str(self._path)!r}: expected gzip data, given {given}; the member that begins at byte "
-            f"{self._whole_bytes} is broken before byte {self._packed.position}, all before it is good"
+            f"{self._whole_bytes} is broken before byte {self._packed.position}; the members before it are intact"
         )
 
     def close(self) -> None:
@@ -411,19 +413,18 @@ Result = TypeVar("Result")
 
 
 class OneAtATime:
-    """Runs calls in threads, never two at once.
+    """Runs blocking calls in threads, one after the other.
 
-    A thread cannot be cancelled: when the waiting task is, the call runs on, and ``settle`` (which ``run``
-    begins with) waits for it and raises what it raised. So a call's effects are never lost nor overtaken.
-
-    Blocking calls off the event loop, one after the other.
+    A thread cannot be cancelled. When the waiting task is cancelled, the call continues, and ``settle`` waits for it
+    and raises its error; ``run`` settles first. So the effects of a call are never lost, and no later call overtakes
+    it.
     """
 
     def __init__(self) -> None:
         self._pending: asyncio.Task[object] | None = None
 
     async def run(self, call: Callable[[], Result]) -> Result:
-        """The result of ``call``, once an earlier one has ended."""
+        """Return the result of ``call``, which runs after the call before."""
         await self.settle()
         pending = asyncio.ensure_future(asyncio.to_thread(call))
         self._pending = pending
@@ -432,7 +433,7 @@ class OneAtATime:
         return pending.result()
 
     async def settle(self) -> None:
-        """Wait for the call of a cancelled ``run``, if there is one."""
+        """Wait for the call of a cancelled ``run``, if there is one; raise its error."""
         pending = self._pending
         if pending is not None:
             await asyncio.wait([pending])

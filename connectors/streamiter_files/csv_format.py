@@ -1,4 +1,8 @@
-"""Columns of text turned into columns of a type."""
+"""CSV: the format `Csv`, and batches of CSV lines that know the names of their columns.
+
+`Csv` decodes the lines of a batch to dicts or to `Columns`, and encodes records as lines. A `ColumnType` converts a
+column of text to a numpy type. A `CsvBatch` has the column names of its file, so the decoder does not need the file.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ __all__ = [
 ]
 
 
-# Of a field, in a message.
+# The number of characters of a field in a message.
 _SHOWN_CHARACTERS: Final = 40
 
 _TRUTH: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "1": True, "false": False, "0": False})
@@ -57,11 +61,11 @@ class ColumnType:
 
     @property
     def is_text(self) -> bool:
-        """Whether the fields stay as they are."""
+        """Whether the fields stay text."""
         return self._dtype.kind == "U"
 
     def convert(self, fields: Sequence[str]) -> npt.NDArray[Any]:
-        """The column; raises ``ValueError`` naming a field that is not of the type."""
+        """Return the column; raise ``ValueError`` that names a field of another type."""
         if self.is_text:
             return np.array(fields, dtype=np.str_)
         try:
@@ -97,7 +101,7 @@ class ColumnType:
 
 
 def _check_plain(fields: Sequence[str]) -> None:
-    """Raise ``ValueError`` for underscores, and digits and spaces of other scripts: Python takes them in numbers."""
+    """Raise ``ValueError`` for underscores, and for digits and spaces of other scripts, which Python accepts."""
     if not has_plain_digits("".join(fields)):
         raise ValueError
 
@@ -109,10 +113,7 @@ def _shortened(field: str) -> str:
 
 
 class CsvBatch(TopicBatch):
-    """Records of one CSV file with the names of their columns (None where the file has no header).
-
-    Batches of CSV lines that know their columns, so that a decoder needs no other knowledge of the file.
-    """
+    """Records of one CSV file with the names of their columns, which are None where the file has no header."""
 
     __slots__ = ("columns", "delimiter")
 
@@ -134,7 +135,7 @@ class CsvBatch(TopicBatch):
         return self._with_columns(super().__getitem__(which))
 
     def take(self, indices: Sequence[int]) -> CsvBatch:
-        """The records at ``indices``, in that order."""
+        """Return the records at ``indices``, in that order."""
         return self._with_columns(super().take(indices))
 
     def _with_columns(self, part: TopicBatch) -> CsvBatch:
@@ -151,9 +152,9 @@ class CsvBatch(TopicBatch):
 def parse_header(
     line: bytes, delimiter: str, *, path: Path, expected: tuple[str, ...] | None = None
 ) -> tuple[str, ...]:
-    """The names in the first record of a file.
+    """Return the names in the first record of a file.
 
-    Raises ``TopicError`` for a name that comes twice or is empty, and where other names are ``expected``.
+    Raises ``TopicError`` for a name that occurs twice or is empty, and for other names than the ``expected`` ones.
     """
     try:
         [names] = csv.reader([line.decode()], delimiter=delimiter, strict=True)
@@ -178,14 +179,14 @@ def parse_header(
 class Csv:
     """CSV records, both ways: dicts by the names of the columns, or `Columns` with ``as_columns``.
 
-    The names come from the header of the file that is read, or from ``columns`` where there is none (values
-    of a Kafka topic, a file without header). Types are never guessed: a column is text unless ``types``
-    says otherwise (float, int, bool, str or a numpy type). A field of ``missing`` is NaN in a column of
-    floats; an empty field is missing only if ``missing`` has ``""``. The delimiter is that of the file, else
-    a comma. Text is UTF-8; a field has at most ``csv.field_size_limit()`` characters (131,072).
+    The names are those of the file's header, or of ``columns`` where there is no header (values of a Kafka topic, a
+    file without header). Types are never guessed: a column is text unless ``types`` has another type for it (float,
+    int, bool, str or a numpy type). In a column of floats, the texts of ``missing`` are NaN; an empty field is
+    missing only if ``missing`` has ``""``. The delimiter is that of the file, otherwise a comma. Text is UTF-8. A
+    field has at most ``csv.field_size_limit()`` characters (131,072).
 
-    When encoding, ``columns`` gives the order (else the first record's), None becomes an empty field, and a
-    field with a line end in it is refused.
+    Encoding writes the fields in the order of ``columns``, otherwise in that of the first record. None becomes an empty
+    field, and a field with a line end is refused.
 
     >>> decoder = Csv({"x": float}, columns=("id", "x"))
     >>> decoder.decode(TopicBatch(values=[b"7,0.5", b'"a,b",1e3']))
@@ -196,8 +197,6 @@ class Csv:
     streamiter.errors.DecodeError: value 1 of the batch: expected 2 fields (id, x), given 1 (and 1 more)
     >>> decoder.encode([{"id": "a,b", "x": 1.5}]).values
     [b'"a,b",1.5']
-
-    CSV records to dicts or columns, and back.
     """
 
     def __init__(
@@ -219,12 +218,12 @@ class Csv:
             self._check_types(self._columns)
 
     def decode(self, batch: TopicBatch) -> Batch:
-        """Raises ``DecodeError`` for records of another number of fields, or with fields of another type."""
+        """Return the records; raise ``DecodeError`` for another number of fields, and for fields of another type."""
         lines = _CsvLines(self._names(batch), self._delimiter_of(batch), self._types)
         try:
             rows = lines.parse_all(batch.values)
             return self._made(lines, rows)
-        except BAD_INPUT:  # one of them is bad: find out which
+        except BAD_INPUT:  # one line is bad: find it
             return self._made(lines, decode_each(batch.values, lines.parse_one))
 
     def _names(self, batch: TopicBatch) -> tuple[str, ...]:
@@ -255,7 +254,7 @@ class Csv:
         return lines.as_records(rows)
 
     def encode(self, batch: Batch) -> OutgoingBatch:
-        """Raises ``EncodeError`` for records of other columns, and for fields that no line holds."""
+        """Return the lines; raise ``EncodeError`` for records of other columns, and fields that no line can hold."""
         batch = rows_to_encode(batch)
         names = self._columns or _names_of(batch)
         return OutgoingBatch(encode_each(batch, _LineMaker(names, self._delimiter or ",").line))
@@ -265,7 +264,7 @@ class Csv:
 
 
 class _CsvLines:
-    """How the lines of one file are read."""
+    """Parses the lines of one file."""
 
     def __init__(self, names: tuple[str, ...], delimiter: str, types: Mapping[str, ColumnType]) -> None:
         self._names = names
@@ -273,7 +272,7 @@ class _CsvLines:
         self._types = [types.get(name) for name in names]
 
     def parse_all(self, values: Sequence[bytes | None]) -> list[list[str]]:
-        """The fields of all; a ``ValueError`` or ``TypeError`` if any is bad."""
+        """Return the fields of all lines; raise ``ValueError`` or ``TypeError`` if one of them is bad."""
         texts = _texts(values)
         rows = self._rows(texts)
         if len(rows) != len(texts) or any(len(row) != len(self._names) for row in rows):
@@ -287,7 +286,7 @@ class _CsvLines:
             raise ValueError(str(error).partition(" - ")[0]) from None
 
     def parse_one(self, value: bytes | None) -> list[str]:
-        """The fields of one, checked; a ``ValueError`` with the reason."""
+        """Return the fields of one line, checked; raise ``ValueError`` with the reason."""
         if value is None:
             raise ValueError(NO_VALUE)
         rows = self._rows([value.decode()])
@@ -306,7 +305,7 @@ class _CsvLines:
         ]
 
     def as_records(self, rows: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-        """A dict for each row, with Python's own types."""
+        """Return a dict for each row, with Python's own types."""
         names = self._names
         if not any(self._types) or not rows:
             return [dict(zip(names, row, strict=True)) for row in rows]
@@ -316,12 +315,12 @@ class _CsvLines:
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def as_columns(self, rows: Sequence[Sequence[str]]) -> Columns:
-        """An array for each column."""
+        """Return an array for each column."""
         return Columns(dict(zip(self._names, map(np.asarray, self._converted(rows)), strict=True)))
 
 
 def _texts(values: Sequence[bytes | None]) -> list[str]:
-    texts = b"\n".join(values).decode().split("\n")  # type: ignore[arg-type]  # None is a TypeError, as meant
+    texts = b"\n".join(values).decode().split("\n")  # type: ignore[arg-type]  # None raises a TypeError, as intended
     if len(texts) == len(values):
         return texts
     return [value.decode() for value in values if value is not None]  # some have line ends within quotes
@@ -335,7 +334,7 @@ def _names_of(batch: Batch) -> tuple[str, ...]:
 
 
 class _LineMaker:
-    """Makes lines of records."""
+    """Encodes records as lines."""
 
     def __init__(self, names: tuple[str, ...], delimiter: str) -> None:
         self._names = names
@@ -343,7 +342,7 @@ class _LineMaker:
         self._writer = csv.writer(self._text, delimiter=delimiter, lineterminator="\n")
 
     def line(self, record: Any) -> bytes:
-        """One line without its end; raises ``ValueError`` or ``TypeError`` with the reason."""
+        """Return one line without its end; raise ``ValueError`` or ``TypeError`` with the reason."""
         if not isinstance(record, dict) or record.keys() != set(self._names):
             given = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
             raise TypeError(f"expected the columns {', '.join(self._names)}, given {given}")

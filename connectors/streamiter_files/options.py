@@ -1,4 +1,16 @@
-"""What the operating system says about a file, told as an error of the tree, with what to do."""
+"""URLs, options and formats of file topics, the files that a path matches, and the errors of the operating system.
+
+=============================  ===========================================================
+``file:///data/clicks.jsonl``  an absolute path
+``file:data/clicks.jsonl``     a path relative to the folder the process runs in
+``file:///data/clicks/``       a folder: each of its files is a partition
+``file:data/day-*.csv.gz``     a pattern (``*``, ``**``, ``[0-9]``): each match is a partition
+``file:part-0?format=libsvm``  options may follow a ``?``
+=============================  ===========================================================
+
+The characters ``?``, ``#`` and ``%`` of a path are written ``%3F``, ``%23`` and ``%25``. Two slashes begin a host, so
+``file://clicks.jsonl`` is refused.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +29,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from streamiter.errors import ConfigurationError, StorageFull, TopicDenied, TopicError, TopicNotFound
 from streamiter.numbers import whole_number_in
+from streamiter.topics.lookup import check_options
 from streamiter.topics.secrets import shown_url
 
 __all__ = [
@@ -38,18 +51,18 @@ __all__ = [
 ]
 
 
-# EFBIG is a limit on the file's size (ulimit -f, or what the file system can hold): no room either.
+# EFBIG is a limit on the size of a file (ulimit -f, or that of the file system), so there is no room either.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 
-# Names listed in an error message: a reader takes in about as many at a glance.
+# The number of names in an error message: a reader can take in about so many at a glance.
 _NAMES_SHOWN: Final = 3
 
 
 @contextmanager
 def file_errors(path: str | Path) -> Iterator[None]:
-    """Turn an ``OSError`` of the body into the error of the tree that fits."""
+    """Raise an ``OSError`` of the body as the error of the tree that fits."""
     try:
         yield
     except OSError as error:
@@ -57,7 +70,7 @@ def file_errors(path: str | Path) -> Iterator[None]:
 
 
 def translated(error: OSError, path: str | Path) -> TopicError:
-    """The error of the tree for an ``OSError`` about ``path``."""
+    """Return the error of the tree for an ``OSError`` about ``path``."""
     reason = error.strerror or str(error)
     if error.errno in _MISSING:
         return not_found(path)
@@ -68,14 +81,14 @@ def translated(error: OSError, path: str | Path) -> TopicError:
         )
     if error.errno in _FULL:
         return StorageFull(
-            f"file {str(path)!r}: {reason}; what was stored before is whole, the rest was not written. "
+            f"file {str(path)!r}: {reason}; the records stored before are complete, the rest was not written. "
             "Make room, then run again"
         )
     return TopicError(f"file {str(path)!r}: {reason} ({errno.errorcode.get(error.errno or 0, '?')})")
 
 
 def not_found(path: str | Path) -> TopicNotFound:
-    """A ``TopicNotFound`` that names the files of similar names, or the first folder that is missing."""
+    """Return a ``TopicNotFound`` that lists files of similar names, or names the first missing folder."""
     path = Path(path)
     folder = path.parent
     if not folder.is_dir():
@@ -86,28 +99,27 @@ def not_found(path: str | Path) -> TopicNotFound:
 
 
 def nearby(path: Path) -> str:
-    """Names beside ``path`` that resemble its own, as the end of a message."""
+    """Return similar names in the folder of ``path``, as the end of a message."""
     try:
         siblings = sorted(entry.name for entry in path.parent.iterdir())
     except OSError:
         return ""
     close = difflib.get_close_matches(path.name, siblings, n=_NAMES_SHOWN, cutoff=0.5)
-    return f"; near it are {', '.join(map(repr, close))}" if close else f" in {str(path.parent)!r}"
+    return f"; similar names are {', '.join(map(repr, close))}" if close else f" in {str(path.parent)!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """One format of lines.
-
-    ``comment`` begins a line that is no record; ``delimiter`` (CSV and TSV only) stands between two fields.
-
-    The formats a file topic may have, told by the file's suffix or by the option ``format``.
-    """
+    """One format of lines. The suffix of the file, or the option ``format``, tells the format."""
 
     name: str
+    """The name in messages."""
     suffixes: tuple[str, ...]
+    """The suffixes of its files, without the dot."""
     comment: bytes | None = None
+    """The beginning of a line that is not a record; None for a format without comments."""
     delimiter: str | None = None
+    """The text between two fields; None for formats other than CSV and TSV."""
 
 
 FORMATS: Final = (
@@ -121,7 +133,7 @@ FORMATS: Final = (
 
 
 def known_suffixes() -> str:
-    """The suffixes, for error messages.
+    """Return the suffixes, for error messages.
 
     >>> known_suffixes()
     '.jsonl, .ndjson, .json, .csv, .tsv, .libsvm, .dummy, .txt (each also with .gz)'
@@ -131,12 +143,12 @@ def known_suffixes() -> str:
 
 
 def is_gzip(name: str) -> bool:
-    """Whether a file of that name is compressed."""
+    """Return whether a file of that name is compressed."""
     return name.endswith(".gz")
 
 
 def format_of_name(name: str) -> FileFormat | None:
-    """The format that the suffix of a file name tells, or None.
+    """Return the format of a file name by its suffix; None for an unknown suffix.
 
     >>> format_of_name("clicks.ndjson.gz").name, format_of_name("README.md")
     ('jsonl', None)
@@ -146,7 +158,7 @@ def format_of_name(name: str) -> FileFormat | None:
 
 
 def format_named(name: str, *, where: str) -> FileFormat:
-    """The format that the option ``format`` names: a suffix without its dot."""
+    """Return the format that the option ``format`` names: a suffix without its dot."""
     found = _with_suffix(name)
     if found is None:
         names = ", ".join(suffix for known in FORMATS for suffix in known.suffixes)
@@ -160,30 +172,20 @@ def _with_suffix(suffix: str) -> FileFormat | None:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A URL taken apart: ``name`` is the path as written, ``path`` the same made absolute.
-
-    From a ``file:`` URL to a path and options.
-
-    =============================  ===========================================================
-    ``file:///data/clicks.jsonl``  an absolute path
-    ``file:data/clicks.jsonl``     a path relative to the folder the process runs in
-    ``file:///data/clicks/``       a folder: each of its files is a partition
-    ``file:data/day-*.csv.gz``     a pattern (``*``, ``**``, ``[0-9]``): each match is a partition
-    ``file:part-0?format=libsvm``  options may follow a ``?``
-    =============================  ===========================================================
-
-    What a URL cannot hold as it is (``?``, ``#``, ``%``) is written ``%3F``, ``%23``, ``%25``. Two slashes
-    begin a host, so ``file://clicks.jsonl`` is refused.
-    """
+    """The parts of a ``file:`` URL."""
 
     url: str
+    """The URL as it was given."""
     name: str
+    """The path as the URL has it."""
     path: str
+    """The absolute path."""
     options: dict[str, str]
+    """The options of the query, as texts."""
 
 
 def parse_url(url: str) -> Location:
-    """Take a URL apart; raises ``ConfigurationError`` for one that is malformed.
+    """Return the parts of a URL; raise ``ConfigurationError`` for a malformed one.
 
     >>> parse_url("file:///data/a%20b.csv?format=tsv").path, parse_url("file:a.csv").name
     ('/data/a b.csv', 'a.csv')
@@ -232,12 +234,12 @@ _DIGITS: Final = re.compile(r"([0-9]+)")
 
 
 def in_order(paths: Iterable[str]) -> list[Path]:
-    """Sorted by name, runs of digits as numbers, so that part-2 comes before part-10.
+    """Return the paths sorted by name, with digits as numbers: part-2 comes before part-10.
+
+    This is the order of the partitions.
 
     >>> [path.name for path in in_order(["part-10", "part-2", "a"])]
     ['a', 'part-2', 'part-10']
-
-    The files of a topic, in the order of its partitions.
     """
     return [Path(path) for path in sorted(paths, key=_order)]
 
@@ -248,17 +250,17 @@ def _order(path: str) -> tuple[list[str | int], str]:
 
 
 def is_pattern(path: str) -> bool:
-    """Whether the path matches several files by ``*``, ``?`` or ``[``; an existing file never does."""
+    """Return whether the path is a pattern with ``*``, ``?`` or ``[``, and not the name of an existing file."""
     return glob.has_magic(path) and not os.path.lexists(path)
 
 
 def names_a_folder(path: str) -> bool:
-    """Whether the path is a folder, or written as one (with a slash at its end)."""
+    """Return whether the path is a folder, or ends with a slash."""
     return path.endswith("/") or os.path.isdir(path)  # pathlib would drop the slash
 
 
 def matching_files(path: str, given: FileFormat | None) -> list[Path]:
-    """The files at ``path`` (a file, a pattern or a folder), one for each partition.
+    """Return the files at ``path`` (a file, a pattern or a folder), one for each partition.
 
     Raises ``TopicNotFound`` where there is none.
     """
@@ -266,7 +268,7 @@ def matching_files(path: str, given: FileFormat | None) -> list[Path]:
         return _some(folder_files(path, given), path, f"files of a known suffix: {known_suffixes()}")
     if is_pattern(path):
         return _some(_pattern_files(path), path, "files that match")
-    if not os.path.lexists(path):  # a broken link is told when it is opened
+    if not os.path.lexists(path):  # opening a broken link raises its error
         raise not_found(path)
     return [Path(path)]
 
@@ -277,9 +279,9 @@ def _pattern_files(path: str) -> list[Path]:
 
 
 def folder_files(path: str, given: FileFormat | None) -> list[Path]:
-    """The files right in a folder: of a known suffix, or all of them where the format is given.
+    """Return the files directly in a folder: those of a known suffix, or all files if the format is given.
 
-    Names that begin with a dot or an underscore are left out, as other tools keep their own notes there.
+    Names that begin with a dot or an underscore are left out, because other tools use such files for themselves.
     """
     if not Path(path).exists():
         raise not_found(path)
@@ -296,65 +298,60 @@ def _some(files: list[Path], path: str, expected: str) -> list[Path]:
 
 
 def common_format(files: Iterable[Path], *, topic: str) -> FileFormat:
-    """The one format that all the files have by their suffixes."""
+    """Return the one format that all files have by their suffixes; raise an error if there are several."""
     by_format: dict[str, tuple[FileFormat, Path]] = {}
     for path in files:
         known = format_of_name(path.name)
         if known is None:
             raise ConfigurationError(
                 f"topic {topic!r}: expected a known suffix, given {path.name!r}; known are "
-                f"{known_suffixes()}; or say which with the option format="
+                f"{known_suffixes()}; or give the format with the option format="
             )
         by_format.setdefault(known.name, (known, path))
     if len(by_format) > 1:
         shown = ", ".join(f"{name} ({path.name})" for name, (_, path) in by_format.items())
         raise TopicError(
-            f"topic {topic!r}: expected files of one format, found {shown}; name those of one with a "
-            "pattern, such as file:folder/*.jsonl"
+            f"topic {topic!r}: expected files of one format, found {shown}; select the files of one format "
+            "with a pattern, such as file:folder/*.jsonl"
         )
     [(found, _)] = by_format.values()
     return found
 
 
-# A chunk large enough that handing it to a thread (some 0.1 ms) is nothing beside splitting it into
-# lines (some 5 ms), small enough that the chunks of all open files stay within a few dozen MiB.
+# A chunk is large enough that handing it to a thread (about 0.1 ms) is cheap compared with splitting it into lines
+# (about 5 ms), and small enough that the chunks of all open files take a few dozen MiB.
 _CHUNK_BYTES: Final = 1 << 20
 
-# Files that take turns; the others wait, so that a folder of 10,000 needs neither 10,000 handles nor chunks.
+# So many files are open and take turns; a folder of 10,000 files needs neither 10,000 handles nor 10,000 chunks.
 _FILES_AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:
-    """How the files of a topic are read and written.
-
-    ``format`` None leaves it to the suffix, ``delimiter`` None to the format. ``header`` says whether the
-    first line of a CSV file names the columns; ``columns`` names them where there is no header, or tells
-    which header is expected (when reading) or written (into a new file). ``chunk_bytes`` are read at a
-    time; ``files_at_once`` files take turns (1 reads one file after the other, in order).
-
-    The options of a file topic, checked.
-    """
+    """The options of a file topic, checked."""
 
     format: FileFormat | None = None
+    """The format; None for the format of the suffix."""
     delimiter: str | None = None
+    """The text between two fields of a CSV file; None for that of the format."""
     header: bool = True
+    """Whether the first line of a CSV file names the columns."""
     columns: tuple[str, ...] | None = None
+    """The names of the columns of a CSV file without header; otherwise the header that a reader expects, and that a
+    writer writes into a new file."""
     chunk_bytes: int = _CHUNK_BYTES
+    """The number of bytes that are read at a time."""
     files_at_once: int = _FILES_AT_ONCE
+    """The number of files that are open and take turns; 1 reads one file after the other, in order."""
 
 
 def parse_options(options: Mapping[str, object], *, topic: str) -> FileOptions:
-    """Options as given in Python or, as text, in the URL; ``ConfigurationError`` for a wrong one.
+    """Return the options, given in Python or as texts of the URL; raise ``ConfigurationError`` for a wrong one.
 
     >>> parse_options({"header": "false", "columns": "a,b"}, topic="t").columns
     ('a', 'b')
     """
-    unknown = sorted(name for name in options if name not in _PARSERS)
-    if unknown:
-        raise ConfigurationError(
-            f"topic {topic!r}: unknown option {unknown[0]!r}; a file topic has {', '.join(_PARSERS)}"
-        )
+    check_options(f"topic {topic!r}", options, _PARSERS)
     parsed = {
         name: _PARSERS[name](value, f"topic {topic!r}, option {name}") for name, value in options.items()
     }

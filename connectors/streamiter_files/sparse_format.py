@@ -1,4 +1,8 @@
-"""Numbers in text, many at a time: exactly what ``int`` and ``float`` give for each of them.
+"""Labelled sparse vectors as lines: the formats `Libsvm` and `Dummy`.
+
+A batch of lines is decoded at once with numpy. `LineTokens` finds the tokens of all lines, `parse_integers` and
+`parse_floats` convert them with the results of ``int`` and ``float``, and `SparseLines` holds the vectors. A batch
+with an unusual line is decoded line by line.
 
 >>> text = np.frombuffer(b"12 -0.5 1e-3 x", dtype=np.uint8)
 >>> parse_floats(text, np.array([0, 3, 8]), np.array([2, 7, 12])).tolist()
@@ -39,8 +43,8 @@ Flags = npt.NDArray[np.bool_]
 # Every whole number of 18 digits fits into 64 bits.
 _INTEGER_DIGITS: Final = 18
 
-# A number of up to 15 digits and its power of ten (up to 10^22) are exact in a double, so that one division
-# gives the nearest double (Clinger, How to read floating point numbers accurately, 1990).
+# A number of up to 15 digits and its power of ten (up to 10^22) are exact in a double, so one division gives the
+# nearest double (Clinger, How to read floating point numbers accurately, 1990).
 _EXACT_DIGITS: Final = 15
 _DECIMAL_LENGTH: Final = _EXACT_DIGITS + len("-.")
 
@@ -49,25 +53,25 @@ _MINUS, _PLUS, _DOT, _ZERO = b"-+.0"
 
 
 class NotANumber(ValueError):
-    """A token is not the number it should be."""
+    """A token is not a number of the expected kind."""
 
 
 def integer_of(token: bytes) -> int:
-    """One whole number without sign, or ``NotANumber``."""
+    """Return one whole number without sign; raise ``NotANumber`` for another token."""
     if not (token.isdigit() and len(token) <= _INTEGER_DIGITS):
         raise NotANumber(f"expected a whole number, given {token[:40]!r}")
     return int(token)
 
 
 def float_of(token: bytes) -> float:
-    """One finite number, or ``NotANumber``."""
+    """Return one finite number; raise ``NotANumber`` for another token."""
     if not _FLOAT.fullmatch(token) or not np.isfinite(number := float(token)):
         raise NotANumber(f"expected a finite number, given {token[:40]!r}")
     return number
 
 
 def parse_integers(text: Text, starts: Integers, ends: Integers) -> Integers:
-    """The whole numbers between ``starts`` and ``ends``; raises ``NotANumber`` if any is none."""
+    """Return the whole numbers between ``starts`` and ``ends``; raise ``NotANumber`` if a token is no whole number."""
     numbers, are_integers = _integers(text, starts, ends - starts)
     if not are_integers.all():
         raise NotANumber("expected whole numbers")
@@ -75,7 +79,7 @@ def parse_integers(text: Text, starts: Integers, ends: Integers) -> Integers:
 
 
 def parse_floats(text: Text, starts: Integers, ends: Integers) -> Numbers:
-    """The finite numbers between ``starts`` and ``ends``; raises ``NotANumber`` if any is none."""
+    """Return the finite numbers between ``starts`` and ``ends``; raise ``NotANumber`` for another token."""
     lengths = ends - starts
     integers, are_done = _integers(text, starts, np.where(lengths <= _EXACT_DIGITS, lengths, 0))
     numbers = integers.astype(np.float64)
@@ -100,14 +104,14 @@ def _integers_of_length(text: Text, starts: Integers, length: int) -> tuple[Inte
     numbers = np.zeros(len(starts), dtype=np.int64)
     are_integers = np.ones(len(starts), dtype=np.bool_)
     for place in range(length):
-        digits = text[starts + place] - np.uint8(_ZERO)  # wraps around: what is no digit is above 9
+        digits = text[starts + place] - np.uint8(_ZERO)  # wraps around, so every other character is above 9
         are_integers &= digits < 10
         numbers = numbers * 10 + digits
     return numbers, are_integers
 
 
 def _decimals(text: Text, starts: Integers, lengths: Integers) -> tuple[Numbers, Flags]:
-    """Digits with at most a sign and a point, of exact length; what is another number is told as not done."""
+    """Parse short decimals: digits with at most a sign and a point. The flags tell which tokens are such decimals."""
     mantissas = np.zeros(len(starts), dtype=np.int64)
     digits_seen, decimals = np.zeros_like(mantissas), np.zeros_like(mantissas)
     are_good = (lengths > 0) & (lengths <= _DECIMAL_LENGTH)
@@ -137,25 +141,26 @@ def _any_floats(text: Text, starts: Integers, lengths: Integers) -> tuple[Number
 
 
 class Irregular(ValueError):
-    """Lines that the quick way of decoding does not take: each of them is looked at alone."""
+    """A batch has a line that the fast decoding does not take; each line is decoded alone."""
 
 
 class LineTokens:
-    r"""The tokens of lines: stretches without any of the separators.
+    r"""The tokens of all lines of a batch: the texts between separators.
 
-    ``text[starts[i]:ends[i]]`` is token i; those of line j are ``firsts[j]`` to before ``firsts[j + 1]``.
+    Token i is ``text[starts[i]:ends[i]]``. The tokens of line j are those from ``firsts[j]`` to before ``firsts[j +
+    1]``.
 
     >>> tokens = LineTokens([b"1 2:3", b"4"], b" :")
     >>> tokens.firsts.tolist(), bytes(tokens.text[tokens.ends]), tokens.places.tolist()
     ([0, 3, 4], b' :\n\n', [0, 1, 2, 0])
-
-    Lines cut into tokens, all lines of a batch at once.
     """
 
     __slots__ = ("ends", "firsts", "is_separator", "places", "starts", "text")
 
     def __init__(self, lines: Sequence[bytes], separators: bytes) -> None:
-        block = b"\n".join([b"", *lines, b"\n"])  # separators around all, and one more to look ahead to
+        block = b"\n".join(
+            [b"", *lines, b"\n"]
+        )  # separators around all lines, and one more for the look-ahead
         if block.count(b"\n") != len(lines) + 2:
             raise Irregular("a line feed within a line")
         self.text: Text = np.frombuffer(block, dtype=np.uint8)
@@ -170,7 +175,7 @@ class LineTokens:
 
     @property
     def counts(self) -> Integers:
-        """How many tokens each line has."""
+        """The number of tokens of each line."""
         return np.diff(self.firsts)
 
 
@@ -186,9 +191,9 @@ SparseRow = tuple[float, list[int], list[float]]
 
 
 class SparseLines:
-    """Line i has the label ``labels[i]`` and, from ``firsts[i]`` to before ``firsts[i + 1]``, its entries.
+    """Labelled sparse vectors, one for each line, in common arrays.
 
-    Labelled sparse vectors, one for each line, kept together in arrays.
+    Line i has the label ``labels[i]``, and the entries from ``firsts[i]`` to before ``firsts[i + 1]``.
     """
 
     __slots__ = ("firsts", "indices", "labels", "values")
@@ -201,7 +206,7 @@ class SparseLines:
 
     @classmethod
     def from_rows(cls, rows: Sequence[SparseRow]) -> SparseLines:
-        """The same from single rows."""
+        """Return the vectors of single rows."""
         counts = [len(indices) for _, indices, _ in rows]
         return cls(
             np.array([label for label, _, _ in rows], dtype=np.float64),
@@ -214,14 +219,14 @@ class SparseLines:
         """Raise ``Irregular`` unless the indices of each line increase, from 0 to below ``width``."""
         increasing = self.indices[1:] > self.indices[:-1]
         inner = self.firsts[(self.firsts > 0) & (self.firsts < len(self.indices))]
-        increasing[inner - 1] = True  # from one line to the next
+        increasing[inner - 1] = True  # between two lines
         if not increasing.all():
             raise Irregular("indices that do not increase")
         if self.indices.size and (self.indices.min() < 0 or (width and self.indices.max() >= width)):
             raise Irregular("indices out of range")
 
     def records(self) -> list[dict[str, Any]]:
-        """Each line as a dict with ``label``, ``indices`` and ``values`` (views of common arrays)."""
+        """Return each line as a dict with ``label``, ``indices`` and ``values`` (views of the common arrays)."""
         firsts = self.firsts.tolist()
         indices, values = self.indices, self.values
         return [
@@ -230,7 +235,7 @@ class SparseLines:
         ]
 
     def dense(self, width: int) -> Columns:
-        """Columns ``label`` and ``features`` of the shape (lines, width)."""
+        """Return the columns ``label`` and ``features``, of the shape (lines, width)."""
         features = np.zeros((len(self.labels), width))
         lines = np.repeat(np.arange(len(self.labels)), np.diff(self.firsts))
         features[lines, self.indices] = self.values
@@ -238,7 +243,7 @@ class SparseLines:
 
 
 def sorted_row(row: SparseRow, width: int | None) -> SparseRow:
-    """The row with its indices in order; raises ``ValueError`` for one that is twice there or too large."""
+    """Return the row with its indices in order; raise ``ValueError`` for an index that is repeated or too large."""
     label, indices, values = row
     entries = sorted(zip(indices, values, strict=True), key=lambda entry: entry[0])
     ordered = [index for index, _ in entries]
@@ -251,10 +256,7 @@ def sorted_row(row: SparseRow, width: int | None) -> SparseRow:
 
 
 class SparseFormat(abc.ABC):
-    """Decodes a whole batch with numpy, and line by line where something about it is out of the ordinary.
-
-    What the formats of labelled sparse vectors have in common.
-    """
+    """Base class of the formats: decodes a whole batch with numpy, and an unusual batch line by line."""
 
     def __init__(self, width: int | None, *, dense: bool) -> None:
         name = type(self).__name__
@@ -266,7 +268,7 @@ class SparseFormat(abc.ABC):
         self._dense_width = width if dense else None
 
     def decode(self, batch: TopicBatch) -> Batch:
-        """Raises ``DecodeError`` naming every line that is wrong."""
+        """Return the records; raise ``DecodeError`` that names every wrong line."""
         lines = self._decoded(batch.values)
         return lines.records() if self._dense_width is None else lines.dense(self._dense_width)
 
@@ -288,14 +290,14 @@ class SparseFormat(abc.ABC):
 
     @abc.abstractmethod
     def _all_lines(self, lines: list[bytes]) -> SparseLines:
-        """All lines, or ``Irregular`` or ``NotANumber`` if any is not quite regular."""
+        """Return all lines; raise ``Irregular`` or ``NotANumber`` for an unusual line."""
 
     @abc.abstractmethod
     def _one_line(self, line: bytes) -> SparseRow:
-        """One line; raises ``ValueError`` with the reason."""
+        """Return one line; raise ``ValueError`` with the reason."""
 
     def encode(self, batch: Batch) -> OutgoingBatch:
-        """Takes what ``decode`` gives without ``dense``; raises ``EncodeError`` for other records."""
+        """Return the lines of records like those of ``decode`` without ``dense``; raise ``EncodeError`` for others."""
         return OutgoingBatch(encode_each(batch, self._line))
 
     def _line(self, record: Any) -> bytes:
@@ -308,11 +310,11 @@ class SparseFormat(abc.ABC):
 
     @abc.abstractmethod
     def _entry(self, index: int, value: float) -> str:
-        """One entry of a line; raises ``ValueError`` where the format has no form for it."""
+        """Return one entry of a line; raise ``ValueError`` for a value that the format cannot hold."""
 
 
 def number_text(number: float) -> str:
-    """The shortest text that reads as the same number.
+    """Return the shortest text that is read as the same number.
 
     >>> number_text(1.0), number_text(0.1)
     ('1', '0.1')
@@ -330,11 +332,10 @@ _COLON: Final = ord(":")
 class Libsvm(SparseFormat):
     """Lines ``label index:value ...``, both ways.
 
-    A record is a dict: ``label`` (float), ``indices`` (int64, from 0, increasing), ``values`` (float64). In
-    the file indices count from 1, or from 0 with ``zero_based``; they may come in any order but only once.
-    ``width`` is the number of features: an index beyond it is refused. With ``dense`` the result is
-    `Columns`: ``label`` (records,) and ``features`` (records, width). Comments (from ``#``) and ``qid:`` are
-    left out. Numbers must be finite.
+    A record is a dict: ``label`` (float), ``indices`` (int64, from 0, increasing), ``values`` (float64). In the file,
+    indices count from 1, or from 0 with ``zero_based``; they may be in any order, but each only once. ``width`` is the
+    number of features; larger indices are refused. With ``dense`` the result is `Columns`: ``label`` (records,) and
+    ``features`` (records, width). Comments (from ``#``) and ``qid:`` are left out. Numbers must be finite.
 
     Source: the README of LIBSVM (Chang and Lin), "data format"; qid is that of SVMrank.
 
@@ -348,8 +349,6 @@ class Libsvm(SparseFormat):
     Traceback (most recent call last):
     ...
     streamiter.errors.DecodeError: value 1 of the batch: expected a finite number, given b'x' (and 1 more)
-
-    LIBSVM's format: ``label index:value index:value``.
     """
 
     def __init__(self, width: int | None = None, *, zero_based: bool = False, dense: bool = False) -> None:
@@ -401,7 +400,7 @@ def _without_extras(lines: list[bytes]) -> list[bytes]:
 
 
 def _check_colons(tokens: LineTokens) -> None:
-    """Each line must be a label and pairs, a colon (and only it) between index and value."""
+    """Raise ``Irregular`` unless each line is a label and pairs, with only a colon between index and value."""
     before_colon = tokens.text[tokens.ends] == _COLON
     if not (
         (tokens.counts % 2 == 1).all()
@@ -416,8 +415,8 @@ def _check_colons(tokens: LineTokens) -> None:
 class Dummy(SparseFormat):
     """Lines ``label index index ...`` with indices from 0, separated by white space or commas, both ways.
 
-    Records as for `Libsvm`, all values being 1; so are ``width`` and ``dense``. Indices may come in any order
-    but only once.
+    Records, ``width`` and ``dense`` are those of `Libsvm`; all values are 1. Indices may be in any order, but each only
+    once.
 
     Source: the data format "dummy" of Angel (github.com/Angel-ML/angel).
 
@@ -425,8 +424,6 @@ class Dummy(SparseFormat):
     >>> Dummy().decode(TopicBatch(values=[b"-1 2 6", b"1,0"]))
     [{'label': -1.0, 'indices': array([2, 6]), 'values': array([1., 1.])}, \
 {'label': 1.0, 'indices': array([0]), 'values': array([1.])}]
-
-    The dummy format: a label and the indices of the features that are 1.
     """
 
     def __init__(self, width: int | None = None, *, dense: bool = False) -> None:

@@ -1,4 +1,8 @@
-"""From where to where one file is read."""
+"""Files as topics: the connector, the topic, and the files at its path.
+
+`FilesConnector` serves ``file:`` URLs. `FilesTopic` opens readers and writers. `FileSet` finds, opens, creates and
+deletes the files; all of it blocks, so it runs in threads.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +11,23 @@ import csv
 import glob
 import io
 import os
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import ClassVar, Final, NoReturn
 
-from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicError, TopicNotFound
-from streamiter.topics.formats import Json, Text
-from streamiter.topics.secrets import shown_url
-from streamiter.topics.topic import (
-    Connector,
-    Decoder,
-    ReadRequest,
-    Topic,
-    TopicBatch,
-    TopicDescription,
-    TopicReader,
+from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
+from streamiter.topics.connecting import (
     check_named_partitions,
+    check_partition_count,
     check_request,
     named_positions,
     partitions_of,
-    timestamp_of,
 )
-from streamiter_files.chunks import OneAtATime, file_state, has_identity, identity_of
+from streamiter.topics.formats import Json, Text
+from streamiter.topics.secrets import shown_url
+from streamiter.topics.topic import Connector, Decoder, ReadRequest, Topic, TopicDescription
+from streamiter_files.chunks import file_state, has_identity, identity_of
 from streamiter_files.csv_format import Csv
 from streamiter_files.options import (
     FileFormat,
@@ -50,104 +46,171 @@ from streamiter_files.options import (
     parse_options,
     parse_url,
 )
-from streamiter_files.partition import FileLayout, FilePartition, count_records
+from streamiter_files.reader import (
+    FileLayout,
+    FilePartition,
+    FilesReader,
+    bounds,
+    count_records,
+    known_identities,
+)
 from streamiter_files.sparse_format import Dummy, Libsvm
 from streamiter_files.writer import AppendFile, FilesWriter, is_whole_json, torn_path
 
 __all__ = [
     "FilesConnector",
-    "FilesReader",
     "FilesTopic",
 ]
 
 
-def bounds(request: ReadRequest, number: int, mtime_ms: int, *, topic: str) -> tuple[int, int | None]:
-    """The first offset to read of partition ``number``, and the one to stop before (None: the end).
+class FilesConnector(Connector):
+    """Serves ``file:`` URLs (:mod:`streamiter_files.options`) with the options of `FileOptions`.
 
-    >>> bounds(ReadRequest(positions={0: 7}, stop="latest"), 0, 0, topic="t")
-    (7, None)
+    Options are in the URL, after a ``?``, or given by keyword.
+
+    >>> FilesConnector().topic("file:data/clicks.jsonl.gz", {})
+    FilesTopic('file:data/clicks.jsonl.gz')
     """
-    start = _start(request, number, mtime_ms)
-    if start is None:
-        return 0, 0
-    if start < 0:
-        raise OffsetOutOfRange(f"topic {topic!r}, partition {number}: expected offsets from 0, given {start}")
-    return start, request.stop.get(number, start) if isinstance(request.stop, Mapping) else None
+
+    def topic(self, url: str, options: Mapping[str, object]) -> FilesTopic:
+        location = parse_url(url)
+        parsed = parse_options({**location.options, **options}, topic=shown_url(url))
+        _check_format(location, parsed)
+        return FilesTopic(location, parsed)
+
+    async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
+        """Return the names of the files of known formats in the folder of, or at, ``url``."""
+        location = parse_url(url)
+        parsed = parse_options({**location.options, **options}, topic=shown_url(url))
+        return await asyncio.to_thread(_names, location.path, parsed.format)
 
 
-def _start(request: ReadRequest, number: int, mtime_ms: int) -> int | None:
-    """None is the end of the file."""
-    if request.positions is not None:
-        return request.positions.get(number, 0)
-    start = request.start
-    if isinstance(start, datetime):
-        return 0 if mtime_ms >= timestamp_of(start) else None
-    if isinstance(start, Mapping):
-        return start.get(number, 0)
-    return None if start == "latest" else 0
+def _check_format(location: Location, options: FileOptions) -> None:
+    if not Path(location.name).name and not location.name.endswith("/"):
+        raise ConfigurationError(
+            f"topic {shown_url(location.url)!r}: expected a path, as in file:data/clicks.jsonl"
+        )
+    is_known = options.format or format_of_name(Path(location.path).name)
+    if not (is_known or names_a_folder(location.path) or is_pattern(location.path)):
+        raise ConfigurationError(
+            f"topic {shown_url(location.url)!r}: expected a known suffix: {known_suffixes()}; or give the format "
+            "with the option format=; or end the path with '/' if it is a folder"
+        )
 
 
-def new_files(path: str, existing: Sequence[Path], partitions: int, given: FileFormat | None) -> list[Path]:
-    """The files that are missing for the topic at ``path`` to have so many partitions.
+def _names(path: str, given: FileFormat | None) -> list[str]:
+    folder = path if names_a_folder(path) else os.path.dirname(path)
+    return [file.name for file in folder_files(folder, given)]
 
-    >>> [path.name for path in new_files("/data/part-*.jsonl", [Path("/data/part-0.jsonl")], 3, None)]
-    ['part-1.jsonl', 'part-2.jsonl']
 
-    New files for the partitions that a topic does not have yet.
+class FilesTopic(Topic):
+    """The lines of a file as a topic. If the path is a folder or a pattern, file i is partition i.
+
+    **Reading is bounded**: it ends at the end that each file had when the reader was opened, also with ``stop=None``
+    or a later offset; the next reader reads lines that were appended since. The offset of a record is its number in
+    its file, from 0; blank lines, comments and a CSV header do not count. So positions stay valid as long as files
+    are only appended to, and new files sort after the old ones (digits in names sort as numbers). To resume at an
+    offset, the reader reads and skips the lines before it. The time stamp of all records of a file is the time of the
+    file's last change, so a ``start`` given as a time includes or excludes whole files.
+
+    **Writing** appends lines. Several writers, also of several processes, may append to one file: they take turns, and
+    lines stay whole. The first writer of a missing file creates it; only ``create`` creates a missing folder. Flushed
+    records survive a crash. The next writer cuts off a torn last line and keeps it in a file next to it
+    (:mod:`streamiter_files.writer`). Keys are not stored, and headers are refused. There are no transactions: a sink is
+    at-least-once.
     """
-    if not (names_a_folder(path) or is_pattern(path)):
-        return _single(path, existing, partitions)
-    before, after = _name_parts(path, given)
-    missing = [Path(f"{before}{number}{after}") for number in range(len(existing), partitions)]
-    if in_order(map(str, [*existing, *missing])) != [*existing, *missing]:
+
+    bounded: Final = True
+    has_transactions: ClassVar[bool] = False
+    has_headers: ClassVar[bool] = False
+
+    def __init__(self, location: Location, options: FileOptions) -> None:
+        self._location = location
+        self._options = options
+        self._files = FileSet(location, options)
+
+    @property
+    def url(self) -> str:
+        return self._location.url
+
+    @property
+    def name(self) -> str:
+        """The path as the URL has it."""
+        return self._location.name
+
+    @property
+    def commit_domain(self) -> str:
+        """The commit domain: each path has one of its own, since files are never committed together."""
+        return f"file:{self._location.path}"
+
+    def beside(self, name: str) -> NoReturn:
+        """Raise ``ConfigurationError``: files share no commit domain."""
         raise ConfigurationError(
-            f"topic {path!r}: a new file {missing[0].name!r} would not be the last in order of names, and "
-            f"so move the partitions behind it; the last is {existing[-1].name!r}. Create the files by hand"
+            f"topic {self.url!r}: expected a topic with transactions for {name!r}, given a file; files are "
+            "never committed together. Use topics of sqlite:// or kafka://"
         )
-    return missing
 
+    def default_decoder(self) -> Decoder:
+        """Return the decoder of the format: ``Json``, ``Csv`` (fields as text), ``Libsvm``, ``Dummy`` or ``Text``.
 
-def _single(path: str, existing: Sequence[Path], partitions: int) -> list[Path]:
-    if partitions > 1:
-        folder, name = os.path.split(path)
-        stem, dot, suffixes = name.partition(".")
+        It lists the folder if only the files in the folder tell the format.
+        """
+        layout = self._files.layout()
+        if layout.delimiter is not None:
+            return Csv(columns=self._options.columns, delimiter=layout.delimiter)
+        decoders: dict[str, Decoder] = {"libsvm": Libsvm(), "dummy": Dummy(), "txt": Text()}
+        return decoders.get(layout.format.name, Json())
+
+    async def open_reader(self, request: ReadRequest) -> FilesReader:
+        """Return a reader. For a position after the end of a file, ``read`` raises ``OffsetOutOfRange`` at the end."""
+        check_request(request, self.name)
+        partitions = await asyncio.to_thread(self._files.partitions, request)
+        return FilesReader(
+            partitions,
+            topic=self.name,
+            max_records=request.max_records,
+            files_at_once=self._options.files_at_once,
+        )
+
+    async def open_writer(self) -> FilesWriter:
+        """Return a writer; create a missing file. Raises ``TopicNotFound`` where the folder is missing."""
+        files, comment = await asyncio.to_thread(self._files.append_files)
+        return FilesWriter(files, topic=self.name, comment=comment)
+
+    async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> NoReturn:
+        """Raise ``ConfigurationError``: files have no transactions."""
         raise ConfigurationError(
-            f"topic {path!r}: a file is one partition, asked for are {partitions}; give a pattern, such as "
-            f"'file:{folder}/{stem}-*{dot}{suffixes}', or a folder"
+            f"topic {self.url!r} (transactional id {transactional_id!r}): files have no transactions; "
+            "use topics of sqlite:// or kafka://, or accept duplicates after a crash with "
+            "sink(delivery='at_least_once')"
         )
-    return [] if existing else [Path(path)]
 
+    async def create(self, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
+        """Create empty files and their folders. More than one file needs a folder or a pattern.
 
-def _name_parts(path: str, given: FileFormat | None) -> tuple[str, str]:
-    """What comes before and after the number in the name of a new file."""
-    if names_a_folder(path):
-        if given is None:
+        In a folder the files are ``part-0.jsonl``, ``part-1.jsonl`` …; in a pattern the number replaces the ``*``.
+        """
+        check_partition_count(self.name, partitions)
+        if settings:
             raise ConfigurationError(
-                f"topic {path!r}: expected the option format= to create files in a folder, "
-                "such as format='jsonl'"
+                f"topic {self.name!r}: expected no settings for files, given {', '.join(settings)}"
             )
-        return f"{path.rstrip('/')}/part-", f".{given.suffixes[0]}"
-    before, _, after = path.partition("*")
-    if glob.has_magic(before) or glob.has_magic(after) or "/" in after:
-        raise ConfigurationError(
-            f"topic {path!r}: expected a pattern with one '*' in the file's name to create files, "
-            "such as part-*.jsonl"
-        )
-    return before, after
+        await asyncio.to_thread(self._files.create, partitions)
 
+    async def describe(self) -> TopicDescription:
+        """Return the offsets; reads all files to count the records."""
+        return await asyncio.to_thread(self._files.describe)
 
-def create_file(path: Path) -> None:
-    """An empty file, and the folders that lead to it; what is there stays."""
-    with file_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
+    async def delete(self) -> None:
+        """Delete the files, and their folder if it is empty then."""
+        await asyncio.to_thread(self._files.delete)
+
+    def __repr__(self) -> str:
+        return f"FilesTopic({self.url!r})"
 
 
 class FileSet:
-    """The files at a location, one for each partition.
-
-    The files of a topic: found, opened, created, deleted. All of it blocks: it runs in threads.
-    """
+    """The files of a topic, one for each partition: finds, opens, creates and deletes them. Every call blocks."""
 
     def __init__(self, location: Location, options: FileOptions) -> None:
         self._name = location.name
@@ -155,7 +218,7 @@ class FileSet:
         self._options = options
 
     def layout(self, files: Sequence[Path] = ()) -> FileLayout:
-        """The format, by option, by the suffix in the path or, in a folder, by the files there are."""
+        """Return the format: by the option, by the suffix of the path, or by the files in the folder."""
         known = self._options.format
         if known is None and not names_a_folder(self._path):
             known = format_of_name(Path(self._path).name)
@@ -171,7 +234,7 @@ class FileSet:
             return []
 
     def partitions(self, request: ReadRequest) -> list[FilePartition]:
-        """The share of a reader."""
+        """Return the partitions of a reader's share."""
         files = self._files()
         layout = self.layout(files)
         check_named_partitions(request, len(files), topic=self._name)
@@ -185,16 +248,16 @@ class FileSet:
         return FilePartition(number, state, layout, start=start, stop=stop, identity=identity_of(path))
 
     def append_files(self) -> tuple[list[AppendFile], bytes | None]:
-        """Files open for writing, and what begins a comment in them.
+        """Open the files for writing; return them and the beginning of a comment line.
 
-        Where there is no file, the first one is created, but no folder.
+        If there is no file, the first one is created, but no folder.
         """
         files = self._files_so_far() or new_files(self._path, [], 1, self._options.format)
         layout = self.layout(files)
         opened: list[AppendFile] = []
         try:
             for path in files:
-                opened.append(self._append_file(path, layout))  # noqa: PERF401 - those opened get closed
+                opened.append(self._append_file(path, layout))  # noqa: PERF401 - a failure closes the opened ones
         except BaseException:
             for file in opened:
                 file.close()
@@ -217,13 +280,13 @@ class FileSet:
             return _header_line(self._options.columns, layout.delimiter)
         if is_new:
             raise ConfigurationError(
-                f"topic {self._name!r}: expected the option columns=('name', ...), which a new file "
-                f"({path.name}) begins with; for a file without header give header=False"
+                f"topic {self._name!r}: expected the option columns=('name', ...) for the header of a new "
+                f"file ({path.name}); for a file without header give header=False"
             )
         return None
 
     def create(self, partitions: int) -> None:
-        """Create the files that are missing."""
+        """Create the missing files."""
         existing = self._files_so_far()
         known = self._options.format
         if known is None and existing:
@@ -232,7 +295,7 @@ class FileSet:
             create_file(path)
 
     def describe(self) -> TopicDescription:
-        """Counts the records: reads all files."""
+        """Count the records of all files, which reads them, and return the description."""
         files = self._files()
         layout = self.layout(files)
         counts = [count_records(file_state(path), layout) for path in files]
@@ -245,7 +308,7 @@ class FileSet:
         )
 
     def delete(self) -> None:
-        """Delete the files, and a folder that is empty then."""
+        """Delete the files, and the folder if it is empty then."""
         for path in self._files():
             with file_errors(path):
                 path.unlink()
@@ -253,11 +316,6 @@ class FileSet:
         if names_a_folder(self._path):
             with suppress(OSError):  # not empty
                 Path(self._path).rmdir()
-
-
-def known_identities(identities: Mapping[int, str | None]) -> dict[int, str]:
-    """Without those of files that have none yet."""
-    return {number: identity for number, identity in identities.items() if identity is not None}
 
 
 def _check_identity(request: ReadRequest, number: int, path: Path, start: int) -> None:
@@ -270,8 +328,8 @@ def _check_identity(request: ReadRequest, number: int, path: Path, start: int) -
             return
     raise OffsetOutOfRange(
         f"file {str(path)!r}, partition {number}: offset {start} belongs to a file that began with other lines: this "
-        "one was replaced, or cut and written again, or files were added or removed before it in the order of names. "
-        "Bring the files back as they were, or start from 'earliest'"
+        "file was replaced, or cut and written again, or files were added or removed before it in the order of names. "
+        "Restore the files, or start from 'earliest'"
     )
 
 
@@ -282,7 +340,7 @@ def _header_line(columns: tuple[str, ...], delimiter: str) -> bytes:
 
 
 def _check_header(path: Path, layout: FileLayout) -> None:
-    """The first chunk tells whether the file has the columns it should."""
+    """Read the first chunk, which raises if the header of the file is not the expected one."""
     partition = FilePartition(0, file_state(path), layout)
     try:
         partition.fill()
@@ -290,217 +348,56 @@ def _check_header(path: Path, layout: FileLayout) -> None:
         partition.close()
 
 
-class FilesReader(TopicReader):
-    """Reads files to the end each had when the reader was opened.
+def new_files(path: str, existing: Sequence[Path], partitions: int, given: FileFormat | None) -> list[Path]:
+    """Return the files that the topic at ``path`` lacks to have so many partitions.
 
-    ``files_at_once`` files are open and take turns, the next one is opened when one of them ends: with 1,
-    the files are read one after the other, in the order of their partitions.
-
-    Reading several files in turns.
+    >>> [path.name for path in new_files("/data/part-*.jsonl", [Path("/data/part-0.jsonl")], 3, None)]
+    ['part-1.jsonl', 'part-2.jsonl']
     """
-
-    def __init__(
-        self, partitions: Sequence[FilePartition], *, topic: str, max_records: int, files_at_once: int
-    ) -> None:
-        self._topic = topic
-        self._is_closed = False
-        self._partitions = tuple(partitions)
-        self._waiting = deque(partitions)
-        self._open: deque[FilePartition] = deque()
-        self._max_records = max_records
-        self._files_at_once = files_at_once
-        self._calls = OneAtATime()
-
-    async def read(self) -> TopicBatch | None:
-        """The next records of some file, None when all files have ended."""
-        if self._is_closed:
-            raise TopicError(f"topic {self._topic!r}: expected an open reader, this one was closed")
-        await self._calls.settle()
-        while partition := self._next_partition():
-            if not partition.has_records and not partition.is_ended:
-                await self._calls.run(partition.fill)
-            if partition.has_records:
-                self._open.rotate(-1)
-                return partition.take(self._max_records)
-            partition.close()
-            self._open.popleft()
-        return None
-
-    def _next_partition(self) -> FilePartition | None:
-        while self._waiting and len(self._open) < self._files_at_once:
-            self._open.append(self._waiting.popleft())
-        return self._open[0] if self._open else None
-
-    def positions(self) -> Mapping[int, int]:
-        return {partition.number: partition.next_offset for partition in self._partitions}
-
-    def identities(self) -> Mapping[int, str]:
-        return known_identities({partition.number: partition.identity for partition in self._partitions})
-
-    def lag(self) -> Mapping[int, int]:
-        """Estimated by the bytes left; a file of which nothing was read yet is missing."""
-        lags = {partition.number: partition.lag() for partition in self._partitions}
-        return {number: lag for number, lag in lags.items() if lag is not None}
-
-    async def close(self) -> None:
-        """Close the files."""
-        self._is_closed = True
-        self._waiting.clear()
-        try:
-            with suppress(TopicError):  # of a read that was cancelled: nobody waits for it any more
-                await self._calls.settle()
-        finally:
-            while self._open:
-                self._open.pop().close()
-
-
-class FilesTopic(Topic):
-    """Lines of a file; of several files where the path is a folder or a pattern, file i being partition i.
-
-    **Reading is bounded**: it ends at the end that each file had when the reader was opened, also with
-    ``stop=None`` or an offset behind it; what is appended later is for the next reader. The offset of a
-    record is its number in its file, from 0; blank lines, comments and a CSV header do not count. So
-    positions stay right as long as files are only appended to, and new files sort behind the old ones
-    (digits in names sort as numbers).
-    To go on at an offset, the lines before it are read and skipped. All records of a file have the time it
-    was last changed as their time stamp: a ``start`` given as a time takes or leaves whole files.
-
-    **Writing** appends lines. Several writers, also of several processes, may append to one file: they take
-    turns, and lines stay whole. A missing file is created by its first writer, a missing folder by
-    ``create`` only. What was flushed survives a crash; a torn last line is cut off by the next writer and
-    kept beside the file (:mod:`streamiter_files.writer`). Keys are not stored, headers are refused.
-    There are no transactions: a sink is at-least-once.
-
-    A file, or several, as a topic.
-    """
-
-    bounded: Final = True
-    has_transactions: ClassVar[bool] = False
-    has_headers: ClassVar[bool] = False
-
-    def __init__(self, location: Location, options: FileOptions) -> None:
-        self._location = location
-        self._options = options
-        self._files = FileSet(location, options)
-
-    @property
-    def url(self) -> str:
-        return self._location.url
-
-    @property
-    def name(self) -> str:
-        """The path as it is in the URL."""
-        return self._location.name
-
-    @property
-    def commit_domain(self) -> str:
-        """One of its own for each path: nothing is committed together."""
-        return f"file:{self._location.path}"
-
-    def beside(self, name: str) -> NoReturn:
-        """Files have no commit domain to share: always a ``ConfigurationError``."""
+    if not (names_a_folder(path) or is_pattern(path)):
+        return _single(path, existing, partitions)
+    before, after = _name_parts(path, given)
+    missing = [Path(f"{before}{number}{after}") for number in range(len(existing), partitions)]
+    if in_order(map(str, [*existing, *missing])) != [*existing, *missing]:
         raise ConfigurationError(
-            f"topic {self.url!r}: there is no topic {name!r} beside a file, as files are never committed "
-            "together; topics of sqlite:// and kafka:// are"
+            f"topic {path!r}: a new file {missing[0].name!r} would not be the last in the order of names, and "
+            f"would change the numbers of later partitions; the last file is {existing[-1].name!r}. "
+            "Create the files by hand"
         )
+    return missing
 
-    def default_decoder(self) -> Decoder:
-        """By format: ``Json()``, ``Csv()`` (fields as text), ``Libsvm()``, ``Dummy()`` or ``Text()``.
 
-        Looks into the folder where only the files in it tell the format.
-        """
-        layout = self._files.layout()
-        if layout.delimiter is not None:
-            return Csv(columns=self._options.columns, delimiter=layout.delimiter)
-        decoders: dict[str, Decoder] = {"libsvm": Libsvm(), "dummy": Dummy(), "txt": Text()}
-        return decoders.get(layout.format.name, Json())
-
-    async def open_reader(self, request: ReadRequest) -> FilesReader:
-        """A position behind a file's end is an ``OffsetOutOfRange`` of ``read``, once the end is reached."""
-        check_request(request, self.name)
-        partitions = await asyncio.to_thread(self._files.partitions, request)
-        return FilesReader(
-            partitions,
-            topic=self.name,
-            max_records=request.max_records,
-            files_at_once=self._options.files_at_once,
-        )
-
-    async def open_writer(self) -> FilesWriter:
-        """Creates a missing file; where its folder is missing: ``TopicNotFound``."""
-        files, comment = await asyncio.to_thread(self._files.append_files)
-        return FilesWriter(files, topic=self.name, comment=comment)
-
-    async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> NoReturn:
-        """Files have none: always a ``ConfigurationError``."""
+def _single(path: str, existing: Sequence[Path], partitions: int) -> list[Path]:
+    if partitions > 1:
+        folder, name = os.path.split(path)
+        stem, dot, suffixes = name.partition(".")
         raise ConfigurationError(
-            f"topic {self.url!r} (transactional id {transactional_id!r}): files have no transactions, "
-            "topics of sqlite:// and kafka:// have; or accept records that come twice after a crash with "
-            "sink(delivery='at_least_once')"
+            f"topic {path!r}: expected 1 partition for one file, given {partitions}; give a pattern, such as "
+            f"'file:{folder}/{stem}-*{dot}{suffixes}', or a folder"
         )
+    return [] if existing else [Path(path)]
 
-    async def create(self, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
-        """Empty files, and the folders that lead to them. More than one needs a folder or a pattern.
 
-        In a folder they are ``part-0.jsonl``, ``part-1.jsonl`` …; in a pattern the number replaces the ``*``.
-        """
-        if partitions < 1:
-            raise ConfigurationError(f"topic {self.name!r}: expected partitions >= 1, given {partitions}")
-        if settings:
+def _name_parts(path: str, given: FileFormat | None) -> tuple[str, str]:
+    """Return the parts of a new file's name before and after its number."""
+    if names_a_folder(path):
+        if given is None:
             raise ConfigurationError(
-                f"topic {self.name!r}: files have no settings, given {', '.join(settings)}"
+                f"topic {path!r}: expected the option format= to create files in a folder, "
+                "such as format='jsonl'"
             )
-        await asyncio.to_thread(self._files.create, partitions)
-
-    async def describe(self) -> TopicDescription:
-        """Counts the records, so it reads all files."""
-        return await asyncio.to_thread(self._files.describe)
-
-    async def delete(self) -> None:
-        """Delete the files; a folder goes too if nothing else is in it."""
-        await asyncio.to_thread(self._files.delete)
-
-    def __repr__(self) -> str:
-        return f"FilesTopic({self.url!r})"
-
-
-class FilesConnector(Connector):
-    """Serves ``file:`` URLs (:mod:`streamiter_files.options`) with the options of `FileOptions`.
-
-    Options may be in the URL, after a ``?``, or given beside it.
-
-    >>> FilesConnector().topic("file:data/clicks.jsonl.gz", {})
-    FilesTopic('file:data/clicks.jsonl.gz')
-
-    The entry point for ``file:`` URLs.
-    """
-
-    def topic(self, url: str, options: Mapping[str, object]) -> FilesTopic:
-        location = parse_url(url)
-        parsed = parse_options({**location.options, **options}, topic=shown_url(url))
-        _check_format(location, parsed)
-        return FilesTopic(location, parsed)
-
-    async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
-        """Names of the files of known formats in the folder at ``url``, or beside the file at ``url``."""
-        location = parse_url(url)
-        parsed = parse_options({**location.options, **options}, topic=shown_url(url))
-        return await asyncio.to_thread(_names, location.path, parsed.format)
-
-
-def _check_format(location: Location, options: FileOptions) -> None:
-    if not Path(location.name).name and not location.name.endswith("/"):
+        return f"{path.rstrip('/')}/part-", f".{given.suffixes[0]}"
+    before, _, after = path.partition("*")
+    if glob.has_magic(before) or glob.has_magic(after) or "/" in after:
         raise ConfigurationError(
-            f"topic {shown_url(location.url)!r}: expected a path, as in file:data/clicks.jsonl"
+            f"topic {path!r}: expected a pattern with one '*' in the file's name to create files, "
+            "such as part-*.jsonl"
         )
-    is_known = options.format or format_of_name(Path(location.path).name)
-    if not (is_known or names_a_folder(location.path) or is_pattern(location.path)):
-        raise ConfigurationError(
-            f"topic {shown_url(location.url)!r}: expected a known suffix: {known_suffixes()}; or say which format it "
-            "has with the option format=; or end the path with '/' if it is a folder"
-        )
+    return before, after
 
 
-def _names(path: str, given: FileFormat | None) -> list[str]:
-    folder = path if names_a_folder(path) else os.path.dirname(path)
-    return [file.name for file in folder_files(folder, given)]
+def create_file(path: Path) -> None:
+    """Create an empty file and its folders; existing ones are kept."""
+    with file_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()

@@ -1,9 +1,10 @@
-"""What a crash may leave at the end of a file, and how it is set right before more is appended.
+"""Writing lines to files: the writer, the files that it appends to, and the repair of a file after a crash.
 
-A process killed within a write leaves a torn last line (in a gzip file: a torn member). Whoever appended it
-was never told that it is stored, and will write it again. So it is cut off, and as a file that somebody made
-by hand may simply lack its last line feed, what is cut is kept in a hidden file beside it (``.<name>.torn``).
-A last line that is a whole JSON object, list or string is completed instead: a torn one never is.
+A process that is killed during a write leaves a torn last line (in a gzip file: a torn member). Its writer never got
+the answer that the line is stored, and writes it again. So the next writer cuts the torn line off. A file that was
+made by hand may only lack its last line feed; therefore the cut bytes are kept in a hidden file next to it
+(``.<name>.torn``). A last line that is a whole JSON object, list or string gets its line feed instead, since a torn
+line never is one.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Final
 import orjson
 
 from streamiter.errors import RecordTooLarge, TopicError, TopicNotFound
+from streamiter.topics.connecting import check_outgoing, closed_error, spread
 from streamiter.topics.topic import Headers, OutgoingBatch, TopicWriter
-from streamiter.topics.topic_sink import check_outgoing, spread
 from streamiter_files.chunks import (
     MAX_RECORD_BYTES,
     UTF8_MARK,
@@ -43,12 +44,96 @@ __all__ = [
 
 _log: Final = logging.getLogger(__name__)
 
-# Read backwards in steps of a few lines' size.
+# So many bytes are gathered before they are appended: enough to make the hop to a thread cheap, as for reading.
+_BUFFER_BYTES: Final = 1 << 20
+
+
+class FilesWriter(TopicWriter):
+    """Appends values as lines; ``flush`` makes them durable.
+
+    Values that lines cannot hold raise ``TopicError`` before any record of the batch is written: None, a value with a
+    line feed, and a value of white space only. Headers are refused, too. With several files, the key chooses the file
+    (CRC-32 modulo their number). Keys and time stamps are not stored.
+    """
+
+    def __init__(self, files: Sequence[AppendFile], *, topic: str, comment: bytes | None) -> None:
+        self._files = tuple(files)
+        self._gathered: list[list[bytes]] = [[] for _ in files]
+        self._gathered_bytes = 0
+        self._topic = topic
+        self._comment = comment
+        self._turn = 0
+        self._calls = OneAtATime()
+        self._is_closed = False
+
+    async def write(self, batch: OutgoingBatch) -> None:
+        """Take a batch; wait for the disk when about 1 MiB has gathered."""
+        self._check(batch)
+        await self._calls.settle()
+        if self._gathered_bytes >= _BUFFER_BYTES:
+            await self._calls.run(self._append)
+        self._gather(batch)
+
+    def _check(self, batch: OutgoingBatch) -> None:
+        if self._is_closed:
+            raise closed_error("writer", self._topic)
+        check_outgoing(batch, topic=self._topic, partitions=len(self._files))
+        if batch.headers is not None:
+            self._check_headers(batch.headers)
+        check_lines(batch.values, self._comment, topic=self._topic)
+
+    def _check_headers(self, headers: Sequence[Headers]) -> None:
+        if any(headers):
+            raise TopicError(
+                f"topic {self._topic!r}: expected records without headers, which lines cannot hold; put the "
+                "headers into the values, or write to a topic that has headers (kafka://, sqlite://)"
+            )
+
+    def _gather(self, batch: OutgoingBatch) -> None:
+        for partition, part in spread(batch, len(self._files), unkeyed=self._turn):
+            lines = b"\n".join([*filter(None, part.values), b""])
+            self._gathered[partition].append(lines)
+            self._gathered_bytes += len(lines)
+        self._turn = (self._turn + 1) % len(self._files)
+
+    def _append(self) -> None:
+        for file, gathered in zip(self._files, self._gathered, strict=True):
+            if gathered:
+                lines = b"".join(gathered)
+                file.append(lines)
+                gathered.clear()
+                self._gathered_bytes -= len(lines)
+
+    async def flush(self) -> None:
+        """Append the gathered lines and wait until the disk has them. After an error it may be called again."""
+        await self._calls.run(self._append_and_sync)
+
+    def _append_and_sync(self) -> None:
+        self._append()
+        for file in self._files:
+            file.sync()
+
+    async def close(self) -> None:
+        """Flush, then close the files."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self.flush()
+        finally:
+            await self._calls.run(self._close_files)
+
+    def _close_files(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+# The end of a file is read backwards, in steps of a few lines.
 _STEP_BYTES: Final = 64 << 10
 
 
 def torn_path(path: Path) -> Path:
-    """Where torn ends of ``path`` are kept.
+    """Return the path of the file that keeps the torn ends of ``path``.
 
     >>> str(torn_path(Path("out/clicks.jsonl")))
     'out/.clicks.jsonl.torn'
@@ -57,7 +142,7 @@ def torn_path(path: Path) -> Path:
 
 
 def is_whole_json(line: bytes) -> bool:
-    """Whether it is a JSON value of which no beginning is one: 12 may be a torn 123, {} is whole.
+    """Return whether the line is a whole JSON value for sure: 12 may be a torn 123, {} is whole.
 
     >>> is_whole_json(b'{"a": 1}'), is_whole_json(b'{"a": 1'), is_whole_json(b"12")
     (True, False, False)
@@ -69,7 +154,7 @@ def is_whole_json(line: bytes) -> bool:
 
 
 def mend_lines(handle: int, path: Path, size_bytes: int, is_whole: Callable[[bytes], bool] | None) -> None:
-    """See to it that the open file of ``size_bytes`` ends with a whole line."""
+    """Complete or cut the last line of the open file of ``size_bytes`` if it is torn."""
     if size_bytes == 0 or os.pread(handle, 1, size_bytes - 1) == b"\n":
         return
     end = _end_of_lines(handle, path, size_bytes)
@@ -92,9 +177,9 @@ def _end_of_lines(handle: int, path: Path, size_bytes: int) -> int:
 
 
 def mend_members(handle: int, path: Path, size_bytes: int, begin: int) -> bool:
-    """See to it that the open gzip file ends with a whole member; what lies before ``begin`` is known to.
+    """Cut the last member of the open gzip file if it is torn; the members before ``begin`` are whole.
 
-    True where its last line has no line feed: then the next member has to begin with one.
+    Returns True if the last line has no line feed: then the next member must begin with one.
     """
     try:
         return _last_byte(path, size_bytes, begin) != b"\n"
@@ -121,7 +206,7 @@ def _check_torn_size(path: Path, size_bytes: int) -> None:
     if size_bytes > MAX_RECORD_BYTES:
         raise TopicError(
             f"file {str(path)!r}: expected lines to append to, found none in the last {size_bytes} bytes; "
-            "nothing was changed. Name another file"
+            "the file was not changed. Name another file"
         )
 
 
@@ -143,14 +228,11 @@ def _cut(handle: int, path: Path, end: int, size_bytes: int) -> None:
 
 
 class AppendFile:
-    """Appends whole lines, as plain text or as one gzip member each time.
+    """A file to which whole lines are appended, as plain text or as one gzip member for each append. Every call blocks.
 
-    Several of them, in one process or several, may append to one file: each append holds a lock, sets
-    right what a crashed writer may have left, and is taken back where it does not succeed.
-    ``header`` (a line) goes into an empty file first; ``is_whole`` tells a last line that only lacks its
-    line feed from a torn one.
-
-    A file to append lines to. All of it blocks: it runs in threads.
+    Several objects, in one process or several, may append to one file: each append holds a lock, repairs the end that a
+    crashed writer may have left, and is undone where it fails. ``header`` is the first line of a new file. ``is_whole``
+    tells a last line that only lacks its line feed from a torn one.
     """
 
     def __init__(
@@ -178,7 +260,7 @@ class AppendFile:
         self.append(b"")
 
     def append(self, lines: bytes) -> None:
-        """Add lines (each with its line feed) behind all that is there; all or nothing."""
+        """Append lines, each with its line feed: all of them or none."""
         with file_errors(self._path), exclusive_lock(self._handle):
             lacks_line_feed = self._mend()
             if self._header is not None and os.fstat(self._handle).st_size == 0:
@@ -187,7 +269,7 @@ class AppendFile:
                 self._write(b"\n" + lines if lacks_line_feed else lines)
 
     def _mend(self) -> bool:
-        """Set right what another writer left since the last append; True where a line feed is missing."""
+        """Repair the end that another writer has left since the last append; return whether a line feed is missing."""
         size_bytes = os.fstat(self._handle).st_size
         if size_bytes == self._mended_bytes:
             return False
@@ -212,18 +294,18 @@ class AppendFile:
         self._mended_bytes = os.fstat(self._handle).st_size
 
     def sync(self) -> None:
-        """Make durable what was appended; raises ``TopicNotFound`` where the file is no longer there."""
+        """Make the appended lines durable; raise ``TopicNotFound`` if the file was deleted or replaced."""
         with file_errors(self._path):
             os.fsync(self._handle)
             self._sync_folder()
             if not self._is_in_place():
                 raise TopicNotFound(
-                    f"file {str(self._path)!r}: it was deleted or replaced while it was written to; "
-                    "what was appended since is lost with it. Open a new writer and write that again"
+                    f"file {str(self._path)!r}: it was deleted or replaced while it was written; "
+                    "the lines appended since are lost. Open a new writer and write them again"
                 )
 
     def _sync_folder(self) -> None:
-        """A new file's name is durable only with its folder, see fsync(2)."""
+        """Make the name of a new file durable, which needs a sync of its folder, see fsync(2)."""
         if self._folder_synced:
             return
         folder = os.open(self._path.parent, os.O_RDONLY)
@@ -240,16 +322,16 @@ class AppendFile:
             return False
 
     def close(self) -> None:
-        """Let go of the file; what was appended and not synced is left to the system."""
+        """Close the file; the system writes appended lines that were not synced."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
 
 
 def check_lines(values: Sequence[bytes | None], comment: bytes | None, *, topic: str) -> None:
-    """Raise ``TopicError`` for the first value that a line cannot hold; quick where all of them can.
+    """Raise ``TopicError`` for the first value that cannot be a line, since reading would not return it.
 
-    Which values can be lines of a file, so that reading gives back what was written.
+    The check is fast if all values can be lines.
     """
     present = [value for value in values if value]
     if len(present) == len(values) and not _is_suspicious(present, comment):
@@ -281,7 +363,7 @@ def _is_suspicious(values: list[bytes], comment: bytes | None) -> bool:
 
 
 def why_no_line(value: bytes | None, comment: bytes | None) -> str | None:
-    r"""The reason why a value cannot be a line, or None.
+    r"""Return the reason why a value cannot be a line, or None.
 
     >>> why_no_line(b"a\nb", None)
     'it has a line feed within'
@@ -297,89 +379,3 @@ def why_no_line(value: bytes | None, comment: bytes | None) -> str | None:
     if comment is not None and value.startswith(comment):
         return f"it begins with {comment.decode()!r}, as comments do"
     return "it begins with a byte order mark" if value.startswith(UTF8_MARK) else None
-
-
-# What is gathered before it is appended: as for reading, large enough that a thread's hop is nothing.
-_BUFFER_BYTES: Final = 1 << 20
-
-
-class FilesWriter(TopicWriter):
-    """Appends values as lines; ``flush`` makes them durable.
-
-    What lines cannot hold is refused with ``TopicError`` before anything of the batch is written: values of
-    None, with a line feed in them, or with nothing but white space; and headers. Keys choose the file where
-    there are several (CRC-32 modulo their number) and are not stored; time stamps are not stored either.
-
-    Writing lines to one file or several.
-    """
-
-    def __init__(self, files: Sequence[AppendFile], *, topic: str, comment: bytes | None) -> None:
-        self._files = tuple(files)
-        self._gathered: list[list[bytes]] = [[] for _ in files]
-        self._gathered_bytes = 0
-        self._topic = topic
-        self._comment = comment
-        self._turn = 0
-        self._calls = OneAtATime()
-        self._is_closed = False
-
-    async def write(self, batch: OutgoingBatch) -> None:
-        """Take over a batch; waits for the disk once about 1 MiB has gathered."""
-        self._check(batch)
-        await self._calls.settle()
-        if self._gathered_bytes >= _BUFFER_BYTES:
-            await self._calls.run(self._append)
-        self._gather(batch)
-
-    def _check(self, batch: OutgoingBatch) -> None:
-        if self._is_closed:
-            raise TopicError(f"topic {self._topic!r}: expected an open writer, this one was closed")
-        check_outgoing(batch, topic=self._topic, partitions=len(self._files))
-        if batch.headers is not None:
-            self._check_headers(batch.headers)
-        check_lines(batch.values, self._comment, topic=self._topic)
-
-    def _check_headers(self, headers: Sequence[Headers]) -> None:
-        if any(headers):
-            raise TopicError(
-                f"topic {self._topic!r}: expected records without headers, as lines have none; put what they "
-                "say into the values, or write to a topic that has headers (kafka://, sqlite://)"
-            )
-
-    def _gather(self, batch: OutgoingBatch) -> None:
-        for partition, part in spread(batch, len(self._files), unkeyed=self._turn):
-            lines = b"\n".join([*filter(None, part.values), b""])
-            self._gathered[partition].append(lines)
-            self._gathered_bytes += len(lines)
-        self._turn = (self._turn + 1) % len(self._files)
-
-    def _append(self) -> None:
-        for file, gathered in zip(self._files, self._gathered, strict=True):
-            if gathered:
-                lines = b"".join(gathered)
-                file.append(lines)
-                gathered.clear()
-                self._gathered_bytes -= len(lines)
-
-    async def flush(self) -> None:
-        """Append what has gathered and wait until the disk has it. After an error it may be called again."""
-        await self._calls.run(self._append_and_sync)
-
-    def _append_and_sync(self) -> None:
-        self._append()
-        for file in self._files:
-            file.sync()
-
-    async def close(self) -> None:
-        """Flush, then close the files."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            await self.flush()
-        finally:
-            await self._calls.run(self._close_files)
-
-    def _close_files(self) -> None:
-        for file in self._files:
-            file.close()

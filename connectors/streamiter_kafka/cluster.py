@@ -1,4 +1,9 @@
-"""One connection to one broker, and what its failures mean."""
+"""The brokers of one cluster: connections, metadata, settings and offsets.
+
+`BrokerConnections` opens a connection when a request needs it, remembers which broker leads each partition, and gives
+each request a deadline. A failure that may be temporary is a `BrokerTrouble`; the caller decides how long to retry.
+`OffsetFinder` asks the leaders of a topic for offsets.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +14,27 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 from uuid import UUID
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, StreamiterError, TopicDenied, TopicError
+from streamiter.topics.connecting import PartitionEnds
 from streamiter.topics.secrets import has_secret, shown_path
 from streamiter_kafka.options import KafkaOptions, Server, shown
 from streamiter_kafka.trouble import BrokerTrouble, Code, RetryLimit, TopicMissing, check, persist_within
 from streamiter_kafka.wire import (
+    TOPIC_RESOURCE,
     AuthenticationFailedError,
     CloseReason,
     Connection,
+    DescribeConfigsRequest,
+    FindCoordinatorRequest,
     IllegalSaslStateError,
     IncompatibleBrokerVersion,
     KafkaError,
     MetadataRequest,
+    OffsetRequest,
     Response,
     SaslAuthenticationFailed,
     TopicMetadataRequest,
@@ -36,16 +46,358 @@ from streamiter_kafka.wire import (
 __all__ = [
     "NO_LEADER",
     "OPEN_TIMEOUT_S",
+    "READ_COMMITTED",
     "BrokerConnections",
     "ConnectionPurpose",
+    "OffsetFinder",
+    "comparable",
+    "shown_settings",
 ]
 
 
-# Longer than any deadline of ours, so that ours are the ones that act: a fetch may wait at the broker.
+T = TypeVar("T")
+
+OPEN_TIMEOUT_S: Final = 8.0
+"""How long opening waits for a broker: a broker that has just been started answers by then."""
+
+NO_LEADER: Final = -1
+
+# A writer asks for added partitions at this interval, as Kafka's own clients do (metadata.max.age.ms).
+_STALE_S: Final = 300.0
+
+
+class ConnectionPurpose(enum.Enum):
+    """The purpose of a connection.
+
+    A broker answers the requests of a connection one after the other, so a fetch that waits for data must not delay
+    other requests.
+    """
+
+    CONTROL = "control"
+    FETCH = "fetch"
+    PRODUCE = "produce"
+
+
+class CoordinatorKind(enum.IntEnum):
+    """The kinds of ids that a broker coordinates, as the protocol numbers them."""
+
+    GROUP = 0
+    TRANSACTIONAL_ID = 1
+
+
+class BrokerConnections:
+    """The connections to the brokers of one cluster, and the metadata that the brokers have given.
+
+    A connection is opened when a request needs it. Each request has a deadline. A failure that may be temporary is a
+    ``BrokerTrouble``; the caller decides whether to try again.
+    """
+
+    def __init__(
+        self,
+        servers: tuple[Server, ...],
+        options: KafkaOptions,
+        subject: str,
+        clock: Clock | None = None,
+    ) -> None:
+        self.options = options
+        # The system clock, also for a job with another clock: the brokers know no other time.
+        self.clock: Clock = clock if clock is not None else SystemClock()
+        self._servers = servers
+        self._subject = subject
+        self._tls = options.ssl_context(subject)
+        self._brokers: dict[int, Server] = {}
+        self._controller = NO_LEADER
+        self._leaders: dict[str, dict[int, int]] = {}
+        self._topic_ids: dict[str, UUID | None] = {}
+        self._refreshed_s: dict[str, float] = {}
+        self._connections: dict[tuple[Server, ConnectionPurpose], Connection] = {}
+        self._locks: dict[tuple[Server, ConnectionPurpose], asyncio.Lock] = {}
+
+    @property
+    def address(self) -> str:
+        """The brokers that the URL names."""
+        return ",".join(map(shown, self._servers))
+
+    def leaders(self, topic: str) -> Mapping[int, int]:
+        """Return the broker that leads each partition, by the last answer; ``NO_LEADER`` where none does."""
+        return self._leaders.get(topic, {})
+
+    def topic_id(self, topic: str) -> UUID | None:
+        """Return the id of the topic by the last answer; None where the broker gives none (before Kafka 2.8)."""
+        return self._topic_ids.get(topic)
+
+    def patience(self, subject: str | None = None) -> RetryLimit:
+        """Return a limit for retries, of the duration that the options say."""
+        return RetryLimit(subject or self._subject, self.options.give_up_after_s, self.clock)
+
+    async def persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of ``attempt``, retried for as long as a user waits: for opening, creating, describing."""
+        limit_s = min(OPEN_TIMEOUT_S, self.options.give_up_after_s)
+        return await persist_within(limit_s, self._subject, attempt)
+
+    async def request(
+        self,
+        node: int,
+        request: object,
+        *,
+        lane: ConnectionPurpose = ConnectionPurpose.CONTROL,
+        wait_s: float = 0.0,
+    ) -> Response:
+        """Return the answer of broker ``node``; the broker itself may delay its answer by ``wait_s``."""
+        server = self._brokers.get(node)
+        if server is None:
+            reason = "has no leader" if node == NO_LEADER else f"is led by the unknown broker {node}"
+            raise BrokerTrouble(f"{self.address}: a partition {reason} now")
+        return await self._request_at(server, request, lane, wait_s)
+
+    async def request_any(self, request: object) -> Response:
+        """Return the answer of the first broker that answers; they are tried in turn."""
+        troubles = []
+        for server in self._candidates():
+            try:
+                return await self._request_at(server, request, ConnectionPurpose.CONTROL, 0.0)
+            except BrokerTrouble as trouble:
+                troubles.append(str(trouble))
+        raise BrokerTrouble("; ".join(troubles))
+
+    async def request_controller(self, request: object) -> Response:
+        """Return the answer of the controller (with KRaft: of any broker, which passes the request on)."""
+        if self._controller in self._brokers:
+            return await self.request(self._controller, request)
+        return await self.request_any(request)
+
+    async def find_brokers(self) -> None:
+        """Ask for the brokers of the cluster."""
+        self._remember_brokers(await self.request_any(MetadataRequest([], allow_auto_topic_creation=False)))
+
+    async def find_coordinator(self, name: str, kind: CoordinatorKind, subject: str) -> int:
+        """Return the broker that coordinates a group or a transactional id."""
+        await self.find_brokers()
+        response = await self.request_any(FindCoordinatorRequest(name, kind.value))
+        check(response.error_code, subject)
+        return int(response.coordinator_id)
+
+    async def refresh(self, topic: str) -> Mapping[int, int]:
+        """Ask for the leaders of ``topic``; return them. Raises ``TopicMissing`` where there is no such topic."""
+        response = await self.request_any(TopicMetadataRequest(topic))
+        self._remember_brokers(response)
+        answered = topic_metadata(response)
+        self._leaders[topic] = self._leaders_of(answered.code, topic, answered.partitions)
+        self._topic_ids[topic] = answered.id
+        self._refreshed_s[topic] = self.clock.monotonic_s()
+        return self._leaders[topic]
+
+    async def fresh_leaders(self, topic: str) -> Mapping[int, int]:
+        """Return the leaders; ask for them again every few minutes, so that new partitions are found."""
+        now_s = self.clock.monotonic_s()
+        if now_s - self._refreshed_s[topic] > _STALE_S:
+            self._refreshed_s[topic] = now_s
+            with contextlib.suppress(BrokerTrouble):  # a lasting failure is raised where records are sent
+                await self.refresh(topic)
+        return self._leaders[topic]
+
+    async def require(self, topic: str) -> Mapping[int, int]:
+        """Ask for the leaders as :meth:`refresh`, with retries; raise ``TopicNotFound`` or ``TopicUnavailable``."""
+        return await self.persist(lambda: self.refresh(topic))
+
+    async def topic_names(self) -> list[str]:
+        """Return the names of all topics but Kafka's own, sorted."""
+        response = await self.request_any(MetadataRequest(None, allow_auto_topic_creation=False))
+        self._remember_brokers(response)
+        return sorted(name for _code, name, is_internal, _partitions in response.topics if not is_internal)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        connections = list(self._connections.values())
+        self._connections.clear()
+        await disconnect(connections)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _candidates(self) -> Iterable[Server]:
+        """Return the brokers to ask: those with a connection, then those of the metadata, then those of the URL."""
+        connected = [server for (server, _lane), each in self._connections.items() if each.connected()]
+        known = [server for _node, server in sorted(self._brokers.items())]
+        return dict.fromkeys([*connected, *known, *self._servers])
+
+    async def _request_at(
+        self, server: Server, request: object, lane: ConnectionPurpose, wait_s: float
+    ) -> Response:
+        connection = await self._connection(server, lane)
+        return await send(connection, request, server, self.options.request_timeout_s + wait_s)
+
+    async def _connection(self, server: Server, lane: ConnectionPurpose) -> Connection:
+        key = (server, lane)
+        connection = self._connections.get(key)
+        if connection is not None and connection.connected():
+            return connection
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            connection = self._connections.get(key)
+            if connection is None or not connection.connected():
+                connection = self._connections[key] = await connect(server, self.options, self._tls)
+            return connection
+
+    def _remember_brokers(self, response: Response) -> None:
+        if response.brokers:
+            self._brokers = {node: (host, port) for node, host, port, *_ in response.brokers}
+        self._controller = response.controller_id
+
+    def _leaders_of(self, code: int, topic: str, partitions: Sequence[Sequence[Any]]) -> dict[int, int]:
+        if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+            raise TopicMissing(
+                f"there is no topic {topic!r} at {self.address} (any more). Create it with "
+                "`await topic.create(partitions=...)`"
+            )
+        if code == Code.INVALID_TOPIC_EXCEPTION:
+            raise ConfigurationError(f"{self._subject}: {topic!r} is not a name that Kafka takes for a topic")
+        check(code, self._subject)
+        return {partition: leader for _code, partition, leader, *_ in sorted(partitions, key=lambda p: p[1])}
+
+
+async def shown_settings(cluster: BrokerConnections, topic: str) -> dict[str, str]:
+    """Return the settings of a topic; none where this user may not see them, since reading and writing need none."""
+    try:
+        return await cluster.persist(lambda: settings_of(cluster, topic))
+    except TopicDenied:
+        return {}
+
+
+async def settings_of(cluster: BrokerConnections, topic: str) -> dict[str, str]:
+    """Return the settings of a topic, default values included."""
+    request = DescribeConfigsRequest([(TOPIC_RESOURCE, topic, None)])
+    response = await cluster.request_any(request)
+    [(code, detail, _type, _name, entries)] = response.resources
+    if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+        raise TopicMissing(f"there is no topic {topic!r} at {cluster.address}")
+    check(code, f"settings of topic {topic!r}", detail)
+    return {name: value for name, value, *_ in entries if value is not None}
+
+
+READ_UNCOMMITTED: Final = 0
+
+READ_COMMITTED: Final = 1
+
+# The protocol takes these two numbers in place of a time stamp.
+_LATEST: Final = -1
+
+_EARLIEST: Final = -2
+
+# The answer for a time stamp after the last record.
+_NONE: Final = -1
+
+# The first record of a partition is the first record of this time or later.
+_BEGINNING_MS: Final = 0
+
+
+class FoundOffset(NamedTuple):
+    """An offset and, where the request had a time, the time stamp of its record."""
+
+    offset: int
+    timestamp_ms: int
+
+
+class OffsetFinder:
+    """Asks the leaders of one topic for offsets. A failure that may be temporary is a ``BrokerTrouble``."""
+
+    def __init__(self, cluster: BrokerConnections, topic: str, subject: str) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._subject = subject
+
+    async def ends(self, partitions: Iterable[int]) -> dict[int, PartitionEnds]:
+        """Return the earliest offset, the last stable offset and the end of each partition."""
+        wanted = list(partitions)
+        earliest, stable, end = await asyncio.gather(
+            self.earliest(wanted),
+            self._find(dict.fromkeys(wanted, _LATEST), READ_COMMITTED),
+            self._find(dict.fromkeys(wanted, _LATEST), READ_UNCOMMITTED),
+        )
+        return {
+            number: PartitionEnds(earliest[number], stable[number].offset, end[number].offset)
+            for number in wanted
+        }
+
+    async def earliest(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Return the earliest offset of each partition."""
+        return _offsets(await self._find(dict.fromkeys(partitions, _EARLIEST), READ_UNCOMMITTED))
+
+    async def identities(self, partitions: Iterable[int]) -> dict[int, str]:
+        """Return a text for each partition that differs for another topic of the same name.
+
+        The text is the topic's id. Brokers before 2.8 give none; there it is the time of the first record, which helps
+        until retention or compaction drops that record.
+        """
+        topic_id = self._cluster.topic_id(self._topic)
+        if topic_id is not None:
+            return dict.fromkeys(partitions, f"topic id={topic_id}")
+        there = self._cluster.leaders(self._topic)
+        wanted = [number for number in partitions if number in there]
+        found = await self._find(dict.fromkeys(wanted, _BEGINNING_MS), READ_UNCOMMITTED)
+        return {
+            number: f"record {first.offset}={first.timestamp_ms}"
+            for number, first in found.items()
+            if first.offset != _NONE
+        }
+
+    async def at_time(self, partitions: Iterable[int], timestamp_ms: int) -> dict[int, int]:
+        """Return the first offset of that time or later; partitions without such a record are left out."""
+        found = await self._find(dict.fromkeys(partitions, timestamp_ms), READ_COMMITTED)
+        return {number: offset for number, offset in _offsets(found).items() if offset != _NONE}
+
+    async def _find(self, times: Mapping[int, int], isolation: int) -> dict[int, FoundOffset]:
+        leaders = self._cluster.leaders(self._topic)
+        by_leader: dict[int, list[tuple[int, int]]] = {}
+        for number, time in times.items():
+            by_leader.setdefault(leaders.get(number, NO_LEADER), []).append((number, time))
+        try:
+            parts = [await self._ask(node, asked, isolation) for node, asked in by_leader.items()]
+        except BrokerTrouble:
+            # The next attempt must not ask the same wrong broker.
+            await self._cluster.refresh(self._topic)
+            raise
+        return {number: found for part in parts for number, found in part.items()}
+
+    async def _ask(self, node: int, asked: list[tuple[int, int]], isolation: int) -> dict[int, FoundOffset]:
+        response = await self._cluster.request(node, OffsetRequest(-1, isolation, [(self._topic, asked)]))
+        found = {}
+        for _topic, partitions in response.topics:
+            for number, code, timestamp_ms, offset in partitions:
+                check(code, f"{self._subject}, partition {number}")
+                found[number] = FoundOffset(offset, timestamp_ms)
+        return found
+
+
+def _offsets(found: Mapping[int, FoundOffset]) -> dict[int, int]:
+    return {number: each.offset for number, each in found.items()}
+
+
+def comparable(known: Mapping[int, str], found: Mapping[int, str]) -> dict[int, str]:
+    """Return the found identities that are of the same kind as the known ones.
+
+    >>> comparable({0: "record 0=17", 1: "record 3=18"}, {0: "record 0=99", 1: "topic id=..."})
+    {0: 'record 0=99'}
+    """
+    return {
+        number: identity
+        for number, identity in found.items()
+        if number in known and known[number].partition("=")[0] == identity.partition("=")[0]
+    }
+
+
+# aiokafka's own deadline is later than each deadline of this package, so it never acts: a fetch may wait at the broker.
 _MARGIN_S: Final = 60.0
-# Brokers drop connections that were idle for 10 minutes; dropping first avoids a failed request.
+
+# Brokers drop a connection that was idle for 10 minutes. Dropping it earlier avoids a failed request.
 _IDLE_MS: Final = 9 * 60 * 1000
+
 _CLOSE_TIMEOUT_S: Final = 1.0
+
 
 _REFUSED: Final = (
     AuthenticationFailedError,
@@ -58,13 +410,13 @@ _REFUSED: Final = (
 async def connect(server: Server, options: KafkaOptions, tls: ssl.SSLContext | None) -> Connection:
     """Connect and log in, within the request timeout.
 
-    Raises ``BrokerTrouble`` where the broker does not answer and ``TopicDenied`` where it, or its
-    certificate, is not accepted.
+    Raises ``BrokerTrouble`` where the broker does not answer, and ``TopicDenied`` where the login or the certificate is
+    not accepted.
     """
     try:
         async with asyncio.timeout(options.request_timeout_s):
             with _logging_without_secrets(options):
-                return await _create(server, options, tls)
+                return await _open_connection(server, options, tls)
     except TimeoutError:
         waited = f"no connection within {options.request_timeout_s:g} s"
         raise BrokerTrouble(f"{shown(server)}: {waited}") from None
@@ -81,7 +433,7 @@ async def connect(server: Server, options: KafkaOptions, tls: ssl.SSLContext | N
 
 @contextlib.contextmanager
 def _logging_without_secrets(options: KafkaOptions) -> Iterator[None]:
-    """While it logs in, aiokafka logs who it is and, at level DEBUG, the request with the password."""
+    """Drop log records with secrets: during a login aiokafka logs the user and, at level DEBUG, the password."""
 
     def has_none(record: logging.LogRecord) -> bool:
         return not has_secret(record.getMessage(), options.secrets)
@@ -94,7 +446,7 @@ def _logging_without_secrets(options: KafkaOptions) -> Iterator[None]:
         logger.removeFilter(has_none)
 
 
-async def _create(server: Server, options: KafkaOptions, tls: ssl.SSLContext | None) -> Connection:
+async def _open_connection(server: Server, options: KafkaOptions, tls: ssl.SSLContext | None) -> Connection:
     host, port = server
     return await create_conn(
         host,
@@ -111,12 +463,12 @@ async def _create(server: Server, options: KafkaOptions, tls: ssl.SSLContext | N
 
 
 async def send(connection: Connection, request: object, server: Server, timeout_s: float) -> Response:
-    """Send one request and return its answer, within ``timeout_s``; ``BrokerTrouble`` otherwise."""
+    """Send one request and return its answer within ``timeout_s``; raise ``BrokerTrouble`` otherwise."""
     try:
         async with asyncio.timeout(timeout_s):
             return await connection.send(request)
     except TimeoutError:
-        # What the broker still answers on this connection would be late.
+        # A later answer on this connection would be taken for that of the next request.
         connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
         raise BrokerTrouble(f"{shown(server)}: no answer within {timeout_s:g} s") from None
     except (NotImplementedError, IncompatibleBrokerVersion) as error:
@@ -154,7 +506,7 @@ def _tls_failure(server: Server, error: ssl.SSLError, options: KafkaOptions) -> 
 
 
 def _reason(error: Exception, options: KafkaOptions) -> str:
-    """Brokers drop a connection of the wrong protocol without a word."""
+    """Return the reason with a hint: a broker drops a connection of the wrong protocol without an error."""
     if isinstance(error, KafkaError):
         return (
             f"{_described(error)}; does it expect another security_protocol than {options.security_protocol}?"
@@ -164,193 +516,3 @@ def _reason(error: Exception, options: KafkaOptions) -> str:
 
 def _described(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-T = TypeVar("T")
-
-OPEN_TIMEOUT_S: Final = 8.0
-"""How long opening waits for a broker: one that has just been started is there by then."""
-
-NO_LEADER: Final = -1
-
-# How soon a writer finds partitions that were added: as Kafka's own clients do (metadata.max.age.ms).
-_STALE_S: Final = 300.0
-
-
-class ConnectionPurpose(enum.Enum):
-    """What a connection is for. A broker answers one request of a connection after the other, so a fetch
-    that waits for data must not hold up anything else.
-    """
-
-    CONTROL = "control"
-    FETCH = "fetch"
-    PRODUCE = "produce"
-
-
-class BrokerConnections:
-    """Connections to the brokers, and the metadata they gave.
-
-    Every request has a deadline; what may pass is a ``BrokerTrouble`` for the caller to bear.
-
-    The brokers of one cluster: connections made when they are needed, who leads what, a deadline each.
-    """
-
-    def __init__(
-        self,
-        servers: tuple[Server, ...],
-        options: KafkaOptions,
-        subject: str,
-        clock: Clock | None = None,
-    ) -> None:
-        self.options = options
-        # The machine's own time, whatever a job runs on: the brokers have no other.
-        self.clock: Clock = clock if clock is not None else SystemClock()
-        self._servers = servers
-        self._subject = subject
-        self._tls = options.ssl_context(subject)
-        self._brokers: dict[int, Server] = {}
-        self._controller = NO_LEADER
-        self._leaders: dict[str, dict[int, int]] = {}
-        self._topic_ids: dict[str, UUID | None] = {}
-        self._refreshed_s: dict[str, float] = {}
-        self._connections: dict[tuple[Server, ConnectionPurpose], Connection] = {}
-        self._locks: dict[tuple[Server, ConnectionPurpose], asyncio.Lock] = {}
-
-    @property
-    def address(self) -> str:
-        """The brokers the URL names."""
-        return ",".join(map(shown, self._servers))
-
-    def leaders(self, topic: str) -> Mapping[int, int]:
-        """The node that leads each partition, as of the last answer; ``NO_LEADER`` where none does."""
-        return self._leaders.get(topic, {})
-
-    def topic_id(self, topic: str) -> UUID | None:
-        """The id of the topic as of the last answer; None where the broker gives none (before Kafka 2.8)."""
-        return self._topic_ids.get(topic)
-
-    def patience(self, subject: str | None = None) -> RetryLimit:
-        """Patience for as long as the options say."""
-        return RetryLimit(subject or self._subject, self.options.give_up_after_s, self.clock)
-
-    async def persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """``attempt`` with the patience for what a user waits for: opening, creating, describing."""
-        limit_s = min(OPEN_TIMEOUT_S, self.options.give_up_after_s)
-        return await persist_within(limit_s, self._subject, attempt)
-
-    async def request(
-        self,
-        node: int,
-        request: object,
-        *,
-        lane: ConnectionPurpose = ConnectionPurpose.CONTROL,
-        wait_s: float = 0.0,
-    ) -> Response:
-        """The answer of broker ``node``; ``wait_s`` is how long the broker itself may hold it back."""
-        server = self._brokers.get(node)
-        if server is None:
-            reason = "has no leader" if node == NO_LEADER else f"is led by the unknown broker {node}"
-            raise BrokerTrouble(f"{self.address}: a partition {reason} just now")
-        return await self._request_at(server, request, lane, wait_s)
-
-    async def request_any(self, request: object) -> Response:
-        """The answer of whichever broker answers first, tried in turn."""
-        troubles = []
-        for server in self._candidates():
-            try:
-                return await self._request_at(server, request, ConnectionPurpose.CONTROL, 0.0)
-            except BrokerTrouble as trouble:
-                troubles.append(str(trouble))
-        raise BrokerTrouble("; ".join(troubles))
-
-    async def request_controller(self, request: object) -> Response:
-        """The answer of the controller (with KRaft: of any broker, which passes the request on)."""
-        if self._controller in self._brokers:
-            return await self.request(self._controller, request)
-        return await self.request_any(request)
-
-    async def find_brokers(self) -> None:
-        """Ask which brokers there are."""
-        self._take_in(await self.request_any(MetadataRequest([], allow_auto_topic_creation=False)))
-
-    async def refresh(self, topic: str) -> Mapping[int, int]:
-        """Ask who leads the partitions of ``topic`` now; ``TopicMissing`` where there is no such topic."""
-        response = await self.request_any(TopicMetadataRequest(topic))
-        self._take_in(response)
-        answered = topic_metadata(response)
-        self._leaders[topic] = self._leaders_of(answered.code, topic, answered.partitions)
-        self._topic_ids[topic] = answered.id
-        self._refreshed_s[topic] = self.clock.monotonic_s()
-        return self._leaders[topic]
-
-    async def fresh_leaders(self, topic: str) -> Mapping[int, int]:
-        """As :meth:`leaders`, asked for again every few minutes so that new partitions are found."""
-        now_s = self.clock.monotonic_s()
-        if now_s - self._refreshed_s[topic] > _STALE_S:
-            self._refreshed_s[topic] = now_s
-            with contextlib.suppress(BrokerTrouble):  # what it means is found out where records are sent
-                await self.refresh(topic)
-        return self._leaders[topic]
-
-    async def require(self, topic: str) -> Mapping[int, int]:
-        """As :meth:`refresh`, bearing what passes; ``TopicNotFound`` or ``TopicUnavailable`` otherwise."""
-        return await self.persist(lambda: self.refresh(topic))
-
-    async def topic_names(self) -> list[str]:
-        """The names of all topics but Kafka's own, sorted."""
-        response = await self.request_any(MetadataRequest(None, allow_auto_topic_creation=False))
-        self._take_in(response)
-        return sorted(name for _code, name, is_internal, _partitions in response.topics if not is_internal)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        connections = list(self._connections.values())
-        self._connections.clear()
-        await disconnect(connections)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def _candidates(self) -> Iterable[Server]:
-        """Brokers to ask: first those with a connection, then those known, then those of the URL."""
-        connected = [server for (server, _lane), each in self._connections.items() if each.connected()]
-        known = [server for _node, server in sorted(self._brokers.items())]
-        return dict.fromkeys([*connected, *known, *self._servers])
-
-    async def _request_at(
-        self, server: Server, request: object, lane: ConnectionPurpose, wait_s: float
-    ) -> Response:
-        connection = await self._connection(server, lane)
-        return await send(connection, request, server, self.options.request_timeout_s + wait_s)
-
-    async def _connection(self, server: Server, lane: ConnectionPurpose) -> Connection:
-        key = (server, lane)
-        connection = self._connections.get(key)
-        if connection is not None and connection.connected():
-            return connection
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            connection = self._connections.get(key)
-            if connection is None or not connection.connected():
-                connection = self._connections[key] = await connect(server, self.options, self._tls)
-            return connection
-
-    def _take_in(self, response: Response) -> None:
-        if response.brokers:
-            self._brokers = {node: (host, port) for node, host, port, *_ in response.brokers}
-        self._controller = response.controller_id
-
-    def _leaders_of(self, code: int, topic: str, partitions: Sequence[Sequence[Any]]) -> dict[int, int]:
-        if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
-            raise TopicMissing(
-                f"there is no topic {topic!r} at {self.address} (any more). Create it with "
-                "`await topic.create(partitions=...)`"
-            )
-        if code == Code.INVALID_TOPIC_EXCEPTION:
-            raise ConfigurationError(f"{self._subject}: {topic!r} is not a name that Kafka takes for a topic")
-        check(code, self._subject)
-        return {partition: leader for _code, partition, leader, *_ in sorted(partitions, key=lambda p: p[1])}

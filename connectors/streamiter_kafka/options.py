@@ -1,4 +1,4 @@
-"""What can be set on a Kafka topic: as keyword options, or in the URL's query.
+"""The options and the URL of a Kafka topic. Options are keyword arguments, or parameters of the URL's query.
 
 >>> KafkaOptions.parse({"compression": "zstd", "give_up_after_s": "5"}, "topic 'clicks'").give_up_after_s
 5.0
@@ -24,6 +24,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from streamiter.errors import ConfigurationError
 from streamiter.numbers import has_plain_digits
+from streamiter.topics.lookup import check_options
 from streamiter.topics.secrets import hide, secret_option_names, shown_path, shown_url, with_secrets
 
 __all__ = [
@@ -41,7 +42,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "security_protocol": ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
         "sasl_mechanism": ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
         "compression": ("none", "gzip", "snappy", "lz4", "zstd"),
-        # Not 0: flush() promises that records are stored, and nobody would say so.
+        # Not 0: flush() promises that records are stored, which no broker would confirm then.
         "acks": ("all", "1"),
     }
 )
@@ -51,56 +52,59 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 class KafkaOptions:
     """Options of a Kafka topic, checked.
 
-    ``security_protocol``, ``sasl_mechanism``, ``sasl_username``, ``sasl_password``, ``ssl_cafile``,
-    ``ssl_certfile``, ``ssl_keyfile``, ``ssl_password``, ``ssl_check_hostname``: how to connect.
-    ``sasl_username``, ``sasl_password`` and ``ssl_password`` are secrets: never shown, and each may be given as
-    ``…_env``, the name of an environment variable, or ``…_file``, the path of a file of one line, instead.
-    ``request_timeout_s``: how long one request may take. ``give_up_after_s``: how long a broker may be
-    away before reading or writing ends with ``TopicUnavailable``.
-    ``acks``: ``all`` in-sync replicas or ``1`` store a record before it counts as written; only with
-    ``all`` are repeated sends recognized, so that no record is stored twice.
-    ``compression``: none, gzip, snappy, lz4 or zstd. ``linger_s``: how long a writer waits for more
-    records before it sends a batch that is not full. ``max_batch_bytes``: how large such a batch grows.
-    ``max_unacked_bytes``: how much a writer has under way. ``fetch_max_bytes``: how much a reader asks
-    a broker for at a time; it holds up to twice as much.
+    ``sasl_username``, ``sasl_password`` and ``ssl_password`` are secrets, which no message shows. In place of a
+    secret its source may be given: as ``…_env`` the name of an environment variable, or as ``…_file`` the path of a
+    file of one line.
     """
 
     security_protocol: str = "PLAINTEXT"
+    """How to connect: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
     sasl_mechanism: str = "PLAIN"
+    """How to log in: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."""
     sasl_username: str | None = field(default=None, repr=False)
+    """The user of the login."""
     sasl_password: str | None = field(default=None, repr=False)
+    """The password of the login."""
     ssl_cafile: str | None = field(default=None, repr=False)
+    """The file of the authorities that sign the brokers' certificates; None for those of the system."""
     ssl_certfile: str | None = field(default=None, repr=False)
+    """The file of the client's own certificate."""
     ssl_keyfile: str | None = field(default=None, repr=False)
+    """The file of the certificate's private key."""
     ssl_password: str | None = field(default=None, repr=False)
+    """The password of the private key."""
     ssl_check_hostname: bool = True
+    """Whether a broker's certificate must name the broker's host."""
     client_id: str = field(default="streamiter", repr=False)
-    # A broker answers in milliseconds; one that stands still for 10 s (a long garbage collection) is as
-    # good as gone, and the request is repeated.
+    """The name of this client in the brokers' logs and quotas."""
     request_timeout_s: float = 10.0
-    # A rolling restart of a broker takes 10 to 30 s.
+    """How long one request may take. A broker answers in milliseconds; after a pause of 10 s, such as a long garbage
+    collection, it counts as lost, and the request is repeated."""
     give_up_after_s: float = 60.0
+    """How long a broker may be away before a read or write raises ``TopicUnavailable``. A rolling restart takes 10 to
+    30 s."""
     acks: str = "all"
+    """Which replicas store a record before it counts as written: ``all`` that are in sync, or ``1``. Only with ``all``
+    does a broker recognize a batch that is sent again, so that no record is stored twice."""
     compression: str = "none"
+    """How batches are compressed: none, gzip, snappy, lz4 or zstd."""
     linger_s: float = 0.0
-    # Measured: 250 to 500 kB cost the least CPU a record; twice as much costs a fifth more, in memory that
-    # is fetched anew for each request. A topic takes 1,048,588 bytes by default.
+    """How long a writer waits for more records before it sends a batch that is not full."""
     max_batch_bytes: int = 500_000
+    """The size of a full batch. Measured: 250 to 500 kB cost the least CPU for a record; twice the size costs a fifth
+    more, because the memory of each request is allocated again. A topic takes 1,048,588 bytes by default."""
     max_unacked_bytes: int = 16_000_000
-    # Measured: more does not read faster, less than 4 MB does read slower.
+    """The largest number of bytes of a writer that are not yet stored."""
     fetch_max_bytes: int = 8_000_000
+    """The size that a reader asks a broker for at a time; it holds up to twice as much. Measured: more does not read
+    faster, less than 4 MB reads slower."""
 
     @classmethod
     def parse(cls, given: Mapping[str, object], subject: str) -> KafkaOptions:
-        """The options out of values or their text; ``ConfigurationError`` names ``subject`` and the option."""
+        """Return the options from values or texts; a ``ConfigurationError`` names ``subject`` and the option."""
         known = {each.name: each.type for each in fields(cls)}
         listed = sorted({*known, *secret_option_names(_SECRET)})
-        for name in given:
-            if name not in listed:
-                shown = repr(name) if name.isidentifier() else "(not shown, since it is no name)"
-                raise ConfigurationError(
-                    f"{subject}: unknown option {shown}; the options are {', '.join(listed)}"
-                )
+        check_options(subject, given, listed)
         given = with_secrets(given, _SECRET, subject)
         converted: dict[str, Any] = {
             name: _converted(name, str(known[name]), value, subject)
@@ -113,7 +117,7 @@ class KafkaOptions:
 
     @property
     def uses_sasl(self) -> bool:
-        """Whether a name and a password are sent."""
+        """Whether the client logs in with a name and a password."""
         return self.security_protocol.startswith("SASL")
 
     @property
@@ -122,7 +126,7 @@ class KafkaOptions:
         return self.security_protocol.endswith("SSL")
 
     def ssl_context(self, subject: str) -> ssl.SSLContext | None:
-        """The TLS settings out of the files; None without TLS. Reads the files."""
+        """Read the files and return the TLS settings; None without TLS."""
         if not self.uses_tls:
             return None
         context = self._with_authorities(subject)
@@ -143,7 +147,7 @@ class KafkaOptions:
     def _load_certificate(self, context: ssl.SSLContext, subject: str) -> None:
         assert self.ssl_certfile is not None
         try:
-            # A password that is missing must be an error, not a question on the terminal.
+            # A missing password must be an error, not a question on the terminal.
             context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, self.ssl_password or "")
         except (OSError, ValueError) as error:  # A password of more than 1,024 bytes.
             raise ConfigurationError(
@@ -151,13 +155,18 @@ class KafkaOptions:
                 f"{shown_path(self.ssl_certfile)} and {shown_path(self.ssl_keyfile or '')} ({self._reason(error)})"
             ) from None
 
+    @property
+    def request_timeout_ms(self) -> int:
+        """The request timeout in the unit of the protocol."""
+        return int(1000 * self.request_timeout_s)
+
     def hide_secrets(self, text: str) -> str:
-        """What a library says, without the secrets of this connection."""
+        """Return a text of a library without the secrets of this connection."""
         return hide(text, self.secrets)
 
     @property
     def secrets(self) -> list[str]:
-        """What is never shown."""
+        """The texts that no message may show."""
         return [secret for secret in (self.sasl_username, self.sasl_password, self.ssl_password) if secret]
 
     def _reason(self, error: Exception) -> str:
@@ -212,7 +221,7 @@ class KafkaOptions:
 
 
 def is_shown(name: str, value: str) -> bool:
-    """Whether an option may be seen in a URL: a number, a truth or one of some words, as which no secret passes."""
+    """Return whether a URL may show an option: a number, a truth value or a known word, which is no secret."""
     if name in _CHOICES:
         return value in _CHOICES[name]
     annotation = {each.name: str(each.type) for each in fields(KafkaOptions)}.get(name, "str")
@@ -225,12 +234,12 @@ def is_shown(name: str, value: str) -> bool:
 def _is_text(text: str) -> bool:
     try:
         return b"\0" not in text.encode()
-    except UnicodeEncodeError:  # Bytes of the environment that are no UTF-8.
+    except UnicodeEncodeError:  # bytes of the environment that are not UTF-8
         return False
 
 
 def _shown_value(value: object) -> str:
-    """A number as it is; a text may be a secret that was given for the wrong option."""
+    """Return a number as text; other texts are not shown, since a secret may have been given for the wrong option."""
     is_number = not isinstance(value, str) or re.fullmatch(r"[-+.\d]{1,12}", value)
     return repr(value) if is_number else "another text (not shown, since it may be a secret)"
 
@@ -269,29 +278,30 @@ _SERVER: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:@\s]+)(?::(?P<p
 
 
 def shown(server: Server) -> str:
-    """``host:port``, with brackets around an IPv6 address.
-
-    ``kafka://host:9092,host2:9092/topic?option=value``: its parts, and the same without secrets.
-
-    >>> address = KafkaAddress.parse("kafka://one,two:9093/clicks?compression=zstd&sasl_password=secret")
-    >>> address.servers, address.topic, address.url
-    ((('one', 9092), ('two', 9093)), 'clicks', 'kafka://one:9092,two:9093/clicks?compression=zstd')
-    """
+    """Return ``host:port``, with brackets around an IPv6 address."""
     host, port = server
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
-    """The parts of a Kafka URL; ``topic`` is empty where the URL names none."""
+    """The parts of a Kafka URL: ``kafka://host:9092,host2:9092/topic?option=value``.
+
+    >>> address = KafkaAddress.parse("kafka://one,two:9093/clicks?compression=zstd&sasl_password=secret")
+    >>> address.servers, address.topic, address.url
+    ((('one', 9092), ('two', 9093)), 'clicks', 'kafka://one:9092,two:9093/clicks?compression=zstd')
+    """
 
     servers: tuple[Server, ...]
+    """The brokers to ask first."""
     topic: str
+    """The topic; empty where the URL names none."""
     query: Mapping[str, str]
+    """The options of the query, as texts."""
 
     @classmethod
     def parse(cls, url: str) -> KafkaAddress:
-        """Split ``url``; raises ``ConfigurationError``, which never repeats a password."""
+        """Return the parts of ``url``; raise ``ConfigurationError``, whose message never repeats a password."""
         parts = urlsplit(url)
         if "@" in url.partition("?")[0]:
             raise ConfigurationError(
@@ -300,14 +310,14 @@ class KafkaAddress:
             )
         if parts.fragment:
             raise ConfigurationError(
-                f"expected a topic URL such as {_EXAMPLE}, given one with a '#', behind which nothing counts; write "
-                "options behind a '?', and %23 for a '#' that is part of a value"
+                f"expected a topic URL such as {_EXAMPLE}, given one with a '#', after which all text is ignored; "
+                "write options after a '?', and %23 for a '#' that is part of a value"
             )
         return cls(_servers(parts.netloc), _topic(parts.path), _query(parts.query))
 
     @property
     def cluster(self) -> str:
-        """The servers, sorted: equal for equal clusters as far as a URL can tell."""
+        """The servers, sorted, so that URLs of one cluster have the same text."""
         return ",".join(sorted(shown(server) for server in self.servers))
 
     @property
@@ -318,7 +328,7 @@ class KafkaAddress:
         return f"kafka://{','.join(map(shown, self.servers))}/{self.topic}{query}"
 
     def beside(self, name: str) -> KafkaAddress:
-        """The same for another topic of the cluster."""
+        """Return the address of another topic of the cluster."""
         return replace(self, topic=_checked_name(name))
 
 
@@ -339,7 +349,7 @@ def _server(text: str) -> Server:
 
 
 def _shown_server(text: str) -> str:
-    """What is no port may be a password: ``kafka://alice:password/clicks``."""
+    """Return the server as text, but not a text without a port, which may be a password: ``kafka://alice:password/clicks``."""
     host, _, port = text.rpartition(":")
     return repr(text) if host and port.isdecimal() else "another text"
 

@@ -1,6 +1,8 @@
-"""Which partition a key goes to: as the Java client's default partitioner has it.
+"""From outgoing records to record batches: which partition, which size, which bytes.
 
-So a topic may be written from here and from elsewhere, and equal keys still meet in one partition.
+`Packing` distributes the records of a batch over the partitions of a topic, by the same hash of the key as the default
+partitioner of the Java client: so equal keys meet in one partition, whichever client writes them. A `PartitionQueue`
+holds the record batches of one partition that are not stored yet. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -9,14 +11,14 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ProducerFenced, RecordTooLarge, StreamiterError, TopicError
+from streamiter.topics.connecting import check_outgoing
 from streamiter.topics.topic import Headers, OutgoingBatch, SizeLimit
-from streamiter.topics.topic_sink import check_outgoing
 from streamiter_kafka.cluster import NO_LEADER
 from streamiter_kafka.trouble import BrokerTrouble, Code, failure_of
 from streamiter_kafka.wire import RecordBatchBuilder
@@ -42,14 +44,14 @@ _R: Final = 24
 _32_BITS: Final = 0xFFFFFFFF
 _POSITIVE: Final = 0x7FFFFFFF
 
-# Below this, arranging keys for numpy takes longer than hashing them one by one.
+# For fewer keys, arranging them for numpy takes longer than hashing them one by one.
 _FEW_KEYS: Final = 8
 
 Words = npt.NDArray[np.uint32]
 
 
 def partitions_of_keys(keys: Sequence[bytes], partitions: int) -> list[int]:
-    """The partition of each key.
+    """Return the partition of each key.
 
     >>> partitions_of_keys([b"21", b"foobar", b"21"], 10)
     [0, 6, 0]
@@ -65,7 +67,7 @@ def partitions_of_keys(keys: Sequence[bytes], partitions: int) -> list[int]:
 
 
 def murmur2(key: bytes) -> int:
-    """MurmurHash2 of ``key``, as an unsigned number of 32 bits.
+    """Return the MurmurHash2 of ``key`` as an unsigned number of 32 bits.
 
     >>> murmur2(b"21") - 2**32
     -973932308
@@ -83,7 +85,7 @@ def murmur2(key: bytes) -> int:
 
 
 def _murmur2_of_many(keys: Sequence[bytes]) -> Words:
-    """All keys of one length at a time, each step for all of them together."""
+    """Hash the keys of one length together, one length after the other."""
     hashes = np.empty(len(keys), np.uint32)
     lengths = np.fromiter(map(len, keys), np.intp, len(keys))
     for length in np.unique(lengths).tolist():
@@ -106,27 +108,31 @@ def _murmur2_of_length(keys: Sequence[bytes], length: int) -> Words:
 
 
 def _words(keys: Sequence[bytes], length: int) -> Words:
-    """The keys as rows of little-endian numbers, the last filled up with zeros."""
+    """Return the keys as rows of little-endian numbers; the last number of a row is filled up with zeros."""
     padded = np.zeros((len(keys), -(-length // 4) * 4), np.uint8)
     padded[:, :length] = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), length)
     return padded.view("<u4").astype(np.uint32, copy=False)
 
 
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
-"""What a topic takes unless its ``max.message.bytes`` says otherwise."""
+"""The largest record batch of a topic without the setting ``max.message.bytes``."""
 
 _FORMAT: Final = 2
 _CODECS: Final[Mapping[str, int]] = MappingProxyType({"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4})
 _BATCH_HEADER_BYTES: Final = 61
-# What a record takes besides key, value and headers: at most 21 bytes, and 5 for each length.
+# The size of a record besides key, value and headers: at most 21 bytes, and 5 for each length.
 _RECORD_OVERHEAD_BYTES: Final = 64
 # A batch that does not compress grows by up to half a percent.
 _LARGEST_PART_OF_LIMIT: Final = 0.95
 _MAX_SEQUENCE: Final = 2**31
 
 
+Row = tuple[bytes | None, bytes | None, list[tuple[str, bytes]], int]
+"""Value, key, headers and time of a record, as the builder of record batches takes them."""
+
+
 class ProducerIdentity:
-    """What a broker tells repeated batches by; ``NONE`` where it should not."""
+    """The id and the epoch by which a broker recognizes a batch that is sent again; -1 for no recognition."""
 
     __slots__ = ("epoch", "number", "transactional_id")
 
@@ -137,11 +143,11 @@ class ProducerIdentity:
 
 
 class PendingBatch:
-    """A record batch on its way: it takes records until it is sealed for its first sending."""
+    """A record batch that is not stored yet. It takes records until it is sealed for the first attempt to send it."""
 
     __slots__ = ("_builder", "_sealed", "base_sequence", "count", "is_full", "size_bytes")
 
-    def __init__(self, builder: Any) -> None:
+    def __init__(self, builder: RecordBatchBuilder) -> None:
         self._builder = builder
         self._sealed: bytes | None = None
         self.count = 0
@@ -151,16 +157,16 @@ class PendingBatch:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes more records."""
+        """Whether the batch takes more records."""
         return self._sealed is None and not self.is_full
 
     @property
     def is_sealed(self) -> bool:
-        """Whether it has been sent, or was about to be."""
+        """Whether an attempt to send the batch may have begun."""
         return self._sealed is not None
 
-    def fill(self, rows: Iterable[tuple[Any, ...]]) -> tuple[Any, ...] | None:
-        """Take rows of value, key, headers and time until it is full; the row that did not fit, if any."""
+    def fill(self, rows: Iterable[Row]) -> Row | None:
+        """Take rows of value, key, headers and time until the batch is full; return the row that did not fit."""
         append, offset = self._builder.append, self.count
         left = None
         for value, key, headers, timestamp_ms in rows:
@@ -172,13 +178,13 @@ class PendingBatch:
         self.count, self.size_bytes = offset, self._builder.size()
         return left
 
-    def size_of_first(self, row: tuple[Any, ...]) -> int:
-        """The bytes that ``row`` takes as the first of a batch."""
+    def size_of_first(self, row: Row) -> int:
+        """Return the size in bytes of ``row`` as the first record of a batch."""
         value, key, headers, timestamp_ms = row
         return int(self._builder.size_in_bytes(0, timestamp_ms, key, value, headers))
 
     def seal(self, producer: ProducerIdentity, base_sequence: int) -> bytes:
-        """Its bytes, which stay the same however often it is sent."""
+        """Return the bytes of the batch. They are the same for each attempt to send it."""
         if self._sealed is None:
             self.base_sequence = base_sequence
             self._builder.set_producer_state(producer.number, producer.epoch, base_sequence)
@@ -187,17 +193,12 @@ class PendingBatch:
 
     @property
     def next_sequence(self) -> int:
-        """The sequence number of the record behind it."""
+        """The sequence number of the record after the batch."""
         return (self.base_sequence + self.count) % _MAX_SEQUENCE
 
 
 class Packing:
-    """Packs the records for one topic.
-
-    From an outgoing batch to record batches: which partition, how large, in which bytes.
-
-    Nothing here does I/O.
-    """
+    """Packs the records for one topic."""
 
     def __init__(
         self, topic: str, limit_bytes: int, *, compression: str, max_batch_bytes: int, transactional: bool
@@ -210,13 +211,13 @@ class Packing:
         self._turn = 0
 
     def new_batch(self) -> PendingBatch:
-        """An empty record batch."""
+        """Return an empty record batch."""
         return PendingBatch(
             RecordBatchBuilder(_FORMAT, self._codec, self._transactional, -1, -1, 0, self._batch_bytes)
         )
 
     def size_limit(self) -> SizeLimit:
-        """How large a record may be: as the only one of its batch, compressed where that is needed."""
+        """Return the limit for one record: its size alone in a batch, compressed if it is too large otherwise."""
         return SizeLimit(self.limit_bytes, self._size_alone)
 
     def _size_alone(self, value: bytes | None, key: bytes | None, headers: Headers) -> int:
@@ -229,10 +230,10 @@ class Packing:
         return len(alone.seal(ProducerIdentity(), 0))
 
     def spread(self, batch: OutgoingBatch, leaders: Mapping[int, int]) -> list[tuple[int, OutgoingBatch]]:
-        """The parts of ``batch`` by partition, all of it checked: keyed records go by their key, the rest
-        together to the next partition in turn.
+        """Check the batch and return its parts by partition.
 
-        Raises ``TopicError`` or ``RecordTooLarge``; then nothing of the batch should be written.
+        A record with a key goes to the partition of the key. The records without a key go together to the next
+        partition in turn. Raises ``TopicError`` or ``RecordTooLarge``; then no record of the batch may be written.
         """
         check_outgoing(batch, topic=self.topic, partitions=len(leaders))
         self._check_sizes(batch)
@@ -243,7 +244,7 @@ class Packing:
         return self._by_key(batch, batch.keys, leaders)
 
     def _next_in_turn(self, leaders: Mapping[int, int]) -> int:
-        """A partition without a leader is left out: nobody takes records for it just now."""
+        """Return the next partition in turn; skip partitions without a leader, which take no records now."""
         led = [number for number, leader in leaders.items() if leader != NO_LEADER] or list(leaders)
         self._turn += 1
         return led[self._turn % len(led)]
@@ -260,10 +261,10 @@ class Packing:
         indices: dict[int, list[int]] = {}
         for index, number in enumerate(numbers):
             indices.setdefault(number, []).append(index)
-        return [(number, _part(batch, chosen)) for number, chosen in indices.items()]
+        return [(number, batch.take(chosen)) for number, chosen in indices.items()]
 
     def _check_sizes(self, batch: OutgoingBatch) -> None:
-        # What compresses well may be larger; the batch is measured once it is compressed.
+        # Records that compress well may be larger; the batch is measured after compression.
         if self._codec or not len(batch):
             return
         longest = _longest(batch.values) + _longest(batch.keys or ())
@@ -282,9 +283,9 @@ class Packing:
                 )
 
 
-def rows(batch: OutgoingBatch, now_ms: int) -> Iterable[tuple[Any, ...]]:
-    """Value, key, headers and time of each record, as the builder takes them."""
-    no_headers: list[Any] = []
+def rows(batch: OutgoingBatch, now_ms: int) -> Iterable[Row]:
+    """Return value, key, headers and time of each record, as the builder of record batches takes them."""
+    no_headers: list[tuple[str, bytes]] = []
     return zip(
         batch.values,
         repeat(None) if batch.keys is None else batch.keys,
@@ -292,21 +293,6 @@ def rows(batch: OutgoingBatch, now_ms: int) -> Iterable[tuple[Any, ...]]:
         repeat(now_ms) if batch.timestamps_ms is None else batch.timestamps_ms,
         strict=False,  # repeat has no end
     )
-
-
-def _part(batch: OutgoingBatch, indices: Sequence[int]) -> OutgoingBatch:
-    if len(indices) == len(batch):
-        return batch
-    return OutgoingBatch(
-        values=[batch.values[index] for index in indices],
-        keys=_taken(batch.keys, indices),
-        headers=_taken(batch.headers, indices),
-        timestamps_ms=_taken(batch.timestamps_ms, indices),
-    )
-
-
-def _taken(column: Sequence[Any] | None, indices: Sequence[int]) -> list[Any] | None:
-    return None if column is None else [column[index] for index in indices]
 
 
 def _longest(column: Sequence[bytes | None]) -> int:
@@ -325,12 +311,7 @@ Key = tuple[str, int]
 
 
 class PartitionQueue:
-    """The batches of one partition that are not stored yet, in order.
-
-    The batches of one partition on their way, in order and numbered.
-
-    Nothing here does I/O.
-    """
+    """The record batches of one partition that are not stored yet, in order and numbered."""
 
     def __init__(self, packing: Packing, number: int) -> None:
         self.packing = packing
@@ -341,7 +322,7 @@ class PartitionQueue:
         self.opened_s = 0.0
 
     def put(self, batch: OutgoingBatch, now_ms: int) -> int:
-        """Append records; the bytes they add."""
+        """Append records; return the number of bytes that they add."""
         remaining = iter(rows(batch, now_ms))
         added_bytes = 0
         while True:
@@ -354,7 +335,7 @@ class PartitionQueue:
             remaining = chain([left], remaining)
 
     def seal(self, producer: ProducerIdentity) -> bytes:
-        """The bytes of the first batch; its numbers follow those of the batch before."""
+        """Return the bytes of the first batch; its sequence numbers follow those of the batch before."""
         head = self.batches[0]
         if not head.is_sealed:
             head.seal(producer, self.next_sequence)
@@ -362,7 +343,7 @@ class PartitionQueue:
         return head.seal(producer, head.base_sequence)
 
     def take_back(self) -> PendingBatch:
-        """Remove the first batch, which the broker has refused: its numbers are free again."""
+        """Remove the first batch, which the broker has refused, and reuse its sequence numbers."""
         head = self.batches.popleft()
         self.next_sequence = head.base_sequence
         return head
@@ -380,10 +361,7 @@ _FENCED: Final = frozenset({Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED})
 def refusal(
     code: int, batch: PendingBatch, producer: ProducerIdentity, subject: str
 ) -> BrokerTrouble | StreamiterError:
-    """The exception for an error code in the answer to ``batch``.
-
-    What it means that a broker does not take a batch.
-    """
+    """Return the exception for an error code in the answer to ``batch``."""
     if code in _TOO_LARGE:
         what = "a record" if batch.count == 1 else f"a batch of {batch.count} records"
         return RecordTooLarge(
@@ -394,8 +372,8 @@ def refusal(
         return ProducerFenced(f"{subject}: {fenced(producer)}")
     if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
         return TopicError(
-            f"{subject}: the broker misses records that it had confirmed to this writer "
-            "(OUT_OF_ORDER_SEQUENCE_NUMBER); it lost some, perhaps by an unclean election of a leader"
+            f"{subject}: the broker lacks records that it had confirmed to this writer "
+            "(OUT_OF_ORDER_SEQUENCE_NUMBER); it lost them, perhaps by an unclean election of a leader"
         )
     if code == Code.INVALID_RECORD:
         return TopicError(
@@ -405,5 +383,5 @@ def refusal(
 
 
 def fenced(producer: ProducerIdentity) -> str:
-    """Why a writer is fenced."""
+    """Return the reason of a fence, as text."""
     return f"the transactional id {producer.transactional_id!r} belongs to a newer writer"

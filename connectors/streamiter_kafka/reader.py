@@ -1,21 +1,25 @@
-"""Reading: one fetch at a time from each broker, kept ahead of the reader by a bounded amount."""
+"""Reading a topic: one fetch at a time from each broker.
+
+`KafkaReader` fetches ahead of its caller by a bounded amount. A `ReadPartition` holds the record batches of one
+partition that were fetched and not yet returned; it does no I/O. A `KafkaBatch` shows the records as columns.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from streamiter.errors import InternalError, OffsetOutOfRange, StreamiterError, TopicError
-from streamiter.topics.topic import (
+from streamiter.errors import ConfigurationError, InternalError, OffsetOutOfRange, StreamiterError, TopicError
+from streamiter.topics.connecting import (
     PartitionEnds,
-    ReadRequest,
-    TopicReader,
     check_identities,
     check_named_partitions,
     check_request,
+    closed_error,
     first_position,
     out_of_range_message,
     partitions_of,
@@ -23,24 +27,47 @@ from streamiter.topics.topic import (
     stop_offsets,
     timestamp_of,
 )
-from streamiter_kafka.admin import READ_COMMITTED, OffsetFinder, comparable
-from streamiter_kafka.cluster import NO_LEADER, BrokerConnections, ConnectionPurpose
-from streamiter_kafka.partition import KafkaBatch, ReadPartition
+from streamiter.topics.topic import Headers, ReadRequest, TopicBatch, TopicReader
+from streamiter_kafka.cluster import (
+    NO_LEADER,
+    READ_COMMITTED,
+    BrokerConnections,
+    ConnectionPurpose,
+    OffsetFinder,
+    comparable,
+)
 from streamiter_kafka.trouble import BrokerTrouble, Code, check, passing, persist
-from streamiter_kafka.wire import FetchTopicRequest, Response, fetched_partitions
+from streamiter_kafka.wire import (
+    ABORT_MARKER,
+    ControlRecord,
+    FetchTopicRequest,
+    KafkaRecord,
+    MemoryRecords,
+    Response,
+    UnsupportedCodecError,
+    fetched_partitions,
+)
 
-__all__ = ["KafkaReader", "open_reader"]
+__all__ = [
+    "KafkaBatch",
+    "KafkaReader",
+    "ReadPartition",
+    "open_reader",
+]
 
-# How long a broker waits for records before it says that there are none. It answers at once when one
-# arrives, so this delays nothing; each answer is also the proof that the broker is there.
+
+# A broker waits so long for records before it answers that it has none. It answers at once when a record arrives, so
+# the wait delays no record. Each answer also proves that the broker works.
 _MAX_WAIT_MS: Final = 500
+
 _MIN_BYTES: Final = 1
-# Of one partition in one answer. Smaller answers of more partitions let these take turns.
+
+# The limit for one partition in one answer. Small parts of more partitions let the partitions take turns.
 _PARTITION_BYTES: Final = 1_000_000
 
 
 async def open_reader(cluster: BrokerConnections, topic: str, request: ReadRequest) -> KafkaReader:
-    """A reader at its start position; it owns ``cluster`` and closes it."""
+    """Return a reader at its start position, which owns ``cluster`` and closes it."""
     subject = f"topic {topic!r} at {cluster.address}"
     check_request(request, topic)
     leaders = await cluster.require(topic)
@@ -88,8 +115,8 @@ def _already_found(offset: int, _timestamp_ms: int) -> int:
 class KafkaReader(TopicReader):
     """Reads its share of a topic's partitions.
 
-    A task for each leading broker fetches, one looks for new partitions. What ends one of them is raised
-    by ``read`` once all that was fetched before has been returned.
+    One task for each leading broker fetches, and one task looks for new partitions. The failure of a task is raised by
+    ``read`` after all fetched records have been returned.
     """
 
     def __init__(
@@ -109,7 +136,7 @@ class KafkaReader(TopicReader):
         self._topic_id = cluster.topic_id(topic)
         self._identities = identities
         self._patience = cluster.patience(subject)
-        # In the order of their turns: who was served goes to the end.
+        # In the order of their turns: a partition whose records were returned goes behind the others.
         self._partitions: dict[int, ReadPartition] = {}
         self._partition_count = 0
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -119,7 +146,7 @@ class KafkaReader(TopicReader):
         self._is_closed = False
 
     def start(self, partitions: list[ReadPartition], partition_count: int) -> None:
-        """Begin to fetch."""
+        """Start to fetch."""
         self._partitions = {partition.number: partition for partition in partitions}
         self._partition_count = partition_count
         if self._request.stop is None:
@@ -127,11 +154,11 @@ class KafkaReader(TopicReader):
         self._fetch_from_leaders()
 
     async def read(self) -> KafkaBatch | None:
-        # A turn for the tasks that fetch: a caller that finds records each time would never let them run.
+        # Gives a turn to the tasks that fetch: they would never run beside a caller that always finds records.
         await asyncio.sleep(0)
         while True:
             if self._is_closed:
-                raise TopicError(f"{self._subject}: this reader is closed")
+                raise closed_error("reader", self._topic)
             batch = self._next_batch()
             if batch is not None:
                 return batch
@@ -179,7 +206,7 @@ class KafkaReader(TopicReader):
     # -- Fetching
 
     def _fetch_from_leaders(self) -> None:
-        """See to it that a task fetches from each broker that leads one of the partitions."""
+        """Start a task for each broker that leads a partition and has no task yet."""
         for node in sorted({self._leader(partition) for partition in self._partitions.values()}):
             name = f"fetch from broker {node}"
             if name not in self._tasks or self._tasks[name].done():
@@ -222,8 +249,8 @@ class KafkaReader(TopicReader):
         )
 
     async def _take_in(self, response: Response, offsets: Mapping[int, int]) -> dict[int, BrokerTrouble]:
-        """Add what was fetched from ``offsets`` to the partitions; the trouble with the others."""
-        # Old versions of the answer have no code for the request as a whole.
+        """Add the fetched records to their partitions; return the trouble of each partition that has some."""
+        # Old versions of the answer have no error code for the whole request.
         check(getattr(response, "error_code", Code.NONE), self._subject)
         ailing = {}
         for answer in fetched_partitions(response):
@@ -245,7 +272,7 @@ class KafkaReader(TopicReader):
         return OffsetOutOfRange(message)
 
     async def _recover(self, ailing: Mapping[int, BrokerTrouble], begun_s: float) -> None:
-        """Wait a moment, and find out whether another broker leads now or the topic is gone."""
+        """Ask which broker leads now and whether the topic still exists, then wait a moment."""
         trouble = next(iter(ailing.values()))
         try:
             await self._refresh()
@@ -255,7 +282,7 @@ class KafkaReader(TopicReader):
         self._fetch_from_leaders()
 
     async def _refresh(self) -> Mapping[int, int]:
-        """Ask who leads the partitions; raises ``OffsetOutOfRange`` if they are those of another topic now."""
+        """Ask for the leaders; raise ``OffsetOutOfRange`` if the topic was deleted and created again."""
         leaders = await self._cluster.refresh(self._topic)
         found = await self._finder.identities(self._partitions)
         for number, identity in comparable(self._identities, found).items():
@@ -265,7 +292,7 @@ class KafkaReader(TopicReader):
         return leaders
 
     async def _recreated(self, partition: ReadPartition, leaders: Mapping[int, int]) -> OffsetOutOfRange:
-        ends = PartitionEnds(0, 0, 0)  # it may have fewer partitions than before
+        ends = PartitionEnds(0, 0, 0)  # the new topic may have fewer partitions
         if partition.number in leaders:
             ends = (await self._finder.ends([partition.number]))[partition.number]
         message = recreated_message(self._topic, partition.number, partition.position, ends)
@@ -292,16 +319,17 @@ class KafkaReader(TopicReader):
     # -- Tasks
 
     def _run(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        # Not a coroutine, which would never be awaited where the reader is closed before its tasks have begun.
+        # A function and not a coroutine: a coroutine would never be awaited if the reader is closed before the task
+        # starts.
         self._tasks[name] = asyncio.create_task(self._guarded(work), name=f"{self._subject}: {name}")
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Whatever ends a task reaches the reader."""
+        """Run a task; pass its failure on to ``read``."""
         try:
             await work()
         except StreamiterError as error:
             self._fail(error)
-        except Exception as error:  # our own mistake must not become a silent stall
+        except Exception as error:  # a bug here must not become a silent stall
             self._fail(InternalError(f"{self._subject}: reading broke down ({error!r})"), error)
 
     def _fail(self, failure: StreamiterError, cause: Exception | None = None) -> None:
@@ -312,10 +340,10 @@ class KafkaReader(TopicReader):
 
 
 def _worth_fetching(led: list[ReadPartition], limit_bytes: int) -> list[ReadPartition]:
-    """The partitions of one broker to ask for now, so that the answer neither waits nor overflows.
+    """Return the partitions of one broker to fetch from now, so that the answer neither waits nor overflows.
 
-    While something is left to return, the broker is asked only if it is known to have more: it would
-    wait otherwise, and nothing else could be asked meanwhile.
+    While fetched records are left to return, a broker is asked only if it is known to have more. Otherwise the broker
+    would wait, and the connection could carry no other fetch meanwhile.
     """
     open_ones = [each for each in led if not each.is_fetched]
     if not any(each.has_records for each in led):
@@ -324,3 +352,223 @@ def _worth_fetching(led: list[ReadPartition], limit_bytes: int) -> list[ReadPart
         return []
     with_room = [each for each in open_ones if each.fetched_bytes < _PARTITION_BYTES]
     return with_room if any(each.is_behind for each in with_room) else []
+
+
+AbortedTransactions = list[tuple[int, int]]
+"""Producer and first offset of each aborted transaction among the fetched records."""
+
+# A record batch of aiokafka: its compiled and its plain class have no common base.
+WireBatch = Any
+
+
+class ReadPartition:
+    """The offsets of one partition, and its record batches that were fetched and not yet returned.
+
+    ``take`` returns records from ``next_offset`` on. The next fetch begins at ``fetch_offset``: after all fetched
+    batches, those that are never returned included (transaction markers, aborted and compacted records).
+    """
+
+    def __init__(self, number: int, subject: str, offset: int, stop: int | None) -> None:
+        self.number = number
+        self.next_offset = offset
+        self.fetch_offset = offset
+        self.stable_offset = offset
+        self.fetched_bytes = 0
+        self._subject = subject
+        self._stop = stop
+        self._batches: deque[tuple[WireBatch, int]] = deque()
+        self._opened: list[KafkaRecord] = []
+
+    @property
+    def has_records(self) -> bool:
+        """Whether ``take`` may return records without another fetch."""
+        return bool(self._opened or self._batches)
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether all records before the stop position were fetched."""
+        return self._stop is not None and self.fetch_offset >= self._stop
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all records before the stop position were returned."""
+        return self.is_fetched and not self.has_records
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the broker is known to have records that were not fetched."""
+        return self.fetch_offset < self.stable_offset and not self.is_fetched
+
+    @property
+    def position(self) -> int:
+        """The offset at which reading resumes.
+
+        When no fetched record is left to return, this is the end of the fetched batches: the offsets before it hold no
+        visible record, and a position among them could fall out of retention for no reason.
+        """
+        if self.has_records:
+            return self.next_offset
+        # Records after the stop position were fetched and dropped; a later run may read them.
+        behind = self.fetch_offset if self._stop is None else min(self.fetch_offset, self._stop)
+        return max(self.next_offset, behind)
+
+    @property
+    def lag(self) -> int:
+        """The number of offsets between the position and the end, or the stop position."""
+        end = self.stable_offset if self._stop is None else min(self.stable_offset, self._stop)
+        return max(0, end - self.position)
+
+    def add(
+        self, asked_offset: int, fetched: bytes, aborted: AbortedTransactions | None, stable_offset: int
+    ) -> None:
+        """Add the answer to a fetch at ``asked_offset``.
+
+        The answer is dropped if that is not the next offset to fetch any more. While the leadership of a partition
+        moves, both leaders may have been asked, and the old leader may lack records that the new leader has.
+        """
+        if asked_offset != self.fetch_offset:
+            return
+        self.stable_offset = stable_offset
+        visible = VisibleBatches(aborted)
+        records = MemoryRecords(fetched)
+        wanted = []
+        while records.has_next():
+            batch = records.next_batch()
+            if visible.includes(batch) and not self._is_outside(batch):
+                wanted.append(batch)
+            self.fetch_offset = max(self.fetch_offset, batch.next_offset)
+        if wanted:
+            # The batches share the memory of the answer, so each counts with its part.
+            size_bytes = len(fetched) // len(wanted)
+            self.fetched_bytes += size_bytes * len(wanted)
+            self._batches.extend((batch, size_bytes) for batch in wanted)
+
+    def take(self, max_records: int) -> list[KafkaRecord]:
+        """Return the next records, at most that many; none if compaction has dropped all fetched records."""
+        records = self._opened
+        while len(records) < max_records and self._batches:
+            records = [*records, *self._open_next()] if records else self._open_next()
+        self._opened = records[max_records:]
+        records = records[:max_records] if self._opened else records
+        if records:
+            self.next_offset = records[-1].offset + 1
+        return records
+
+    def _is_outside(self, batch: WireBatch) -> bool:
+        """Whether all records of the batch are before the position or after the stop."""
+        if batch.next_offset <= self.fetch_offset:
+            return True
+        return self._stop is not None and _base_offset(batch) >= self._stop
+
+    def _open_next(self) -> list[KafkaRecord]:
+        batch, size_bytes = self._batches.popleft()
+        self.fetched_bytes -= size_bytes
+        records = self._opened_records(batch)
+        # A fetch returns whole batches: the first may begin before the position, the last may end after the stop.
+        if records and records[0].offset < self.next_offset:
+            records = [record for record in records if record.offset >= self.next_offset]
+        if self._stop is not None and records and records[-1].offset >= self._stop:
+            records = [record for record in records if record.offset < self._stop]
+        return records
+
+    def _opened_records(self, batch: WireBatch) -> list[KafkaRecord]:
+        if not batch.validate_crc():
+            raise TopicError(
+                f"{self._subject}, partition {self.number}: the record batch that ends before offset "
+                f"{batch.next_offset} is damaged (its checksum is wrong); start at that offset to skip the batch"
+            )
+        try:
+            return list(batch)
+        except UnsupportedCodecError as error:
+            raise ConfigurationError(
+                f"{self._subject}, partition {self.number}: {error}; install it with: "
+                "pip install 'streamiter[kafka]'"
+            ) from None
+
+
+class VisibleBatches:
+    """Selects the visible batches of one fetch: no markers, and no records of aborted transactions."""
+
+    def __init__(self, aborted: AbortedTransactions | None) -> None:
+        self._upcoming = deque(sorted(aborted or (), key=lambda transaction: transaction[1]))
+        self._aborted_producers: set[int] = set()
+
+    def includes(self, batch: WireBatch) -> bool:
+        """Return whether ``batch`` has visible records. Call this for each batch, in order."""
+        if batch.is_control_batch:
+            self._end_transaction(batch)
+            return False
+        if not self._upcoming and not self._aborted_producers:
+            return True
+        self._begin_transactions(_base_offset(batch))
+        return not (batch.is_transactional and batch.producer_id in self._aborted_producers)
+
+    def _begin_transactions(self, offset: int) -> None:
+        while self._upcoming and self._upcoming[0][1] <= offset:
+            self._aborted_producers.add(self._upcoming.popleft()[0])
+
+    def _end_transaction(self, marker: WireBatch) -> None:
+        self._begin_transactions(_base_offset(marker))
+        if ControlRecord.parse(next(marker).key) == ABORT_MARKER:
+            self._aborted_producers.discard(marker.producer_id)
+
+
+def _base_offset(batch: WireBatch) -> int:
+    """Return the first offset. Batches of the formats before Kafka 0.11 do not hold it, and have one record each."""
+    return int(getattr(batch, "base_offset", batch.next_offset - 1))
+
+
+class KafkaBatch(TopicBatch):
+    """Records of one partition as columns. Only the values are extracted at once.
+
+    Most flows use no other column, and building the lists of all columns would cost more than the reading.
+    """
+
+    __slots__ = ("_records",)
+
+    def __init__(self, partition: int, records: list[KafkaRecord]) -> None:
+        super().__init__(partition=partition, values=[record.value for record in records])
+        self._records = records
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        if self._offsets is None:
+            self._offsets = [record.offset for record in self._records]
+        return self._offsets
+
+    @property
+    def timestamps_ms(self) -> Sequence[int]:
+        if self._timestamps_ms is None:
+            self._timestamps_ms = [record.timestamp for record in self._records]
+        return self._timestamps_ms
+
+    @property
+    def keys(self) -> Sequence[bytes | None]:
+        if self._keys is None:
+            self._keys = [record.key for record in self._records]
+        return self._keys
+
+    @property
+    def headers(self) -> Sequence[Headers]:
+        if self._headers is None:
+            self._headers = [_headers(record.headers) for record in self._records]
+        return self._headers
+
+    @property
+    def first_offset(self) -> int:
+        return self._records[0].offset
+
+    @property
+    def next_offset(self) -> int:
+        return self._records[-1].offset + 1
+
+    def __getitem__(self, which: slice) -> KafkaBatch:
+        return KafkaBatch(self.partition, self._records[which])
+
+    def take(self, indices: Sequence[int]) -> KafkaBatch:
+        return KafkaBatch(self.partition, [self._records[index] for index in indices])
+
+
+def _headers(given: list[tuple[str, bytes | None]]) -> Headers:
+    """Return the headers; Kafka lets the value of a header be null, which becomes empty."""
+    return tuple((name, value or b"") for name, value in given) if given else ()

@@ -1,12 +1,18 @@
-"""A topic of a Kafka cluster."""
+"""A topic of a Kafka cluster, and the connector that makes it from a URL.
+
+A topic opens readers, writers and transactions, each with connections of its own. The requests that create, describe
+and delete topics are here too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Final
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, TopicError
+from streamiter.topics.connecting import check_partition_count, closed_on_failure
 from streamiter.topics.topic import (
     Connector,
     Decoder,
@@ -18,35 +24,73 @@ from streamiter.topics.topic import (
     TopicWriter,
     Transactions,
 )
-from streamiter_kafka import admin
-from streamiter_kafka.admin import commit_group_offsets
-from streamiter_kafka.cluster import BrokerConnections
+from streamiter_kafka.cluster import (
+    NO_LEADER,
+    BrokerConnections,
+    CoordinatorKind,
+    OffsetFinder,
+    shown_settings,
+)
 from streamiter_kafka.options import KafkaAddress, KafkaOptions
 from streamiter_kafka.reader import open_reader
 from streamiter_kafka.transactions import open_transactions
+from streamiter_kafka.trouble import BrokerTrouble, Code, TopicMissing, check, code_name
+from streamiter_kafka.wire import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    OffsetCommitRequest,
+)
 from streamiter_kafka.writer import open_packing, open_writer
 
 __all__ = [
     "KafkaConnector",
+    "_create",
 ]
 
 
-Opened = TypeVar("Opened")
+class KafkaConnector(Connector):
+    """Topics on Kafka: ``kafka://host:9092,host2:9092/topic``.
+
+    Options are given by keyword or in the URL's query; give passwords by keyword. :class:`KafkaOptions` lists them.
+
+    >>> KafkaConnector().topic("kafka://127.0.0.1:9092/clicks?compression=lz4", {"give_up_after_s": 5})
+    KafkaTopic('kafka://127.0.0.1:9092/clicks?compression=lz4')
+    """
+
+    def topic(self, url: str, options: Mapping[str, object]) -> KafkaTopic:
+        address = KafkaAddress.parse(url)
+        if not address.topic:
+            raise ConfigurationError(f"topic {address.url!r}: expected a topic, as in {address.url}clicks")
+        return KafkaTopic(address, _options(address, options, f"topic {address.url!r}"))
+
+    async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
+        address = KafkaAddress.parse(url)
+        subject = f"topics of {address.cluster}"
+        async with BrokerConnections(
+            address.servers, _options(address, options, subject), subject
+        ) as cluster:
+            return await cluster.persist(cluster.topic_names)
+
+
+def _options(address: KafkaAddress, options: Mapping[str, object], subject: str) -> KafkaOptions:
+    """Return the options; a keyword option replaces one of the URL."""
+    return KafkaOptions.parse({**address.query, **options}, subject)
 
 
 class KafkaTopic(Topic):
-    """A topic of a Kafka cluster; each reader, writer and transaction has connections of its own."""
+    """A topic of a Kafka cluster. Each reader, writer and transaction has connections of its own."""
 
     compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({"cleanup.policy": "compact"})
     eager_compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            # Only closed segments are compacted. By default one is open for 7 days, or up to 1 GiB; 1 MiB is
-            # the least that brokers take (since 4.1), and has about 4,000 commits.
+            # Brokers compact closed segments only. By default a segment is open for 7 days, or up to 1 GiB. 1 MiB is
+            # the smallest size that brokers take (since 4.1), and holds about 4,000 commits.
             "segment.bytes": str(1 << 20),
             "segment.ms": str(60 * 60 * 1000),
-            # By default a partition waits until half of it could be dropped.
+            # By default a broker compacts a partition only when half of it could be dropped.
             "min.cleanable.dirty.ratio": "0.01",
-            # The ends of transactions are records too, and stay for as long as tombstones: 24 h by default.
+            # The ends of transactions are records, too. They are kept as long as tombstones: 24 h by default.
             "delete.retention.ms": str(60 * 60 * 1000),
         }
     )
@@ -74,28 +118,29 @@ class KafkaTopic(Topic):
         return None
 
     async def open_reader(self, request: ReadRequest) -> TopicReader:
-        return await self._open(lambda cluster: open_reader(cluster, self.name, request))
+        async with closed_on_failure(self._cluster()) as cluster:
+            return await open_reader(cluster, self.name, request)
 
     async def open_writer(self) -> TopicWriter:
-        return await self._open(lambda cluster: open_writer(cluster, self.name))
+        async with closed_on_failure(self._cluster()) as cluster:
+            return await open_writer(cluster, self.name)
 
     async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> Transactions:
-        return await self._open(
-            lambda cluster: open_transactions(cluster, self.commit_domain, transactional_id, timeout_s)
-        )
+        async with closed_on_failure(self._cluster()) as cluster:
+            return await open_transactions(cluster, self.commit_domain, transactional_id, timeout_s)
 
     async def report_positions(self, group: str, positions: Mapping[int, int]) -> None:
-        """Commit them as the offsets of the consumer group ``group``, outside any transaction."""
+        """Commit ``positions`` as the offsets of the consumer group ``group``, outside any transaction."""
         async with self._cluster() as cluster:
             await commit_group_offsets(cluster, group, self.name, positions)
 
     async def create(self, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
         async with self._cluster() as cluster:
-            await admin.create(cluster, self.name, partitions, settings or {})
+            await create_topic(cluster, self.name, partitions, settings or {})
 
     async def describe(self) -> TopicDescription:
         async with self._cluster() as cluster:
-            return await admin.describe(cluster, self.name)
+            return await describe_topic(cluster, self.name)
 
     async def size_limit(self) -> SizeLimit:
         async with self._cluster() as cluster:
@@ -105,51 +150,174 @@ class KafkaTopic(Topic):
 
     async def delete(self) -> None:
         async with self._cluster() as cluster:
-            await admin.delete(cluster, self.name)
+            await delete_topic(cluster, self.name)
 
     def _cluster(self) -> BrokerConnections:
         return BrokerConnections(self._address.servers, self.options, f"topic {self.name!r}")
-
-    async def _open(self, opening: Callable[[BrokerConnections], Awaitable[Opened]]) -> Opened:
-        """What is opened owns its cluster; where opening fails, nothing is left open."""
-        cluster = self._cluster()
-        try:
-            return await opening(cluster)
-        except BaseException:
-            await cluster.close()
-            raise
 
     def __repr__(self) -> str:
         return f"KafkaTopic({self.url!r})"
 
 
-class KafkaConnector(Connector):
-    """Topics on Kafka: ``kafka://host:9092,host2:9092/topic``.
+# Not one of Kafka's settings, but the name that every other tool uses.
+_REPLICATION: Final = "replication.factor"
+_BROKER_DEFAULT: Final = -1
 
-    Options are given by keyword or in the URL's query; passwords better by keyword. What they are,
-    :class:`KafkaOptions` tells.
+_REFUSALS: Final = frozenset(
+    {
+        Code.INVALID_TOPIC_EXCEPTION,
+        Code.INVALID_PARTITIONS,
+        Code.INVALID_REPLICATION_FACTOR,
+        Code.INVALID_CONFIG,
+        Code.POLICY_VIOLATION,
+    }
+)
 
-    >>> KafkaConnector().topic("kafka://127.0.0.1:9092/clicks?compression=lz4", {"give_up_after_s": 5})
-    KafkaTopic('kafka://127.0.0.1:9092/clicks?compression=lz4')
 
-    What stands behind ``kafka://`` URLs.
+async def create_topic(
+    cluster: BrokerConnections, topic: str, partitions: int, settings: Mapping[str, str]
+) -> None:
+    """Create a topic, or add the partitions that it lacks; return when all its partitions can be read and written.
+
+    ``settings`` are those of Kafka, and ``replication.factor``.
     """
-
-    def topic(self, url: str, options: Mapping[str, object]) -> KafkaTopic:
-        address = KafkaAddress.parse(url)
-        if not address.topic:
-            raise ConfigurationError(f"topic {address.url!r}: expected a topic, as in {address.url}clicks")
-        return KafkaTopic(address, _options(address, options, f"topic {address.url!r}"))
-
-    async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
-        address = KafkaAddress.parse(url)
-        subject = f"topics of {address.cluster}"
-        async with BrokerConnections(
-            address.servers, _options(address, options, subject), subject
-        ) as cluster:
-            return await cluster.persist(cluster.topic_names)
+    check_partition_count(topic, partitions)
+    replicas = settings.get(_REPLICATION, str(_BROKER_DEFAULT))
+    if not re.fullmatch(r"-1|[0-9]{1,4}", str(replicas)):
+        raise ConfigurationError(
+            f"topic {topic!r}: expected {_REPLICATION} as a whole number of brokers, given {replicas!r}"
+        )
+    await cluster.persist(lambda: _create(cluster, topic, partitions, int(replicas), settings))
+    await cluster.persist(lambda: _add_partitions(cluster, topic, partitions))
+    await cluster.persist(lambda: _check_usable(cluster, topic, partitions))
 
 
-def _options(address: KafkaAddress, options: Mapping[str, object], subject: str) -> KafkaOptions:
-    """Keyword options go before those of the URL."""
-    return KafkaOptions.parse({**address.query, **options}, subject)
+async def _create(
+    cluster: BrokerConnections, topic: str, partitions: int, replicas: int, settings: Mapping[str, str]
+) -> None:
+    kafka_settings = [(name, str(value)) for name, value in settings.items() if name != _REPLICATION]
+    request = CreateTopicsRequest(
+        create_topic_requests=[(topic, partitions, replicas, [], kafka_settings)],
+        timeout=cluster.options.request_timeout_ms,
+        validate_only=False,
+    )
+    response = await cluster.request_controller(request)
+    [(_name, code, detail)] = response.topic_errors
+    if code != Code.TOPIC_ALREADY_EXISTS:
+        _check_refusal(code, f"topic {topic!r}", detail)
+
+
+async def _add_partitions(cluster: BrokerConnections, topic: str, partitions: int) -> None:
+    if len(await _leaders(cluster, topic)) >= partitions:
+        return
+    request = CreatePartitionsRequest(
+        [(topic, (partitions, None))], cluster.options.request_timeout_ms, validate_only=False
+    )
+    response = await cluster.request_controller(request)
+    [(_name, code, detail)] = response.topic_errors
+    # The partitions of a new topic may appear one by one; then this request comes too late, and is not needed.
+    if code != Code.INVALID_PARTITIONS:
+        _check_refusal(code, f"topic {topic!r}", detail)
+
+
+async def _check_usable(cluster: BrokerConnections, topic: str, partitions: int) -> None:
+    leaders = await _leaders(cluster, topic)
+    if len(leaders) < partitions or NO_LEADER in leaders.values():
+        raise BrokerTrouble(f"topic {topic!r}: not all of its {partitions} partitions have a leader yet")
+    # The metadata may name a broker as leader a moment before the broker knows that it is.
+    await OffsetFinder(cluster, topic, f"topic {topic!r}").earliest(leaders)
+
+
+async def _leaders(cluster: BrokerConnections, topic: str) -> Mapping[int, int]:
+    """Return the leaders of a topic that was just created; brokers that do not know it yet are asked again."""
+    try:
+        return await cluster.refresh(topic)
+    except TopicMissing as missing:
+        raise BrokerTrouble(f"topic {topic!r}: created, but the brokers do not know it yet") from missing
+
+
+def _check_refusal(code: int, subject: str, detail: str | None) -> None:
+    if code in _REFUSALS:
+        raise ConfigurationError(f"{subject}: the broker refused the request: {detail or code_name(code)}")
+    check(code, subject, detail)
+
+
+async def describe_topic(cluster: BrokerConnections, topic: str) -> TopicDescription:
+    """Return the offsets of each partition, and the settings; none without the right to see them."""
+    leaders = await cluster.require(topic)
+    finder = OffsetFinder(cluster, topic, f"topic {topic!r}")
+    ends = await cluster.persist(lambda: finder.ends(leaders))
+    return TopicDescription(
+        topic,
+        {number: (each.earliest, each.end) for number, each in ends.items()},
+        await shown_settings(cluster, topic),
+        await cluster.persist(lambda: finder.identities(leaders)),
+    )
+
+
+async def delete_topic(cluster: BrokerConnections, topic: str) -> None:
+    """Delete a topic; return when the cluster does not know it any more."""
+    await cluster.require(topic)
+    await cluster.persist(lambda: _delete(cluster, topic))
+    await cluster.persist(lambda: _check_deleted(cluster, topic))
+
+
+async def _delete(cluster: BrokerConnections, topic: str) -> None:
+    request = DeleteTopicsRequest([topic], cluster.options.request_timeout_ms)
+    response = await cluster.request_controller(request)
+    [(_name, code)] = response.topic_error_codes
+    if code == Code.TOPIC_DELETION_DISABLED:
+        raise ConfigurationError(
+            f"topic {topic!r}: this cluster does not let topics be deleted (delete.topic.enable)"
+        )
+    # An earlier attempt whose answer was lost may have deleted the topic.
+    if code != Code.UNKNOWN_TOPIC_OR_PARTITION:
+        check(code, f"topic {topic!r}")
+
+
+async def _check_deleted(cluster: BrokerConnections, topic: str) -> None:
+    try:
+        await cluster.refresh(topic)
+    except TopicMissing:
+        return
+    raise BrokerTrouble(f"topic {topic!r}: the brokers still know it after it was deleted")
+
+
+# The protocol's values for a client that assigns partitions itself: no generation, and no member of the group.
+_NO_GENERATION: Final = -1
+_NO_MEMBER: Final = ""
+# The broker keeps the offsets of a group for its own default time (offsets.retention.minutes).
+_DEFAULT_RETENTION: Final = -1
+_NO_METADATA: Final = ""
+
+
+async def commit_group_offsets(
+    cluster: BrokerConnections, group: str, topic: str, positions: Mapping[int, int]
+) -> None:
+    """Store ``positions``, the next offset by partition, as the offsets of a consumer group.
+
+    Tools show the lag of the group from them; the engine never reads them. Raises ``TopicError`` while consumers are in
+    the group, since the offsets are theirs.
+    """
+    if positions:
+        await cluster.persist(lambda: _commit_offsets(cluster, group, topic, positions))
+
+
+async def _commit_offsets(
+    cluster: BrokerConnections, group: str, topic: str, positions: Mapping[int, int]
+) -> None:
+    subject = f"offsets of the consumer group {group!r} in topic {topic!r} at {cluster.address}"
+    node = await cluster.find_coordinator(group, CoordinatorKind.GROUP, subject)
+    partitions = [(number, offset, _NO_METADATA) for number, offset in sorted(positions.items())]
+    request = OffsetCommitRequest(
+        group, _NO_GENERATION, _NO_MEMBER, _DEFAULT_RETENTION, [(topic, partitions)]
+    )
+    response = await cluster.request(node, request)
+    for _topic, answers in response.topics:
+        for _number, code in answers:
+            if code == Code.UNKNOWN_MEMBER_ID:
+                raise TopicError(
+                    f"{subject}: expected a group without consumers, given {group!r}, which has some; "
+                    "use another group"
+                )
+            check(code, subject)

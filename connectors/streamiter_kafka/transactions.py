@@ -1,4 +1,8 @@
-"""The broker that keeps the state of a transactional id, and its answers."""
+"""Transactions: records of several topics of a cluster that become visible together.
+
+`KafkaTransactions` is the interface to the engine. It writes with a `Sender` and asks the `Coordinator` to begin and
+end transactions. The coordinator of a transactional id is the broker that keeps its state.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,14 @@ from streamiter.errors import (
     TopicError,
     TransactionExpired,
 )
+from streamiter.topics.connecting import TransactionState
 from streamiter.topics.topic import OutgoingBatch, Topic, Transactions
-from streamiter_kafka.cluster import OPEN_TIMEOUT_S, BrokerConnections
+from streamiter_kafka.cluster import OPEN_TIMEOUT_S, BrokerConnections, CoordinatorKind
 from streamiter_kafka.packing import Key, Packing, ProducerIdentity, fenced
 from streamiter_kafka.trouble import BrokerTrouble, Code, check, code_name, log, persist
 from streamiter_kafka.wire import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
-    FindCoordinatorRequest,
     InitProducerIdRequest,
     RenewProducerRequest,
     Response,
@@ -36,24 +40,24 @@ __all__ = [
 
 T = TypeVar("T")
 
-_TRANSACTIONS: Final = 1
 _MOVED: Final = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE})
 _FENCED: Final = frozenset({Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED})
-# A transaction's markers are written within a few milliseconds of its end. Until then the broker asks to
-# come again; beyond a second something is wrong and the usual patience applies.
+# A broker writes the markers of a transaction within a few milliseconds of its end. Until then it tells the client to
+# try again. After a second something is wrong, and the usual limit for retries applies.
 _FIRST_WAIT_S: Final = 0.002
 _LONGEST_WAIT_S: Final = 0.05
 _USUAL_END_S: Final = 1.0
 
 
 class StillEnding(BrokerTrouble):
-    """The transaction before is still being ended."""
+    """The broker is still ending the transaction before."""
 
 
 class Coordinator:
-    """Asks the coordinator of one transactional id, finding it anew when it has moved.
+    """Asks the coordinator of one transactional id, and finds it again when it has moved.
 
-    Raises ``BrokerTrouble`` for what may pass and ``ProducerFenced`` when the id belongs to another.
+    Raises ``BrokerTrouble`` for a failure that may be temporary, and ``ProducerFenced`` when another writer owns the
+    id.
     """
 
     def __init__(self, cluster: BrokerConnections, transactional_id: str, timeout_s: float) -> None:
@@ -64,29 +68,30 @@ class Coordinator:
         self._node: int | None = None
         self.subject = f"transactions {transactional_id!r} at {cluster.address}"
         self.has_lost_end = False
-        """Whether a request to end a transaction got no answer: it may yet arrive, and end another one."""
+        """Whether a request to end a transaction got no answer: it may arrive late and end another transaction."""
 
     async def take_over(self) -> ProducerIdentity:
-        """Fence whoever had the id, abort what they left open, and return the new identity."""
+        """Fence the owner of the id, abort its open transaction, and return the new identity."""
         return await self._settled(self._take_over)
 
     async def renew(self, producer: ProducerIdentity) -> ProducerIdentity:
-        """A new epoch, which requests of before do not have. Only the owner gets it: have ``end`` find out first.
+        """Return an identity with a new epoch, which earlier requests do not have.
 
-        A broker aborts whatever is open under the id before it looks at who asks; if that is another owner's, it
-        fences them both. Nothing in the protocol asks "only if I am the owner". So an owner that was replaced between
-        ``end`` and this, or while this is tried again for want of an answer, still ends the newer one, which then
-        has to be started again. Neither loses records or has them twice.
+        Only the owner of the id may call this; call ``end`` first, which raises for a writer that was replaced. A
+        broker aborts the open transaction of the id before it checks the sender; if the transaction belongs to
+        another owner, it fences both. The protocol has no request "only if I am the owner". So a writer that is
+        replaced between ``end`` and this call, or while this call is repeated, also ends the newer writer, which must
+        then be restarted. Neither of them loses or duplicates records.
         """
         renewed = await self._settled(lambda: self._renew(producer))
         self.has_lost_end = False
         return renewed
 
     def expired(self) -> TransactionExpired:
-        """What to raise where a transaction was open for so long that the broker must have aborted it."""
+        """Return the error for a transaction that was open for so long that the broker must have aborted it."""
         return TransactionExpired(
             f"{self.subject}: the broker aborted the transaction, which was open for over "
-            f"{self.timeout_s:g} s, its timeout; open the transactions anew, unless a newer writer has taken over since"
+            f"{self.timeout_s:g} s, its timeout; open new transactions, unless a newer writer has taken over since"
         )
 
     async def enlist(self, producer: ProducerIdentity, partitions: Iterable[Key]) -> None:
@@ -97,16 +102,16 @@ class Coordinator:
         await self._settled(lambda: self._enlist(producer, list(by_topic.items())))
 
     async def end(self, producer: ProducerIdentity, *, commit: bool, is_empty: bool) -> None:
-        """Commit or abort; for an empty transaction this only finds out whether the id is still ours."""
+        """Commit or abort. For an empty transaction this only raises if another writer owns the id."""
         await self._settled(lambda: self._end(producer, commit, is_empty))
 
     async def wait_until_visible(self, producer: ProducerIdentity, *, commit: bool) -> None:
-        """Wait until what ``end`` has decided is written to the partitions.
+        """Wait until the partitions have the end of the transaction.
 
-        The broker answers ``end`` as soon as it is decided; asked to decide the same again, it puts off
-        until it is done.
+        The broker answers ``end`` as soon as the end is decided. When the same end is requested again, the broker tells
+        the client to try again until the partitions have it.
         """
-        # A newer owner gets the id only when this transaction is done.
+        # A newer owner gets the id only after this transaction has ended.
         with contextlib.suppress(ProducerFenced):
             await self._settled(lambda: self._end(producer, commit, is_empty=False))
 
@@ -121,7 +126,7 @@ class Coordinator:
                 f"{self.subject}: the broker does not take a timeout of {self.timeout_s:g} s; expected at "
                 "most its transaction.max.timeout.ms"
             )
-        # The epoch of an id that is just being taken over by a third one moves on meanwhile.
+        # The epoch of the id may change meanwhile if a third writer takes over at the same time.
         self._check(response.error_code, ProducerIdentity(transactional_id=self._id))
         return ProducerIdentity(response.producer_id, response.producer_epoch, self._id)
 
@@ -136,7 +141,7 @@ class Coordinator:
         response = await self._request(request)
         codes = [code for _topic, answers in response.errors for _number, code in answers]
         for code in codes:
-            if code != Code.OPERATION_NOT_ATTEMPTED:  # another one is the reason
+            if code != Code.OPERATION_NOT_ATTEMPTED:  # the code of another partition is the reason
                 self._check(code, producer)
 
     async def _end(self, producer: ProducerIdentity, commit: bool, is_empty: bool) -> None:
@@ -147,8 +152,8 @@ class Coordinator:
             self.has_lost_end = True
             raise
         if code == Code.UNKNOWN_SERVER_ERROR:
-            # As a broker answers that stood still in the middle of it: nobody knows whether it is done. Asked for
-            # again, the same end is the same end.
+            # A broker that paused in the middle of the request answers so. The end may have happened or not; requesting
+            # the same end again is safe.
             self.has_lost_end = True
             raise BrokerTrouble(f"{self.subject}: the broker answered {code_name(code)}", code)
         if code == Code.INVALID_TXN_STATE:
@@ -156,24 +161,19 @@ class Coordinator:
                 return
             raise TopicError(
                 f"{self.subject}: the broker has no open transaction to {'commit' if commit else 'abort'}; "
-                "open the transactions anew"
+                "open new transactions"
             )
         self._check(code, producer)
 
     async def _request(self, request: object) -> Response:
         try:
             if self._node is None:
-                self._node = await self._find()
+                kind = CoordinatorKind.TRANSACTIONAL_ID
+                self._node = await self._cluster.find_coordinator(self._id, kind, self.subject)
             return await self._cluster.request(self._node, request)
         except BrokerTrouble:
             self._node = None
             raise
-
-    async def _find(self) -> int:
-        await self._cluster.find_brokers()
-        response = await self._cluster.request_any(FindCoordinatorRequest(self._id, _TRANSACTIONS))
-        check(response.error_code, self.subject)
-        return int(response.coordinator_id)
 
     def _check(self, code: int, producer: ProducerIdentity) -> None:
         if code in _MOVED:
@@ -183,14 +183,14 @@ class Coordinator:
         if code == Code.INVALID_PRODUCER_ID_MAPPING:
             raise TransactionExpired(
                 f"{self.subject}: the broker does not know the transactional id any more, which was not used "
-                "for longer than its transactional.id.expiration.ms; open the transactions anew"
+                "for longer than its transactional.id.expiration.ms; open new transactions"
             )
         if code in _FENCED:
             raise ProducerFenced(f"{self.subject}: {fenced(producer)}")
         check(code, self.subject)
 
     async def _settled(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """``attempt`` once the transaction before has ended."""
+        """Return the result of ``attempt``, repeated until the transaction before has ended."""
         wait_s, give_up_s = _FIRST_WAIT_S, self._clock.monotonic_s() + _USUAL_END_S
         while True:
             try:
@@ -205,10 +205,7 @@ class Coordinator:
 async def open_transactions(
     cluster: BrokerConnections, commit_domain: str, transactional_id: str, timeout_s: float
 ) -> KafkaTransactions:
-    """Take over the id; what is returned owns ``cluster`` and closes it.
-
-    Writing to several topics of a cluster, made visible together.
-    """
+    """Take over the id and return its transactions, which own ``cluster`` and close it."""
     if not transactional_id:
         raise ConfigurationError("transactions: expected a transactional id, given an empty one")
     coordinator = Coordinator(cluster, transactional_id, timeout_s)
@@ -217,7 +214,7 @@ async def open_transactions(
 
 
 class KafkaTransactions(Transactions):
-    """Transactions of one transactional id."""
+    """Transactions of one transactional id in a Kafka cluster."""
 
     def __init__(
         self,
@@ -230,32 +227,27 @@ class KafkaTransactions(Transactions):
         self._commit_domain = commit_domain
         self._coordinator = coordinator
         self._producer = producer
-        self._subject = coordinator.subject
+        self._state = TransactionState(coordinator.subject)
         self._packings: dict[str, Packing] = {}
         self._enlisted: dict[Key, None] = {}
         self._open_since_s: float | None = None
-        """Since when the broker may count the transaction's time: it does so from its first partition on."""
+        """When the broker may have begun to count the transaction's time: with the first partition."""
         self._sender = self._new_sender()
-        self._is_open = False
-        self._is_closed = False
         self._has_lost_records = False
-        self._dead_because: StreamiterError | None = None
 
     async def begin(self) -> None:
-        self._check_alive()
-        if self._is_open:
-            raise TopicError(f"{self._subject}: commit or abort the open transaction before begin()")
-        # Nothing else would tell a run that was replaced before its first write or, with none, at all. And one that
-        # was must not come to renew its epoch: see there.
+        self._state.check_idle()
+        # Raises in a run that was replaced before its first write, which no other request would tell. Such a run must
+        # not renew its epoch either (see `Coordinator.renew`).
         await self._end(commit=False)
         if self._must_renew:
             await self._renew()
-        self._is_open = True
+        self._state.begin()
 
     async def write(self, topic: Topic, batch: OutgoingBatch) -> None:
-        self._check_open()
+        self._state.check_open()
         packing = await self._packing(topic)
-        # A turn for the tasks that send: a caller that never waits would never let them run.
+        # Gives a turn to the tasks that send: they would never run beside a caller that never waits.
         await asyncio.sleep(0)
         await self._noting_fences(self._sender.room())
         leaders = await self._cluster.fresh_leaders(topic.name)
@@ -263,32 +255,37 @@ class KafkaTransactions(Transactions):
             self._sender.put(packing, number, part)
 
     async def commit(self) -> None:
-        self._check_open()
+        self._state.check_open()
         await self._noting_fences(self._sender.flush())
         await self._end(commit=True)
 
     async def abort(self) -> None:
-        self._check_open()
+        self._state.check_open()
         await self._abort()
 
     async def close(self) -> None:
-        if self._is_closed:
+        if self._state.is_closed:
             return
-        self._is_closed = True
+        is_open = self._state.is_open
+        self._state.close()
         async with self._cluster:  # closed even where one of these waits is cancelled
             try:
-                if self._is_open and self._dead_because is None:
+                if is_open:
                     await asyncio.wait_for(self._abort(), OPEN_TIMEOUT_S)
             except ProducerFenced:
-                pass  # its transaction was aborted by the newer owner
+                pass  # the newer owner has aborted the transaction
             except (StreamiterError, TimeoutError) as error:
-                log.warning("%s: not aborted on closing, so its timeout will: %s", self._subject, error)
+                log.warning(
+                    "%s: the open transaction was not aborted on closing; its timeout will abort it: %s",
+                    self._subject,
+                    error,
+                )
             finally:
                 await self._sender.stop()
 
     async def _abort(self) -> None:
         if await self._sender.discard():
-            # Their records are aborted, but the numbers that the broker expects next are not known any more.
+            # The records are aborted, but the sequence numbers that the broker expects next are unknown.
             self._has_lost_records = True
         await self._end(commit=False)
         self._sender.failure = None
@@ -299,8 +296,8 @@ class KafkaTransactions(Transactions):
         end, wait = self._coordinator.end, self._coordinator.wait_until_visible
         ending = persist(patience, lambda: end(self._producer, commit=commit, is_empty=is_empty))
         await self._noting_fences(ending)
-        # Decided: whatever happens to the wait, an abort must not seem possible any more.
-        self._is_open = False
+        # The end is decided: even if the wait below fails, an abort must not look possible.
+        self._state.end()
         self._enlisted.clear()
         self._open_since_s = None
         if not is_empty:
@@ -315,11 +312,7 @@ class KafkaTransactions(Transactions):
             self._enlisted.update(dict.fromkeys(new))
 
     async def _packing(self, topic: Topic) -> Packing:
-        if topic.commit_domain != self._commit_domain:
-            raise TopicError(
-                f"{self._subject}: {topic.url} is of another commit domain ({topic.commit_domain}); expected a "
-                f"topic of {self._commit_domain}"
-            )
+        self._state.check_topic(topic, self._commit_domain)
         packing = self._packings.get(topic.name)
         if packing is None:
             await self._cluster.require(topic.name)
@@ -333,7 +326,7 @@ class KafkaTransactions(Transactions):
         return self._has_lost_records or self._coordinator.has_lost_end
 
     async def _renew(self) -> None:
-        """Go on with a new epoch, so that nothing that is still on its way can end the next transaction."""
+        """Take a new epoch, so that no late request can end the next transaction."""
         patience = self._cluster.patience(self._subject)
         renewing = persist(patience, lambda: self._coordinator.renew(self._producer))
         self._producer = await self._noting_fences(renewing)
@@ -345,34 +338,26 @@ class KafkaTransactions(Transactions):
         return Sender(self._cluster, self._subject, self._producer, self._enlist)
 
     async def _noting_fences(self, work: Awaitable[T]) -> T:
-        """Once fenced, for ever fenced, and for the first reason."""
+        """Return the result of ``work``; a fence that it raises is final, and the first fence is raised again."""
         try:
             return await work
         except ProducerFenced as error:
-            if self._dead_because is None:
-                self._dead_because = self._explained(error)
-            if self._dead_because is error:
+            first = self._state.fence(self._explained(error))
+            if first is error:
                 raise
-            raise self._dead_because from error
+            raise first from error
+
+    @property
+    def _subject(self) -> str:
+        return self._state.subject
 
     def _explained(self, fence: ProducerFenced) -> ProducerFenced:
-        """Whether it may have been the transaction's timeout: the broker's error is that of another owner.
+        """Return ``TransactionExpired`` if the timeout may be the cause: the broker answers both with the same error.
 
-        Only our own clock is asked. A broker asked for a new epoch would know, but where another owner has a
-        transaction open, it aborts that one before it looks at who asks.
+        Only this process's clock decides. A request for a new epoch would tell, but if another owner has a transaction
+        open, the broker aborts it before it checks the sender.
         """
         if isinstance(fence, TransactionExpired) or self._open_since_s is None:
             return fence
         open_for_s = self._cluster.clock.monotonic_s() - self._open_since_s
         return self._coordinator.expired() if open_for_s > self._coordinator.timeout_s else fence
-
-    def _check_alive(self) -> None:
-        if self._is_closed:
-            raise TopicError(f"{self._subject}: they are closed")
-        if self._dead_because is not None:
-            raise self._dead_because
-
-    def _check_open(self) -> None:
-        self._check_alive()
-        if not self._is_open:
-            raise TopicError(f"{self._subject}: none is open; call begin() first")

@@ -1,4 +1,9 @@
-"""The error codes of the Kafka protocol that are acted on, and which of them pass by themselves."""
+"""Failures of brokers: the error codes of the protocol, which of them may be temporary, and how long to retry.
+
+An answer with an error code becomes a `BrokerTrouble`, after which the same request may succeed, or an error of the
+tree, which is final. A `RetryLimit` waits between two attempts and raises ``TopicUnavailable`` when the trouble lasts
+too long.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +86,7 @@ class Code(enum.IntEnum):
 
 PASSING: Final = frozenset(
     {
-        Code.UNKNOWN_TOPIC_OR_PARTITION,  # also while a new topic spreads; that it is gone is found out apart
+        Code.UNKNOWN_TOPIC_OR_PARTITION,  # also while a new topic spreads; a missing topic is detected elsewhere
         Code.LEADER_NOT_AVAILABLE,
         Code.NOT_LEADER_OR_FOLLOWER,
         Code.REQUEST_TIMED_OUT,
@@ -99,16 +104,16 @@ PASSING: Final = frozenset(
         Code.UNKNOWN_LEADER_EPOCH,
         Code.OFFSET_NOT_AVAILABLE,
         Code.THROTTLING_QUOTA_EXCEEDED,
-        # As for an unknown topic; where another topic of the name is there, that is found out apart, too.
+        # As for an unknown topic; another topic of the same name is detected elsewhere, too.
         Code.UNKNOWN_TOPIC_ID,
         Code.INCONSISTENT_TOPIC_ID,
     }
 )
-"""Codes after which the same request may succeed in a moment, at this broker or at another."""
+"""The codes after which the same request may soon succeed, at this broker or at another."""
 
 
 def code_name(code: int) -> str:
-    """The name the protocol gives an error code.
+    """Return the name that the protocol gives an error code.
 
     >>> code_name(3), code_name(12345)
     ('UNKNOWN_TOPIC_OR_PARTITION', 'error code 12345')
@@ -123,15 +128,15 @@ T = TypeVar("T")
 
 log = logging.getLogger("streamiter.kafka")
 
-# The first repetition should be quick (a leader that has just moved), later ones should not be a flood.
+# The first repetition is quick, since a leader may just have moved; later ones are slower, to spare the broker.
 _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 1.0
 _LOG_EVERY_S: Final = 10.0
-# Of the patience, whatever it has taken.
+# One attempt counts with at most this part of the limit, however long it took.
 _ONE_ATTEMPT_MAX: Final = 0.5
-# A leader that moves, or a topic that is just being created, is nothing to tell a user about.
+# A leader that moves, or a topic that is being created, is not worth a log line.
 _LOG_AFTER_S: Final = 0.5
-# A new topic takes some milliseconds to become known to every broker; a deleted one stays unknown.
+# Every broker knows a new topic after some milliseconds; a deleted topic stays unknown.
 _MISSING_S: Final = 1.0
 
 _DENIED: Final = frozenset(
@@ -145,10 +150,7 @@ _DENIED: Final = frozenset(
 
 
 class BrokerTrouble(Exception):
-    """One attempt failed and the next may not. Never leaves this package.
-
-    Failures that may pass, and for how long they are borne.
-    """
+    """One attempt failed, and the next may succeed. Callers of this package never see it."""
 
     def __init__(self, message: str, code: int | None = None) -> None:
         self.code = code
@@ -156,11 +158,11 @@ class BrokerTrouble(Exception):
 
 
 class TopicMissing(BrokerTrouble):
-    """The cluster's metadata does not know the topic: not yet, or not any more."""
+    """The metadata of the cluster does not have the topic: not yet, or not any more."""
 
 
 def failure_of(code: int, subject: str, detail: str | None = None) -> BrokerTrouble | StreamiterError:
-    """The exception for an error code in an answer about ``subject``."""
+    """Return the exception for an error code in an answer about ``subject``."""
     said = f"{subject}: the broker answered {code_name(code)}" + (f" ({detail})" if detail else "")
     if code in PASSING:
         return BrokerTrouble(said, code)
@@ -170,7 +172,7 @@ def failure_of(code: int, subject: str, detail: str | None = None) -> BrokerTrou
 
 
 def passing(code: int, subject: str) -> BrokerTrouble | None:
-    """The trouble that ``code`` stands for, None for none; raises what does not pass."""
+    """Return the trouble for ``code``, None for no error; raise an error that is final."""
     if code == Code.NONE:
         return None
     failure = failure_of(code, subject)
@@ -186,11 +188,11 @@ def check(code: int, subject: str, detail: str | None = None) -> None:
 
 
 class RetryLimit:
-    """Bears trouble until it lasts too long: logs, waits, and raises ``TopicUnavailable`` in the end.
+    """Limits the time of retries: logs the trouble, waits, and finally raises ``TopicUnavailable``.
 
-    Trouble may be with several things at once (partitions, say) and is over when the last of them works
-    again; so one that never does is found out although the others go on.
-    Time is the machine's own whatever clock a job runs on: the broker has no other.
+    Several things may be in trouble at once, such as partitions. The trouble is over when the last of them works
+    again, so a partition that never works again is detected although the others do. Time is that of the system clock,
+    also for a job with another clock, because the broker knows no other time.
     """
 
     def __init__(self, subject: str, limit_s: float, clock: Clock | None = None) -> None:
@@ -205,7 +207,7 @@ class RetryLimit:
         self._last = BrokerTrouble("no answer")
 
     def succeeded(self, working: Iterable[object] = ("",)) -> None:
-        """These work (again): if nothing else is in trouble, trouble is over."""
+        """These things work; if no other thing is in trouble, the trouble is over."""
         if self._since_s is None:
             return
         self._ailing.difference_update(working)
@@ -218,22 +220,22 @@ class RetryLimit:
             self._backoff_s = _FIRST_BACKOFF_S
 
     def now_s(self) -> float:
-        """The time that ``failed`` takes as the begin of an attempt."""
+        """Return the time to pass to ``failed`` as the begin of an attempt."""
         return self._clock.monotonic_s()
 
     async def failed(
         self, trouble: BrokerTrouble, ailing: Iterable[object] = ("",), *, begun_s: float | None = None
     ) -> None:
-        """Wait a moment before the next attempt, or raise ``TopicUnavailable`` if it has lasted too long.
+        """Wait a moment before the next attempt, or raise ``TopicUnavailable`` if the trouble has lasted too long.
 
-        ``begun_s`` is when the attempt began: an answer that never came was missing from then on.
+        ``begun_s`` is when the attempt began: the trouble counts from then on.
         """
         self._ailing.update(ailing)
         self._last = trouble
         now_s = self._clock.monotonic_s()
         if self._since_s is None:
-            # One attempt alone is never all of the patience: one that took so long tells rather of this process
-            # (paused, its machine asleep), and of a broker that the next attempt finds where it was.
+            # One attempt alone never uses up the limit. If it took that long, this process was probably paused or its
+            # machine asleep, and the next attempt finds the broker working.
             earliest_s = now_s - _ONE_ATTEMPT_MAX * self.limit_s
             self._since_s = max(begun_s, earliest_s) if begun_s is not None else now_s
         left_s = self._left_s(trouble, self._since_s, now_s)
@@ -244,7 +246,7 @@ class RetryLimit:
         self._backoff_s = min(2 * self._backoff_s, _LONGEST_BACKOFF_S)
 
     def given_up(self) -> StreamiterError:
-        """The error for trouble that lasts."""
+        """Return the error for trouble that has lasted too long."""
         if isinstance(self._last, TopicMissing):
             return TopicNotFound(self._about(self._last))
         return TopicUnavailable(
@@ -272,7 +274,7 @@ class RetryLimit:
 
 
 async def persist(patience: RetryLimit, attempt: Callable[[], Awaitable[T]]) -> T:
-    """The result of ``attempt``, repeated while it meets what may pass and ``patience`` lasts."""
+    """Return the result of ``attempt``, repeated after trouble until ``patience`` ends."""
     while True:
         begun_s = patience.now_s()
         try:
@@ -285,7 +287,7 @@ async def persist(patience: RetryLimit, attempt: Callable[[], Awaitable[T]]) -> 
 
 
 async def persist_within(limit_s: float, subject: str, attempt: Callable[[], Awaitable[T]]) -> T:
-    """As :func:`persist`; the limit holds also for an attempt that never ends."""
+    """Do the same as :func:`persist`; the limit also ends an attempt that never ends by itself."""
     patience = RetryLimit(subject, limit_s)
     try:
         async with asyncio.timeout(limit_s):

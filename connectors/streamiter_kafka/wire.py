@@ -1,14 +1,17 @@
-"""All that is used of aiokafka, in one place: its connections, its requests and its record format.
+"""The parts of aiokafka that this package uses: connections, requests and the record format.
 
-aiokafka's consumer and producer are not used: their background tasks retry some failures for ever and keep
-to themselves why they do, and building an object with eleven fields for each record takes more time than
-reading it. The loops in this package send aiokafka's requests over aiokafka's connections, each with a
-deadline.
+Only this module imports aiokafka. Its consumer and producer are not used: their background tasks retry some failures
+for ever without telling why, and they build an object of eleven fields for each record, which takes longer than reading
+the record. The loops of this package send aiokafka's requests over aiokafka's connections, each with a deadline.
+
+Three requests are defined here, in versions that aiokafka does not have: the next epoch of a producer, the metadata
+of a topic with the topic's id, and a fetch by that id. Where a broker does not know such a version of metadata or
+fetch, the newest version of aiokafka is sent instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
@@ -107,11 +110,15 @@ __all__ = [
 TOPIC_RESOURCE: int = ConfigResourceType.TOPIC.value
 
 Response = Any
-"""A decoded response; its fields are those of the protocol, by the names aiokafka gives them."""
+"""A decoded response. Its fields have the names that aiokafka gives them."""
+
+
+Versions = dict[int, tuple[int, int]]
+"""The lowest and the highest version that a broker knows, by the key of the request."""
 
 
 class KafkaRecord(Protocol):
-    """A record as aiokafka's parser gives it."""
+    """A record as aiokafka's parser returns it."""
 
     @property
     def offset(self) -> int: ...
@@ -126,7 +133,7 @@ class KafkaRecord(Protocol):
 
 
 _NO_TAGS: Final[Mapping[int, bytes]] = {}
-# In place of an id where there is none: brokers before 2.8, and topics of a cluster that was upgraded from these.
+# Stands for a missing id: of brokers before 2.8, and of topics in a cluster that was upgraded from such a version.
 _NO_ID: Final = UUID(int=0)
 
 
@@ -135,221 +142,96 @@ class Uuid:
 
     @staticmethod
     def encode(value: UUID) -> bytes:
-        """The bytes of an id."""
+        """Return the bytes of an id."""
         return value.bytes
 
     @staticmethod
     def decode(data: BytesIO) -> UUID:
-        """The id that comes next."""
+        """Return the next id."""
         return UUID(bytes=data.read(16))
 
     @staticmethod
     def repr(value: UUID) -> str:
-        """For aiokafka's log."""
+        """Return the id as aiokafka's log shows it."""
         return str(value)
 
 
-# -- InitProducerId ----------------------------------------------------------------------------------------
+# -- The fields of the three requests and of their responses -----------------------------------------------
+
+_TAGS: Final = ("tags", TaggedFields)
+_TEXT: Final = CompactString("utf-8")
 
 
-class _RenewalResponse(ResponseStruct):  # type: ignore[misc]
-    API_KEY = 22
-    API_VERSION = 3
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        ("error_code", Int16),
-        ("producer_id", Int64),
-        ("producer_epoch", Int16),
-        ("tags", TaggedFields),
-    )
+def _request_type(
+    api_key: int, version: int, *, request: Iterable[object], response: Iterable[object]
+) -> type[RequestStruct]:
+    """Return the class of a request with these fields. Each list of fields ends with tags, as KIP-482 demands."""
+    about = {"API_KEY": api_key, "API_VERSION": version}
+    answer = type("Response", (ResponseStruct,), {**about, "SCHEMA": Schema(*response, _TAGS)})
+    fields = {"FLEXIBLE_VERSION": True, "RESPONSE_TYPE": answer, "SCHEMA": Schema(*request, _TAGS)}
+    return type("Request", (RequestStruct,), {**about, **fields})
 
 
-class _Renewal(RequestStruct):  # type: ignore[misc]
-    FLEXIBLE_VERSION = True
-    API_KEY = _RenewalResponse.API_KEY
-    API_VERSION = _RenewalResponse.API_VERSION
-    RESPONSE_TYPE = _RenewalResponse
-    SCHEMA = Schema(
-        ("transactional_id", CompactString("utf-8")),
+def _list_of(name: str, *fields: object) -> tuple[str, CompactArray]:
+    """Return the field ``name``: a list of items, each with these fields."""
+    return name, CompactArray(*fields, _TAGS)
+
+
+_INIT_PRODUCER_ID: Final = _request_type(
+    22,
+    3,
+    request=[
+        ("transactional_id", _TEXT),
         ("transaction_timeout_ms", Int32),
         ("producer_id", Int64),
         ("producer_epoch", Int16),
-        ("tags", TaggedFields),
-    )
-
-
-class RenewProducerRequest(Request[_Renewal]):  # type: ignore[misc]
-    """Asks for the epoch after ``epoch``; the error of one who is not the owner any more is that of a fence.
-
-    With the producer's id and epoch in it, the broker gives a new epoch only if they are still the newest ones of
-    the transactional id (KIP-360). Without, as in version 0, it would fence a newer owner in any case. With them it
-    still does so while that one has a transaction open, which it aborts first; so this is no way to ask who the
-    owner is.
-
-    Requests of versions that aiokafka lacks: a producer's next epoch, the id of a topic, fetches by that id.
-
-    Where a broker does not have such a version of metadata or fetches, the newest one of aiokafka is sent instead.
-    """
-
-    API_KEY = _Renewal.API_KEY
-
-    def __init__(self, transactional_id: str, timeout_ms: int, number: int, epoch: int) -> None:
-        self._fields = (transactional_id, timeout_ms, number, epoch)
-
-    def build(self, request_struct_class: Any) -> Any:
-        """The fields as the protocol has them."""
-        return request_struct_class(*self._fields, _NO_TAGS)
-
-
-# -- Metadata ----------------------------------------------------------------------------------------------
-
-
-class _MetadataResponse(ResponseStruct):  # type: ignore[misc]
-    API_KEY = MetadataRequest.API_KEY
-    API_VERSION = 11
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "brokers",
-            CompactArray(
-                ("node_id", Int32),
-                ("host", CompactString("utf-8")),
-                ("port", Int32),
-                ("rack", CompactString("utf-8")),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("cluster_id", CompactString("utf-8")),
-        ("controller_id", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("error_code", Int16),
-                ("name", CompactString("utf-8")),
-                ("topic_id", Uuid),
-                ("is_internal", Boolean),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("error_code", Int16),
-                        ("partition", Int32),
-                        ("leader", Int32),
-                        ("leader_epoch", Int32),
-                        ("replicas", CompactArray(Int32)),
-                        ("isr", CompactArray(Int32)),
-                        ("offline_replicas", CompactArray(Int32)),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("authorized_operations", Int32),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
-    )
-
-
-class _Metadata(RequestStruct):  # type: ignore[misc]
-    FLEXIBLE_VERSION = True
-    API_KEY = _MetadataResponse.API_KEY
-    API_VERSION = _MetadataResponse.API_VERSION
-    RESPONSE_TYPE = _MetadataResponse
-    SCHEMA = Schema(
-        (
-            "topics",
-            CompactArray(("topic_id", Uuid), ("name", CompactString("utf-8")), ("tags", TaggedFields)),
-        ),
-        ("allow_auto_topic_creation", Boolean),
-        ("include_topic_authorized_operations", Boolean),
-        ("tags", TaggedFields),
-    )
-
-
-class TopicMetadataRequest(Request[_Metadata]):  # type: ignore[misc]
-    """Asks for the leaders of one topic and, from Kafka 2.8 on, for its id. It never creates the topic."""
-
-    API_KEY = _Metadata.API_KEY
-
-    def __init__(self, topic: str) -> None:
-        self._topic = topic
-
-    def prepare(self, versions: Any) -> Any:
-        """The newest request that the broker knows."""
-        try:
-            return super().prepare(versions)
-        except NotImplementedError:
-            return MetadataRequest([self._topic], allow_auto_topic_creation=False).prepare(versions)
-
-    def build(self, request_struct_class: Any) -> Any:
-        """The fields as the protocol has them."""
-        return request_struct_class([(_NO_ID, self._topic, _NO_TAGS)], False, False, _NO_TAGS)
-
-
-class TopicMetadata(NamedTuple):
-    """What a broker answers about one topic."""
-
-    code: int
-    id: UUID | None
-    """None where the broker gives none."""
-    partitions: Sequence[Sequence[Any]]
-    """Error code, number and leader of each, and more."""
-
-
-def topic_metadata(response: Response) -> TopicMetadata:
-    """The answer to a `TopicMetadataRequest`, of either version."""
-    [topic] = response.topics
-    if response.API_VERSION < _MetadataResponse.API_VERSION:
-        return TopicMetadata(topic[0], None, topic[-1])
-    code, _name, topic_id, _is_internal, partitions, *_ = topic
-    return TopicMetadata(code, None if topic_id == _NO_ID else topic_id, partitions)
-
-
-# -- Fetch -------------------------------------------------------------------------------------------------
-
-
-class _FetchResponse(ResponseStruct):  # type: ignore[misc]
-    API_KEY = FetchRequest.API_KEY
-    API_VERSION = 13
-    SCHEMA = Schema(
+    ],
+    response=[
         ("throttle_time_ms", Int32),
         ("error_code", Int16),
-        ("session_id", Int32),
-        (
+        ("producer_id", Int64),
+        ("producer_epoch", Int16),
+    ],
+)
+
+_METADATA: Final = _request_type(
+    MetadataRequest.API_KEY,
+    11,
+    request=[
+        _list_of("topics", ("topic_id", Uuid), ("name", _TEXT)),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+    ],
+    response=[
+        ("throttle_time_ms", Int32),
+        _list_of("brokers", ("node_id", Int32), ("host", _TEXT), ("port", Int32), ("rack", _TEXT)),
+        ("cluster_id", _TEXT),
+        ("controller_id", Int32),
+        _list_of(
             "topics",
-            CompactArray(
-                ("topic_id", Uuid),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("error_code", Int16),
-                        ("high_watermark", Int64),
-                        ("last_stable_offset", Int64),
-                        ("log_start_offset", Int64),
-                        (
-                            "aborted_transactions",
-                            CompactArray(
-                                ("producer_id", Int64), ("first_offset", Int64), ("tags", TaggedFields)
-                            ),
-                        ),
-                        ("preferred_read_replica", Int32),
-                        ("records", CompactBytes),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
+            ("error_code", Int16),
+            ("name", _TEXT),
+            ("topic_id", Uuid),
+            ("is_internal", Boolean),
+            _list_of(
+                "partitions",
+                ("error_code", Int16),
+                ("partition", Int32),
+                ("leader", Int32),
+                ("leader_epoch", Int32),
+                ("replicas", CompactArray(Int32)),
+                ("isr", CompactArray(Int32)),
+                ("offline_replicas", CompactArray(Int32)),
             ),
+            ("authorized_operations", Int32),
         ),
-        ("tags", TaggedFields),
-    )
+    ],
+)
 
-
-class _Fetch(RequestStruct):  # type: ignore[misc]
-    FLEXIBLE_VERSION = True
-    API_KEY = _FetchResponse.API_KEY
-    API_VERSION = _FetchResponse.API_VERSION
-    RESPONSE_TYPE = _FetchResponse
-    SCHEMA = Schema(
+_FETCH: Final = _request_type(
+    FetchRequest.API_KEY,
+    13,
+    request=[
         ("replica_id", Int32),
         ("max_wait_ms", Int32),
         ("min_bytes", Int32),
@@ -357,42 +239,116 @@ class _Fetch(RequestStruct):  # type: ignore[misc]
         ("isolation_level", Int8),
         ("session_id", Int32),
         ("session_epoch", Int32),
-        (
+        _list_of(
             "topics",
-            CompactArray(
-                ("topic_id", Uuid),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("current_leader_epoch", Int32),
-                        ("fetch_offset", Int64),
-                        ("last_fetched_epoch", Int32),
-                        ("log_start_offset", Int64),
-                        ("max_bytes", Int32),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
+            ("topic_id", Uuid),
+            _list_of(
+                "partitions",
+                ("partition", Int32),
+                ("current_leader_epoch", Int32),
+                ("fetch_offset", Int64),
+                ("last_fetched_epoch", Int32),
+                ("log_start_offset", Int64),
+                ("max_bytes", Int32),
             ),
         ),
-        (
-            "forgotten_topics",
-            CompactArray(("topic_id", Uuid), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)),
+        _list_of("forgotten_topics", ("topic_id", Uuid), ("partitions", CompactArray(Int32))),
+        ("rack_id", _TEXT),
+    ],
+    response=[
+        ("throttle_time_ms", Int32),
+        ("error_code", Int16),
+        ("session_id", Int32),
+        _list_of(
+            "topics",
+            ("topic_id", Uuid),
+            _list_of(
+                "partitions",
+                ("partition", Int32),
+                ("error_code", Int16),
+                ("high_watermark", Int64),
+                ("last_stable_offset", Int64),
+                ("log_start_offset", Int64),
+                _list_of("aborted_transactions", ("producer_id", Int64), ("first_offset", Int64)),
+                ("preferred_read_replica", Int32),
+                ("records", CompactBytes),
+            ),
         ),
-        ("rack_id", CompactString("utf-8")),
-        ("tags", TaggedFields),
-    )
+    ],
+)
 
 
-class FetchTopicRequest(Request[_Fetch]):  # type: ignore[misc]
-    """Fetches from partitions of one topic, given as (number, offset, largest answer in bytes).
+# -- The requests ------------------------------------------------------------------------------------------
 
-    From Kafka 3.1 on it asks by the topic's id: a topic that was deleted and created again between two fetches
-    answers with an error, and not with other records. Older brokers, and topics without an id, are asked by name.
+
+class RenewProducerRequest(Request[_INIT_PRODUCER_ID]):  # type: ignore[misc]
+    """Asks for the epoch after ``epoch``. A producer that no longer owns the id gets the error code of a fence.
+
+    The request names the producer's id and epoch. The broker gives a new epoch only if both are still the newest ones
+    of the transactional id (KIP-360). A request of version 0 names neither and always fences a newer owner. This
+    version fences a newer owner, too, if that owner has a transaction open: the broker first aborts that transaction.
+    So the request cannot be used to find out who owns the id.
     """
 
-    API_KEY = _Fetch.API_KEY
+    API_KEY = _INIT_PRODUCER_ID.API_KEY
+
+    def __init__(self, transactional_id: str, timeout_ms: int, number: int, epoch: int) -> None:
+        self._fields = (transactional_id, timeout_ms, number, epoch)
+
+    def build(self, request_type: Callable[..., RequestStruct]) -> RequestStruct:
+        """Return the request with its fields in the order of the protocol."""
+        return request_type(*self._fields, _NO_TAGS)
+
+
+class TopicMetadataRequest(Request[_METADATA]):  # type: ignore[misc]
+    """Asks for the leaders of one topic and, from Kafka 2.8 on, for the topic's id. It never creates the topic."""
+
+    API_KEY = _METADATA.API_KEY
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+
+    def prepare(self, versions: Versions) -> RequestStruct:
+        """Return the newest request that the broker knows."""
+        try:
+            return super().prepare(versions)
+        except NotImplementedError:
+            return MetadataRequest([self._topic], allow_auto_topic_creation=False).prepare(versions)
+
+    def build(self, request_type: Callable[..., RequestStruct]) -> RequestStruct:
+        """Return the request with its fields in the order of the protocol."""
+        return request_type([(_NO_ID, self._topic, _NO_TAGS)], False, False, _NO_TAGS)
+
+
+class TopicMetadata(NamedTuple):
+    """The answer of a broker about one topic."""
+
+    code: int
+    """The error code."""
+    id: UUID | None
+    """The topic's id; None where the broker gives none."""
+    partitions: Sequence[Sequence[Any]]
+    """For each partition its error code, number, leader, and further fields."""
+
+
+def topic_metadata(response: Response) -> TopicMetadata:
+    """Return the answer to a `TopicMetadataRequest`, in either version."""
+    [topic] = response.topics
+    if response.API_VERSION < _METADATA.API_VERSION:
+        return TopicMetadata(topic[0], None, topic[-1])
+    code, _name, topic_id, _is_internal, partitions, *_ = topic
+    return TopicMetadata(code, None if topic_id == _NO_ID else topic_id, partitions)
+
+
+class FetchTopicRequest(Request[_FETCH]):  # type: ignore[misc]
+    """Fetches from partitions of one topic; each is given as (number, offset, size of the largest answer in bytes).
+
+    From Kafka 3.1 on, the request names the topic's id. If the topic was deleted and created again between two fetches,
+    the broker answers with an error and not with records of the new topic. For older brokers, and for topics without an
+    id, the request names the topic.
+    """
+
+    API_KEY = _FETCH.API_KEY
 
     def __init__(
         self,
@@ -410,8 +366,8 @@ class FetchTopicRequest(Request[_Fetch]):  # type: ignore[misc]
         self._partitions = partitions
         self._limits = (max_wait_ms, min_bytes, max_bytes, isolation_level)
 
-    def prepare(self, versions: Any) -> Any:
-        """The newest request that the broker knows."""
+    def prepare(self, versions: Versions) -> RequestStruct:
+        """Return the newest request that the broker knows."""
         if self._topic_id is not None:
             try:
                 return super().prepare(versions)
@@ -419,32 +375,36 @@ class FetchTopicRequest(Request[_Fetch]):  # type: ignore[misc]
                 pass
         return FetchRequest(*self._limits, [(self._topic, list(self._partitions))]).prepare(versions)
 
-    def build(self, request_struct_class: Any) -> Any:
-        """The fields as the protocol has them; a field that is not used is 0, -1 or empty, as the protocol asks."""
+    def build(self, request_type: Callable[..., RequestStruct]) -> RequestStruct:
+        """Return the request with its fields in the order of the protocol; an unused field is 0, -1 or empty."""
         partitions = [
             (number, -1, offset, -1, -1, max_bytes, _NO_TAGS)
             for number, offset, max_bytes in self._partitions
         ]
         topics = [(self._topic_id, partitions, _NO_TAGS)]
-        return request_struct_class(-1, *self._limits, 0, -1, topics, [], "", _NO_TAGS)
+        return request_type(-1, *self._limits, 0, -1, topics, [], "", _NO_TAGS)
 
 
 class FetchedPartition(NamedTuple):
-    """What a broker answers about one partition."""
+    """The answer of a broker about one partition."""
 
     number: int
+    """The partition."""
     code: int
+    """The error code."""
     stable_offset: int
+    """The last stable offset: the records before it are committed or aborted."""
     aborted: list[tuple[int, int]]
     """Producer and first offset of each aborted transaction among the records."""
     records: bytes
+    """The record batches as they are on the wire."""
 
 
 def fetched_partitions(response: Response) -> Iterator[FetchedPartition]:
-    """The answers to a `FetchTopicRequest`, of any version."""
+    """Yield the answers to a `FetchTopicRequest`, in any version."""
     for _topic, answers, *_ in response.topics:
         for number, code, _high_watermark, stable_offset, *rest in answers:
-            # The only list between the last stable offset and the records, whose other fields differ by version.
+            # The other fields between the last stable offset and the records differ by version; only one is a list.
             aborted = next((field for field in rest if isinstance(field, list)), [])
             records = next(field for field in reversed(rest) if isinstance(field, bytes | None))
             yield FetchedPartition(

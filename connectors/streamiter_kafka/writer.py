@@ -1,7 +1,8 @@
-"""Sending record batches: in order for each partition, one request at a time to each broker.
+"""Writing: record batches are sent in order for each partition, with one request at a time to each broker.
 
-While a request is under way, further records join the open batch of their partition: batches grow with
-the load, and at low load a record leaves at once.
+A `Sender` sends batches until they are stored; `KafkaWriter` writes to one topic with it, transactions write to
+several. While a request is under way, further records join the open batch of their partition: batches grow with the
+load, and at low load a record is sent at once.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from streamiter.clock import TimerHandle
-from streamiter.errors import InternalError, StreamiterError, TopicError
+from streamiter.errors import InternalError, StreamiterError
+from streamiter.topics.connecting import closed_error
 from streamiter.topics.topic import OutgoingBatch, TopicWriter
-from streamiter_kafka.admin import shown_settings
-from streamiter_kafka.cluster import NO_LEADER, BrokerConnections, ConnectionPurpose
+from streamiter_kafka.cluster import NO_LEADER, BrokerConnections, ConnectionPurpose, shown_settings
 from streamiter_kafka.options import KafkaOptions
 from streamiter_kafka.packing import (
     DEFAULT_LIMIT_BYTES,
@@ -36,19 +37,19 @@ __all__ = [
 ]
 
 
-# Brokers refuse requests above 100 MB (socket.request.max.bytes), and a smaller one is answered sooner.
+# Brokers refuse requests above 100 MB (socket.request.max.bytes), and answer smaller requests sooner.
 _REQUEST_BYTES: Final = 8_000_000
-# The broker gives up waiting for replicas after the request timeout; its answer should still be heard.
+# The broker stops waiting for replicas after the request timeout; its answer to that must still arrive in time.
 _ANSWER_MARGIN_S: Final = 1.0
 
 _STORED: Final = frozenset({Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER})
 
 Enlist = Callable[[Iterable[Key]], Awaitable[None]]
-"""Called with the partitions of a request before it is sent; transactions make themselves known with it."""
+"""Called with the partitions of a request before it is sent; a transaction adds the partitions to itself."""
 
 
 class Sender:
-    """Sends batches until they are stored, or fails for good: then every call raises why."""
+    """Sends batches until they are stored. After a lasting failure every call raises it."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Sender:
         self._enlist = enlist
         self._patience = cluster.patience(subject)
         self._queues: dict[Key, PartitionQueue] = {}
-        # Those with something to send, in the order of their turns.
+        # The queues with batches to send, in the order of their turns.
         self._waiting: dict[Key, PartitionQueue] = {}
         self._in_flight: dict[int, asyncio.Task[None]] = {}
         self._unacked_bytes = 0
@@ -76,11 +77,11 @@ class Sender:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was put in is stored."""
+        """Whether all records are stored."""
         return not self._waiting and not self._in_flight
 
     def put(self, packing: Packing, number: int, batch: OutgoingBatch) -> None:
-        """Append records for a partition; sending begins with the next turn of the event loop."""
+        """Append records for a partition; the event loop sends them from its next turn on."""
         key = (packing.topic, number)
         queue = self._queues.get(key)
         if queue is None:
@@ -92,13 +93,13 @@ class Sender:
         self._pump()
 
     async def room(self) -> None:
-        """Wait until not too much is under way."""
+        """Wait until fewer bytes than the limit are not yet stored."""
         self._raise_failure()
         while self._unacked_bytes >= self._cluster.options.max_unacked_bytes:
             await self._next_progress()
 
     async def flush(self) -> None:
-        """Wait until all is stored."""
+        """Wait until all records are stored."""
         self._is_flushing = True
         try:
             self._pump()
@@ -109,7 +110,7 @@ class Sender:
             self._is_flushing = False
 
     async def discard(self) -> bool:
-        """Drop what is not known to be stored; whether some of that was sent nevertheless."""
+        """Drop the records that are not known to be stored; return whether some of them may have been sent."""
         self._is_stopped = True
         await asyncio.gather(*self._in_flight.values())
         dropped = [pending for queue in self._waiting.values() for pending in queue.batches]
@@ -121,7 +122,7 @@ class Sender:
         return any(pending.is_sealed for pending in dropped)
 
     async def stop(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._is_stopped = True
         if self._linger is not None:
             self._linger.cancel()
@@ -133,7 +134,7 @@ class Sender:
     # -- Sending
 
     def _pump(self) -> None:
-        """Begin a request to each broker that has none and something to get."""
+        """Start a request to each broker that has records to get and no request under way."""
         if self._is_stopped or self.failure is not None:
             return
         for node, queues in self._ready_by_leader().items():
@@ -158,7 +159,7 @@ class Sender:
         return ready
 
     def _lingers(self, queue: PartitionQueue) -> bool:
-        """Whether its batch may still grow; a timer then asks again."""
+        """Return whether the queue waits for more records; then a timer ends the wait."""
         linger_s = self._cluster.options.linger_s
         if not linger_s or self._is_flushing or not queue.batches[0].is_open:
             return False
@@ -172,7 +173,7 @@ class Sender:
         self._pump()
 
     async def _send(self, node: int, queues: list[PartitionQueue]) -> None:
-        """One request, its answer, and the wait before the next attempt where one is needed."""
+        """Send one request and handle its answer; after trouble, wait before the next attempt."""
         begun_s = self._patience.now_s()
         try:
             ailing = await self._produce(node, queues)
@@ -182,7 +183,7 @@ class Sender:
                 await self._recover(ailing, begun_s)
         except StreamiterError as failure:
             self._fail(failure)
-        except Exception as error:  # our own mistake must not become a silent stall
+        except Exception as error:  # a bug here must not become a silent stall
             self._fail(InternalError(f"{self._subject}: writing broke down ({error!r})"), error)
         finally:
             for queue in queues:
@@ -192,7 +193,7 @@ class Sender:
             self._pump()
 
     async def _produce(self, node: int, queues: list[PartitionQueue]) -> dict[Key, BrokerTrouble]:
-        """Send the first batch of each queue; the trouble with those that have to be sent again."""
+        """Send the first batch of each queue; return the trouble of the queues whose batch must be sent again."""
         try:
             if self._enlist is not None:
                 await self._enlist(queue.key for queue in queues)
@@ -213,7 +214,7 @@ class Sender:
         return ProduceRequest(
             transactional_id=self._producer.transactional_id,
             required_acks=-1 if self._cluster.options.acks == "all" else 1,
-            timeout=int(1000 * self._cluster.options.request_timeout_s),
+            timeout=self._cluster.options.request_timeout_ms,
             topics=list(by_topic.items()),
         )
 
@@ -250,7 +251,7 @@ class Sender:
             del self._waiting[queue.key]
 
     async def _recover(self, ailing: Mapping[Key, BrokerTrouble], begun_s: float) -> None:
-        """Wait a moment, and find out whether other brokers lead now or a topic is gone."""
+        """Ask which brokers lead now and whether the topics still exist, then wait a moment."""
         trouble = next(iter(ailing.values()))
         try:
             for topic in dict.fromkeys(topic for topic, _number in ailing):
@@ -270,7 +271,7 @@ class Sender:
         if self.failure is not None:
             raise self.failure
 
-    def _fail(self, failure: StreamiterError, cause: Any = None) -> None:
+    def _fail(self, failure: StreamiterError, cause: Exception | None = None) -> None:
         if self.failure is None:
             failure.__cause__ = cause if cause is not None else failure.__cause__
             self.failure = failure
@@ -280,10 +281,7 @@ _NO_TRANSACTION_TIMEOUT_MS: Final = 2**31 - 1
 
 
 async def open_writer(cluster: BrokerConnections, topic: str) -> KafkaWriter:
-    """A writer; it owns ``cluster`` and closes it.
-
-    Writing to one topic, outside transactions.
-    """
+    """Return a writer to one topic, outside transactions; it owns ``cluster`` and closes it."""
     await cluster.require(topic)
     packing = await open_packing(cluster, topic, cluster.options, transactional=False)
     producer = await cluster.persist(lambda: _new_producer(cluster, topic))
@@ -293,7 +291,7 @@ async def open_writer(cluster: BrokerConnections, topic: str) -> KafkaWriter:
 async def open_packing(
     cluster: BrokerConnections, topic: str, options: KafkaOptions, *, transactional: bool
 ) -> Packing:
-    """How records for ``topic`` are packed; asks the broker how large they may be."""
+    """Return the packing for ``topic``; ask the broker for the largest size of a record batch."""
     return Packing(
         topic,
         await _limit_bytes(cluster, topic),
@@ -309,7 +307,7 @@ async def _limit_bytes(cluster: BrokerConnections, topic: str) -> int:
 
 
 async def _new_producer(cluster: BrokerConnections, topic: str) -> ProducerIdentity:
-    """An identity by which brokers recognize a batch that is sent again; it costs one request."""
+    """Ask for an identity by which brokers recognize a batch that is sent again."""
     if cluster.options.acks != "all":
         return ProducerIdentity()
     response = await cluster.request_any(InitProducerIdRequest(None, _NO_TRANSACTION_TIMEOUT_MS))
@@ -318,7 +316,7 @@ async def _new_producer(cluster: BrokerConnections, topic: str) -> ProducerIdent
 
 
 class KafkaWriter(TopicWriter):
-    """Writes to one topic. An error that is raised once is raised by every later call too."""
+    """Writes to one topic. After an error, every later call raises the same error."""
 
     def __init__(self, cluster: BrokerConnections, packing: Packing, producer: ProducerIdentity) -> None:
         self._cluster = cluster
@@ -332,7 +330,7 @@ class KafkaWriter(TopicWriter):
         if not len(batch):
             return
         leaders = await self._prepare()
-        # From here on nothing waits: a batch is taken as a whole or, where a wait is cancelled, not at all.
+        # No wait from here on: the batch is taken as a whole, or not at all where an earlier wait was cancelled.
         for number, part in self._packing.spread(batch, leaders):
             self._sender.put(self._packing, number, part)
 
@@ -353,7 +351,7 @@ class KafkaWriter(TopicWriter):
                 await self._sender.stop()
 
     async def _prepare(self) -> Mapping[int, int]:
-        # A turn for the tasks that send: a caller that never waits would never let them run.
+        # Gives a turn to the tasks that send: they would never run beside a caller that never waits.
         await asyncio.sleep(0)
         with self._reporting():
             await self._sender.room()
@@ -361,7 +359,7 @@ class KafkaWriter(TopicWriter):
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Notes that a failure has been raised: ``close`` need not raise it again."""
+        """Remember that a failure was raised, so that ``close`` does not raise it again."""
         try:
             yield
         except StreamiterError:
@@ -370,4 +368,4 @@ class KafkaWriter(TopicWriter):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise TopicError(f"writer to topic {self._packing.topic!r}: it is closed")
+            raise closed_error("writer", self._packing.topic)

@@ -1,7 +1,16 @@
-"""Topics, and records at their ends: the statements that change them.
+"""What the file stores: topics, their partitions, and records packed into blocks.
 
-All of it runs in a `Database`'s thread. What changes several rows is called within `write_transaction`, so
-that it happens as a whole or not at all.
+The statements that change the file are here. All of them run in the thread of a `Database`. A function that changes
+several rows is called within `write_transaction`, so all of its changes take effect or none does.
+
+>>> pending = PendingRecords()
+>>> pending.add(0, OutgoingBatch([b"a", b"b"]), now_ms=5)
+>>> pending.add(0, OutgoingBatch([b"c"], keys=[b"k"]), now_ms=6)
+>>> [(partition, block)] = blocks_of(pending.take())
+>>> partition, block.records, block.latest_ms
+(0, 3, 6)
+>>> unpacked(block.payload, block.crc32)
+RecordBlock(values=[b'a', b'b', b'c'], keys=[None, None, b'k'], headers=None, timestamps_ms=[5, 5, 6])
 """
 
 from __future__ import annotations
@@ -10,25 +19,29 @@ import json
 import sqlite3
 import uuid
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from streamiter.errors import TopicNotFound
 from streamiter.topics.compacted import COMPACTED_BLOCKS, is_superseded
-from streamiter.topics.topic import PartitionEnds
-from streamiter_sqlite.blocks import PackedBlock, unpacked
-from streamiter_sqlite.schema import DamagedFile, checked_numbers, read_transaction
+from streamiter.topics.connecting import PartitionEnds, batch_bytes, joined_column
+from streamiter.topics.topic import Headers, OutgoingBatch
+from streamiter_sqlite.file import DamagedFile, checked_numbers, read_transaction
 
 __all__ = [
     "COMPACTION_SETTING",
     "RETENTION_SETTINGS",
+    "PackedBlock",
+    "PendingRecords",
+    "RecordBlock",
     "StoredBlock",
     "TopicRow",
     "append",
     "append_entry",
+    "blocks_of",
     "create_topic",
     "delete_topic",
     "find_partitions",
@@ -37,45 +50,46 @@ __all__ = [
     "partition_ends",
     "retain",
     "topic_names",
+    "unpacked",
 ]
 
 
-# Unless a topic's settings say less. SQLite's own limit for a BLOB is 1,000,000,000 bytes.
+# The limit of a topic without the setting max_record_bytes. SQLite's own limit for a BLOB is 1,000,000,000 bytes.
 _RECORD_BYTES_MAX: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """A topic as it is stored. Another topic of the same name has another id."""
+    """A stored topic. A later topic of the same name has another id."""
 
     id: int
     name: str
     settings: Mapping[str, int]
     identity: str | None
-    """The same for as long as the topic is there, in copies of the file too; None where it is not known."""
+    """A text that stays the same until the topic is deleted, also in copies of the file; None where it is not known."""
 
     def identities(self, partitions: Iterable[int]) -> dict[int, str]:
-        """The identity, by partition; empty where it is not known."""
+        """Return the identity for each partition; empty where it is not known."""
         return {} if self.identity is None else dict.fromkeys(partitions, self.identity)
 
     @property
     def max_record_bytes(self) -> int:
-        """The largest record that it takes."""
+        """The size of the largest record that the topic takes."""
         return self.settings.get("max_record_bytes", _RECORD_BYTES_MAX)
 
     @property
     def is_retained_for_ever(self) -> bool:
-        """Whether no setting asks for records to be dropped."""
+        """Whether no setting makes the topic drop records."""
         return not any(setting.startswith("retention_") for setting in self.settings)
 
 
 def topic_names(connection: sqlite3.Connection) -> list[str]:
-    """The names of all topics, sorted."""
+    """Return the names of all topics, sorted."""
     return [name for (name,) in connection.execute("SELECT name FROM topics ORDER BY name")]
 
 
 def find_topic(connection: sqlite3.Connection, name: str) -> TopicRow:
-    """The topic of that name, or ``TopicNotFound``."""
+    """Return the topic of that name, or raise ``TopicNotFound``."""
     row = connection.execute(
         "SELECT id, name, settings, identity FROM topics WHERE name = ?", (name,)
     ).fetchone()
@@ -89,17 +103,11 @@ def find_topic(connection: sqlite3.Connection, name: str) -> TopicRow:
     return TopicRow(row[0], row[1], _settings_of(row[2]), _identity_of(row[3]))
 
 
-def _with_checksum(text: str) -> str:
-    return f"{text}-{zlib.crc32(text.encode()):08x}"
-
-
-def _identity_of(stored: object) -> str | None:
-    """A damaged identity would say that the topic was created again; so it has a checksum."""
-    if stored is None:
-        return None
-    if not isinstance(stored, str) or _with_checksum(stored.partition("-")[0]) != stored:
-        raise DamagedFile(f"the identity of a topic is {stored!r:.80}")
-    return stored
+def find_partitions(connection: sqlite3.Connection, name: str) -> tuple[TopicRow, int]:
+    """Return the topic of that name and its number of partitions."""
+    with read_transaction(connection):
+        topic = find_topic(connection, name)
+        return topic, len(partition_ends(connection, topic))
 
 
 def _settings_of(stored: str) -> dict[str, int]:
@@ -109,8 +117,21 @@ def _settings_of(stored: str) -> dict[str, int]:
         raise DamagedFile(f"settings of a topic cannot be read: {error}") from error
 
 
+def _identity_of(stored: object) -> str | None:
+    """Return the identity without damage: it has a checksum, since a damaged one would look like a new topic."""
+    if stored is None:
+        return None
+    if not isinstance(stored, str) or _with_checksum(stored.partition("-")[0]) != stored:
+        raise DamagedFile(f"the identity of a topic is {stored!r:.80}")
+    return stored
+
+
+def _with_checksum(text: str) -> str:
+    return f"{text}-{zlib.crc32(text.encode()):08x}"
+
+
 def _check_table(connection: sqlite3.Connection) -> None:
-    """Raise ``DamagedFile`` if a topic may be missing for damage to the table: its rows and their index differ."""
+    """Raise ``DamagedFile`` if the rows of the table and their index differ: then a topic may be missing."""
     [[found], *_] = connection.execute("PRAGMA integrity_check (topics)").fetchall()
     if found != "ok":
         raise DamagedFile(found)
@@ -119,7 +140,7 @@ def _check_table(connection: sqlite3.Connection) -> None:
 def create_topic(
     connection: sqlite3.Connection, name: str, partitions: int, settings: Mapping[str, int]
 ) -> None:
-    """Create the topic unless it is there, and the partitions that it lacks."""
+    """Create the topic unless it exists, and the partitions that it lacks."""
     connection.execute(
         "INSERT INTO topics (name, settings, identity) VALUES (?, ?, ?) ON CONFLICT (name) DO NOTHING",
         (name, json.dumps(dict(settings)), _with_checksum(uuid.uuid4().hex)),
@@ -132,7 +153,7 @@ def create_topic(
 
 
 def delete_topic(connection: sqlite3.Connection, name: str) -> None:
-    """Delete the topic with its records, staged ones too."""
+    """Delete the topic and its records, staged records included."""
     topic = find_topic(connection, name)
     for table in ("entries", "staged"):
         connection.execute(
@@ -145,7 +166,7 @@ def delete_topic(connection: sqlite3.Connection, name: str) -> None:
 
 
 def partition_ends(connection: sqlite3.Connection, topic: TopicRow) -> dict[int, PartitionEnds]:
-    """The offsets of all partitions by number; ``TopicNotFound`` where the topic was deleted."""
+    """Return the ends of all partitions by number; raise ``TopicNotFound`` after the topic was deleted."""
     rows = connection.execute(
         "SELECT number, start_offset, end_offset FROM partitions WHERE topic_id = ? ORDER BY number",
         (topic.id,),
@@ -153,28 +174,21 @@ def partition_ends(connection: sqlite3.Connection, topic: TopicRow) -> dict[int,
     if not rows:
         _check_deleted(connection, topic.id, topic.name)
         raise TopicNotFound(f"topic {topic.name!r} was deleted while it was open")
-    # Records are visible as soon as they have an offset: every offset is stable.
+    # A record is visible as soon as it has an offset, so every offset is stable.
     checked = [checked_numbers(row, "partitions") for row in rows]
     return {number: PartitionEnds(start, end, end) for number, start, end in checked}
 
 
 def _check_deleted(connection: sqlite3.Connection, topic_id: int, name: str) -> None:
-    """Raise ``DamagedFile`` for a topic that lacks partitions though it was not deleted."""
+    """Raise ``DamagedFile`` for a topic that was not deleted and lacks its partitions."""
     if connection.execute("SELECT 1 FROM topics WHERE id = ?", (topic_id,)).fetchone():
         raise DamagedFile(f"partitions of topic {name!r} are missing")
-
-
-def find_partitions(connection: sqlite3.Connection, name: str) -> tuple[TopicRow, int]:
-    """The topic of that name and how many partitions it has."""
-    with read_transaction(connection):
-        topic = find_topic(connection, name)
-        return topic, len(partition_ends(connection, topic))
 
 
 def append(
     connection: sqlite3.Connection, topic: TopicRow, blocks: Iterable[tuple[int, PackedBlock]]
 ) -> None:
-    """Store blocks at the ends of their partitions, visible with the transaction's end."""
+    """Store blocks at the ends of their partitions. They are visible when the transaction ends."""
     for partition, block in blocks:
         block_id = insert_block(connection, block)
         entry = StoredBlock(block_id, topic.id, partition, block.records, len(block.payload), block.latest_ms)
@@ -183,7 +197,7 @@ def append(
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A stored block that is to get its offsets."""
+    """A stored block that gets its offsets next."""
 
     block_id: int
     topic_id: int
@@ -194,7 +208,7 @@ class StoredBlock:
 
 
 def insert_block(connection: sqlite3.Connection, block: PackedBlock) -> int:
-    """Store the bytes of a block that no reader sees yet; its id."""
+    """Store the bytes of a block, which no reader sees yet; return its id."""
     row_id = connection.execute(
         "INSERT INTO blocks (payload, crc32) VALUES (?, ?)", (block.payload, block.crc32)
     ).lastrowid
@@ -228,84 +242,14 @@ def append_entry(connection: sqlite3.Connection, entry: StoredBlock, *, topic_na
     )
 
 
-COMPACTION_SETTING: Final = "compact"
-
-# Where blocks are large it ends with the last few of them: it holds up the commit that it is part of.
-_BYTES: Final = 1 << 20
-
-
-class _CompactedBlock(NamedTuple):
-    partition: int
-    first_offset: int
-    block_id: int
-    size_bytes: int
-
-
-def compact(connection: sqlite3.Connection, topic: TopicRow) -> None:
-    """Compact each partition of a topic whose settings say so. Applied with each write.
-
-    Dropping blocks all of whose records have a newer one of their key.
-    """
-    if not topic.settings.get(COMPACTION_SETTING):
-        return
-    partitions = connection.execute(
-        "SELECT number FROM partitions WHERE topic_id = ?", (topic.id,)
-    ).fetchall()
-    for (number,) in partitions:
-        _compact_partition(connection, topic, number)
-
-
-def _compact_partition(connection: sqlite3.Connection, topic: TopicRow, number: int) -> None:
-    newer: set[bytes] = set()
-    looked_at_bytes = 0
-    for entry in _last_entries(connection, topic, number):
-        keys = _keys(connection, entry)
-        if is_superseded(keys, newer):
-            _drop_offsets(connection, topic, entry)
-        newer.update(key for key in keys or () if key is not None)
-        looked_at_bytes += entry.size_bytes
-        if looked_at_bytes > _BYTES:
-            break
-
-
-def _last_entries(connection: sqlite3.Connection, topic: TopicRow, number: int) -> list[_CompactedBlock]:
-    rows = connection.execute(
-        "SELECT partition, first_offset, block_id, size_bytes FROM entries"
-        " WHERE topic_id = ? AND partition = ? ORDER BY first_offset DESC LIMIT ?",
-        (topic.id, number, COMPACTED_BLOCKS),
-    )
-    return [_CompactedBlock(*checked_numbers(row, "entries")) for row in rows]
-
-
-def _keys(connection: sqlite3.Connection, entry: _CompactedBlock) -> list[bytes | None] | None:
-    row = connection.execute("SELECT payload, crc32 FROM blocks WHERE id = ?", (entry.block_id,)).fetchone()
-    if row is None:
-        raise DamagedFile(f"block {entry.block_id} is missing")
-    return unpacked(*row).keys
-
-
-def _drop_offsets(connection: sqlite3.Connection, topic: TopicRow, entry: _CompactedBlock) -> None:
-    """The partition's ends stay: readers pass over the gap."""
-    connection.execute("DELETE FROM blocks WHERE id = ?", (entry.block_id,))
-    connection.execute(
-        "DELETE FROM entries WHERE topic_id = ? AND partition = ? AND first_offset = ?",
-        (topic.id, entry.partition, entry.first_offset),
-    )
-    connection.execute(
-        "UPDATE partitions SET size_bytes = size_bytes - ? WHERE topic_id = ? AND number = ?",
-        (entry.size_bytes, topic.id, entry.partition),
-    )
-
-
 RETENTION_SETTINGS: Final = ("retention_bytes", "retention_ms", "retention_records")
 
 
 def retain(connection: sqlite3.Connection, topic: TopicRow, now_ms: int) -> None:
-    """Drop what the topic's settings say is too old, too much, too large or superseded, with each write.
+    """Drop the records that are too old, too many, too large together, or superseded, by the topic's settings.
 
-    By count exactly, otherwise by whole blocks; a partition's newest block stays.
-
-    Dropping records that a topic's settings say are too old, too many, too large, or superseded.
+    Called at each write. A limit on the number of records is exact. The other limits drop whole blocks, and never the
+    newest block of a partition.
     """
     compact(connection, topic)
     if topic.is_retained_for_ever:
@@ -364,3 +308,225 @@ def _drop(connection: sqlite3.Connection, topic: TopicRow, number: int, block: _
         "DELETE FROM entries WHERE topic_id = ? AND partition = ? AND first_offset = ?",
         (topic.id, number, block.first_offset),
     )
+
+
+COMPACTION_SETTING: Final = "compact"
+
+# Compaction looks at blocks of so many bytes in all, since it delays the commit that it is part of.
+_BYTES: Final = 1 << 20
+
+
+class _CompactedBlock(NamedTuple):
+    partition: int
+    first_offset: int
+    block_id: int
+    size_bytes: int
+
+
+def compact(connection: sqlite3.Connection, topic: TopicRow) -> None:
+    """Compact each partition of a topic with the setting ``compact``, at each write.
+
+    A block is dropped when each of its records has a newer record with its key.
+    """
+    if not topic.settings.get(COMPACTION_SETTING):
+        return
+    partitions = connection.execute(
+        "SELECT number FROM partitions WHERE topic_id = ?", (topic.id,)
+    ).fetchall()
+    for (number,) in partitions:
+        _compact_partition(connection, topic, number)
+
+
+def _compact_partition(connection: sqlite3.Connection, topic: TopicRow, number: int) -> None:
+    newer: set[bytes] = set()
+    looked_at_bytes = 0
+    for entry in _last_entries(connection, topic, number):
+        keys = _keys(connection, entry)
+        if is_superseded(keys, newer):
+            _drop_offsets(connection, topic, entry)
+        newer.update(key for key in keys or () if key is not None)
+        looked_at_bytes += entry.size_bytes
+        if looked_at_bytes > _BYTES:
+            break
+
+
+def _last_entries(connection: sqlite3.Connection, topic: TopicRow, number: int) -> list[_CompactedBlock]:
+    rows = connection.execute(
+        "SELECT partition, first_offset, block_id, size_bytes FROM entries"
+        " WHERE topic_id = ? AND partition = ? ORDER BY first_offset DESC LIMIT ?",
+        (topic.id, number, COMPACTED_BLOCKS),
+    )
+    return [_CompactedBlock(*checked_numbers(row, "entries")) for row in rows]
+
+
+def _keys(connection: sqlite3.Connection, entry: _CompactedBlock) -> list[bytes | None] | None:
+    row = connection.execute("SELECT payload, crc32 FROM blocks WHERE id = ?", (entry.block_id,)).fetchone()
+    if row is None:
+        raise DamagedFile(f"block {entry.block_id} is missing")
+    return unpacked(*row).keys
+
+
+def _drop_offsets(connection: sqlite3.Connection, topic: TopicRow, entry: _CompactedBlock) -> None:
+    """Drop a block. The ends of the partition stay the same; readers skip the gap."""
+    connection.execute("DELETE FROM blocks WHERE id = ?", (entry.block_id,))
+    connection.execute(
+        "DELETE FROM entries WHERE topic_id = ? AND partition = ? AND first_offset = ?",
+        (topic.id, entry.partition, entry.first_offset),
+    )
+    connection.execute(
+        "UPDATE partitions SET size_bytes = size_bytes - ? WHERE topic_id = ? AND number = ?",
+        (entry.size_bytes, topic.id, entry.partition),
+    )
+
+
+# A block is read and unpacked as a whole: large enough that the cost of a row is small for each record, small enough
+# for a reader that wants a few records.
+_BLOCK_RECORDS: Final = 8192
+
+_BLOCK_BYTES: Final = 1 << 20
+
+# A writer holds at most so many bytes that are not stored yet, and one batch more: a few commits of full blocks.
+_PENDING_BYTES: Final = 16 << 20
+
+# The memory of a record besides its bytes: the objects of its value and its time stamp.
+_RECORD_OVERHEAD_BYTES: Final = 100
+
+Entry = TypeVar("Entry")
+
+
+class RecordBlock(msgspec.Struct, array_like=True):
+    """Records as columns. Keys or headers are None where no record has any; equal time stamps are stored as one."""
+
+    values: list[bytes | None]
+    keys: list[bytes | None] | None
+    headers: list[Headers] | None
+    timestamps_ms: int | list[int]
+
+    def times_ms(self) -> list[int]:
+        """Return the time stamp of each record."""
+        return (
+            [self.timestamps_ms] * len(self.values)
+            if isinstance(self.timestamps_ms, int)
+            else self.timestamps_ms
+        )
+
+    def between(self, start: int, stop: int) -> RecordBlock:
+        """Return the records ``start`` to ``stop`` (half-open)."""
+        if start == 0 and stop == len(self.values):
+            return self
+        return RecordBlock(
+            self.values[start:stop],
+            None if self.keys is None else self.keys[start:stop],
+            None if self.headers is None else self.headers[start:stop],
+            self.timestamps_ms if isinstance(self.timestamps_ms, int) else self.timestamps_ms[start:stop],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBlock:
+    """A block as it is stored, with its number of records and its latest time stamp."""
+
+    payload: bytes
+    records: int
+    latest_ms: int
+
+    @property
+    def crc32(self) -> int:
+        """The checksum that is stored with the block."""
+        return zlib.crc32(self.payload)
+
+
+def unpacked(payload: bytes, crc32: int | None) -> RecordBlock:
+    """Return the records of a payload; raise ``DamagedFile`` for a payload that differs from the stored one.
+
+    ``crc32`` is the checksum that was stored with the payload, or None.
+    """
+    if crc32 is not None and (not isinstance(payload, bytes) or zlib.crc32(payload) != crc32):
+        raise DamagedFile("a block of records has a wrong checksum")
+    try:
+        return msgspec.msgpack.decode(payload, type=RecordBlock)
+    except (msgspec.DecodeError, TypeError, UnicodeDecodeError) as error:
+        raise DamagedFile(f"a block of records cannot be read: {error}") from error
+
+
+class PendingRecords:
+    """Records that were written and are not stored yet, by partition, in order."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[OutgoingBatch]] = {}
+        self._size_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a writer must wait for a commit before it adds more."""
+        return self._size_bytes >= _PENDING_BYTES
+
+    @property
+    def has_full_block(self) -> bool:
+        """Whether the records fill a block, so that storing them is worth a transaction."""
+        return self._size_bytes >= _BLOCK_BYTES
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def add(self, partition: int, part: OutgoingBatch, *, now_ms: int) -> None:
+        """Add records of one partition; records without time stamps get ``now_ms``."""
+        if not len(part):
+            return
+        timestamps_ms = part.timestamps_ms if part.timestamps_ms is not None else [now_ms] * len(part)
+        self._parts.setdefault(partition, []).append(
+            # Copies, because the caller may reuse its lists.
+            OutgoingBatch(list(part.values), _copied(part.keys), _copied(part.headers), list(timestamps_ms))
+        )
+        self._size_bytes += batch_bytes(part) + _RECORD_OVERHEAD_BYTES * len(part)
+
+    def take(self) -> dict[int, list[OutgoingBatch]]:
+        """Remove and return all records."""
+        parts, self._parts, self._size_bytes = self._parts, {}, 0
+        return parts
+
+    def put_back(self, taken: Mapping[int, Sequence[OutgoingBatch]]) -> None:
+        """Put back taken records that could not be stored, before the records that were added since."""
+        for partition, parts in taken.items():
+            self._parts[partition] = [*parts, *self._parts.get(partition, [])]
+            self._size_bytes += sum(batch_bytes(part) + _RECORD_OVERHEAD_BYTES * len(part) for part in parts)
+
+
+def _copied(column: Sequence[Entry] | None) -> list[Entry] | None:
+    return None if column is None else list(column)
+
+
+def blocks_of(parts: Mapping[int, Sequence[OutgoingBatch]]) -> Iterator[tuple[int, PackedBlock]]:
+    """Yield the blocks to store, each with its partition."""
+    for partition, batches in parts.items():
+        for merged in _merged(batches):
+            yield partition, _packed(merged)
+
+
+def _merged(batches: Sequence[OutgoingBatch]) -> Iterator[OutgoingBatch]:
+    """Yield the same records as batches of the size of a block."""
+    whole = _concatenated(batches)
+    records = max(1, min(_BLOCK_RECORDS, _BLOCK_BYTES * len(whole) // max(1, batch_bytes(whole))))
+    for start in range(0, len(whole), records):
+        yield whole if records >= len(whole) else whole[start : start + records]
+
+
+def _concatenated(batches: Sequence[OutgoingBatch]) -> OutgoingBatch:
+    if len(batches) == 1:
+        return batches[0]
+    lengths = [len(batch) for batch in batches]
+    return OutgoingBatch(
+        values=[value for batch in batches for value in batch.values],
+        keys=joined_column([batch.keys for batch in batches], lengths, None),
+        headers=joined_column([batch.headers for batch in batches], lengths, ()),
+        timestamps_ms=joined_column([batch.timestamps_ms for batch in batches], lengths, 0),
+    )
+
+
+def _packed(batch: OutgoingBatch) -> PackedBlock:
+    timestamps_ms = batch.timestamps_ms
+    assert timestamps_ms
+    first, latest = timestamps_ms[0], max(timestamps_ms)
+    is_one_time = first == latest == min(timestamps_ms)
+    columns = (batch.values, batch.keys, batch.headers, first if is_one_time else timestamps_ms)
+    return PackedBlock(msgspec.msgpack.encode(columns), len(batch), latest)

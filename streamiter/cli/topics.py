@@ -17,8 +17,7 @@ import typer
 
 from streamiter.cli.figures import lines_of, open_lines, print_table, say
 from streamiter.cli.run import examples
-from streamiter.errors import ConfigurationError, DecodeError, TopicNotFound
-from streamiter.operators.rejection import shortened
+from streamiter.errors import ConfigurationError, DecodeError, TopicNotFound, shortened
 from streamiter.records import Columns
 from streamiter.runtime.running import run_in_own_loop
 from streamiter.runtime.topic_outlets import RUN_HEADER

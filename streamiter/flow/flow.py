@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, over
 import numpy as np
 
 from streamiter.clock import Clock
-from streamiter.errors import ConfigurationError, GraphError
+from streamiter.errors import ConfigurationError, GraphError, shortened, user_line
 from streamiter.flow.building import FlowUnderConstruction
 from streamiter.flow.graph_checks import (
     check_codec,
@@ -30,7 +30,7 @@ from streamiter.flow.graph_checks import (
 from streamiter.flow.next_step import StepOptions, add_dead_letters, check_options
 from streamiter.flow.stream import Stream
 from streamiter.operators.operator import OperatorFactory
-from streamiter.operators.rejection import RejectionPolicy, shortened
+from streamiter.operators.output import RejectionPolicy
 from streamiter.operators.source import ItemsSource, Source, SourceFactory
 from streamiter.operators.steps import Identity
 from streamiter.records import Batch, Columns
@@ -38,9 +38,8 @@ from streamiter.runtime.graph import Step
 from streamiter.tables import rows_of_table
 from streamiter.topics.formats import Json
 from streamiter.topics.secrets import shown_given
+from streamiter.topics.source_and_sink import DecodeValues, TopicSource
 from streamiter.topics.topic import Decoder, StartPosition, StopPosition, Topic
-from streamiter.topics.topic_source import DecodeValues, TopicSource
-from streamiter.user_code import user_line
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.store import Checkpoints

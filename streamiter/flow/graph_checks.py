@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from streamiter.errors import GraphError
+from streamiter.errors import GraphError, shortened
+from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Operator, Service
-from streamiter.operators.output import asynchronous_kind, misfit
-from streamiter.operators.rejection import RejectionPolicy, shortened
+from streamiter.operators.output import RejectionPolicy
 from streamiter.runtime.entries import SOURCE_METHODS, check_handlers, check_methods
 from streamiter.topics.secrets import shown_given
 from streamiter.topics.topic import StartPosition, StopPosition, Topic

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
 
-from streamiter.errors import GraphError
+from streamiter.errors import GraphError, shortened, user_line
 from streamiter.flow.building import (
     BodyLoop,
     FlowUnderConstruction,
@@ -28,16 +28,16 @@ from streamiter.flow.graph_checks import (
     check_service,
 )
 from streamiter.operators.operator import IterationListener, Operator, OperatorFactory, Service
-from streamiter.operators.rejection import DEAD_LETTERS, RejectionPolicy, shortened
+from streamiter.operators.output import DEAD_LETTERS, RejectionPolicy
 from streamiter.operators.source import Collect, Collected
 from streamiter.runtime.entries import check_can_listen
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, KeySelector, Step
 from streamiter.runtime.output import Forward
+from streamiter.topics.dead_letters import DeadLetterEncoder
 from streamiter.topics.formats import Json
 from streamiter.topics.secrets import shown_given
+from streamiter.topics.source_and_sink import TopicSink
 from streamiter.topics.topic import Encoder, Topic
-from streamiter.topics.topic_sink import DeadLetterEncoder, TopicSink
-from streamiter.user_code import user_line
 
 __all__ = [
     "GatheringOptions",

@@ -33,9 +33,8 @@ from streamiter.flow.next_step import (
     label_of,
     may_emit_unasked,
 )
-from streamiter.operators.bounded import Join, ReduceAll, Sort
+from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
-from streamiter.operators.mini_batch import MiniBatch
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.source import Collected
 from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBatch

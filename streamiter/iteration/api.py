@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
+from streamiter.errors import user_line
 from streamiter.flow.building import matched
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
@@ -35,7 +36,6 @@ from streamiter.iteration.replay import DataStream, Replayed, Replayer
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.steps import Identity
 from streamiter.runtime.graph import Edge, Step
-from streamiter.user_code import user_line
 
 __all__ = [
     "iterate_bounded_streams_until_termination",

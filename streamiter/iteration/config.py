@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, Generic
 
-from streamiter.errors import GraphError
+from streamiter.errors import GraphError, shortened
 from streamiter.flow.graph_checks import check_name
 from streamiter.flow.stream import Stream
 from streamiter.iteration.feedback_through import FeedbackThrough, feedback_stream
 from streamiter.iteration.loop import Loop, for_each_epoch
 from streamiter.iteration.replay import DataStream, Replayed
-from streamiter.operators.output import asynchronous_kind, misfit
-from streamiter.operators.rejection import shortened
+from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.runtime.graph import FeedbackLimits, StepLoop
 from streamiter.runtime.output import Forward
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError, GraphError
+from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.flow.building import check_same_flow
 from streamiter.flow.flow import all_or_nothing
 from streamiter.flow.graph_checks import check_function
@@ -22,9 +22,9 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.config import check_body_stream
 from streamiter.iteration.loop import for_each_epoch
 from streamiter.numbers import whole_number
+from streamiter.operators.functions import checked_batch
 from streamiter.operators.operator import Context, IterationListener, Operator
-from streamiter.operators.output import Output, checked_batch
-from streamiter.operators.rejection import shortened
+from streamiter.operators.output import Output
 from streamiter.records import Batch
 
 __all__ = [

@@ -10,12 +10,11 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
-from streamiter.errors import GraphError
+from streamiter.errors import GraphError, shortened
 from streamiter.flow.stream import Stream
 from streamiter.iteration.coordinator import LoopCoordinator
+from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import IterationListener, JobScope, Operator
-from streamiter.operators.output import asynchronous_kind, misfit
-from streamiter.operators.rejection import shortened
 from streamiter.records import OutputTag
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step
 from streamiter.runtime.statistics import LoopStatistics

@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol, final
 
 from streamiter.clock import Clock, TimerHandle
-from streamiter.errors import GraphError
+from streamiter.errors import GraphError, user_line
 from streamiter.flow.graph_checks import check_function, check_name, check_seconds
 from streamiter.flow.stream import Stream
+from streamiter.operators.functions import fail_at, records_of
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, OperatorFactory
 from streamiter.operators.output import Output
-from streamiter.operators.steps import fail_at, records_of
 from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle, slice_batch
 from streamiter.runtime.controls import InputEnded
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
 from streamiter.runtime.graph import Step
-from streamiter.user_code import user_line
 
 __all__ = [
     "Stamper",

@@ -24,8 +24,7 @@ from streamiter.learn.rows import as_points, row_weights
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, plain_float, whole_number
-from streamiter.operators.output import Output
-from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
 from streamiter.topics.topic import Topic
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.flow.flow import Flow
 from streamiter.flow.graph_checks import check_parallelism
 from streamiter.learn.estimators import (
@@ -37,7 +37,6 @@ from streamiter.learn.rows import (
 )
 from streamiter.learn.tree_growing import TreeOptions, grow_tree
 from streamiter.numbers import Floats, Indices, whole_number
-from streamiter.operators.rejection import shortened
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import array_of, as_floats

@@ -18,12 +18,11 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.errors import ConfigurationError, GraphError, ModelError, shortened
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.iteration.progress import EndReason
 from streamiter.learn.rows import BadRows, Examples, Extract, Features, as_examples
-from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, Columns
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.plan import ChannelLimits

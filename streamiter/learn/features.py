@@ -23,7 +23,7 @@ from streamiter.learn.rows import BadRows, as_points
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, Indices, has_plain_digits, plain_float, whole_number
-from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.output import RejectionPolicy
 from streamiter.records import Columns
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats, columns_of_table

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from streamiter.errors import GraphError, ModelError
+from streamiter.errors import GraphError, ModelError, shortened
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream, connect
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
@@ -22,8 +22,7 @@ from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.helpers import all_reduce
 from streamiter.numbers import whole_number
 from streamiter.operators.operator import Context, IterationListener, Operator
-from streamiter.operators.output import Output
-from streamiter.operators.rejection import RejectionPolicy, shortened
+from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch, OutputTag
 from streamiter.topics.topic import Topic
 

@@ -39,8 +39,7 @@ from streamiter.learn.training import (
 )
 from streamiter.numbers import is_number, whole_number
 from streamiter.operators.operator import Context
-from streamiter.operators.output import Output
-from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
 from streamiter.topics.topic import Topic
 

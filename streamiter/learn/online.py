@@ -48,8 +48,7 @@ from streamiter.learn.training import (
 from streamiter.learn.validation import Validate
 from streamiter.numbers import Floats, whole_number
 from streamiter.operators.operator import Context, Operator
-from streamiter.operators.output import Output
-from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch, OutputTag
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.topic import Topic

@@ -14,10 +14,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.output import Output
-from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, Columns, take
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats

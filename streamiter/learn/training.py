@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypedDict
 
 import numpy.typing as npt
 
-from streamiter.errors import GraphError, ModelError
+from streamiter.errors import GraphError, ModelError, shortened
 from streamiter.flow.graph_checks import check_function
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.linear_weights import Gradient
@@ -28,7 +28,6 @@ from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
-from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, OutputTag
 
 __all__ = [

@@ -29,8 +29,8 @@ from streamiter.models.update import (
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch
+from streamiter.topics.source_and_sink import TopicSink
 from streamiter.topics.topic import RECORD_BYTES_MAX, Headers, OutgoingBatch, Topic, record_limit
-from streamiter.topics.topic_sink import TopicSink
 
 __all__ = [
     "EncoderState",

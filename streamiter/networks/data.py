@@ -15,13 +15,12 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import DecodeError, ModelError
+from streamiter.errors import DecodeError, ModelError, shortened
 from streamiter.learn.estimators import examples_in_topic
 from streamiter.learn.rows import Examples
 from streamiter.networks.configuration.settings import DataSettings, LabelTransformation
 from streamiter.networks.parameters import Array
 from streamiter.numbers import fraction
-from streamiter.operators.rejection import shortened
 from streamiter.records import Batch, Columns
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from streamiter.errors import ModelError
+from streamiter.errors import ModelError, shortened
 from streamiter.learn.on_parameter_server.worker import Computed, Learner, ParameterServerWorker
 from streamiter.learn.rows import holds
 from streamiter.models.reader import last_update
@@ -25,7 +25,6 @@ from streamiter.networks.mini_batches import FeatureMiniBatch, TrainingSteps, fr
 from streamiter.networks.network import LayerGraph, Network
 from streamiter.networks.parameters import Array, ParameterLayout, layouts
 from streamiter.operators.output import Output
-from streamiter.operators.rejection import shortened
 from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.psf.optimize import Optimize
 from streamiter.topics.topic import Topic

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, final
 import msgspec
 import numpy as np
 
-from streamiter.errors import GraphError, JobFailed, ModelError
+from streamiter.errors import GraphError, JobFailed, ModelError, shortened
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
@@ -43,8 +43,7 @@ from streamiter.networks.parameters import Array
 from streamiter.networks.serving import EpochResult, Evaluation, NetworkPredictor, evaluate, evaluation_of
 from streamiter.numbers import Indices, whole_number
 from streamiter.operators.operator import Context, Operator
-from streamiter.operators.output import Output
-from streamiter.operators.rejection import RejectionPolicy, shortened
+from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.parameter_server.consistency.models import BSP, Consistency
 from streamiter.parameter_server.server import ParameterServer

@@ -1,9 +1,14 @@
-"""Operators: what a step is and is given, and the built-in ones, one a file."""
+"""Operators: the steps of a flow.
 
-from streamiter.operators.bounded import Join, ReduceAll, Sort
+To write an operator of your own, read `operator` (the base class and its context) and `output` (where it emits). The
+built-in operators follow: `steps` (without state), `keyed` and `keyed_state` (a state for each key), `holding` (records
+held back), `source` (where records enter a flow). `functions` checks and calls the functions that users give to them.
+"""
+
+from streamiter.operators.functions import FunctionResultError
+from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
 from streamiter.operators.keyed_state import KeyedState
-from streamiter.operators.mini_batch import MiniBatch
 from streamiter.operators.operator import (
     Boundary,
     BoundaryOutput,
@@ -15,8 +20,15 @@ from streamiter.operators.operator import (
     OperatorStatistics,
     Progress,
 )
-from streamiter.operators.output import FunctionResultError, Output, Receiver
-from streamiter.operators.rejection import DEAD_LETTERS, DeadLetter, Origin, RecordFailure, RejectionPolicy
+from streamiter.operators.output import (
+    DEAD_LETTERS,
+    DeadLetter,
+    Origin,
+    Output,
+    Receiver,
+    RecordFailure,
+    RejectionPolicy,
+)
 from streamiter.operators.source import Collect, Collected, Positions, Source, SourceBatch, SourceFactory
 from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Identity, Map, MapBatch
 

@@ -1,4 +1,8 @@
-"""The operators of keyed streams."""
+"""The operators of keyed streams: each key has a state of its own.
+
+`KeyedReduce` and `StatefulMap` call a function for each record. `KeyedReduceBatch` reduces the records of a whole batch
+with numpy: it groups them by key first.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.deferred import Deferred
-from streamiter.errors import ConfigurationError, RejectRecords
+from streamiter.errors import ConfigurationError, RejectRecords, shortened
+from streamiter.operators.functions import FunctionResultError, apply_to_each, plain_function, refuse
 from streamiter.operators.keyed_state import FrozenStates, StateFrame, independent_copy
 from streamiter.operators.operator import Context, Operator
-from streamiter.operators.output import FunctionResultError, Output, plain_function
-from streamiter.operators.rejection import shortened
-from streamiter.operators.steps import apply_to_each, refuse
+from streamiter.operators.output import Output
 from streamiter.records import Batch
 
 __all__ = [
@@ -27,120 +30,23 @@ __all__ = [
 ]
 
 
-Array = npt.NDArray[Any]
-Indices = npt.NDArray[np.intp]
-
-# numpy sorts integers of one and two bytes stably by radix, ten times faster than wider ones.
-_RADIX_TYPES: Final = ((1 << 8, np.uint8), (1 << 16, np.uint16))
-
-# One call of accumulate for a segment costs about 1.5 µs, one step over all of them about 10 µs and 5 ns
-# for each value: up to this length, and with more segments than that, steps are faster.
-_SHORT_SEGMENT: Final = 128
-
-
-class RecordsByKey:
-    """The records of a batch (at least one), grouped by key; within a group they keep their order.
-
-    ``order`` takes records to their groups, group i being ``order[starts[i] : starts[i] + counts[i]]``, all
-    with the key ``keys[i]``.
-
-    >>> groups = RecordsByKey(np.array([7, 5, 7]))
-    >>> groups.keys, groups.order, groups.starts, groups.counts
-    (array([5, 7]), array([1, 0, 2]), array([0, 1]), array([1, 2]))
-
-    Records of equal keys side by side, and running reductions over them, in numpy.
-    """
-
-    __slots__ = ("counts", "keys", "order", "starts")
-
-    def __init__(self, keys: Array) -> None:
-        codes = _codes(keys)
-        self.order: Indices = np.argsort(codes, kind="stable")
-        ordered = codes[self.order]
-        borders = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
-        self.starts: Indices = np.concatenate([[0], borders])
-        self.counts: Indices = np.diff(self.starts, append=len(keys))
-        self.keys: Array = keys[self.order[self.starts]]
-
-    def __getitem__(self, group: int) -> Indices:
-        """Indices of the records of a group."""
-        start = self.starts[group]
-        return self.order[start : start + self.counts[group]]
-
-
-def _codes(keys: Array) -> Array:
-    """A number for each key, equal where the keys are, in as few bytes as it needs."""
-    if keys.dtype.kind in "iu":
-        lowest, highest = int(keys.min()), int(keys.max())
-        for bound, small in _RADIX_TYPES:
-            if lowest >= 0 and highest < bound:
-                return keys.astype(small, copy=False)
-            if highest - lowest < bound:
-                # Wraps around where the difference does not fit the keys' own type, which is undone here.
-                differences: Array = keys - keys.dtype.type(lowest)
-                return differences.astype(small)
-    codes: Array
-    distinct, codes = np.unique(keys, return_inverse=True)
-    for bound, small in _RADIX_TYPES:
-        if len(distinct) <= bound:
-            return codes.astype(small)
-    return codes
-
-
-def accumulate_segments(ufunc: np.ufunc, values: Array, starts: Indices, counts: Indices) -> None:
-    """``ufunc.accumulate``, in place, over each segment ``values[start : start + count]`` on its own.
-
-    Each segment is gone through from its first value to its last, so floats round as in a plain loop.
-
-    >>> values = np.array([1, 2, 3, 4])
-    >>> accumulate_segments(np.add, values, np.array([0, 2]), np.array([2, 2]))
-    >>> values
-    array([1, 3, 3, 7])
-    """
-    if len(counts) <= _SHORT_SEGMENT:
-        _accumulate_each(ufunc, values, starts, counts)
-        return
-    short = counts <= _SHORT_SEGMENT
-    _accumulate_each(ufunc, values, starts[~short], counts[~short])
-    _accumulate_in_steps(ufunc, values, starts[short], counts[short])
-
-
-def _accumulate_each(ufunc: np.ufunc, values: Array, starts: Indices, counts: Indices) -> None:
-    accumulate, dtype = ufunc.accumulate, values.dtype
-    for start, stop in zip(starts.tolist(), (starts + counts).tolist(), strict=True):
-        segment = values[start:stop]
-        accumulate(segment, 0, dtype, segment)
-
-
-def _accumulate_in_steps(ufunc: np.ufunc, values: Array, starts: Indices, counts: Indices) -> None:
-    """Step r does the r-th value of all segments that have one."""
-    longest_first = np.argsort(-counts, kind="stable")
-    at, ascending_counts = starts[longest_first], counts[longest_first][::-1]
-    for rank in range(1, int(counts.max(initial=0))):
-        longer = len(counts) - np.searchsorted(ascending_counts, rank, side="right")
-        at = at[:longer] + 1
-        values[at] = ufunc(values[at - 1], values[at])
-
-
 CheckKeys = Callable[[list[Any]], list[Any]]
-"""Gives the keys as they are used (numpy scalars become Python's), or raises where one cannot be a key."""
+"""Returns the keys as they are used (numpy scalars become Python's); raises for a value that cannot be a key."""
 
 NO_STATE: Final = object()
-"""Stands for the state of a key never seen: None may be a state."""
+"""Stands for the state of an unknown key, since None may be a state."""
 
 
 def any_keys(keys: list[Any]) -> list[Any]:
-    """Takes every key as it is.
-
-    What the built-in keyed operators share: keys of the records, and a state for each key.
-    """
+    """Return the keys as they are."""
     return keys
 
 
 class KeyedOperator(Operator):
-    """Base of operators with a state for each key.
+    """Base class of the operators with a state for each key.
 
-    Whoever is about to change states calls :meth:`about_to_change`: snapshots are encoded while records flow on.
+    Before a subclass changes states, it calls :meth:`about_to_change`: a snapshot is encoded while further records are
+    handled, and copies these states first.
     """
 
     def __init__(self, key_of: Callable[[Any], Any], check_keys: CheckKeys) -> None:
@@ -148,14 +54,14 @@ class KeyedOperator(Operator):
         self._check_keys = check_keys
         self._states: dict[Any, Any] = {}
         self._unfinished: list[FrozenStates] = []
-        """Snapshots that are not encoded yet; they keep what is about to change."""
+        """The snapshots that are not encoded yet; each keeps the states that are about to change."""
         self._context: Context | None = None
 
     def open(self, context: Context) -> None:
         self._context = context
 
     def keyed(self, batch: Batch, out: Output) -> tuple[list[Any], list[Any]]:
-        """The records of a batch and their keys, whose states may change now; those without a good key are refused."""
+        """Return the records and their keys, whose states may change now; refuse records without a valid key."""
         records = batch if isinstance(batch, list) else list(batch)
         accepted, keys = apply_to_each(self._key_of, records, out)
         records = accepted if isinstance(accepted, list) else list(accepted)
@@ -181,14 +87,14 @@ class KeyedOperator(Operator):
         return accepted, checked
 
     def about_to_change(self, keys: list[Any]) -> None:
-        """The states of these keys are about to be replaced, or handed out to be changed."""
+        """Keep the states of these keys for unfinished snapshots, since they are about to change."""
         if self._unfinished:
-            # A copy: one that is done leaves the list, maybe while another thread is here.
+            # A copy of the list: a snapshot that is done leaves it, maybe from another thread.
             for frozen in tuple(self._unfinished):
                 frozen.keep(keys)
 
     def snapshot(self) -> Deferred:
-        """The states as they are now, in order, to be encoded later."""
+        """Return the states as they are now, in order, to be encoded later."""
         assert self._context is not None
         return FrozenStates(
             self._states,
@@ -199,7 +105,7 @@ class KeyedOperator(Operator):
         )
 
     def restore(self, state: Iterable[StateFrame]) -> None:
-        """Take over what ``snapshot`` gave, encoded and decoded; the states are kept as they are given."""
+        """Take over the decoded frames of a snapshot; the states are kept as they are given."""
         self._states, self._unfinished = {}, []
         for keys, states in state:
             self._states.update(zip(keys, states, strict=True))
@@ -208,9 +114,9 @@ class KeyedOperator(Operator):
 class KeyedReduce(KeyedOperator):
     """Emits, for each record, the reduction of all records of its key so far.
 
-    A key's first record is emitted as it is, later ones as ``f(value, record)`` with the value emitted
-    before. ``f`` must return a new value and change neither argument: both have been emitted. A record
-    for which ``key_of`` or ``f`` raises follows the step's policy and leaves the state as it was.
+    The first record of a key is emitted as it is, each later one as ``f(value, record)`` with the value that was
+    emitted before. ``f`` must return a new value and must not change its arguments, since both were emitted. A record
+    for which ``key_of`` or ``f`` raises follows the step's policy and does not change the state.
 
     State: a value for each key, for ever.
 
@@ -221,8 +127,6 @@ class KeyedReduce(KeyedOperator):
     >>> parity_sums.process_batch([1, 2, 3, 4], out)
     >>> results
     [1, 2, 4, 6]
-
-    A running reduce for each key.
     """
 
     def __init__(
@@ -247,7 +151,7 @@ def running_reduce(
     records: list[Any],
     out: Output,
 ) -> list[Any]:
-    """The new value of its key for each record; ``states`` changes accordingly."""
+    """Return for each record the new value of its key, and store it in ``states``."""
     results: list[Any] = []
     for key, record in zip(keys, records, strict=True):
         try:
@@ -266,23 +170,92 @@ def running_reduce(
     return results
 
 
-# IEEE 754 leaves these no choice, so numpy's vector and scalar loops agree to the bit; those of power,
-# hypot or fmax (on zeros of both signs) do not.
+class StatefulMap(KeyedOperator):
+    """Emits, for each record, the output of ``f(state, record) -> (state, output)``.
+
+    ``state`` is the one that ``f`` returned for the last record with the same key. ``initial`` is the state of a new
+    key: plain data, of which each key gets a copy, or a callable without arguments that makes it, such as ``list``.
+    ``f`` may change the state in place; then it must not emit the state or keep it for later. A record for which
+    ``key_of`` or ``f`` raises follows the step's policy and does not change the state, unless ``f`` has changed it in
+    place.
+
+    State: one for each key, for ever.
+
+    >>> from streamiter.operators import Output, StatefulMap
+    >>> out, results = Output(), []
+    >>> out.connect(results.extend, None)
+    >>> numbered = StatefulMap(str.lower, lambda count, word: (count + 1, (word, count + 1)), 0)
+    >>> numbered.process_batch(["to", "be", "To"], out)
+    >>> results
+    [('to', 1), ('be', 1), ('To', 2)]
+    """
+
+    def __init__(
+        self,
+        key_of: Callable[[Any], Any],
+        f: Callable[[Any, Any], tuple[Any, Any]],
+        initial: Any = None,
+        *,
+        check_keys: CheckKeys = any_keys,
+    ) -> None:
+        super().__init__(key_of, check_keys)
+        self._f = plain_function("StatefulMap(f)", f)
+        self._initial = independent_copy(initial) if not callable(initial) else initial
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        records, keys = self.keyed(batch, out)
+        f, states = self._f, self._states
+        results: list[Any] = []
+        for key, record in zip(keys, records, strict=True):
+            try:
+                # Faster than get for known keys; a key is new once, and the exception costs 0.1 µs then.
+                try:
+                    state = states[key]
+                except KeyError:
+                    state = self._new_state()
+                result = f(state, record)
+                try:
+                    states[key], output = result
+                except (TypeError, ValueError):
+                    raise _not_a_pair(result) from None
+            except Exception as error:
+                refuse(out, record, error)
+            else:
+                results.append(output)
+        out.emit_batch(results)
+
+    def _new_state(self) -> Any:
+        return self._initial() if callable(self._initial) else independent_copy(self._initial)
+
+
+def _not_a_pair(result: Any) -> FunctionResultError:
+    return FunctionResultError(
+        f"StatefulMap(f): expected the function to return (state, output), given {shortened(result)}"
+    )
+
+
+Array = npt.NDArray[Any]
+
+Indices = npt.NDArray[np.intp]
+
+# IEEE 754 defines the results of these exactly, so numpy's vector and scalar loops agree to the bit. The loops of
+# power, hypot or fmax (on zeros of both signs) do not.
 _EXACT_ON_FLOATS: Final = frozenset({np.add, np.subtract, np.multiply, np.divide, np.maximum, np.minimum})
+
 _EXACT_FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class KeyedReduceBatch(KeyedOperator):
-    """As :class:`KeyedReduce`, of a numpy ufunc, with the keys of a whole batch at once.
+    """Emits the same as :class:`KeyedReduce`, for a numpy ufunc and the keys of a whole batch at once.
 
-    ``keys_of(batch)`` gives an array of integers, strings or bytes: a key for each record. ``ufunc`` takes
-    two numbers and gives one, as ``np.add`` or ``np.maximum`` do.
+    ``keys_of(batch)`` returns an array of integers, strings or bytes: a key for each record. ``ufunc`` takes two
+    numbers and returns one, as ``np.add`` or ``np.maximum`` do.
 
-    One-dimensional arrays of integers are reduced to arrays of the same type (wrapping around as numpy's
-    integers do), and so are those of float32 and float64 by add, subtract, multiply, divide, maximum and
-    minimum: ten times faster than by a loop where a key has many records in a batch. All else, such as
-    integers under ``np.divide``, which makes floats of them, is reduced by such a loop. Results are the
-    same to the bit: a key's records are taken in one by one, in order, wherever batches are cut.
+    One-dimensional arrays of integers are reduced by numpy to arrays of the same type, which wrap around as numpy's
+    integers do. So are arrays of float32 and float64 by add, subtract, multiply, divide, maximum and minimum. This is
+    ten times faster than a loop where a key has many records in a batch. All other batches are reduced by a loop,
+    such as integers by ``np.divide``, which returns floats. The results are the same to the bit: the records of a key
+    are reduced one by one, in order, whatever the size of the batches.
 
     State: a value for each key, for ever.
 
@@ -293,8 +266,6 @@ class KeyedReduceBatch(KeyedOperator):
     >>> parity_sums.process_batch(np.array([1, 2, 3, 4]), out)
     >>> results
     [array([1, 2, 4, 6])]
-
-    A running reduce for each key, in numpy.
     """
 
     def __init__(
@@ -348,7 +319,7 @@ class KeyedReduceBatch(KeyedOperator):
 
 
 def _reduces_arrays(ufunc: np.ufunc, batch: Array, carried: list[Any]) -> bool:
-    """Whether numpy's loops over ``batch`` and the states give what a loop over the records gives."""
+    """Return whether numpy's loops over ``batch`` and the states have the same results as a loop over the records."""
     dtype = batch.dtype
     exact = dtype.kind in "biu" or (dtype in _EXACT_FLOATS and ufunc in _EXACT_ON_FLOATS)
     return (
@@ -369,7 +340,7 @@ def _running_ufunc(ufunc: Any) -> np.ufunc:
 
 
 def _result_type(ufunc: np.ufunc, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    """Type of the result of two values of ``dtype``; None where ``ufunc`` cannot take them."""
+    """Return the type of the result for two values of ``dtype``; None where ``ufunc`` cannot take them."""
     try:
         return ufunc.resolve_dtypes((dtype, dtype, None))[2]
     except TypeError:
@@ -386,67 +357,91 @@ def _checked_keys(keys: Any, length: int) -> Array:
     )
 
 
-class StatefulMap(KeyedOperator):
-    """Emits, for each record, the output of ``f(state, record) -> (state, output)``.
+# numpy sorts integers of one and two bytes stably by radix, ten times faster than wider ones.
+_RADIX_TYPES: Final = ((1 << 8, np.uint8), (1 << 16, np.uint16))
 
-    ``state`` is what ``f`` returned for the record before with the same key. ``initial`` is the state of
-    a key never seen: plain data, of which each key has a copy of its own, or a callable without
-    arguments that makes it (such as ``list``). ``f`` may change the state in place, but then must neither
-    emit it nor keep it for later. A record for which ``key_of`` or ``f`` raises follows the step's policy
-    and leaves the state as it was, unless ``f`` had changed it in place.
 
-    State: one for each key, for ever.
+class RecordsByKey:
+    """The records of a batch, of which there is at least one, grouped by key. In a group they keep their order.
 
-    >>> from streamiter.operators import Output, StatefulMap
-    >>> out, results = Output(), []
-    >>> out.connect(results.extend, None)
-    >>> numbered = StatefulMap(str.lower, lambda count, word: (count + 1, (word, count + 1)), 0)
-    >>> numbered.process_batch(["to", "be", "To"], out)
-    >>> results
-    [('to', 1), ('be', 1), ('To', 2)]
+    Group i has the records at the indices ``order[starts[i] : starts[i] + counts[i]]``, all with the key ``keys[i]``.
 
-    A map with a state for each key.
+    >>> groups = RecordsByKey(np.array([7, 5, 7]))
+    >>> groups.keys, groups.order, groups.starts, groups.counts
+    (array([5, 7]), array([1, 0, 2]), array([0, 1]), array([1, 2]))
     """
 
-    def __init__(
-        self,
-        key_of: Callable[[Any], Any],
-        f: Callable[[Any, Any], tuple[Any, Any]],
-        initial: Any = None,
-        *,
-        check_keys: CheckKeys = any_keys,
-    ) -> None:
-        super().__init__(key_of, check_keys)
-        self._f = plain_function("StatefulMap(f)", f)
-        self._initial = independent_copy(initial) if not callable(initial) else initial
+    __slots__ = ("counts", "keys", "order", "starts")
 
-    def process_batch(self, batch: Batch, out: Output) -> None:
-        records, keys = self.keyed(batch, out)
-        f, states = self._f, self._states
-        results: list[Any] = []
-        for key, record in zip(keys, records, strict=True):
-            try:
-                # Faster than get for known keys; a key is new once, and the exception costs 0.1 µs then.
-                try:
-                    state = states[key]
-                except KeyError:
-                    state = self._new_state()
-                result = f(state, record)
-                try:
-                    states[key], output = result
-                except (TypeError, ValueError):
-                    raise _not_a_pair(result) from None
-            except Exception as error:
-                refuse(out, record, error)
-            else:
-                results.append(output)
-        out.emit_batch(results)
+    def __init__(self, keys: Array) -> None:
+        codes = _codes(keys)
+        self.order: Indices = np.argsort(codes, kind="stable")
+        ordered = codes[self.order]
+        borders = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+        self.starts: Indices = np.concatenate([[0], borders])
+        self.counts: Indices = np.diff(self.starts, append=len(keys))
+        self.keys: Array = keys[self.order[self.starts]]
 
-    def _new_state(self) -> Any:
-        return self._initial() if callable(self._initial) else independent_copy(self._initial)
+    def __getitem__(self, group: int) -> Indices:
+        """Return the indices of the records of a group."""
+        start = self.starts[group]
+        return self.order[start : start + self.counts[group]]
 
 
-def _not_a_pair(result: Any) -> FunctionResultError:
-    return FunctionResultError(
-        f"StatefulMap(f): expected the function to return (state, output), given {shortened(result)}"
-    )
+def _codes(keys: Array) -> Array:
+    """Return a number for each key: equal numbers for equal keys, in as few bytes as possible."""
+    if keys.dtype.kind in "iu":
+        lowest, highest = int(keys.min()), int(keys.max())
+        for bound, small in _RADIX_TYPES:
+            if lowest >= 0 and highest < bound:
+                return keys.astype(small, copy=False)
+            if highest - lowest < bound:
+                # The difference wraps around where it does not fit the keys' own type; the conversion undoes that.
+                differences: Array = keys - keys.dtype.type(lowest)
+                return differences.astype(small)
+    codes: Array
+    distinct, codes = np.unique(keys, return_inverse=True)
+    for bound, small in _RADIX_TYPES:
+        if len(distinct) <= bound:
+            return codes.astype(small)
+    return codes
+
+
+# One call of accumulate for a segment costs about 1.5 µs, one step over all of them about 10 µs and 5 ns
+# for each value: up to this length, and with more segments than that, steps are faster.
+_SHORT_SEGMENT: Final = 128
+
+
+def accumulate_segments(ufunc: np.ufunc, values: Array, starts: Indices, counts: Indices) -> None:
+    """Apply ``ufunc.accumulate`` in place to each segment ``values[start : start + count]``.
+
+    Each segment is accumulated from its first value to its last, so floats round as in a plain loop.
+
+    >>> values = np.array([1, 2, 3, 4])
+    >>> accumulate_segments(np.add, values, np.array([0, 2]), np.array([2, 2]))
+    >>> values
+    array([1, 3, 3, 7])
+    """
+    if len(counts) <= _SHORT_SEGMENT:
+        _accumulate_each(ufunc, values, starts, counts)
+        return
+    short = counts <= _SHORT_SEGMENT
+    _accumulate_each(ufunc, values, starts[~short], counts[~short])
+    _accumulate_in_steps(ufunc, values, starts[short], counts[short])
+
+
+def _accumulate_each(ufunc: np.ufunc, values: Array, starts: Indices, counts: Indices) -> None:
+    accumulate, dtype = ufunc.accumulate, values.dtype
+    for start, stop in zip(starts.tolist(), (starts + counts).tolist(), strict=True):
+        segment = values[start:stop]
+        accumulate(segment, 0, dtype, segment)
+
+
+def _accumulate_in_steps(ufunc: np.ufunc, values: Array, starts: Indices, counts: Indices) -> None:
+    """Accumulate the r-th value of all segments that have one in step r."""
+    longest_first = np.argsort(-counts, kind="stable")
+    at, ascending_counts = starts[longest_first], counts[longest_first][::-1]
+    for rank in range(1, int(counts.max(initial=0))):
+        longer = len(counts) - np.searchsorted(ascending_counts, rank, side="right")
+        at = at[:longer] + 1
+        values[at] = ufunc(values[at - 1], values[at])

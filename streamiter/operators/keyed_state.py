@@ -1,4 +1,9 @@
-"""State by key: of an operator's subtask, and frozen for a snapshot."""
+"""State by key: the states of one subtask, and their snapshots.
+
+A snapshot is encoded while further records are handled. `FrozenStates` keeps the states as they were at the barrier:
+the owner of the states calls `FrozenStates.keep` before it changes one, and only then the state is copied (copy on
+write). So a barrier costs a list of the keys, and later one copy of the state of each key that gets a record.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +18,7 @@ import numpy as np
 
 from streamiter.clock import Clock
 from streamiter.deferred import Deferred, Encode
-from streamiter.errors import InternalError, PlainDataError
-from streamiter.operators.rejection import shortened
+from streamiter.errors import InternalError, PlainDataError, shortened
 
 __all__ = [
     "FrozenStates",
@@ -25,24 +29,22 @@ __all__ = [
 ]
 
 
-# Values of these types cannot change, so that they need no copy. numpy's structured scalars can.
+# Values of these types cannot change, so they need no copy. numpy's structured scalars can change.
 _IMMUTABLE: Final[frozenset[type[Any]]] = frozenset(
     {type(None), bool, int, float, str, bytes, *np.sctypeDict.values()}
 ) - {np.void, np.object_}
 
 
 def independent_copy(value: Any) -> Any:
-    """A copy of plain data that shares nothing that can change.
+    """Return a copy of plain data that shares no mutable value with it.
 
-    Several times faster than ``copy.deepcopy``, and one call deep for each level: plain data may have 500.
+    It is several times faster than ``copy.deepcopy`` and uses one call for each level; plain data may have 500 levels.
 
     >>> seen = {"users": [1, 2]}
     >>> copied = independent_copy(seen)
     >>> seen["users"].append(3)
     >>> copied
     {'users': [1, 2]}
-
-    Copies of plain data.
     """
     kind = type(value)
     if kind in _IMMUTABLE:
@@ -63,15 +65,13 @@ def independent_copy(value: Any) -> Any:
 
 
 class KeyedState:
-    """State of the keys that one subtask owns.
+    """The states of the keys that one subtask owns, with an optional time to live.
 
-    With a time to live, the state of a key that was not read or written for that long is gone: it is
-    dropped when next asked for, or by :meth:`drop_expired`.
+    With a time to live, the state of a key that was neither read nor written for that time expires: it is dropped
+    when it is requested next, or by :meth:`drop_expired`.
 
-    A state that was handed out may be changed until the call that asked for it returns, not later: a snapshot
-    is written while records flow on, and keeps a state as it was when it is next handed out.
-
-    State by key, with an optional time to live.
+    A state that `get` has returned may be changed until the current call of the operator returns, and not later: a
+    snapshot is encoded while further records are handled, and copies a state when `get` returns it the next time.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class KeyedState:
         encode: Encode,
         in_thread: bool = False,
     ) -> None:
-        """``name`` is the step's; ``in_thread``: used in another thread than the event loop's."""
+        """``name`` is the name of the step. ``in_thread``: another thread than the event loop's uses the states."""
         self._clock = clock
         self._time_to_live_s = time_to_live_s
         self._name = name
@@ -103,15 +103,15 @@ class KeyedState:
         self._states: dict[Any, Any] = {}
         self._used_at_s: dict[Any, float] = {}
         self._unfinished: list[FrozenStates] = []
-        """Snapshots that are not encoded yet; they keep what is about to change."""
+        """The snapshots that are not encoded yet; each keeps the states that are about to change."""
 
     @property
     def time_to_live_s(self) -> float | None:
-        """Seconds a state outlives its last use; None is for ever."""
+        """The time in seconds after its last use at which a state expires; None for never."""
         return self._time_to_live_s
 
     def get(self, key: Any) -> Any:
-        """The state of ``key``; a new empty dict where there is none."""
+        """Return the state of ``key``; a new empty dict where there is none."""
         if self._unfinished:
             self._keep(key, may_change=True)
         if self._time_to_live_s is not None:
@@ -130,21 +130,21 @@ class KeyedState:
         self._states[key] = value
 
     def delete(self, key: Any) -> None:
-        """Forget ``key``."""
+        """Delete the state of ``key``."""
         if self._unfinished:
             self._keep(key, may_change=False)
         self._states.pop(key, None)
         self._used_at_s.pop(key, None)
 
     def clear(self) -> None:
-        """Forget all keys. Snapshots go on with what was there."""
+        """Delete all states. Unfinished snapshots keep the states that they need."""
         self._states, self._used_at_s, self._unfinished = {}, {}, []
 
     def __len__(self) -> int:
         return len(self._states)
 
     def drop_expired(self) -> int:
-        """Forget what has outlived its time; says how many keys."""
+        """Delete the expired states; return their number."""
         if self._time_to_live_s is None:
             return 0
         oldest_s = self._clock.monotonic_s() - self._time_to_live_s
@@ -162,12 +162,12 @@ class KeyedState:
         self._used_at_s[key] = now_s
 
     def _keep(self, key: Any, *, may_change: bool) -> None:
-        # Of a copy: one that is done leaves the list, maybe while another thread is here.
+        # A copy of the list: a snapshot that is done leaves it, maybe from another thread.
         for frozen in tuple(self._unfinished):
             frozen.keep((key,), may_change=may_change)
 
     def snapshot(self) -> Deferred:
-        """The states as they are now, in order, to be encoded later; with a time to live the idle seconds, too."""
+        """Return the current states, in order, to be encoded later; with a time to live also their idle times."""
         return FrozenStates(
             self._states,
             name=self._name,
@@ -179,13 +179,13 @@ class KeyedState:
         )
 
     def restore(self, frames: Iterable[StateFrame]) -> None:
-        """Take over what ``snapshot`` gave, encoded and decoded; the states are kept as they are given."""
+        """Take over the decoded frames of a snapshot; the states are kept as they are given."""
         self.clear()
         now_s = self._clock.monotonic_s()
         for keys, states, *idle_s in frames:
             self._states.update(zip(keys, states, strict=True))
             if self._time_to_live_s is not None:
-                # Without idle seconds there was no time to live yet: it begins now.
+                # Frames without idle times are of a step without a time to live, which begins now.
                 idle = idle_s[0] if idle_s else [0.0] * len(keys)
                 self._used_at_s.update((key, now_s - one_s) for key, one_s in zip(keys, idle, strict=True))
 
@@ -193,39 +193,33 @@ class KeyedState:
 StateFrame = list[list[Any]]
 """Some keys and their states: ``[keys, states]``, or ``[keys, states, idle seconds]``.
 
-Lists side by side take half the time of pairs to encode and to decode."""
+Encoding and decoding such lists takes half the time of pairs."""
 
-# 1 to 5 ms of work for small states: below what a batch of records may take, and enough to make what a
-# frame costs by itself small.
+# 1 to 5 ms of work for small states: less than a batch of records may take, and enough to make the fixed cost of a
+# frame small.
 _KEYS_MAX: Final = 2048
-# Of structures within structures some 20 MB are encoded in a second.
+# Nested structures are encoded at about 20 MB/s.
 _BYTES_AIMED_AT: Final = 128 << 10
-# So few that they may be large: how large the states are is seen from the frame before.
+# So few that they may be large: the size of a frame tells how many keys the next one may have.
 _KEYS_FIRST: Final = 16
 
-# Some milliseconds to free.
+# Freeing so many takes some milliseconds.
 _COPIES_AT_ONCE: Final = 20_000
 
-# To remember that a key is encoded takes some 40 bytes and 0.1 µs, to copy its state once more than
-# needed not much more than that, unless states are as large as this.
+# Remembering that a key was encoded takes about 40 bytes and 0.1 µs. A needless copy of a state takes little more,
+# unless states are at least this large.
 _BYTES_WORTH_REMEMBERING: Final = 1024
 
 _NOT_NEEDED: Final = object()
-"""Stands for the state of a key that is in a frame already, or that was not there at the barrier."""
+"""Stands for the state of a key that a frame already has, or that did not exist at the barrier."""
 
 
 @final
 class FrozenStates(Deferred):
-    """The states of all keys in the order of their dict, without those of keys that come later.
+    """The states of all keys as they were at a barrier, in the order of their dict, encoded while records are handled.
 
-    Two of them may be unfinished at a time: each keeps what it needs, so a second one neither waits for the
-    first nor cuts it off.
-
-    The states of all keys as they were at a barrier, encoded while records flow on.
-
-    Copy on write: whoever owns the states calls :meth:`FrozenStates.keep` before the state of a key is handed
-    out or replaced; what nobody touches is encoded as it lies there. So a barrier costs a list of the
-    keys, and afterwards each key that a record comes for a copy of its state, once.
+    Two of them may be unfinished at a time. Each keeps the states that it needs, so the second neither waits for the
+    first nor ends it.
     """
 
     def __init__(
@@ -239,10 +233,10 @@ class FrozenStates(Deferred):
         now_s: float = 0.0,
         in_thread: bool = False,
     ) -> None:
-        """``unfinished``, the list of the owner of ``states``, has this one from now on until it is done.
+        """``unfinished`` is the list of the owner of ``states``; this object is in it until all states are encoded.
 
-        ``used_at_s`` are times of last use, which become idle seconds at ``now_s``. ``in_thread``: ``keep`` is called
-        in another thread than ``frames``.
+        ``used_at_s`` are the times of last use, from which the idle seconds at ``now_s`` follow. ``in_thread``: another
+        thread calls ``keep`` than calls ``frames``.
         """
         self.name = name
         self._encode = encode
@@ -250,9 +244,9 @@ class FrozenStates(Deferred):
         self._used_at_s = used_at_s
         self._now_s = now_s
         self._keys = list(reversed(states))
-        """Those that no frame has yet, the next one last: so they are given back bit by bit."""
+        """The keys that no frame has yet, the next one last: so the list shrinks frame by frame."""
         self._kept: dict[Any, Any] = {}
-        """States of keys that have changed since, as they were; ``_NOT_NEEDED`` for those that no frame needs."""
+        """The states of changed keys as they were at the barrier; ``_NOT_NEEDED`` for keys that no frame needs."""
         self._kept_used_at_s: dict[Any, float] = {}
         self._is_over = False
         self._lock: AbstractContextManager[Any] = threading.Lock() if in_thread else nullcontext()
@@ -260,7 +254,7 @@ class FrozenStates(Deferred):
         unfinished.append(self)
 
     def keep(self, keys: Iterable[Any], *, may_change: bool = True) -> None:
-        """The states of these keys are about to be handed out or (``may_change`` is False) replaced as a whole."""
+        """Keep the states of these keys, which are about to be changed in place or (``may_change=False``) replaced."""
         with self._lock:
             kept, states, used_at_s = self._kept, self._states, self._used_at_s
             for key in keys:
@@ -269,13 +263,13 @@ class FrozenStates(Deferred):
                         continue
                     state = states.get(key, _NOT_NEEDED)
                 except TypeError:
-                    continue  # It cannot be hashed: there is no state under it.
+                    continue  # the key cannot be hashed, so it has no state
                 kept[key] = self._copied(key, state) if may_change and state is not _NOT_NEEDED else state
                 if used_at_s is not None and key in used_at_s:
                     self._kept_used_at_s[key] = used_at_s[key]
 
     def _copied(self, key: Any, state: Any) -> Any:
-        """A copy, or what tells why there is none once it is to be encoded: the record at hand is not at fault."""
+        """Return a copy, or the error to raise when the state is encoded: the current record is not at fault."""
         try:
             return independent_copy(state)
         except Exception as error:
@@ -308,7 +302,7 @@ class FrozenStates(Deferred):
         self.release()
 
     def _give_back(self) -> Iterator[bytes]:
-        """Frees copies that were made for nothing, in slices of their own: frames without keys."""
+        """Free the copies that were not needed, in slices of their own: frames without keys."""
         with self._lock:
             self._leave()
         while len(self._kept) > _COPIES_AT_ONCE:
@@ -361,7 +355,7 @@ class FrozenStates(Deferred):
 
 
 class _NotCopied:
-    """Stands for a state that could not be kept."""
+    """Stands for a state that could not be copied."""
 
     __slots__ = ("refusal",)
 
@@ -372,7 +366,7 @@ class _NotCopied:
 def select_keys(
     frames: Iterable[StateFrame], wanted: Callable[[list[Any]], Iterable[bool]]
 ) -> Iterator[StateFrame]:
-    """The same with only the keys for which ``wanted(keys)`` gives True: for state that is dealt out anew.
+    """Yield the frames with only the keys for which ``wanted(keys)`` is True; for the redistribution of state.
 
     >>> list(select_keys([[[1, 2, 3], ["a", "b", "c"]]], lambda keys: [key != 2 for key in keys]))
     [[[1, 3], ['a', 'c']]]

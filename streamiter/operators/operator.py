@@ -1,10 +1,16 @@
-"""What an operator is, what it is given and where it emits to."""
+"""The operator: one step of a flow, with one instance for each parallel subtask.
+
+To write an operator, read :class:`Operator` and :class:`Context` here, then
+:class:`~streamiter.operators.output.Output`, which takes the results. The built-in operators in `steps` are short
+examples. The rest of this module is for the engine: the progress of a task, operators at the border of an iteration,
+services such as a parameter server, and the redistribution of state.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from streamiter.clock import Clock
 from streamiter.deferred import Encode
@@ -31,191 +37,81 @@ __all__ = [
 ]
 
 
+MaybeAwaitable = Awaitable[None] | None
+"""The result of a method that may be a plain or a coroutine function."""
+
+
 class Operator:
     """Base class of all operators.
 
-    Define how records are handled, one of:
+    An operator defines one of these methods to handle records:
 
-    - ``process(record, out)``: called for each record;
-    - ``process_batch(batch, out)``: called for each transport batch (a list, numpy array or ``Columns``;
-      not to be changed in place); where batches are cut carries no meaning;
-    - with named inputs (``connect(model=…, examples=…)``): ``process_<input>(record, out)`` or
-      ``process_<input>_batch(batch, out)`` for each of them.
+    - ``process(record, out)``: the engine calls it for each record.
+    - ``process_batch(batch, out)``: the engine calls it for each transport batch: a list, a numpy array or ``Columns``,
+      which must not be changed in place. The size of a transport batch has no meaning.
+    - ``process_<input>(record, out)`` or ``process_<input>_batch(batch, out)`` for each named input, as in
+      ``connect(model=…, examples=…)``.
 
-    Optionally:
+    It may define further methods:
 
-    - ``wanted_inputs() -> names`` of the inputs to read next; asked again after each record (after each batch,
-      of an input handled by batches). If only ended inputs are named, all are read;
-    - ``input_ended(name, out)``: that input has ended at this instance;
-    - ``on_timer(payload, out)``: a timer set with ``context.set_timer`` is due;
-    - ``redistribute(states, parallelism) -> states``: what ``snapshot`` gave of each old subtask, shared out for
-      another number of them. Asked of a new instance, which is not open, when a job goes on from a checkpoint with
-      another parallelism; without it, only steps that keep nothing, or whose state is by key, can change theirs. A
-      subtask may have ended already: then its state is that after ``finish``. Timers that no key was set with go to
-      the new subtasks in turn.
+    - ``wanted_inputs() -> names``: returns the inputs to read next. The engine calls it again after each record, or
+    after
+      each batch of an input that is handled by batches. If all named inputs have ended, the engine reads every input.
+    - ``input_ended(name, out)``: the input has ended at this instance.
+    - ``on_timer(payload, out)``: a timer that was set with ``context.set_timer`` is due.
+    - ``redistribute(states, parallelism) -> states``: distributes the snapshots of all old subtasks over another number
+      of subtasks. The engine calls it on a new, unopened instance when a job resumes from a checkpoint with another
+      parallelism. Without it, only a step without state, or with state by key, can change its parallelism. The state
+      of a subtask that has ended is its state after ``finish``. Timers without a key go to the new subtasks in turn.
 
-    Every method may be a coroutine function. An operator whose handling of records is one, or that sets
-    ``runs_in_thread``, runs in a task of its own; all others are called directly by the step before them.
+    Every method may be a coroutine function. An operator that handles records in a coroutine function, or sets
+    ``runs_in_thread``, runs in a task of its own. The step before calls every other operator directly.
 
     >>> class Square(Operator):
     ...     def process(self, record, out):
     ...         out.emit(record * record)
-
-    The Operator: one step of a flow, one instance for each parallel subtask.
     """
 
     runs_in_thread: bool = False
-    """Handle batches in a worker thread: for slow steps that release the GIL. State is still used by one
-    call at a time."""
+    """Handle batches in a worker thread, for slow steps that release the GIL. Only one call at a time uses the
+    state."""
 
     epochs_in_order: bool = False
-    """In an iteration: set records of later epochs aside until their epoch's turn comes. For
-    ``wanted_inputs``, an input has then ended when it brings nothing more of the epoch whose turn it is, and
-    what is not wanted yet is set aside too: its source is not held up."""
+    """In an iteration, set records of later epochs aside until the epoch's turn comes. For ``wanted_inputs``, an input
+    has then ended when it has no more records of the current epoch. Records of an input that is not wanted are set
+    aside, too, so their source is not blocked."""
 
     is_stateless: bool = False
-    """For the engine: nothing is kept from one batch to the next."""
+    """For the engine: the operator keeps nothing from one batch to the next."""
 
-    def open(self, context: Context) -> Any:
-        """Called once, before anything else. Keep ``context`` if it is needed later."""
+    def open(self, context: Context) -> MaybeAwaitable:
+        """Prepare the instance. Called once, before all other methods. Keep ``context`` if it is needed later."""
 
-    def finish(self, out: Output) -> Any:
-        """The input has ended: emit what is left. Not called when the job is suspended or fails."""
+    def finish(self, out: Output) -> MaybeAwaitable:
+        """Emit the remaining results: the input has ended. Not called when the job is suspended or fails."""
 
-    def close(self) -> Any:
-        """Called once, whatever happened: let resources go. After ``finish`` it comes at once, not at the job's end."""
+    def close(self) -> MaybeAwaitable:
+        """Release resources. Called once in every case: right after ``finish``, and not only at the job's end."""
 
     def snapshot(self) -> Any:
-        """The operator's state as plain data, taken between two batches. It must not change afterwards.
+        """Return the state as plain data, which must not change afterwards. Called between two batches.
 
-        Where a step has ended and others go on, it is asked after ``close``.
+        While other steps still run, it is also called after ``close``.
         """
         return None
 
-    def restore(self, state: Any) -> Any:
-        """Take on a state that ``snapshot`` gave; called after ``open``, before any record."""
-
-
-class IterationListener:
-    """Mixed into an operator of an iteration body, it hears of epochs and of the end.
-
-    Outside an iteration it hears of the epochs of a stream that ``epochs_every`` has stamped, and of no end; a step
-    behind any other stream is refused.
-
-    Source: FLIP-176's ``IterationListener``.
-    """
-
-    needs_epochs: bool = True
-    """Whether it is of no use where no epoch ends. False for an operator that also works without callbacks. Where a
-    function makes the operator, ``__init__`` may set it."""
-
-    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> Any:
-        """Once for each epoch, in order, after all of this instance's records of it. Emits in that epoch."""
-
-    def on_iteration_terminated(self, context: Context, out: Output) -> Any:
-        """Once, last, before ``finish``: the iteration has ended."""
+    def restore(self, state: Any) -> MaybeAwaitable:
+        """Take over a state that ``snapshot`` returned. Called after ``open`` and before the first record."""
 
 
 OperatorFactory = Callable[[], Operator]
-"""An operator class, or a callable without arguments: called once for each subtask."""
-
-
-class BoundaryOutput:
-    """What a :class:`Boundary` emits to: data of any epoch, and control records in-band."""
-
-    def emit_batch(self, records: Batch, epoch: int) -> None:
-        """Pass on records with that epoch."""
-        raise NotImplementedError
-
-    async def room(self) -> None:
-        """Return when what was emitted has found room; for who has much to emit at once."""
-        raise NotImplementedError
-
-    async def control(self, control: Control) -> None:
-        """Pass a control record on behind all that was emitted; ``EndOfInput`` ends the task."""
-        raise NotImplementedError
-
-
-class Boundary(Operator):
-    """For the engine: an operator at the border of an iteration, which sees control records itself.
-
-    It stands at the head of its task; nothing is passed on but what it says. Checkpoint barriers pass by,
-    it is only told of them.
-    """
-
-    outlives_inputs: bool = False
-    """Whether it goes on when its inputs have ended: then checkpoint barriers begin with it."""
-
-    brings_input: bool = False
-    """Whether it emits what has not come in just now, and is to be told when the job is drained."""
-
-    gives_epochs: bool = False
-    """Whether epochs begin with it: its subtasks may have come to different ones, and leave out what lies between."""
-
-    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
-        """Handle records of one epoch."""
-        raise NotImplementedError
-
-    async def on_control(self, control: Control, out: BoundaryOutput) -> None:
-        """Handle a control record: one that all channels have brought, or one posted to this task."""
-        raise NotImplementedError
-
-    def wanted_inputs(self) -> Iterable[str] | None:
-        """Inputs to read next; None means all."""
-        return None
-
-    def held_for(self) -> str | None:
-        """Why it takes no input now, for the log; None if there is no better reason than that it wants none."""
-        return None
-
-    def checkpoint_begins(self, checkpoint: int) -> None:
-        """A barrier is here; ``snapshot`` comes next, unless the checkpoint was given up."""
-
-    def checkpoint_ends(self, checkpoint: int) -> None:
-        """Its part of the checkpoint is complete: at once, or when the barrier has come back to it."""
-
-
-T = TypeVar("T")
-
-
-class Progress:
-    """Where a task stands: shared by its operators, written by the task alone."""
-
-    __slots__ = ("epoch", "handled", "is_ending", "origin", "watermark")
-
-    def __init__(self) -> None:
-        self.handled = 0
-        """Grows with all that is handled: batches and control records, and single records where each is
-        awaited or asked about. What does not grow here stands still."""
-        self.epoch = 0
-        self.watermark = -1
-        self.is_ending = False
-        self.origin: BatchOrigin | None = None
-        """Where the batch that is being handled was read; None where that is not known, and outside batches."""
-
-
-class JobScope:
-    """Objects that the tasks of one job (in one process) share, made by whoever asks first."""
-
-    def __init__(self) -> None:
-        self._shared: dict[object, Any] = {}
-
-    def get(self, key: object, create: Callable[[], T]) -> T:
-        """The object under ``key``."""
-        if key not in self._shared:
-            self._shared[key] = create()
-        shared: T = self._shared[key]
-        return shared
-
-    def put(self, key: object, shared: object) -> None:
-        """Have everybody who asks for ``key`` from now on get this object."""
-        self._shared[key] = shared
+"""An operator class, or a callable without arguments that returns an operator. Called once for each subtask."""
 
 
 class Context:
-    """Given to ``Operator.open``; valid until ``close``. Used by the operator's own task only.
+    """Tells an operator where it runs. It is passed to ``Operator.open`` and valid until ``close``.
 
-    What an operator knows of where it runs.
+    Only the operator's own task may use it.
     """
 
     def __init__(
@@ -241,7 +137,7 @@ class Context:
         self.scope = scope
         self.post = post
         self.encode = encode
-        """The flow's encoding of plain data, for state that is ``Deferred``."""
+        """Encodes plain data for this flow; for state that is ``Deferred``."""
         self._progress = progress
         self._statistics = statistics
         self._set_timer = set_timer
@@ -252,7 +148,7 @@ class Context:
 
     @property
     def epoch(self) -> int | None:
-        """Epoch of the record (batch) or callback being handled.
+        """The epoch of the record, the batch or the callback that is handled now.
 
         None outside an iteration, unless the stream was stamped with ``epochs_every``.
         """
@@ -260,23 +156,23 @@ class Context:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the iteration is known to have ended: on termination, in ``finish`` and while a rest is handled.
+        """Whether the iteration is known to have ended: on termination, in ``finish`` and for the last records.
 
-        Records of the last epoch mostly come before that is known.
+        Most records of the last epoch arrive before the end is known.
         """
         return self._progress.is_ending
 
     @property
     def statistics(self) -> OperatorStatistics:
-        """What this instance has handled so far."""
+        """The counts of this instance so far."""
         return self._statistics()
 
     @property
     def state(self) -> Any:
-        """State of the current ``key``: an empty dict at first; change it, or assign any plain data.
+        """The state of the current ``key``: initially an empty dict. Change it in place, or assign any plain data.
 
-        Only after ``key_by``. What was handed out is to be changed only until the call at hand returns: a
-        checkpoint is written while records flow on, and keeps a state as it was when it is next asked for.
+        It exists only after ``key_by``. Change it only until the current call returns: a checkpoint is written while
+        further records are handled, and copies the state of a key when the key is used the next time.
         """
         return self._keyed_state().get(self.key)
 
@@ -290,9 +186,10 @@ class Context:
 
     @property
     def parameter_server(self) -> Any:
-        """The client of this subtask, where the step was given ``parameter_server=``.
+        """The client of this subtask, in a step with ``parameter_server=``.
 
-        A :class:`~streamiter.parameter_server.Client`, a registered worker from before ``open`` until the input ends.
+        It is a :class:`~streamiter.parameter_server.Client`: a registered worker from before ``open`` until the input
+        ends.
         """
         if self._service_worker is None:
             raise ConfigurationError(
@@ -302,15 +199,15 @@ class Context:
         return self._service_worker
 
     def serve_with(self, worker: ServiceWorker) -> None:
-        """Be told of the step's service, before ``open``."""
+        """For the engine: set the worker of the step's service, before ``open``."""
         self._service_worker = worker
 
     def set_timer(self, delay_s: float, payload: Any = None) -> None:
         """Call ``on_timer(payload, out)`` in ``delay_s`` seconds, with the same ``context.key``.
 
-        ``payload`` is plain data: timers are part of a snapshot. One that is still to come when the input has
-        ended does not come any more: emit in ``finish`` what must not be lost, or in an iteration, which goes on
-        when the data of a step has ended, in ``input_ended``.
+        ``payload`` is plain data, because timers are part of a snapshot. A timer that is not due when the input ends is
+        dropped: emit in ``finish`` what must not be lost. In an iteration, which continues after the data of a step has
+        ended, emit it in ``input_ended``.
         """
         self._set_timer(delay_s, self.key, payload)
 
@@ -318,96 +215,207 @@ class Context:
         if self._keyed is None:
             raise ConfigurationError(
                 "context.state: expected a step behind .key_by(f), given one without keys or with several inputs; "
-                "write stream.key_by(f).process(…), or keep a dict of your own and give it in snapshot"
+                "write stream.key_by(f).process(…), or keep a dict of your own and return it from snapshot"
             )
         return self._keyed
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorStatistics:
-    """What one operator instance has handled since it was opened.
-
-    Counts of what an operator has handled.
-    """
+    """Counts of one operator instance since it was opened."""
 
     records_in: int
-    """Records given to it."""
+    """The number of records that it has handled."""
     batches_in: int
-    """Transport batches they came in."""
+    """The number of transport batches that held these records."""
     records_out: int
-    """Records it emitted, side outputs included."""
+    """The number of records that it has emitted, side outputs included."""
     rejected: int
-    """Records refused: skipped, or sent to the dead-letter topic."""
+    """The number of refused records: skipped, or sent to the dead-letter topic."""
+
+
+class IterationListener:
+    """A mixin for operators of an iteration body: callbacks for the epochs and for the end of the iteration.
+
+    Outside an iteration the callbacks follow the epochs of a stream that was stamped with ``epochs_every``; there is no
+    callback for the end. A step on any other stream is refused.
+
+    Source: FLIP-176's ``IterationListener``.
+    """
+
+    needs_epochs: bool = True
+    """Whether the operator needs epochs. False for an operator that also works without callbacks. If a function makes
+    the operator, ``__init__`` may set it."""
+
+    def on_epoch_watermark_incremented(
+        self, epoch_watermark: int, context: Context, out: Output
+    ) -> MaybeAwaitable:
+        """Called once for each epoch, in order, after this instance's records of the epoch. Emits in that epoch."""
+
+    def on_iteration_terminated(self, context: Context, out: Output) -> MaybeAwaitable:
+        """Called once, before ``finish``: the iteration has ended."""
+
+
+T = TypeVar("T")
+
+
+class JobScope:
+    """Objects that the tasks of one job in one process share. The first task that asks for an object makes it."""
+
+    def __init__(self) -> None:
+        self._shared: dict[object, object] = {}
+
+    def get(self, key: object, create: Callable[[], T]) -> T:
+        """Return the object under ``key``; make it if it does not exist."""
+        if key not in self._shared:
+            self._shared[key] = create()
+        return cast(T, self._shared[key])
+
+    def put(self, key: object, shared: object) -> None:
+        """Set the object under ``key``."""
+        self._shared[key] = shared
+
+
+class Progress:
+    """The progress of a task. Its operators read it; only the task writes it."""
+
+    __slots__ = ("epoch", "handled", "is_ending", "origin", "watermark")
+
+    def __init__(self) -> None:
+        self.handled = 0
+        """Counts the handled batches and control records, and single records where each is awaited. A task whose count
+        does not grow makes no progress."""
+        self.epoch = 0
+        self.watermark = -1
+        self.is_ending = False
+        self.origin: BatchOrigin | None = None
+        """Where the current batch was read; None where that is not known, and outside batches."""
+
+
+class BoundaryOutput:
+    """The output of a :class:`Boundary`: records of any epoch, and control records in order with them."""
+
+    def emit_batch(self, records: Batch, epoch: int) -> None:
+        """Emit records of that epoch."""
+        raise NotImplementedError
+
+    async def room(self) -> None:
+        """Wait until the emitted records have room; for operators that emit many records at once."""
+        raise NotImplementedError
+
+    async def control(self, control: Control) -> None:
+        """Emit a control record after all emitted records; ``EndOfInput`` ends the task."""
+        raise NotImplementedError
+
+
+class Boundary(Operator):
+    """For the engine: an operator at the border of an iteration, which handles control records itself.
+
+    It is the first operator of its task, and the task passes on only what it emits. Checkpoint barriers pass through
+    the task; the operator is only told of them.
+    """
+
+    outlives_inputs: bool = False
+    """Whether it continues after its inputs have ended: then checkpoint barriers start at it."""
+
+    brings_input: bool = False
+    """Whether it emits records that are not its current input, and must be told when the job is drained."""
+
+    gives_epochs: bool = False
+    """Whether epochs start at it: its subtasks may be in different epochs, and may skip epochs."""
+
+    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+        """Handle records of one epoch."""
+        raise NotImplementedError
+
+    async def on_control(self, control: Control, out: BoundaryOutput) -> None:
+        """Handle a control record that has arrived from all channels, or that was posted to this task."""
+        raise NotImplementedError
+
+    def wanted_inputs(self) -> Iterable[str] | None:
+        """Return the inputs to read next; None means all."""
+        return None
+
+    def held_for(self) -> str | None:
+        """Return for the log why it takes no input now; None if it has no special reason."""
+        return None
+
+    def checkpoint_begins(self, checkpoint: int) -> None:
+        """A barrier has arrived; ``snapshot`` is called next, unless the checkpoint was abandoned."""
+
+    def checkpoint_ends(self, checkpoint: int) -> None:
+        """Its part of the checkpoint is complete: at once, or when the barrier has returned to it."""
 
 
 class ServiceWorker(Protocol):
-    """One subtask's access to a service: what ``context.parameter_server`` is."""
+    """The access of one subtask to a service: the type of ``context.parameter_server``."""
 
     def counted_clocks(self) -> Mapping[str, int]:
-        """Where it stands in each thing that makes workers wait for each other, by name: counts that only grow."""
+        """Return the worker's clocks by name. A clock only grows, and workers wait for each other's clocks."""
 
     def call_when_further(self, further: Callable[[], None]) -> None:
-        """From now on call this whenever one of these counts has grown, before anything waits for the others."""
+        """Call ``further`` whenever one of these clocks has grown, before the worker waits for others."""
 
     def pass_barrier(self, checkpoint: int) -> None:
-        """What it sends from now on comes behind the barrier of this checkpoint."""
+        """Send later requests after the barrier of this checkpoint."""
 
     async def leave(self, reason: str) -> None:
-        """Its input has ended, or its job: the others do not wait for it any longer. May be called more than once."""
+        """Leave the service, since the input or the job has ended: the others do not wait for this worker any longer.
+
+        May be called more than once.
+        """
 
 
 class ServiceStatistics(Protocol):
-    """Where a service stands: a frozen object."""
+    """Statistics of a service: a frozen object."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a drawing says of it, a line each."""
+        """The lines that a drawing shows about the service."""
 
 
 @runtime_checkable
 class Service(Protocol):
-    """Serves one job at a time.
-
-    What operators of a flow share beside its channels, with a state of its own: a parameter server.
+    """An object with state that the operators of a flow share, such as a parameter server. It serves one job at a time.
 
     The engine knows services by these protocols only.
     """
 
     name: str
-    """Its state is found again by it, as that of a step is by the name of the step."""
+    """The name of its state in a checkpoint, as the name of a step."""
 
     @property
     def drawn_as(self) -> str:
-        """What a drawing says of it, below its name."""
+        """The text that a drawing shows below the name."""
 
     async def begin_job(
         self, flow: str, workers: int, state: Any, *, has_checkpoints: bool
     ) -> list[ServiceWorker]:
-        """A job begins, with so many workers; goes on from ``state``, what ``take_state`` gave, unless that is None."""
+        """Begin a job with so many workers; resume from ``state``, which ``take_state`` returned, unless it is None."""
 
     def checkpoint_begins(self, checkpoint: int) -> None:
-        """Its barrier will come to every worker."""
+        """A checkpoint begins: its barrier will pass every worker."""
 
     async def take_state(self, checkpoint: int) -> Any:
-        """The state with all that lay before this barrier, and nothing behind it: plain data, and what is ``Deferred``.
+        """Return the state with the requests before this barrier and none after it: plain data and ``Deferred`` parts.
 
-        Returns once every worker has passed the barrier, or has left.
+        Returns when every worker has passed the barrier or has left.
         """
 
     def checkpoint_abandoned(self, checkpoint: int) -> None:
-        """Its state is not needed."""
+        """The checkpoint was abandoned; its state is not needed."""
 
     async def end_job(self, *, went_well: bool) -> None:
-        """The job is over, and was not cut off in the middle of something. May be called more than once."""
+        """End the job. It was not cut off in the middle of a call. May be called more than once."""
 
     def statistics(self) -> ServiceStatistics:
-        """Where it stands."""
+        """Return the statistics of the service."""
 
 
 class Sharing(Protocol):
-    """For the engine's own operators: what waits in them goes where the edge it came by would take it now.
+    """For the engine's own operators: redistributes the records that wait in them over another number of subtasks.
 
-    How the engine helps an operator to share out its state among another number of subtasks.
+    A record goes to the subtask to which its edge would send it now.
     """
 
     @property
@@ -415,7 +423,7 @@ class Sharing(Protocol):
         """The new number of subtasks."""
 
     def records(self, input_name: str, batches: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
-        """Batches that each old subtask had kept of an input, for each new one; their order is kept."""
+        """Return for each new subtask its batches of an input, given those of each old subtask; the order is kept."""
 
     def queues(self, input_name: str, waiting: Sequence[Any]) -> list[Any]:
-        """The same for what the old subtasks had set aside for later epochs, as its snapshots."""
+        """Return the same for records that the old subtasks had set aside for later epochs, as snapshots."""

@@ -1,212 +1,49 @@
-"""The output of an operator, and the checks of what a user's function gives."""
+"""The output of an operator: where it emits records, and where it refuses them.
+
+A step has a policy for refused records: the job fails, the record is skipped, or it becomes a dead letter.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from types import FunctionType, MethodType
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NoReturn
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError, StreamiterError
-from streamiter.operators.rejection import (
-    DEAD_LETTERS,
-    DeadLetter,
-    Origin,
-    RecordFailure,
-    RejectionPolicy,
-    described,
-    shortened,
-)
+from streamiter.errors import described, shortened
+from streamiter.operators.functions import FunctionResultError, rows_if_table
 from streamiter.records import Batch, BatchOrigin, Columns, OutputTag
-from streamiter.tables import rows_of_table
 
 __all__ = [
-    "FunctionResultError",
+    "DEAD_LETTERS",
+    "DeadLetter",
+    "Origin",
     "Output",
     "Receiver",
-    "asynchronous_kind",
-    "checked_batch",
-    "field_or_function",
-    "misfit",
-    "plain_function",
-    "rows_if_table",
+    "RecordFailure",
+    "RejectionPolicy",
 ]
 
 
-Function = Callable[..., Any]
-
-
-class FunctionResultError(StreamiterError, TypeError):
-    """A function given to a step returned what the step cannot take.
-
-    Checks of the functions that users give to built-in operators, and of what these return.
-    """
-
-
-def plain_function(argument: str, f: Function) -> Function:
-    """``f``, if it can be called once for each record; ``argument`` names it in the error.
-
-    >>> plain_function("Map(f)", 3)
-    Traceback (most recent call last):
-    streamiter.errors.ConfigurationError: Map(f): expected a function, given 3
-    """
-    if not callable(f):
-        raise ConfigurationError(f"{argument}: expected a function, given {shortened(f)}")
-    if kind := asynchronous_kind(f):
-        raise ConfigurationError(
-            f"{argument}: expected a plain function, given the {kind} {f!r}; "
-            "write an Operator whose process method is async and use .process(…)"
-        )
-    return f
-
-
-def asynchronous_kind(f: Function) -> str | None:
-    """What a function is that cannot be called without being awaited; None for a plain one.
-
-    >>> async def ask(record): ...
-    >>> asynchronous_kind(ask), asynchronous_kind(len)
-    ('coroutine function', None)
-    """
-    # An object that can be called is asynchronous if its __call__ is; a class makes an object at once.
-    called = f if inspect.isroutine(f) or isinstance(f, (type, partial)) else type(f).__call__
-    if inspect.iscoroutinefunction(called):
-        return "coroutine function"
-    return "asynchronous generator function" if inspect.isasyncgenfunction(called) else None
-
-
-def misfit(f: Function, arguments: Sequence[str], *, unbound: bool = False) -> str | None:
-    """Why ``f`` cannot be called with these arguments, by position: its signature, and what Python says.
-
-    None if it can, and where its signature is not known, as of many functions in C. ``unbound``: it is the function of
-    a method, which is given ``self`` first.
-
-    >>> misfit(lambda a, b=1, *c: a, ["record"]), misfit(max, ["record"])
-    (None, None)
-    >>> def scaled(record, factor): ...
-    >>> misfit(scaled, ["record"])
-    "scaled(record, factor): missing a required argument: 'factor'"
-    """
-    if _takes(f, len(arguments) + unbound):
-        return None
-    try:
-        # As it is called: a decorator may pass on more arguments than it is given.
-        signature = inspect.signature(f, follow_wrapped=False)
-    except Exception:  # ValueError for functions in C; what an object says of itself may raise anything.
-        return None
-    try:
-        signature.bind(*(["self"] if unbound else []), *arguments)
-    except TypeError as error:
-        name = getattr(f, "__name__", type(f).__name__)
-        return f"{name}({', '.join(map(_shown, signature.parameters.values()))}): {error}"
-    return None
-
-
-def _takes(f: Any, count: int) -> bool:
-    """Whether it is a function or class of Python that takes so many arguments; False where that has to be looked at.
-
-    Most are: a signature takes 20 µs, and that of a class several times as much, which is longer than adding a step.
-    """
-    kind: Any = f
-    if type(f) is type and kind.__new__ is object.__new__:
-        if kind.__init__ is object.__init__:
-            return count == 0
-        f, count = kind.__init__, count + 1
-    elif isinstance(f, MethodType):
-        f, count = f.__func__, count + 1
-    if not isinstance(f, FunctionType):
-        return False
-    code = f.__code__
-    if len(f.__kwdefaults__ or ()) < code.co_kwonlyargcount:
-        return False
-    required = code.co_argcount - len(f.__defaults__ or ())
-    return required <= count and (count <= code.co_argcount or bool(code.co_flags & inspect.CO_VARARGS))
-
-
-def _shown(parameter: inspect.Parameter) -> str:
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return f"*{parameter.name}"
-    if parameter.kind is parameter.VAR_KEYWORD:
-        return f"**{parameter.name}"
-    has_default = parameter.default is not parameter.empty
-    return (
-        f"{parameter.name}=…" if has_default or parameter.kind is parameter.KEYWORD_ONLY else parameter.name
-    )
-
-
-def field_or_function(argument: str, field_or_f: str | Function) -> Function:
-    """The function that reads a field, if a name is given: of a dict by key, else by attribute.
-
-    >>> field_or_function("Sort(key)", "age")({"age": 41})
-    41
-    """
-    if not isinstance(field_or_f, str):
-        return plain_function(argument, field_or_f)
-    name = field_or_f
-
-    def field(record: Any) -> Any:
-        return record[name] if isinstance(record, (dict, np.void)) else getattr(record, name)
-
-    return field
-
-
-def rows_if_table(function: str, result: Any) -> Any:
-    """The rows of a table of pandas, polars or Arrow; anything else as it is.
-
-    Raises FunctionResultError for any other table: iterated, most give the names of their columns.
-    """
-    rows = rows_of_table(function, result, FunctionResultError)
-    return result if rows is None else rows
-
-
-def batch_of(where: str, given: Any) -> Batch:
-    """``given``, if it is a sequence of records, or its rows, if it is a table."""
-    given = rows_if_table(where, given)
-    if isinstance(given, (Mapping, str, bytes)) or not hasattr(given, "__len__"):
-        raise FunctionResultError(
-            f"{where}: expected a list, a numpy array or Columns, given {type(given).__name__}: {shortened(given)}; "
-            "for one record write [record]"
-        )
-    batch: Batch = given
-    return batch
-
-
-def checked_batch(function: str, result: object) -> Batch:
-    """``result``, if it is a batch, or its rows, if it is a table."""
-    if not isinstance(result, (list, Columns, np.ndarray)):
-        result = rows_if_table(function, result)
-    if isinstance(result, (list, Columns)) or (isinstance(result, np.ndarray) and result.ndim > 0):
-        return result
-    given = "an array without axes" if isinstance(result, np.ndarray) else type(result).__name__
-    raise FunctionResultError(
-        f"{function}: expected the function to return a list, a numpy array whose first axis is the record, "
-        f"or Columns, given {given}: {shortened(result)}; for one record return [record]"
-    )
-
-
 Receiver = Callable[[Batch], object]
-"""Takes a batch: a chained operator's entry, or the writer of a channel."""
+"""Receives a batch: the next operator of the chain, or the writer of a channel."""
 
-# Single emitted records are gathered to batches of at most this many: large enough that the cost of a
-# hop (about 2 µs) disappears, small enough that an operator's output of one call stays in the CPU cache.
+# Single emitted records are gathered into batches of at most so many: large enough that the cost of a hop (about 2
+# µs) is small, small enough that the output of one call stays in the CPU cache.
 _GATHER_RECORDS: Final = 1024
 
 _BATCHES: Final = frozenset({list, np.ndarray, Columns})
 
 
 class Output:
-    """Handed to every method of an operator that may emit.
+    """Takes the records that an operator emits or refuses. Every method that may emit receives it.
 
-    ``emit(record)`` gathers records; the engine sends them on when the call returns, or earlier when
-    many have gathered. ``emit_batch(batch)`` sends a list, a numpy array or ``Columns`` as it is, in order
-    with the records emitted before. With ``tag=`` either goes to that side output instead. What was
-    emitted must not be changed afterwards.
+    ``emit(record)`` gathers records; the engine sends them when the call returns, or earlier when many have gathered.
+    ``emit_batch(batch)`` sends a list, a numpy array or ``Columns`` as it is, in order with the records that were
+    emitted before. With ``tag=`` both emit to that side output. Do not change a record or batch after emitting it.
 
-    Used by one task. What nobody reads is dropped.
-
-    Where an operator emits.
+    Only one task uses an output. Records of an output that no step reads are dropped.
     """
 
     __slots__ = (
@@ -233,25 +70,25 @@ class Output:
         self.records_emitted = 0
 
     def connect(self, receiver: Receiver, tag: OutputTag | None) -> None:
-        """For the engine: let ``receiver`` have what is emitted (to ``tag``)."""
+        """For the engine: send the emitted records, or those with ``tag``, to ``receiver``."""
         if tag is None:
             self._receivers.append(receiver)
         else:
             self._tagged_receivers.setdefault(tag, []).append(receiver)
 
     def ask_for_origin(self, origin_now: Callable[[], BatchOrigin | None]) -> None:
-        """For the engine: ``origin_now`` gives the origin of the batch that the operator is handling."""
+        """For the engine: set the function that returns the origin of the current batch."""
         self._origin_now = origin_now
 
     @property
     def batch_origin(self) -> BatchOrigin | None:
-        """Where the batch that the operator is handling was read, as far as known: for ``reject`` of its records."""
+        """Where the current batch was read, as far as known; pass it to ``reject``."""
         return None if self._origin_now is None else self._origin_now()
 
     def detach(self) -> Callable[[], None]:
-        """For the engine: gather what is emitted, until the function given back is called: it sends that on.
+        """For the engine: gather the emitted batches, and return a function that sends them and ends the gathering.
 
-        So an operator may be called in another thread than those who receive what it emits.
+        So an operator can run in another thread than the receivers of its output.
         """
         receivers, tagged_receivers = self._receivers, self._tagged_receivers
         gathered: list[tuple[Receiver, Batch]] = []
@@ -280,7 +117,7 @@ class Output:
             self._send_gathered()
 
     def emit_batch(self, batch: Batch, tag: OutputTag | None = None) -> None:
-        """Emit the records of a batch; those of a table of pandas, polars or Arrow are its rows."""
+        """Emit the records of a batch. The records of a table of pandas, polars or Arrow are its rows."""
         if type(batch) not in _BATCHES:
             batch = batch_of(f"step {self._step!r}, emit_batch", batch)
         if tag is not None:
@@ -301,7 +138,7 @@ class Output:
 
     @property
     def tolerates_rejections(self) -> bool:
-        """Whether the step goes on after a refused record (policy ``skip`` or ``dead_letter``)."""
+        """Whether the step continues after a refused record (policy ``skip`` or ``dead_letter``)."""
         return self._policy != "fail"
 
     def reject(
@@ -314,8 +151,8 @@ class Output:
     ) -> None:
         """Refuse a record: by the step's policy it is skipped, becomes a dead letter, or ends the job.
 
-        ``origin`` says where the record was read: ``out.batch_origin`` for a record of the batch at hand, nothing for
-        one that the operator has kept from earlier.
+        ``origin`` is where the record was read: ``out.batch_origin`` for a record of the current batch, None for a
+        record that the operator has kept from an earlier batch.
         """
         if self._policy == "fail":
             self.fail(reason, record, origin=origin if isinstance(origin, Origin) else None)
@@ -329,7 +166,7 @@ class Output:
         raise RecordFailure(self._step, record, has_record=True, origin=origin) from cause
 
     def flush(self) -> None:
-        """For the engine: send on what has gathered."""
+        """For the engine: send the gathered records."""
         if self._gathered:
             self._send_gathered()
         if self._tagged_gathered:
@@ -352,3 +189,69 @@ class Output:
         if len(batch):
             for receiver in receivers:
                 receiver(batch)
+
+
+def batch_of(where: str, given: Any) -> Batch:
+    """Return ``given`` if it is a sequence of records, and the rows of a table."""
+    given = rows_if_table(where, given)
+    if isinstance(given, (Mapping, str, bytes)) or not hasattr(given, "__len__"):
+        raise FunctionResultError(
+            f"{where}: expected a list, a numpy array or Columns, given {type(given).__name__}: {shortened(given)}; "
+            "for one record write [record]"
+        )
+    batch: Batch = given
+    return batch
+
+
+RejectionPolicy = Literal["fail", "skip", "dead_letter"]
+"""What happens to a record that cannot be decoded or that an operator refuses."""
+
+DEAD_LETTERS: Final = OutputTag("streamiter.dead-letters")
+"""The side output on which a step with the policy ``dead_letter`` emits :class:`DeadLetter`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a record was read."""
+
+    topic: str
+    """The URL of the topic."""
+    partition: int
+    """The partition of the record."""
+    offset: int
+    """The offset of the record in the partition."""
+
+    def __str__(self) -> str:
+        return f"{self.topic}, partition {self.partition}, offset {self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A refused record with the reason."""
+
+    record: Any
+    """The record as the step received it."""
+    step: str
+    """The name of the step."""
+    error: str
+    """Why the step refused the record."""
+    origin: Origin | BatchOrigin | None = None
+    """Where the record was read, where that is known: its offset if it came directly from a topic, otherwise the
+    range of offsets of its batch."""
+    key: bytes | None = None
+    """The key of a record that came directly from a topic."""
+
+
+class RecordFailure(Exception):
+    """For the engine: a step failed, on this record where it is known. ``__cause__`` is the user's error."""
+
+    def __init__(
+        self, step: str, record: Any = None, *, has_record: bool = False, origin: Origin | None = None
+    ) -> None:
+        self.step = step
+        self.record = record
+        self.has_record = has_record
+        self.origin = origin
+        self.place: str | None = None
+        """The batch that failed, where it came directly from a source."""
+        super().__init__(step)

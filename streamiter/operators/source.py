@@ -1,14 +1,17 @@
-"""Sources: where batches come from, items in memory, and results that are collected."""
+"""Sources: where records enter a flow. A source reads batches and tells the positions at which reading resumes.
+
+The source of given items and the operator that collects results in memory are here, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.operators.operator import Context, Operator
+from streamiter.operators.operator import Context, MaybeAwaitable, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, BatchOrigin, take
 
@@ -24,17 +27,17 @@ __all__ = [
 
 
 Positions = dict[Any, Any]
-"""Where reading goes on: plain data by partition (or whatever the source is split into)."""
+"""The positions at which reading resumes: plain data by partition, or by another part of the source."""
 
 
 class SourceBatch:
-    """A batch that was read, with the positions from which reading goes on after it.
+    """A batch that was read, with the positions at which reading resumes after it.
 
-    ``records`` is a batch, a table of pandas, polars or Arrow, whose rows they are, or whatever has a length and the
-    operator behind the source takes. ``positions_after`` gives the positions after the first so many of its records (at
-    least one, and not all). With it, and ``records`` that can be sliced, the batch is cut where the steps behind the
-    source are slow: then a barrier need not wait for all of it. ``origin`` tells dead letters where the records were
-    read; None where there is nothing to tell.
+    ``records`` is a batch, a table of pandas, polars or Arrow (its rows are the records), or any object with a length
+    that the next operator takes. ``positions_after(n)`` returns the positions after the first n records, for at least
+    one and not all of them. If it is given and ``records`` can be sliced, the engine cuts the batch where the next
+    steps are slow, so a barrier need not wait for all of it. ``origin`` says in dead letters where the records were
+    read, or is None.
 
     >>> batch = SourceBatch([10, 20, 30], {"read": 3}, positions_after=lambda records: {"read": records})
     >>> first, rest = batch.cut(2)
@@ -57,10 +60,10 @@ class SourceBatch:
         self.origin = origin
         self.positions_after = positions_after
         self._before = 0
-        """Records of the batch that was read which come before these."""
+        """The number of records of the original batch that come before these."""
 
     def cut(self, records: int) -> tuple[SourceBatch, SourceBatch]:
-        """The first so many records, and the others. Only where it has ``positions_after``."""
+        """Return the first so many records and the others. The batch must have ``positions_after``."""
         assert self.positions_after is not None
         after = self._before + records
         first = SourceBatch(self.records[:records], self.positions_after(after), self.origin)
@@ -74,14 +77,14 @@ class SourceBatch:
 class Source:
     """Base class of sources: one instance for each subtask, used by one task.
 
-    ``read`` returns the next batch (at least one record), waiting for it if it is a coroutine function,
-    and None at the end. It may be called ahead of need, and cancelled while it waits without losing
-    anything. ``positions`` of the batches that were passed on are remembered by the engine, merged by
-    key, and given to ``open`` when a job goes on from a snapshot.
+    ``read`` returns the next batch (at least one record), and None at the end; a coroutine function may wait for
+    records. The engine may call it before the records are needed, and may cancel it while it waits; then no record
+    may be lost. The engine remembers the positions of the batches that were passed on, merged by key, and passes them
+    to ``open`` when a job resumes from a snapshot.
 
-    ``redistribute(positions, parallelism) -> positions``, if it is there, shares out those of all old subtasks for
-    another number of them, when a job goes on from a checkpoint with another parallelism. It is asked of a new
-    instance, which is not open. Each record must be read by one of the new subtasks, whoever would have read it before.
+    An optional method ``redistribute(positions, parallelism) -> positions`` distributes the positions of all old
+    subtasks over another number of subtasks. The engine calls it on a new, unopened instance when a job resumes from
+    a checkpoint with another parallelism. One of the new subtasks must read each record that was not read before.
 
     >>> class Countdown(Source):
     ...     def open(self, context, positions):
@@ -89,65 +92,62 @@ class Source:
     ...     def read(self):
     ...         self.left -= 1
     ...         return None if self.left < 0 else SourceBatch([self.left], {"left": self.left})
-
-    The Source: where records enter a flow.
     """
 
     bounded: ClassVar[bool] = True
-    """Whether ``read`` ever returns None. A factory may carry it as well."""
+    """Whether ``read`` returns None at some time. A factory may have this attribute, too."""
 
-    def open(self, context: Context, positions: Positions | None) -> Any:
-        """Called once, first; ``positions`` from a snapshot, else None."""
+    def open(self, context: Context, positions: Positions | None) -> MaybeAwaitable:
+        """Prepare to read. Called once, first; ``positions`` are those of a snapshot, or None."""
 
-    def read(self) -> Any:
-        """The next :class:`SourceBatch`, or None at the end. May be ``async``."""
+    def read(self) -> Awaitable[SourceBatch | None] | SourceBatch | None:
+        """Return the next :class:`SourceBatch`, or None at the end. May be ``async``."""
         raise NotImplementedError
 
     def positions(self) -> Positions:
-        """Where reading begins, once it is open: what a snapshot names until the first batch is passed on.
+        """Return the positions at which reading begins. Called when the source is open.
 
-        Without it a source that begins anywhere but at its start would begin there after a restore.
+        A snapshot holds them until the first batch is passed on. Without them a source that begins elsewhere than at
+        its start would begin at its start after a restore.
         """
         return {}
 
     def is_idle(self) -> bool:
-        """Whether nothing is to be expected here for now; asked once, when it is open.
+        """Return whether no records are expected for now. Called once, when the source is open.
 
-        So where a topic has fewer partitions than the source has subtasks: the others must not wait for it.
+        This is so where a topic has fewer partitions than the source has subtasks: then no step waits for this subtask.
         """
         return False
 
     def lag(self) -> Mapping[int, int]:
-        """Records not yet read, by partition, as far as known."""
+        """Return the number of records not yet read, by partition, as far as known."""
         return {}
 
-    def report_positions(self, group: str, positions: Positions) -> Any:
-        """A checkpoint with these positions is committed: tell tools that show lag. May be ``async``.
+    def report_positions(self, group: str, positions: Positions) -> MaybeAwaitable:
+        """Tell tools that show lag that a checkpoint with these positions is committed. May be ``async``.
 
-        Nothing depends on it.
+        The engine does not depend on it.
         """
 
-    def close(self) -> Any:
-        """Called once, last, whatever happened."""
+    def close(self) -> MaybeAwaitable:
+        """Release resources. Called once, last, in every case."""
 
 
 SourceFactory = Callable[[], Source]
-"""A source class, or a callable without arguments: called once for each subtask."""
+"""A source class, or a callable without arguments that returns a source. Called once for each subtask."""
 
 
-# As large as a topic reader's largest batch: the cost of a hop is lost in it.
+# As many as a topic reader returns at most: the cost of a hop is small for so many.
 _BATCH_RECORDS: Final = 8192
 _DONE: Final = "items done"
-# What was done before with other numbers of subtasks: for each of these runs, how many items each subtask had.
+# For each earlier run with another number of subtasks, the number of items that each subtask had done.
 _BEFORE: Final = "items done before"
 
 
 class ItemsSource(Source):
-    """Item i of a sequence, array or ``Columns`` goes to subtask i mod n.
+    """Reads given items: item i of a sequence, array or ``Columns`` belongs to subtask i mod n.
 
-    With another number of subtasks, so do those that are left: the i-th of these to subtask i mod n.
-
-    A bounded source of given items.
+    After a restore with another number of subtasks, the i-th of the items that are left belongs to subtask i mod n.
     """
 
     def __init__(self, items: Batch) -> None:
@@ -175,14 +175,14 @@ class ItemsSource(Source):
 
     @staticmethod
     def redistribute(positions: Sequence[Positions], parallelism: int) -> list[Positions]:
-        """How many items each of the old subtasks had passed on tells which ones are left."""
+        """Give each new subtask the counts of the old ones, from which the items that are left follow."""
         before: list[Any] = next((each[_BEFORE] for each in positions if _BEFORE in each), [])
         done = [each.get(_DONE, 0) for each in positions]
         return [{_DONE: 0, _BEFORE: [*before, done]} for _ in range(parallelism)]
 
 
 def _left(items: int, before: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
-    """The items that are left, in order.
+    """Return the indices of the items that are left, in order.
 
     >>> _left(7, [[2, 1]])
     array([3, 4, 5, 6])
@@ -196,9 +196,9 @@ def _left(items: int, before: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
 
 @final
 class Collected:
-    """What ``stream.collect()`` gives: ``items`` holds the records once the flow runs.
+    """The result of ``stream.collect()``: ``items`` holds the records when the flow runs.
 
-    A new run of the flow begins anew; one that restores a checkpoint begins with that checkpoint's items.
+    A new run of the flow starts empty; a run that restores a checkpoint starts with the checkpoint's items.
 
     >>> Collected()
     Collected(0 items)
@@ -211,11 +211,11 @@ class Collected:
 
     @property
     def items(self) -> list[Any]:
-        """The records so far, in order, in a new list; those of the first subtask first, and so on."""
+        """The records so far in a new list: in order, subtask after subtask."""
         return [record for subtask in sorted(self._parts) for record in self._parts[subtask]]
 
     def begin(self, subtask: int, parallelism: int) -> list[Any]:
-        """For the engine: the list that one of the subtasks of a new run fills."""
+        """For the engine: return the list that a subtask of a new run fills."""
         self._parts = {index: part for index, part in self._parts.items() if index < parallelism}
         self._parts[subtask] = []
         return self._parts[subtask]
@@ -231,11 +231,9 @@ class Collected:
 
 
 class Collect(Operator):
-    """Appends all records to ``into.items``.
+    """Appends all records to ``into.items``, for tests and small results.
 
-    State: all records, in memory, written again by each checkpoint; for more than a few, use a sink.
-
-    Results kept in memory, for tests and small results.
+    State: all records, in memory. Each checkpoint writes them again, so use a sink for more than a few records.
     """
 
     def __init__(self, into: Collected) -> None:
@@ -256,7 +254,7 @@ class Collect(Operator):
 
     @staticmethod
     def redistribute(states: Sequence[list[Any]], parallelism: int) -> list[list[Any]]:
-        """The items of old subtask i become those of i modulo ``parallelism``."""
+        """Give the items of old subtask i to the new subtask i modulo ``parallelism``."""
         return [
             [item for state in states[subtask::parallelism] for item in state]
             for subtask in range(parallelism)

@@ -1,25 +1,28 @@
-"""The operators without state: map, filter, flat_map, for records and for batches."""
+"""The operators without state: map, filter and flat_map, for records and for batches."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, islice
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import RejectRecords
-from streamiter.operators.operator import Operator
-from streamiter.operators.output import (
+from streamiter.errors import shortened
+from streamiter.operators.functions import (
     FunctionResultError,
-    Output,
+    apply_to_each,
     checked_batch,
+    fail_at,
     plain_function,
+    records_of,
+    refuse,
     rows_if_table,
 )
-from streamiter.operators.rejection import record_at_fault, shortened
+from streamiter.operators.operator import Operator
+from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, take
 
 __all__ = [
@@ -29,70 +32,7 @@ __all__ = [
     "Identity",
     "Map",
     "MapBatch",
-    "apply_to_each",
-    "fail_at",
-    "records_of",
-    "refuse",
 ]
-
-
-def records_of(batch: Batch) -> tuple[Iterator[Any], Iterator[Any]]:
-    """An iterator over the records, and the iterator whose length hint tells how far that one has come.
-
-    The second is for :func:`fail_at`; mostly it is the same object.
-
-    Calling a user's function for each record of a batch, and telling which record it failed on.
-    """
-    if isinstance(batch, Columns):
-        columns = [iter(array) for array in batch.arrays.values()]
-        names = batch.names
-        rows = (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
-        return rows, columns[0]
-    # Iterators of sequences other than these need not know their length.
-    records = iter(batch if isinstance(batch, (list, np.ndarray)) else list(batch))
-    return records, records
-
-
-def fail_at(batch: Batch, progress: Iterator[Any], error: Exception, out: Output) -> NoReturn:
-    """End the job with ``error``, naming the record that was handled when it was raised."""
-    found, index = record_at_fault(range(len(batch)), progress)
-    if not found:
-        raise error
-    out.fail(error, batch[index])
-
-
-def refuse(out: Output, record: Any, error: Exception) -> None:
-    """Refuse a record of the batch at hand because of ``error``: by the step's policy this returns or ends the job."""
-    reason = error.reason if isinstance(error, RejectRecords) and out.tolerates_rejections else error
-    out.reject(record, reason, origin=out.batch_origin)
-
-
-def apply_to_each(f: Callable[[Any], Any], batch: Batch, out: Output) -> tuple[Batch, list[Any]]:
-    """``f`` of each record: the records that were not refused (mostly the batch itself), and the results.
-
-    ``f`` is called once for each record, in order. Where it raises, the record follows the step's policy.
-    """
-    if out.tolerates_rejections:
-        return _apply_tolerantly(f, batch, out)
-    records, progress = records_of(batch)
-    try:
-        return batch, [f(record) for record in records]
-    except Exception as error:
-        fail_at(batch, progress, error, out)
-
-
-def _apply_tolerantly(f: Callable[[Any], Any], batch: Batch, out: Output) -> tuple[Batch, list[Any]]:
-    accepted: list[int] = []
-    results: list[Any] = []
-    for index, record in enumerate(batch):
-        try:
-            result = f(record)
-        except Exception as error:
-            refuse(out, record, error)
-        else:
-            accepted.append(index)
-            results.append(result)
-    return (batch if len(accepted) == len(batch) else take(batch, accepted)), results
 
 
 class Map(Operator):
@@ -106,8 +46,6 @@ class Map(Operator):
     >>> Map(lambda x: 10 * x).process_batch([1, 2, 3], out)
     >>> results
     [10, 20, 30]
-
-    One record out for each record in.
     """
 
     is_stateless = True
@@ -123,12 +61,13 @@ class Map(Operator):
 class MapBatch(Operator):
     """Emits the batch ``f(batch)``, of any length, for each transport batch.
 
-    Where transport batches are cut carries no meaning, so ``f`` must give the same records however its
-    input is cut: work on each record, or drop and add records, but do not sum over a batch. ``f`` must
-    not change its batch; it may raise ``RejectRecords`` to refuse single records. It is never given an empty batch.
+    The size of a transport batch has no meaning, so the results of ``f`` must not depend on it: change, drop or add
+    records, but do not sum over a batch. ``f`` must not change its batch; it may raise ``RejectRecords`` to refuse
+    single records. It never receives an empty batch.
 
-    Of a table of pandas, polars or Arrow that ``f`` returns the records are its rows. Raises ``FunctionResultError``
-    (a ``TypeError``) where it returns something else than a table, a list, a numpy array or ``Columns``.
+    If ``f`` returns a table of pandas, polars or Arrow, the records are the rows of the table. Raises
+    ``FunctionResultError`` (a ``TypeError``) where it returns anything but a table, a list, a numpy array or
+    ``Columns``.
 
     >>> import numpy as np
     >>> from streamiter.operators import MapBatch, Output
@@ -137,8 +76,6 @@ class MapBatch(Operator):
     >>> MapBatch(np.square).process_batch(np.array([1, 2, 3]), out)
     >>> results
     [array([1, 4, 9])]
-
-    A function of whole transport batches.
     """
 
     is_stateless = True
@@ -152,7 +89,7 @@ class MapBatch(Operator):
 
 
 class Filter(Operator):
-    """Emits the records for which ``predicate(record)`` is true, in order, as the kind of batch they came in.
+    """Emits the records for which ``predicate(record)`` is true, in order, in the kind of batch in which they arrived.
 
     A record for which the predicate raises follows the step's policy.
 
@@ -163,8 +100,6 @@ class Filter(Operator):
     >>> Filter(lambda x: x > 1).process_batch(np.array([1, 2, 3]), out)
     >>> results
     [array([2, 3])]
-
-    Only the records that satisfy a predicate.
     """
 
     is_stateless = True
@@ -199,12 +134,10 @@ Mask = npt.NDArray[np.bool_]
 
 
 class FilterBatch(Operator):
-    """Emits the records where the mask ``f(batch)`` is true, in order, as the kind of batch they came in.
+    """Emits the records where the mask ``f(batch)`` is true, in order, in the kind of batch in which they arrived.
 
-    ``f`` gives one boolean for each record, as an array or a list. It may raise ``RejectRecords`` to
-    refuse single records.
-
-    Raises ``FunctionResultError`` (a ``TypeError``) where the mask is anything else.
+    ``f`` returns one boolean for each record, as an array or a list. It may raise ``RejectRecords`` to refuse single
+    records. Raises ``FunctionResultError`` (a ``TypeError``) for any other mask.
 
     >>> import numpy as np
     >>> from streamiter.operators import FilterBatch, Output
@@ -215,8 +148,6 @@ class FilterBatch(Operator):
     >>> FilterBatch(lambda batch: batch["price"] > 0).process_batch(clicks, out)
     >>> results
     [{'user': np.str_('ann'), 'price': np.int64(3)}]
-
-    Only the records that a mask selects.
     """
 
     is_stateless = True
@@ -247,17 +178,16 @@ def _checked_mask(result: Any, length: int) -> Mask:
     return mask
 
 
-# Results that are gathered before they flow on: as many as Output gathers of single records.
+# Results are gathered to pieces of so many: as many as Output gathers of single records.
 _PIECE_RECORDS: Final = 1024
 
 
 class FlatMap(Operator):
     """Emits each item of the iterable ``f(record)``, record after record, as lists.
 
-    The iterable is consumed piece by piece, so it may be of any length. Where ``f`` or its iterable
-    raises, the record follows the step's policy. A record that is skipped, or becomes a dead letter, has
-    none of its items emitted, unless it fails after more than 1024 of them. Of a table of pandas, polars or Arrow
-    the items are its rows.
+    The iterable is consumed piece by piece, so it may have any length. If ``f`` or its iterable raises, the record
+    follows the step's policy. No item of a record that is skipped or becomes a dead letter is emitted, unless the
+    record fails after more than 1024 items. The items of a table of pandas, polars or Arrow are its rows.
 
     >>> from streamiter.operators import FlatMap, Output
     >>> out, results = Output(), []
@@ -265,8 +195,6 @@ class FlatMap(Operator):
     >>> FlatMap(str.split).process_batch(["to be", "or not"], out)
     >>> results
     ['to', 'be', 'or', 'not']
-
-    Any number of records out for each record in.
     """
 
     is_stateless = True
@@ -274,7 +202,7 @@ class FlatMap(Operator):
     def __init__(self, f: Callable[[Any], Iterable[Any]]) -> None:
         self._f = plain_function("FlatMap(f)", f)
         self._iterated: set[type[Any]] = {list, tuple}
-        """Types of results that are no tables: a look into a set costs less than one for a table."""
+        """The types of results that are no tables: a lookup in a set is faster than a check for a table."""
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         if out.tolerates_rejections:
@@ -298,7 +226,7 @@ class FlatMap(Operator):
             fail_at(batch, progress, RuntimeError("the function raised StopIteration"), out)
 
     def _checked(self, results: Iterable[Any]) -> Iterator[Iterable[Any]]:
-        """The results, with the rows of those that are tables."""
+        """Yield the results, and for a table its rows."""
         iterated = self._iterated
         for result in results:
             if type(result) in iterated:
@@ -340,8 +268,10 @@ def _emit_rest(record: Any, items: Iterator[Any], out: Output) -> None:
 
 
 class _End:
-    """An empty iterator that tells whether it was asked: a function that raises StopIteration under ``map``
-    looks like the end of the records otherwise, and those after it would be lost.
+    """An empty iterator that tells whether it was reached.
+
+    A user's function that raises ``StopIteration`` within ``map`` looks like the end of the records; this tells the two
+    apart, so the records after it are not lost.
     """
 
     __slots__ = ("was_reached",)
@@ -358,10 +288,7 @@ class _End:
 
 
 class Identity(Operator):
-    """Passes batches on as they are: for steps that only re-partition, union or name a stream.
-
-    Pass everything on.
-    """
+    """Emits each batch as it is, for steps that only re-partition, union or name a stream."""
 
     is_stateless = True
 

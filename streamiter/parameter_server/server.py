@@ -22,10 +22,10 @@ from streamiter.errors import (
     ParameterServerError,
     ShardLost,
     UnknownMatrix,
+    shortened,
 )
 from streamiter.numbers import positive, whole_number
 from streamiter.operators.operator import ServiceWorker
-from streamiter.operators.rejection import shortened
 from streamiter.parameter_server.calls import Call, ShardLink, WaitingReply
 from streamiter.parameter_server.client import MAX_CALLS, Client
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning

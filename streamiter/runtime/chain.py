@@ -12,7 +12,7 @@ from typing import Any, final
 
 from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.operators.operator import Operator, Progress
-from streamiter.operators.rejection import RecordFailure
+from streamiter.operators.output import RecordFailure
 from streamiter.records import Control, EndOfData, EndOfInput, EpochWatermark
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.graph import SINGLE_INPUT

@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from streamiter.checkpoints.keys import check_keys, normalize_key
 from streamiter.errors import ConfigurationError, GraphError, RejectRecords
+from streamiter.operators.functions import misfit, refuse
 from streamiter.operators.operator import Context, IterationListener, Operator, Progress
-from streamiter.operators.output import Output, misfit
-from streamiter.operators.rejection import RecordFailure
-from streamiter.operators.steps import refuse
+from streamiter.operators.output import Output, RecordFailure
 from streamiter.records import Batch, take
 from streamiter.runtime.graph import SINGLE_INPUT
 

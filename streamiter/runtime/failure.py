@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from streamiter.errors import JobFailed, OffsetOutOfRange, StreamiterError
-from streamiter.operators.rejection import RecordFailure, shortened
+from streamiter.errors import JobFailed, OffsetOutOfRange, StreamiterError, shortened
+from streamiter.operators.output import RecordFailure
 
 __all__ = ["call_unless_cancelled", "first_failure", "job_failed", "unless_cancelled"]
 

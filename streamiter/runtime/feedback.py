@@ -11,7 +11,7 @@ from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.deferred import Deferred, entries_of
 from streamiter.errors import CheckpointError
 from streamiter.operators.operator import Boundary
-from streamiter.operators.rejection import Origin
+from streamiter.operators.output import Origin
 from streamiter.records import CheckpointBarrier, Control, DataBatch
 from streamiter.runtime.controls import BarrierReturned
 from streamiter.runtime.port import Port

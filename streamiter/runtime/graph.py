@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from streamiter.errors import GraphError
 from streamiter.operators.operator import JobScope, Operator, OperatorFactory, Service
-from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.output import RejectionPolicy
 from streamiter.operators.source import SourceFactory
 from streamiter.records import OutputTag
 from streamiter.runtime.output import Forward, Partitioning

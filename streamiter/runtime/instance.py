@@ -15,7 +15,8 @@ from typing import Any, final
 from streamiter.channels import Channel, Intake
 from streamiter.clock import Clock, TimerHandle
 from streamiter.deferred import Encode
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, shortened
+from streamiter.operators.functions import rows_if_table
 from streamiter.operators.keyed_state import KeyedState
 from streamiter.operators.operator import (
     Context,
@@ -25,8 +26,7 @@ from streamiter.operators.operator import (
     OperatorStatistics,
     Progress,
 )
-from streamiter.operators.output import Output, rows_if_table
-from streamiter.operators.rejection import RecordFailure, shortened
+from streamiter.operators.output import Output, RecordFailure
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch, Control, EndOfInput
 from streamiter.runtime.entries import Entry, handler_of, is_awaited, make_async_entry, make_entry

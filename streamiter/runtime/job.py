@@ -17,7 +17,7 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError, JobFailed, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import JobScope
-from streamiter.operators.rejection import RecordFailure
+from streamiter.operators.output import RecordFailure
 from streamiter.runtime.checkpointing.barriers import Barriers
 from streamiter.runtime.checkpointing.commit import JobSnapshot, in_memory
 from streamiter.runtime.checkpointing.restore import Restore

@@ -20,9 +20,9 @@ import numpy.typing as npt
 from streamiter.channels import Channel
 from streamiter.checkpoints.keys import KEY_GROUPS, key_groups
 from streamiter.clock import Clock
-from streamiter.errors import ConfigurationError, OutputOverflow, StreamiterError
+from streamiter.errors import ConfigurationError, OutputOverflow, StreamiterError, shortened
 from streamiter.operators.operator import Progress
-from streamiter.operators.rejection import RecordFailure, shortened
+from streamiter.operators.output import RecordFailure
 from streamiter.records import (
     Batch,
     CheckpointBarrier,

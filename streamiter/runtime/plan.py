@@ -11,7 +11,7 @@ from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
 from streamiter.errors import GraphError, StreamiterError
-from streamiter.operators.mini_batch import MiniBatch
+from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import Boundary, JobScope, Operator, Progress
 from streamiter.operators.source import Source
 from streamiter.runtime.chain import Rounds

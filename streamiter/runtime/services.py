@@ -14,7 +14,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotPart, StepState
 from streamiter.errors import GraphError
 from streamiter.operators.operator import Service
-from streamiter.operators.rejection import RecordFailure
+from streamiter.operators.output import RecordFailure
 from streamiter.runtime.checkpointing.clock_alignment import ClockAlignment
 from streamiter.runtime.checkpointing.task_parts import SERVICE, PartName, encode_service, release_parts
 from streamiter.runtime.controls import CheckAlignment

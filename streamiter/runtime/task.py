@@ -19,7 +19,7 @@ from streamiter.checkpoints.snapshot import SnapshotPart
 from streamiter.clock import Clock
 from streamiter.errors import StreamiterError
 from streamiter.operators.operator import Boundary, BoundaryOutput, Progress, ServiceWorker
-from streamiter.operators.rejection import RecordFailure
+from streamiter.operators.output import RecordFailure
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.records import (
     Batch,

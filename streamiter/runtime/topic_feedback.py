@@ -13,9 +13,9 @@ from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, GraphError, TopicNotFound
-from streamiter.operators.mini_batch import MiniBatch
+from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import IterationListener, Operator
-from streamiter.operators.rejection import RecordFailure
+from streamiter.operators.output import RecordFailure
 from streamiter.runtime.failure import call_unless_cancelled
 from streamiter.runtime.feedback import FeedbackChannel, check_is_there
 from streamiter.runtime.graph import Edge, FeedbackLimits, Step

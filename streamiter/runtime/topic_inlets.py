@@ -13,7 +13,7 @@ from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
 from streamiter.errors import PlainDataError, TopicError, TopicNotFound
-from streamiter.operators.rejection import Origin
+from streamiter.operators.output import Origin
 from streamiter.records import Batch, CheckpointBarrier, Control, DataBatch
 from streamiter.runtime.feedback import FeedbackChannel, Point, TopicRange, check_is_there, missing_records
 from streamiter.runtime.topic_outlets import DATA, RUN_HEADER, START, Message, control_of, not_fed_back

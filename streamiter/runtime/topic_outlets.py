@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Final, Literal, final
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.errors import InternalError, RecordTooLarge, TopicError
-from streamiter.operators.rejection import Origin, shortened
+from streamiter.errors import InternalError, RecordTooLarge, TopicError, shortened
+from streamiter.operators.output import Origin
 from streamiter.records import (
     Batch,
     CheckpointBarrier,

@@ -1,7 +1,9 @@
 """Topics: durable logs in partitions, and what their bytes mean.
 
-The protocol is in `topic.py`, the way from a URL to a connector in `lookup.py`, decoders and encoders in
-`formats/`, topics in memory in `memory/`. Connectors to servers and files are packages of their own.
+Newcomers read in this order: `topic` (the protocol), `lookup` (from a URL to a connector), `formats` (decoders and
+encoders), `source_and_sink` and `dead_letters` (topics as steps of a flow), `memory` (topics in memory), `compacted`
+(the last record of a key), `connecting` (for authors of a connector), `secrets` (passwords in URLs and options).
+Connectors to servers and files are packages of their own.
 """
 
 from streamiter.topics.formats import Json, JsonColumns, Raw, Text, Typed, WithMetadata

@@ -1,5 +1,7 @@
-"""From a URL to its topic: the scheme names a connector, registered under the entry point group
-``streamiter.topics``. A package of your own joins with two lines in its ``pyproject.toml``::
+"""From a URL to its topic.
+
+The scheme of the URL names a connector, which is registered under the entry point group ``streamiter.topics``. A
+package of your own registers its connector with two lines in its ``pyproject.toml``::
 
     [project.entry-points."streamiter.topics"]
     pulsar = "my_package:PulsarConnector"
@@ -7,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -22,14 +24,15 @@ __all__ = ["ENTRY_POINT_GROUP", "connector_for", "known_schemes", "topic"]
 
 ENTRY_POINT_GROUP: Final = "streamiter.topics"
 
-# Schemes of our own whose client library is an extra of the distribution: scheme → extra.
+# The extra of the distribution that installs the client library of a scheme.
 _EXTRA_OF_SCHEME: Final[Mapping[str, str]] = MappingProxyType({"kafka": "kafka"})
 
 
 def topic(url: str, **options: object) -> Topic:
-    """The topic at ``url``; connects to nothing yet.
+    """Return the topic at ``url``. This connects to no server yet.
 
-    ``options`` are the connector's own (timeouts, credentials); what they are, its error lists.
+    ``options`` are those of the connector, such as timeouts and credentials. The error for an unknown option lists
+    them.
 
     Raises :class:`~streamiter.errors.ConfigurationError` for an unknown scheme, a missing extra, a
     malformed URL or an unknown option.
@@ -46,9 +49,9 @@ schemes file://, kafka:// (pip install 'streamiter[kafka]'), memory://, sqlite:/
 
 
 def connector_for(url: str) -> Connector:
-    """The connector that serves the scheme of ``url``; errors as for :func:`topic`.
+    """Return the connector that serves the scheme of ``url``; raises the errors of :func:`topic`.
 
-    Entry points are looked up anew each time (about 1 ms): a topic is made a few times in a job's life.
+    Each call looks up the entry points again (about 1 ms), because a job makes few topics.
     """
     scheme = _scheme(url)
     for entry_point in _entry_points():
@@ -59,8 +62,20 @@ def connector_for(url: str) -> Connector:
     )
 
 
+def check_options(subject: str, options: Mapping[str, object], known: Iterable[str]) -> None:
+    """Raise ``ConfigurationError`` for an option that a connector does not have."""
+    listed = list(known)
+    for name in options:
+        if name not in listed:
+            # A text that is no name may be part of a password.
+            shown = repr(name) if name.isidentifier() else "(not shown, since it is no name)"
+            raise ConfigurationError(
+                f"{subject}: unknown option {shown}; the options are {', '.join(listed)}"
+            )
+
+
 def known_schemes() -> list[str]:
-    """The schemes that connectors are registered for, sorted.
+    """Return the schemes that have a connector, sorted.
 
     >>> "memory" in known_schemes()
     True
@@ -69,7 +84,7 @@ def known_schemes() -> list[str]:
 
 
 def _entry_points() -> EntryPoints:
-    from importlib.metadata import entry_points  # 5 ms that nobody needs who only imports streamiter
+    from importlib.metadata import entry_points  # takes 5 ms, which an import of streamiter should not
 
     return entry_points(group=ENTRY_POINT_GROUP)
 
@@ -111,6 +126,6 @@ def _install_hint(scheme: str) -> str:
 
 
 def _listed(schemes: list[str]) -> str:
-    """The schemes, each with what it takes to install it."""
+    """Return the schemes as text, each with the command that installs its client library."""
     extras = {scheme: f" (pip install 'streamiter[{extra}]')" for scheme, extra in _EXTRA_OF_SCHEME.items()}
     return ", ".join(f"{scheme}://{extras.get(scheme, '')}" for scheme in schemes)

@@ -1,4 +1,8 @@
-"""Topics in memory."""
+"""Topics in memory, for tests and small flows: the broker, the topic, its reader and its writer.
+
+A broker holds topics as a server does. All ``memory://`` URLs of a process lead to one broker; a test that wants topics
+of its own makes a `MemoryBroker`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,18 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from streamiter.clock import Clock, SystemClock
-from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicError, TopicNotFound
+from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
+from streamiter.topics.connecting import (
+    ReadingPositions,
+    check_identities,
+    check_named_partitions,
+    check_request,
+    closed_error,
+    first_position,
+    out_of_range_message,
+    partitions_of,
+    stop_offsets,
+)
 from streamiter.topics.memory_log import (
     MemoryTopics,
     MemoryTransactions,
@@ -29,13 +44,6 @@ from streamiter.topics.topic import (
     TopicDescription,
     TopicReader,
     TopicWriter,
-    check_identities,
-    check_named_partitions,
-    check_request,
-    first_position,
-    out_of_range_message,
-    partitions_of,
-    stop_offsets,
 )
 
 __all__ = [
@@ -47,34 +55,28 @@ __all__ = [
 
 
 class MemoryBroker:
-    """Holds topics, as a server would: whoever has the same broker sees the same topics.
+    """Holds topics as a server does: all users of one broker see the same topics.
 
-    May be used from several threads and event loops. ``clock`` gives the time stamps and the time after
-    which an open transaction is aborted. Topics grow without limit unless they are created with
-    ``settings={"retention_records": "100000"}``, or ``{"compact": "1"}`` for one of few keys that keeps the last
-    record of each; ``max_record_bytes`` limits one record.
-
-    Where topics in memory come from: a broker of your own, or that of the process.
+    Several threads and event loops may use a broker. ``clock`` gives the time stamps, and the time after which an open
+    transaction is aborted. A topic grows without limit unless it is created with a setting:
+    ``{"retention_records": "100000"}`` keeps the last records; ``{"compact": "1"}`` keeps the last record of each key,
+    for topics of few keys. ``max_record_bytes`` limits the size of one record.
     """
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._store = MemoryTopics(clock if clock is not None else SystemClock())
 
     def topic(self, name: str) -> MemoryTopic:
-        """The topic of that name, which need not be there yet."""
+        """Return the topic of that name, which need not exist yet."""
         return MemoryTopic(self._store, name)
 
     def topic_names(self) -> list[str]:
-        """The names of the topics there are, sorted."""
+        """Return the names of the topics, sorted."""
         return self._store.topic_names()
 
 
 class MemoryConnector(Connector):
-    """Serves ``memory://name``.
-
-    The process itself is the server of this scheme: all ``memory://`` topics of a process live in one
-    broker, from their creation to the process's end. Tests that want their own use `MemoryBroker`.
-    """
+    """Serves ``memory://name``: topics in the one broker of the process, which live until the process ends."""
 
     def topic(self, url: str, options: Mapping[str, object]) -> MemoryTopic:
         _refuse_options(url, options)
@@ -90,22 +92,19 @@ class MemoryConnector(Connector):
 
 @functools.cache
 def process_broker() -> MemoryBroker:
-    """The broker of all ``memory://`` URLs of this process."""
+    """Return the broker of all ``memory://`` URLs of this process."""
     return MemoryBroker()
 
 
 def _refuse_options(url: str, options: Mapping[str, object]) -> None:
     if options:
         raise ConfigurationError(
-            f"topic {shown_url(url)!r}: memory topics take no options, given {', '.join(sorted(options))}"
+            f"topic {shown_url(url)!r}: expected no options for a topic in memory, given {', '.join(sorted(options))}"
         )
 
 
 class MemoryTopic(Topic):
-    """A topic of a `MemoryBroker`. Its ``memory://`` URL leads to it only in the process's own broker.
-
-    A topic in memory.
-    """
+    """A topic of a `MemoryBroker`. Its ``memory://`` URL leads to it only if the broker is that of the process."""
 
     compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({"compact": "1"})
 
@@ -156,7 +155,8 @@ class MemoryTopic(Topic):
                 number: (partition.start_offset, partition.end_offset)
                 for number, partition in enumerate(log.partitions)
             }
-            return TopicDescription(self._name, offsets, dict(log.settings), log.identities)
+            settings = {name: str(value) for name, value in log.settings.items()}
+            return TopicDescription(self._name, offsets, settings, log.identities)
 
     async def size_limit(self) -> SizeLimit | None:
         settings = (await self.describe()).settings
@@ -170,10 +170,7 @@ class MemoryTopic(Topic):
 
 
 class MemoryReader(TopicReader):
-    """Reads its share of a memory topic; waits without polling.
-
-    Reading a topic in memory.
-    """
+    """Reads its share of the partitions of a topic in memory; waits for records without polling."""
 
     def __init__(self, store: MemoryTopics, name: str, request: ReadRequest) -> None:
         self._store = store
@@ -184,21 +181,20 @@ class MemoryReader(TopicReader):
             check_named_partitions(request, len(self._log.partitions), topic=name)
             ends = {number: partition.ends for number, partition in enumerate(self._log.partitions)}
             check_identities(request, self._log.identities, ends, topic=name)
-            # The order of the partitions here is the order of their turns: who was served goes to the end.
-            self._positions = {
+            positions = {
                 number: first_position(request, number, partition.ends, partition.offset_at, topic=name)
                 for number in partitions_of(request, len(self._log.partitions))
                 for partition in [self._log.partitions[number]]
             }
-            stable = {number: self._log.partitions[number].stable_offset for number in self._positions}
-            self._stops = stop_offsets(request, stable)
+            stable = {number: self._log.partitions[number].stable_offset for number in positions}
+            self._positions = ReadingPositions(positions, stop_offsets(request, stable))
 
     async def read(self) -> TopicBatch | None:
         while True:
             with self._store.lock:
                 self._check_usable()
                 batch = self._next_batch()
-                if batch is not None or self._is_at_end():
+                if batch is not None or self._positions.are_at_stop:
                     return batch
                 waiting = self._log.waiters.add()
             try:
@@ -209,7 +205,7 @@ class MemoryReader(TopicReader):
 
     def positions(self) -> Mapping[int, int]:
         with self._store.lock:
-            return {number: self._positions[number] for number in sorted(self._positions)}
+            return self._positions.by_partition()
 
     def identities(self) -> Mapping[int, str]:
         with self._store.lock:
@@ -217,14 +213,9 @@ class MemoryReader(TopicReader):
 
     def lag(self) -> Mapping[int, int]:
         with self._store.lock:
-            partitions = self._log.partitions
-            return {
-                number: max(
-                    0, self._limit(number, partitions[number].stable_offset) - self._positions[number]
-                )
-                for number in sorted(self._positions)
-                if number < len(partitions)
-            }
+            return self._positions.lag(
+                {number: partition.stable_offset for number, partition in enumerate(self._log.partitions)}
+            )
 
     async def close(self) -> None:
         with self._store.lock:
@@ -233,53 +224,38 @@ class MemoryReader(TopicReader):
 
     def _check_usable(self) -> None:
         if self._is_closed:
-            raise TopicError(f"reader of {self._log.name!r} is closed")
+            raise closed_error("reader", self._log.name)
         if self._log.is_deleted:
             raise TopicNotFound(f"topic {self._log.name!r} was deleted while it was read")
 
     def _next_batch(self) -> TopicBatch | None:
-        self._find_new_partitions()
+        partitions = self._log.partitions
+        share = partitions_of(self._request, len(partitions))
+        self._positions.add_new(share, lambda number: partitions[number].start_offset)
         for number in list(self._positions):
             batch = self._batch_of(number)
             if batch is not None:
                 return batch
         return None
 
-    def _find_new_partitions(self) -> None:
-        for number in partitions_of(self._request, len(self._log.partitions)):
-            if number not in self._positions:
-                self._positions[number] = self._log.partitions[number].start_offset
-
     def _batch_of(self, number: int) -> TopicBatch | None:
         partition, position = self._log.partitions[number], self._positions[number]
-        limit = self._limit(number, partition.stable_offset)
+        limit = self._positions.limit(number, partition.stable_offset)
         if position >= limit:
             return None
         if position < partition.start_offset:
             message = out_of_range_message(self._log.name, number, position, partition.ends)
             raise OffsetOutOfRange(message)
         parts, next_position = partition.read(position, limit, self._request.max_records)
-        if parts:
-            del self._positions[number]
-        self._positions[number] = next_position
-        return joined(number, parts) if parts else None
-
-    def _limit(self, number: int, stable_offset: int) -> int:
-        if self._stops is None:
-            return stable_offset
-        return min(stable_offset, self._stops.get(number, 0))
-
-    def _is_at_end(self) -> bool:
-        return self._stops is not None and all(
-            position >= self._stops.get(number, 0) for number, position in self._positions.items()
-        )
+        if not parts:
+            self._positions.passed(number, next_position)
+            return None
+        self._positions.returned(number, next_position)
+        return joined(number, parts)
 
 
 class MemoryWriter(TopicWriter):
-    """Writes to a memory topic: what is handed over can be read at once.
-
-    Writing to a topic in memory.
-    """
+    """Writes to a topic in memory: records can be read as soon as ``write`` returns."""
 
     def __init__(self, store: MemoryTopics, log: TopicLog) -> None:
         self._store = store
@@ -289,7 +265,7 @@ class MemoryWriter(TopicWriter):
 
     async def write(self, batch: OutgoingBatch) -> None:
         if self._is_closed:
-            raise TopicError(f"writer of {self._log.name!r} is closed")
+            raise closed_error("writer", self._log.name)
         with self._store.lock:
             append(self._log, batch, self._store.clock.now_ms(), unkeyed=self._turn)
             self._log.retain()

@@ -1,4 +1,8 @@
-"""What topics in memory hold: partitions, their logs, and transactions."""
+"""What topics in memory hold: the topics of a broker, the log of each partition, and transactions.
+
+`MemoryTopics` holds the topics by name, a `TopicLog` one topic, a `PartitionLog` the records of one partition. One lock
+guards all of them; it is held around every call of a log. `MemoryTransactions` write to several topics at once.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,26 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import (
-    ConfigurationError,
     ProducerFenced,
-    TopicError,
     TopicNotFound,
     TransactionExpired,
 )
-from streamiter.numbers import whole_number_in
 from streamiter.topics.compacted import COMPACTED_BLOCKS, is_superseded
-from streamiter.topics.topic import OutgoingBatch, PartitionEnds, Topic, TopicBatch, Transactions
-from streamiter.topics.topic_sink import check_outgoing, check_record_sizes, spread
+from streamiter.topics.connecting import (
+    PartitionEnds,
+    TransactionState,
+    check_outgoing,
+    check_partition_count,
+    check_record_sizes,
+    joined_column,
+    spread,
+    whole_number_settings,
+)
+from streamiter.topics.topic import Headers, OutgoingBatch, Topic, TopicBatch, Transactions
 
 __all__ = [
     "MemoryTopics",
@@ -36,30 +46,27 @@ __all__ = [
 
 
 class Waiters:
-    """Readers that wait for something to change; woken from any thread and any event loop.
-
-    Waking those who wait for something in a topic to change.
-    """
+    """The readers that wait for a change of a topic. They are woken from any thread and any event loop."""
 
     def __init__(self) -> None:
         self._futures: list[asyncio.Future[None]] = []
 
     def add(self) -> asyncio.Future[None]:
-        """A future of the running loop that the next ``wake`` resolves."""
+        """Return a future of the running loop; the next ``wake`` resolves it."""
         future = asyncio.get_running_loop().create_future()
         self._futures.append(future)
         return future
 
     def discard(self, future: asyncio.Future[None]) -> None:
-        """Forget a future nobody waits for any more."""
+        """Forget a future that no reader awaits any more."""
         with contextlib.suppress(ValueError):
             self._futures.remove(future)
 
     def wake(self) -> None:
-        """Resolve all futures, each in its own loop."""
+        """Resolve all futures, each in its own event loop."""
         futures, self._futures = self._futures, []
         for future in futures:
-            with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits there any more
+            with contextlib.suppress(RuntimeError):  # its event loop is closed, so no reader waits there
                 future.get_loop().call_soon_threadsafe(_resolve, future)
 
 
@@ -72,21 +79,21 @@ _SETTINGS: Final = ("compact", "max_record_bytes", "retention_records")
 
 
 class Fenceable(Protocol):
-    """An owner of a transactional id.
-
-    All topics that live together: what a server would hold.
-    """
+    """The owner of a transactional id."""
 
     def fence(self, reason: ProducerFenced) -> None:
-        """Abort what is open and refuse all further calls; the store's lock is held."""
+        """Abort the open transaction and refuse all further calls. The caller holds the lock of the `MemoryTopics`."""
 
 
 class MemoryTopics:
-    """Topics by name, and who owns the transactional ids. ``lock`` is held around every look at a topic."""
+    """The topics of one broker by name, and the owner of each transactional id.
+
+    ``lock`` is held around every access to a topic.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        # One lock for everything: each call under it is short, and a commit is seen in all topics at once.
+        # One lock for all topics: each call under it is short, and a commit is visible in all topics at once.
         self.lock = threading.Lock()
         self._logs: dict[str, TopicLog] = {}
         self._creations: Counter[str] = Counter()
@@ -94,16 +101,16 @@ class MemoryTopics:
 
     @property
     def commit_domain(self) -> str:
-        """Another store is another domain."""
+        """The commit domain: each broker has one of its own."""
         return f"memory:{id(self)}"
 
     def topic_names(self) -> list[str]:
-        """The names of the topics there are, sorted."""
+        """Return the names of the topics, sorted."""
         with self.lock:
             return sorted(self._logs)
 
     def log(self, name: str) -> TopicLog:
-        """The storage of a topic; the lock must be held."""
+        """Return the log of a topic, or raise ``TopicNotFound``. The caller holds the lock."""
         log = self._logs.get(name)
         if log is None:
             there_are = ", ".join(sorted(self._logs)) or "none"
@@ -114,10 +121,9 @@ class MemoryTopics:
         return log
 
     def create(self, name: str, partitions: int, settings: Mapping[str, str]) -> None:
-        """Create or widen a topic."""
-        if partitions < 1:
-            raise ConfigurationError(f"topic {name!r}: expected partitions >= 1, given {partitions}")
-        checked = _checked_settings(name, settings)
+        """Create a topic, or add the partitions that it lacks."""
+        check_partition_count(name, partitions)
+        checked = whole_number_settings(name, settings, _SETTINGS)
         with self.lock:
             if name not in self._logs:
                 self._creations[name] += 1
@@ -125,13 +131,13 @@ class MemoryTopics:
             self._logs[name].add_partitions(partitions)
 
     def delete(self, name: str) -> None:
-        """Delete a topic; its readers and writers find it gone."""
+        """Delete a topic; its readers and writers raise ``TopicNotFound`` from then on."""
         with self.lock:
             self.log(name).delete()
             del self._logs[name]
 
     def take_over(self, transactional_id: str, transactions: Fenceable) -> None:
-        """Fence whoever held ``transactional_id``, and abort what they have open."""
+        """Fence the owner of ``transactional_id`` and abort its open transaction."""
         with self.lock:
             previous = self._owners.get(transactional_id)
             self._owners[transactional_id] = transactions
@@ -141,25 +147,11 @@ class MemoryTopics:
                 )
 
 
-def _checked_settings(name: str, settings: Mapping[str, str]) -> dict[str, str]:
-    for setting, value in settings.items():
-        if setting not in _SETTINGS:
-            raise ConfigurationError(
-                f"topic {name!r}: expected settings out of {', '.join(_SETTINGS)}, given {setting!r}"
-            )
-        if whole_number_in(str(value)) is None:
-            raise ConfigurationError(f"topic {name!r}: expected {setting} as a whole number, given {value!r}")
-    return {setting: str(value) for setting, value in settings.items()}
-
-
 class TopicLog:
-    """One topic: its partitions, its settings, and who waits for its records.
+    """One topic: its partitions, its settings, and the readers that wait for its records."""
 
-    One topic in memory. The broker's lock is held around every call.
-    """
-
-    def __init__(self, name: str, settings: Mapping[str, str], creation: int) -> None:
-        """``creation`` counts how often a topic of this name was created."""
+    def __init__(self, name: str, settings: Mapping[str, int], creation: int) -> None:
+        """``creation`` counts how often a topic of this name was created in this broker."""
         self.name = name
         self._creation = creation
         self.settings = dict(settings)
@@ -169,31 +161,31 @@ class TopicLog:
 
     @property
     def identities(self) -> dict[int, str]:
-        """What tells the topic from those of its name that were deleted, by partition.
+        """A text for each partition that differs from the text of deleted topics of the same name.
 
-        In another process the count begins again: a flow that is tested there may go on with topics that were
-        filled in the same way.
+        The count starts again in another process: a flow under test may resume there with topics that were filled in
+        the same way.
         """
         return dict.fromkeys(range(len(self.partitions)), f"creation {self._creation}")
 
     def add_partitions(self, partitions: int) -> None:
-        """Grow to that many partitions; never shrinks."""
+        """Add the partitions that are missing to have so many; never remove one."""
         while len(self.partitions) < partitions:
             self.partitions.append(PartitionLog())
         self.waiters.wake()
 
     def delete(self) -> None:
-        """Drop the records and wake the readers, who find that it is gone."""
+        """Drop the records and wake the readers, which then raise ``TopicNotFound``."""
         self.is_deleted = True
         self.partitions.clear()
         self.waiters.wake()
 
     def retain(self) -> None:
-        """Apply the retention and compaction that the settings ask for."""
+        """Apply the retention and the compaction of the settings."""
         if "retention_records" in self.settings:
             for partition in self.partitions:
-                partition.retain(int(self.settings["retention_records"]))
-        if int(self.settings.get("compact", "0")):
+                partition.retain(self.settings["retention_records"])
+        if self.settings.get("compact"):
             for partition in self.partitions:
                 partition.compact()
 
@@ -206,25 +198,25 @@ def append(
     unkeyed: int,
     transaction: Transaction | None = None,
 ) -> None:
-    """Check ``batch`` and write it all, or nothing; the broker's lock must be held."""
+    """Check ``batch`` and write all of it, or nothing. The caller holds the lock."""
     check_not_deleted(log)
     partitions = len(log.partitions)
     check_outgoing(batch, topic=log.name, partitions=partitions)
     if "max_record_bytes" in log.settings:
-        check_record_sizes(batch, int(log.settings["max_record_bytes"]), topic=log.name)
+        check_record_sizes(batch, log.settings["max_record_bytes"], topic=log.name)
     for number, part in spread(batch, partitions, unkeyed=unkeyed % partitions):
         timestamps_ms = part.timestamps_ms if part.timestamps_ms is not None else [now_ms] * len(part)
         log.partitions[number].append(part, timestamps_ms, transaction)
 
 
 def check_not_deleted(log: TopicLog) -> None:
-    """Raise ``TopicNotFound`` for a topic that was deleted while it was open."""
+    """Raise ``TopicNotFound`` for a topic that was deleted while a writer had it open."""
     if log.is_deleted:
         raise TopicNotFound(f"topic {log.name!r} was deleted while it was written")
 
 
 class Transaction:
-    """Whether the records that point to it may be seen."""
+    """The fate of the records that refer to it: they are invisible if it was aborted."""
 
     __slots__ = ("is_aborted",)
 
@@ -234,17 +226,17 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class LogSegment:
-    """Records of consecutive offsets, written together; also a slice of them."""
+    """Records of consecutive offsets that were written together, or a slice of them."""
 
     offsets: range
     values: Sequence[bytes | None]
     timestamps_ms: Sequence[int]
     keys: Sequence[bytes | None] | None
-    headers: Sequence[Any] | None
+    headers: Sequence[Headers] | None
     transaction: Transaction | None = None
 
     def between(self, start: int, stop: int) -> LogSegment:
-        """The records of the offsets ``start`` to ``stop`` (half-open) as far as they are here."""
+        """Return the records of the offsets ``start`` to ``stop`` (half-open), as far as the segment has them."""
         which = slice(max(0, start - self.offsets.start), max(0, stop - self.offsets.start))
         return LogSegment(
             self.offsets[which],
@@ -256,14 +248,10 @@ class LogSegment:
 
 
 class PartitionLog:
-    """One partition: append at the end, read anywhere, drop at the front.
+    """The records of one partition in offset order, and the transactions that they belong to.
 
-    As in Kafka, the end of a transaction takes one offset of each partition it wrote to, so that
-    offsets have gaps and readers meet them in tests.
-
-    One partition in memory: records in offset order, and the transactions they belong to.
-
-    Nothing here waits or does I/O. The broker's lock is held around every call.
+    As in Kafka, the end of a transaction takes one offset of each partition that it wrote to. So offsets have gaps, and
+    tests with topics in memory cover them.
 
     >>> log = PartitionLog()
     >>> transaction = Transaction()
@@ -280,28 +268,28 @@ class PartitionLog:
         self.start_offset = 0
         self.end_offset = 0
         self._parts: list[LogSegment] = []
-        self._open: dict[Transaction, int] = {}  # its first offset here; the oldest transaction first
+        self._open: dict[Transaction, int] = {}  # the first offset of each open transaction, the oldest first
 
     @property
     def stable_offset(self) -> int:
-        """Where the records begin that are not decided yet; the end when there are none."""
+        """The first offset of the oldest open transaction; the end where none is open."""
         return next(iter(self._open.values()), self.end_offset)
 
     @property
     def ends(self) -> PartitionEnds:
-        """The earliest, the last stable and the end offset."""
+        """The earliest offset, the last stable offset and the end."""
         return PartitionEnds(self.start_offset, self.stable_offset, self.end_offset)
 
     def append(
         self, batch: OutgoingBatch, timestamps_ms: Sequence[int], transaction: Transaction | None = None
     ) -> None:
-        """Write ``batch`` at the end, within ``transaction`` if there is one."""
+        """Append ``batch``, as part of ``transaction`` if one is given."""
         if not len(batch):
             return
         if transaction is not None:
             self._open.setdefault(transaction, self.end_offset)
         offsets = range(self.end_offset, self.end_offset + len(batch))
-        # Lists are copied: the caller may go on using its own.
+        # Copies, because the caller may reuse its lists.
         self._parts.append(
             LogSegment(
                 offsets,
@@ -315,15 +303,16 @@ class PartitionLog:
         self.end_offset = offsets.stop
 
     def end_transaction(self, transaction: Transaction, *, committed: bool) -> None:
-        """Decide the records of ``transaction``; its end takes one offset."""
+        """Make the records of ``transaction`` visible, or drop them from view; its end takes one offset."""
         if self._open.pop(transaction, None) is None:
             return
         transaction.is_aborted = not committed
         self.end_offset += 1
 
     def read(self, position: int, limit: int, max_records: int) -> tuple[list[LogSegment], int]:
-        """Visible records from ``position``, at most ``max_records`` and before ``limit``, and where to
-        read on: behind what can never be seen.
+        """Return the visible records from ``position`` on, before ``limit`` and at most ``max_records``.
+
+        The second result is the offset to read next; records before it that were not returned are never visible.
         """
         taken: list[LogSegment] = []
         room = max_records
@@ -342,7 +331,7 @@ class PartitionLog:
         return taken, max(position, limit)
 
     def offset_at(self, timestamp_ms: int) -> int:
-        """The first offset whose record is of that time or later; the end when there is none."""
+        """Return the offset of the first record of that time or later; the last stable offset where none is."""
         for part in self._parts:
             for offset, timestamp in zip(part.offsets, part.timestamps_ms, strict=True):
                 if timestamp >= timestamp_ms and offset >= self.start_offset:
@@ -350,21 +339,21 @@ class PartitionLog:
         return self.stable_offset
 
     def retain(self, records: int) -> None:
-        """Drop what lies before the last ``records`` offsets, but nothing that is not decided yet."""
+        """Drop the records before the last ``records`` offsets, but no record of an open transaction."""
         self.start_offset = max(self.start_offset, min(self.stable_offset, self.end_offset - records))
         del self._parts[: self._index_of(self.start_offset)]
 
     def compact(self) -> None:
-        """Drop parts all of whose records have a newer one of their key, among the last parts.
+        """Drop each of the last segments if every record of it has a newer record with its key.
 
-        That is exact as long as these hold all keys: after it the topic has hardly more parts than keys.
+        This is exact while the last segments hold all keys: afterwards the topic has hardly more segments than keys.
         """
         first = max(0, len(self._parts) - COMPACTED_BLOCKS)
         superseded: set[bytes] = set()
         kept: list[LogSegment] = []
         for part in reversed(self._parts[first:]):
             if part.transaction in self._open:
-                kept.append(part)  # may yet be aborted, and then supersedes nothing
+                kept.append(part)  # it may be aborted later; then it supersedes no record
             elif part.transaction is not None and part.transaction.is_aborted:
                 continue
             elif not is_superseded(part.keys, superseded):
@@ -373,12 +362,12 @@ class PartitionLog:
         self._parts[first:] = reversed(kept)
 
     def _index_of(self, offset: int) -> int:
-        """The first part that has ``offset`` or a later one."""
+        """Return the index of the first segment that has ``offset`` or a later one."""
         return bisect.bisect_right(self._parts, offset, key=lambda part: part.offsets.stop)
 
 
 def joined(partition: int, parts: Sequence[LogSegment]) -> TopicBatch:
-    """One batch of all parts, which must not be empty."""
+    """Return one batch of all segments, of which there is at least one."""
     if len(parts) == 1:
         [part] = parts
         return TopicBatch(
@@ -389,117 +378,85 @@ def joined(partition: int, parts: Sequence[LogSegment]) -> TopicBatch:
             keys=part.keys,
             headers=part.headers,
         )
+    lengths = [len(part.offsets) for part in parts]
     return TopicBatch(
         partition=partition,
         values=list(chain.from_iterable(part.values for part in parts)),
         offsets=list(chain.from_iterable(part.offsets for part in parts)),
         timestamps_ms=list(chain.from_iterable(part.timestamps_ms for part in parts)),
-        keys=_joined_column([part.keys for part in parts], parts, None),
-        headers=_joined_column([part.headers for part in parts], parts, ()),
+        keys=joined_column([part.keys for part in parts], lengths, None),
+        headers=joined_column([part.headers for part in parts], lengths, ()),
     )
 
 
-def _joined_column(
-    columns: Sequence[Sequence[Any] | None], parts: Sequence[LogSegment], missing: object
-) -> list[Any] | None:
-    if all(column is None for column in columns):
-        return None
-    merged: list[Any] = []
-    for column, part in zip(columns, parts, strict=True):
-        merged.extend([missing] * len(part.offsets) if column is None else column)
-    return merged
-
-
 class MemoryTransactions(Transactions):
-    """Transactions over all topics of one store.
-
-    Records of several topics in memory that become visible together.
-    """
+    """Transactions over all topics of one broker."""
 
     def __init__(self, store: MemoryTopics, transactional_id: str, timeout_s: float) -> None:
         self._store = store
-        self._id = transactional_id
         self._timeout_s = timeout_s
         self._turn = 0
-        self._transaction: Transaction | None = None
+        self._state = TransactionState(f"transactions {transactional_id!r}")
+        self._transaction = Transaction()
+        """The open transaction, or the last one."""
         self._logs: list[TopicLog] = []
+        """The topics that the open transaction has written to."""
         self._timer: TimerHandle | None = None
-        self._fenced_because: ProducerFenced | None = None
-        self._is_closed = False
 
     async def begin(self) -> None:
         with self._store.lock:
-            self._check_usable()
-            if self._transaction is not None:
-                raise TopicError(f"transactions {self._id!r}: commit or abort the open one before begin()")
+            self._state.begin()
             self._transaction = Transaction()
         self._timer = self._store.clock.call_later(self._timeout_s, self._expire)
 
     async def write(self, topic: Topic, batch: OutgoingBatch) -> None:
-        if topic.commit_domain != self._store.commit_domain:
-            raise TopicError(
-                f"transactions {self._id!r}: {topic.url} is of another commit domain; expected a topic of "
-                "the same memory broker"
-            )
+        self._state.check_topic(topic, self._store.commit_domain)
         with self._store.lock:
-            transaction = self._open_transaction()
+            self._state.check_open()
             log = self._store.log(topic.name)
-            append(log, batch, self._store.clock.now_ms(), unkeyed=self._turn, transaction=transaction)
+            append(log, batch, self._store.clock.now_ms(), unkeyed=self._turn, transaction=self._transaction)
             if log not in self._logs:
                 self._logs.append(log)
         self._turn += 1
 
     async def commit(self) -> None:
         with self._store.lock:
-            self._open_transaction()
+            self._state.check_open()
             for log in self._logs:
                 check_not_deleted(log)
             self._end(committed=True)
 
     async def abort(self) -> None:
         with self._store.lock:
-            self._open_transaction()
+            self._state.check_open()
             self._end(committed=False)
 
     async def close(self) -> None:
         with self._store.lock:
-            if self._transaction is not None:
+            if self._state.is_open:
                 self._end(committed=False)
-            self._is_closed = True
+            self._state.close()
 
     def fence(self, reason: ProducerFenced) -> None:
-        """Abort what is open and refuse all further calls; the store's lock must be held."""
-        self._fenced_because = reason
-        if self._transaction is not None:
+        """Abort the open transaction and refuse all further calls. The caller holds the lock of the topics."""
+        if self._state.is_open:
             self._end(committed=False)
+        self._state.fence(reason)
 
     def _expire(self) -> None:
         with self._store.lock:
             self.fence(
                 TransactionExpired(
-                    f"transaction of {self._id!r} aborted: it was open for over {self._timeout_s:g} s"
+                    f"{self._state.subject}: the transaction was aborted: it was open for over {self._timeout_s:g} s"
                 )
             )
 
-    def _check_usable(self) -> None:
-        if self._is_closed:
-            raise TopicError(f"transactions {self._id!r} are closed")
-        if self._fenced_because is not None:
-            raise self._fenced_because
-
-    def _open_transaction(self) -> Transaction:
-        self._check_usable()
-        if self._transaction is None:
-            raise TopicError(f"transactions {self._id!r}: none is open; call begin() first")
-        return self._transaction
-
     def _end(self, *, committed: bool) -> None:
-        transaction, self._transaction = self._transaction, None
-        assert transaction is not None
+        self._state.end()
         logs, self._logs = self._logs, []
         for log in logs:
             for partition in log.partitions:
-                partition.end_transaction(transaction, committed=committed)
+                partition.end_transaction(self._transaction, committed=committed)
             log.retain()
         for log in logs:
             log.waiters.wake()

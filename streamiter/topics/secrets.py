@@ -1,7 +1,7 @@
-"""Secrets in URLs and options: where they come from, and how they stay out of all that is shown.
+"""Secrets in URLs and options: their sources, and how messages and logs are kept free of them.
 
-A URL or an option is shown as :func:`shown_url` and :func:`shown_path` give it. What others say (a library, a parser of
-arguments) may repeat anything, and goes through :func:`hide` first.
+Messages show a URL or a path as :func:`shown_url` and :func:`shown_path` return it. A text of a library or of a
+parser of arguments may repeat a secret, so it goes through :func:`hide` first.
 
 >>> shown_url("kafka://alice:hush@127.0.0.1:9092/clicks?sasl_pasword=hush&topic=clicks")
 'kafka://…@127.0.0.1:9092/clicks?sasl_pasword=…&topic=clicks'
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote, unquote_plus
 
 from streamiter.errors import ConfigurationError
@@ -30,32 +30,32 @@ __all__ = [
 
 _HIDDEN: Final = "…"
 
-# The one option that is part of a topic's name, and so is shown wherever the topic is.
+# The one option that is part of a topic's name, so messages show it.
 _NAMING_OPTION: Final = "topic"
 
-# A password with & or without = in it falls apart into pieces that are no names.
+# A password with an & in it, or without =, splits into pieces that are not names.
 _OPTION_NAME: Final = re.compile(r"[A-Za-z_]\w{0,39}")
 _VARIABLE_NAME: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 _USER: Final = re.compile(r"^([A-Za-z][\w+.-]*:/*).*@", re.DOTALL)
-# An option that came before the question mark: `kafka://host/clicks&sasl_password=…`.
+# An option before the question mark: `kafka://host/clicks&sasl_password=…`.
 _MISPLACED: Final = re.compile(
     r"((?:^|\W)\w*(?:pas|pwd|secret|token|sasl|ssl)\w*=).*", re.DOTALL | re.IGNORECASE
 )
 
-# Pieces of a URL that say nothing to whoever reads them, and that messages are full of.
+# Pieces of a URL that are not secret and are frequent in messages.
 _SHORTEST_SECRET: Final = 4
 _HARMLESS: Final = re.compile(
     r"(?i:true|false|yes|no|none|gzip|snappy|zstd|-?\d+(\.\d+)?)|(SASL|SCRAM|PLAIN|SSL)[A-Z\d_-]*"
 )
 
-# A secret is a line; a file of this size is the wrong one, or has no end.
+# A secret is one line; a file of this size is the wrong one, or has no end.
 _FILE_BYTES_MAX: Final = 1 << 16
 _FILE_SUFFIXES: Final = (".pem", ".crt", ".cer", ".key", ".p12", ".txt", ".pass", ".password", ".secret")
 
 
 def shown_url(url: str) -> str:
-    """A URL without user, password and the values of options, whatever is wrong with it.
+    """Return a URL without its user, password and values of options, even if the URL is malformed.
 
     >>> shown_url("sqlite:///data.db?topic=clicks"), shown_url("kafka://h/t?pass&word")
     ('sqlite:///data.db?topic=clicks', 'kafka://h/t?…&…')
@@ -76,7 +76,7 @@ def _shown_option(option: str) -> str:
 
 
 def shown_given(given: object) -> str:
-    """The repr of what was given where a topic is expected: of a URL, without its secrets.
+    """Return the repr of a value that was given in place of a topic; for a URL, without its secrets.
 
     >>> shown_given("kafka://h/t?sasl_password=hush"), shown_given(None)
     ("'kafka://h/t?sasl_password=…'", 'None')
@@ -85,7 +85,7 @@ def shown_given(given: object) -> str:
 
 
 def shown_path(path: str) -> str:
-    """The repr of a path; of a text that does not look like one, nothing: it may be the password itself."""
+    """Return the repr of a path. A text that does not look like a path is not shown: it may be the password itself."""
     first, slash, _ = path.lstrip("/").partition("/")
     root = "/" if path.startswith("/") else ""
     is_path = os.path.exists(path) or path.endswith(_FILE_SUFFIXES) or (slash and os.path.isdir(root + first))
@@ -93,7 +93,7 @@ def shown_path(path: str) -> str:
 
 
 def secrets_in(url: str) -> set[str]:
-    """All in a URL that may be a secret: the user and password, and the values of options.
+    """Return the parts of a URL that may be secrets: the user, the password and the values of options.
 
     >>> sorted(secrets_in("kafka://alice:hush@h/t?sasl_password=a%26bcd&compression=zstd"))
     ['a%26bcd', 'a&bcd', 'alice', 'alice:hush', 'hush']
@@ -113,9 +113,9 @@ def secrets_in(url: str) -> set[str]:
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
-    r"""The text without the secrets, as they are and as the repr of a text or of bytes has them.
+    r"""Return the text without the secrets, in their own form and in the repr of a text or of bytes.
 
-    Secrets of less than four characters stay: without them, hardly anything would be left of a message.
+    Secrets of less than four characters are not removed, because most of the message would be removed with them.
 
     >>> hide(r"login of 'hush' failed: b'hush\xc3\xa9'", ["hush", "hushé"])
     "login of '…' failed: b'…'"
@@ -128,12 +128,12 @@ def hide(text: str, secrets: Iterable[str]) -> str:
 
 
 def has_secret(text: str, secrets: Iterable[str]) -> bool:
-    """Whether one of the secrets, however short, is in the text."""
+    """Return whether the text contains one of the secrets, however short."""
     return any(written in text for secret in secrets if secret for written in _written(secret))
 
 
 def _written(secret: str) -> tuple[str, ...]:
-    """A secret as it is, and as the repr of a text or of bytes has it."""
+    """Return a secret in its own form, and in the repr of a text and of bytes."""
     return secret, repr(secret)[1:-1], repr(secret.encode(errors="replace"))[2:-1]
 
 
@@ -141,15 +141,15 @@ def _written(secret: str) -> tuple[str, ...]:
 
 
 def secret_option_names(names: Iterable[str]) -> list[str]:
-    """The options by which a secret is given: ``name``, ``name_env`` and ``name_file`` for each."""
+    """Return the options that can give a secret: ``name``, ``name_env`` and ``name_file`` for each name."""
     return [f"{name}{suffix}" for name in names for suffix in ("", "_env", "_file")]
 
 
-def with_secrets(given: Mapping[str, Any], names: Collection[str], subject: str) -> dict[str, Any]:
-    """The options with secrets out of the environment and of files in place of where they are.
+def with_secrets(given: Mapping[str, object], names: Collection[str], subject: str) -> dict[str, object]:
+    """Return the options with each secret in place of its source: an environment variable or a file.
 
-    ``names`` are the options that are secrets; ``<name>_env`` names a variable, ``<name>_file`` a file of one line.
-    Raises ``ConfigurationError`` where a secret is given twice, and where it is not there.
+    ``names`` are the options that are secrets. ``<name>_env`` names a variable, ``<name>_file`` a file of one line.
+    Raises ``ConfigurationError`` for a secret that is given twice, and for a source that is missing.
 
     >>> with_secrets({"password_env": "NOWHERE"}, ["password"], "topic 't'")
     Traceback (most recent call last):
@@ -168,7 +168,7 @@ def with_secrets(given: Mapping[str, Any], names: Collection[str], subject: str)
         if variable is not None:
             options[name] = _out_of_environment(name, str(variable), subject)
         elif file is not None:
-            options[name] = _out_of_file(name, os.fspath(file), subject)
+            options[name] = _out_of_file(name, str(file), subject)
     return options
 
 
@@ -193,7 +193,7 @@ def _out_of_file(name: str, path: str, subject: str) -> str:
         with open(path, "rb") as file:
             content = file.read(_FILE_BYTES_MAX + 1)
         secret = content.decode().removesuffix("\n").removesuffix("\r")
-    except (OSError, ValueError) as error:  # A path with a NUL, a file that is no text.
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL, a file that is not text
         reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
         raise ConfigurationError(f"{expected}, which cannot be read ({reason})") from None
     if not secret or len(content) > _FILE_BYTES_MAX:

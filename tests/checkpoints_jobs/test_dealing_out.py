@@ -25,7 +25,7 @@ from streamiter.runtime.checkpointing.old_job import (
 )
 from streamiter.runtime.checkpointing.redistribute import KeyShare, timers_of
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
-from streamiter.topics.topic_source import TopicSource
+from streamiter.topics.source_and_sink import TopicSource
 
 Waited = list[tuple[int, list[int]]]
 """Batches that have waited, each with the subtask that it waited for."""

@@ -184,7 +184,7 @@ def test_a_terminal_that_does_not_know_its_width_is_written_to(folder: Path) -> 
         (
             ("--data", "none.dummy"),
             "error: flow '--data', step 'none.dummy' (the command line): file '{folder}/none.dummy': there is no such "
-            "file; near it are ",
+            "file; similar names are ",
         ),
         (
             ("--data", "torn.dummy"),

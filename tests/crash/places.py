@@ -28,7 +28,7 @@ _WRITER: Final = "streamiter.runtime.checkpointing.commit:TransactionalWriter"
 _FOLDER: Final = "streamiter.checkpoints.directory_store:FlowFolder"
 _SNAPSHOT: Final = "streamiter.checkpoints.snapshot_file:SnapshotWriter"
 _KAFKA: Final = "streamiter_kafka.transactions:KafkaTransactions"
-_SQLITE: Final = "streamiter_sqlite.transactions:SqliteTransactions"
+_SQLITE: Final = "streamiter_sqlite.writer:SqliteTransactions"
 
 
 class Place(NamedTuple):
@@ -89,9 +89,9 @@ KAFKA_COMMIT: Final = [
 SQLITE_COMMIT: Final = [
     *_both(f"{_SQLITE}.commit"),
     # In the middle of the file's own transaction, and right after it.
-    Place("before", "streamiter_sqlite.transactions:append"),
-    Place("before", "streamiter_sqlite.transactions:_set_deadline"),
-    Place("after", "streamiter_sqlite.transactions:commit"),
+    Place("before", "streamiter_sqlite.writer:append"),
+    Place("before", "streamiter_sqlite.writer:_set_deadline"),
+    Place("after", "streamiter_sqlite.writer:commit"),
     *_both(f"{_SQLITE}.begin"),
 ]
 
@@ -111,5 +111,5 @@ SHUTDOWN: Final = [
 """Once, when a run is told to end."""
 
 KAFKA_TAKING_OVER: Final = Place("before", "streamiter_kafka.transactions:Coordinator.take_over")
-SQLITE_TAKING_OVER: Final = Place("before", "streamiter_sqlite.transactions:take_over")
+SQLITE_TAKING_OVER: Final = Place("before", "streamiter_sqlite.writer:take_over")
 """The last moment before older runs are fenced."""

@@ -153,7 +153,7 @@ async def test_a_file_that_is_none_of_lines_is_not_cut(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.touch()
     os.truncate(path, 65 << 20)
-    with pytest.raises(TopicError, match=r"expected lines to append to.*nothing was changed"):
+    with pytest.raises(TopicError, match=r"expected lines to append to.*the file was not changed"):
         await topic_at(path).open_writer()
     assert path.stat().st_size == 65 << 20
 

@@ -297,7 +297,7 @@ async def test_a_reader_may_be_closed_within_a_read_and_twice(tmp_path: Path) ->
     await asyncio.wait([reading])
     await reader.close()
     await reader.close()
-    with pytest.raises(TopicError, match="this one was closed"):
+    with pytest.raises(TopicError, match="given one that is closed"):
         await reader.read()
 
 

@@ -61,7 +61,7 @@ async def test_an_existing_file_is_never_taken_for_a_pattern(tmp_path: Path) -> 
         ("file:a.csv#1", "write %23"),
         ("file:", "expected a path"),
         ("file:a.parquet", "expected a known suffix: .jsonl"),
-        ("file:a.csv?formt=csv", "unknown option 'formt'; a file topic has format, delimiter"),
+        ("file:a.csv?formt=csv", "unknown option 'formt'; the options are format, delimiter"),
         ("file:a?format=parquet", "expected one of jsonl, ndjson"),
         ("file:a.csv?delimiter=ab", "option delimiter: expected one ASCII character"),
         ("file:a.csv?header=maybe", "option header: expected true or false"),
@@ -116,7 +116,7 @@ async def test_a_missing_file_is_told_with_names_near_it(tmp_path: Path) -> None
     """Most files that are not found were mistyped."""
     (tmp_path / "clicks.jsonl").touch()
     with pytest.raises(
-        TopicNotFound, match=r"clikcs.jsonl': there is no such file; near it are 'clicks.jsonl'"
+        TopicNotFound, match=r"clikcs.jsonl': there is no such file; similar names are 'clicks.jsonl'"
     ):
         await values_of(topic_at(tmp_path / "clikcs.jsonl"))
 
@@ -124,7 +124,7 @@ async def test_a_missing_file_is_told_with_names_near_it(tmp_path: Path) -> None
 async def test_a_missing_folder_is_told_by_its_first_missing_part(tmp_path: Path) -> None:
     """With five folders in the path, the one that is wrong has to be named."""
     (tmp_path / "data").mkdir()
-    with pytest.raises(TopicNotFound, match=r"no folder '.*/dta'; near it are 'data'"):
+    with pytest.raises(TopicNotFound, match=r"no folder '.*/dta'; similar names are 'data'"):
         await values_of(topic_at(tmp_path / "dta" / "2024" / "clicks.jsonl"))
 
 
@@ -157,7 +157,7 @@ async def test_topics_of_a_folder_are_its_files_of_known_formats(tmp_path: Path)
 
 async def test_transactions_are_refused_with_the_topics_that_have_them(tmp_path: Path) -> None:
     """An exactly-once sink on a file must fail at its start, and say what to use."""
-    with pytest.raises(ConfigurationError, match=r"no transactions, topics of sqlite:// and kafka:// have"):
+    with pytest.raises(ConfigurationError, match=r"no transactions; use topics of sqlite:// or kafka://"):
         await topic_at(tmp_path / "a.jsonl").open_transactions("job")
 
 

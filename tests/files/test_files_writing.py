@@ -12,9 +12,9 @@ import pytest
 from files.files_support import append, batches_of, topic_at, values_of
 
 from streamiter.errors import ConfigurationError, TopicError, TopicNotFound
+from streamiter.topics.connecting import partition_for_key
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import OutgoingBatch
-from streamiter.topics.topic_sink import partition_for_key
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
@@ -172,11 +172,11 @@ async def test_a_folder_gets_numbered_files_and_goes_with_them(tmp_path: Path) -
         (
             "a.tar.csv",
             2,
-            r"a file is one partition, asked for are 2; give a pattern, such as 'file:.*/a-\*.tar.csv'",
+            r"expected 1 partition for one file, given 2; give a pattern, such as 'file:.*/a-\*.tar.csv'",
         ),
         ("part-*-*.csv", 1, r"expected a pattern with one '\*'"),
         ("*/part.csv", 1, r"expected a pattern with one '\*'"),
-        ("*.txt", 2, r"'1.txt' would not be the last in order of names"),
+        ("*.txt", 2, r"'1.txt' would not be the last in the order of names"),
         ("a.csv", 0, "expected partitions >= 1, given 0"),
     ],
 )
@@ -192,7 +192,7 @@ async def test_partitions_that_cannot_be_created_are_refused(
 
 async def test_settings_are_refused(tmp_path: Path) -> None:
     """A retention that is silently ignored fills the disk."""
-    with pytest.raises(ConfigurationError, match="files have no settings, given retention"):
+    with pytest.raises(ConfigurationError, match="expected no settings for files, given retention"):
         await topic_at(tmp_path / "a.csv").create(settings={"retention": "1"})
 
 
@@ -214,7 +214,7 @@ async def test_a_file_that_is_deleted_under_the_writer_is_told_at_the_flush(tmp_
     await writer.flush()
     path.rename(tmp_path / "a.jsonl.1")
     await writer.write(OutgoingBatch([b"2"]))
-    with pytest.raises(TopicNotFound, match="deleted or replaced while it was written to"):
+    with pytest.raises(TopicNotFound, match="deleted or replaced while it was written"):
         await writer.flush()
     with pytest.raises(TopicNotFound):
         await writer.close()

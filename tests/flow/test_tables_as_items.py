@@ -181,7 +181,7 @@ def test_large_integers_beside_missing_ones_are_refused(table: Any) -> None:
     """2**53 + 1 would become 2**53: two users with one id."""
     assert refusal_of(table).startswith(
         "from_items: column 'id': expected integers of at most 2**53 where some are missing, because these become "
-        "NaN and the others floats, given larger ones; fill the missing ones, or make the column one of texts"
+        "NaN and the others floats, given larger ones; fill the missing ones, or convert the column to texts"
     )
 
 
@@ -311,7 +311,7 @@ def test_the_index_of_pandas_is_left_out() -> None:
     [
         (
             pandas.DataFrame([[1, 2]]),
-            "expected columns with texts as names, given 0 as that of column 0; rename it",
+            "expected columns with texts as names, given 0 for column 0; rename it",
         ),
         (
             pandas.DataFrame([[1, 2]], columns=["a", "a"]),
@@ -323,7 +323,7 @@ def test_the_index_of_pandas_is_left_out() -> None:
         ),
         (
             pandas.DataFrame([[1]], columns=pandas.MultiIndex.from_tuples([("a", "b")])),
-            "expected columns with texts as names, given ('a', 'b') as that of column 0; rename it",
+            "expected columns with texts as names, given ('a', 'b') for column 0; rename it",
         ),
         (
             pandas.DataFrame(index=[1, 2]),

@@ -24,7 +24,8 @@ from streamiter import (
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.store import CheckpointStore
 from streamiter.deferred import entries_of
-from streamiter.runtime.checkpointing.task_parts import FEEDBACK, PartName
+from streamiter.iteration.border import FEEDBACK
+from streamiter.runtime.checkpointing.task_parts import PartName
 from streamiter.runtime.feedback import TopicRange
 from streamiter.topics import ReadRequest, Topic
 

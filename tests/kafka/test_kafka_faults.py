@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 from support.kafka_server import KafkaServer, free_ports
@@ -21,7 +21,15 @@ from topics.topic_case import (
 )
 
 from streamiter.errors import TopicNotFound, TopicUnavailable
-from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader, connector_for, topic
+from streamiter.topics import (
+    OutgoingBatch,
+    ReadRequest,
+    Topic,
+    TopicReader,
+    TopicWriter,
+    connector_for,
+    topic,
+)
 from streamiter_kafka import cluster
 
 # Small limits, so that giving up takes a second; and a wide one for what must come through a restart.
@@ -39,13 +47,40 @@ def handle(breakable_broker: KafkaServer, topic_prefix: str) -> Callable[..., To
     return make
 
 
-async def stop(broker: KafkaServer) -> None:
-    await asyncio.to_thread(broker.stop)
+class Outage:
+    """The outage of a broker that several scenarios share, because a restart takes 5 to 7 s."""
+
+    def __init__(self, broker: KafkaServer, handle: Callable[..., Topic], how: str) -> None:
+        self.address = broker.bootstrap
+        self.handle = handle
+        self.is_restarted = asyncio.Event()
+        """Set when the broker answers again, in an outage that is a restart."""
+        self._broker = broker
+        self._how = how
+
+    async def run(self, scenarios: Sequence[Scenario], *, restart: bool = False) -> None:
+        """Prepare all scenarios, break the broker, and run all scenarios to their ends."""
+        running = [scenario(self) for scenario in scenarios]
+        for each in running:
+            await anext(each)
+        await asyncio.to_thread(getattr(self._broker, self._how))
+        ends = [asyncio.ensure_future(_to_end(each)) for each in running]
+        if restart:
+            await asyncio.to_thread(self._broker.start)
+            self.is_restarted.set()
+        outcomes = await asyncio.gather(*ends, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if outcome is not None]
+        if failures:
+            raise BaseExceptionGroup(f"{len(failures)} of {len(outcomes)} scenarios failed", failures)
 
 
-async def restart(broker: KafkaServer, *, killed: bool = False) -> None:
-    await asyncio.to_thread(broker.kill if killed else broker.stop)
-    await asyncio.to_thread(broker.start)
+Scenario = Callable[[Outage], AsyncIterator[None]]
+"""Prepares up to its ``yield``, where the broker breaks, and checks the behaviour afterwards."""
+
+
+async def _to_end(scenario: AsyncIterator[None]) -> None:
+    async for _ in scenario:
+        raise AssertionError("a scenario has one yield")
 
 
 # -- Nobody there
@@ -113,69 +148,124 @@ async def test_one_live_server_of_several_is_enough(breakable_broker: KafkaServe
     assert values_of(await read_to_end(made)) == [b"a"]
 
 
-# -- Gone while reading
+# -- Gone, and not back
 
 
-@pytest.mark.parametrize("how", ["stop", "pause"])
-async def test_a_reader_whose_broker_is_gone_says_so(
-    breakable_broker: KafkaServer, handle: Callable[..., Topic], how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def reading_raises(outage: Outage) -> AsyncIterator[None]:
     """The most reported trouble: a consumer that stood still for days without an error."""
-    made = handle(**QUICK)
+    made = outage.handle("reading", **QUICK)
     await made.create()
     await write(made, numbered(range(3)))
     reader = await made.open_reader(ReadRequest())
     assert numbers_of(await read_count(reader, 3)) == [0, 1, 2]
-    with caplog.at_level(logging.WARNING, "streamiter.kafka"):
-        await asyncio.to_thread(getattr(breakable_broker, how))
-        with pytest.raises(TopicUnavailable, match=breakable_broker.bootstrap):
-            await patiently(reader.read())
-    assert any("trying again" in record.message for record in caplog.records)
+    yield
+    with pytest.raises(TopicUnavailable, match=outage.address):
+        await patiently(reader.read())
     await patiently(reader.close())
 
 
-async def test_a_reader_without_partitions_finds_out_too(
-    breakable_broker: KafkaServer, handle: Callable[..., Topic]
-) -> None:
-    """It fetches nothing, so only its look for new partitions can tell."""
-    made = handle(**QUICK)
+async def reading_without_partitions_raises(outage: Outage) -> AsyncIterator[None]:
+    """The reader fetches nothing, so only its look for new partitions can tell."""
+    made = outage.handle("idle", **QUICK)
     await made.create(partitions=1)
     reader = await made.open_reader(ReadRequest(subtask=1, subtasks=2, refresh_s=0.05))
-    await stop(breakable_broker)
-    with pytest.raises(TopicUnavailable, match=breakable_broker.bootstrap):
+    yield
+    with pytest.raises(TopicUnavailable, match=outage.address):
         await patiently(reader.read())
     await reader.close()
 
 
-async def test_what_was_fetched_before_the_broker_went_is_still_read(
-    breakable_broker: KafkaServer, handle: Callable[..., Topic]
-) -> None:
-    """Records that are already here are not lost with the broker."""
-    made = handle(**QUICK)
+async def fetched_records_are_still_read(outage: Outage) -> AsyncIterator[None]:
+    """Records that were fetched are not lost with the broker."""
+    made = outage.handle("fetched", **QUICK)
     await made.create()
     await write(made, numbered(range(50)))
     reader = await made.open_reader(ReadRequest(max_records=10))
     assert numbers_of(await read_count(reader, 10)) == list(range(10))
-    await stop(breakable_broker)
+    yield
     assert numbers_of(await read_count(reader, 40)) == list(range(10, 50))
     with pytest.raises(TopicUnavailable):
         await patiently(reader.read())
     await reader.close()
 
 
-@pytest.mark.parametrize("killed", [False, True])
-async def test_reading_goes_on_when_the_broker_comes_back(
-    breakable_broker: KafkaServer, handle: Callable[..., Topic], killed: bool
+async def flushing_raises(outage: Outage) -> AsyncIterator[None]:
+    """A flush that waits for ever is a checkpoint that never completes."""
+    made = outage.handle("flushing", **QUICK)
+    await made.create()
+    writer = await made.open_writer()
+    await writer.write(OutgoingBatch([b"a"]))
+    await writer.flush()
+    yield
+    await patiently(writer.write(OutgoingBatch([b"b"])))
+    with pytest.raises(TopicUnavailable, match=outage.address):
+        await patiently(writer.flush())
+    with pytest.raises(TopicUnavailable):
+        await patiently(writer.write(OutgoingBatch([b"c"])))
+    await patiently(writer.close())
+
+
+async def closing_a_writer_raises(outage: Outage) -> AsyncIterator[None]:
+    """Closing is the last chance to hear of records that were not stored."""
+    made = outage.handle("closing", **QUICK)
+    await made.create()
+    writer = await made.open_writer()
+    yield
+    await writer.write(OutgoingBatch([b"lost"]))
+    with pytest.raises(TopicUnavailable):
+        await patiently(writer.close())
+    await writer.close()
+
+
+async def committing_raises(outage: Outage) -> AsyncIterator[None]:
+    """Neither the commit nor closing after it may hang."""
+    made = outage.handle("committing", **QUICK)
+    await made.create()
+    transactions = await made.open_transactions(f"{made.name}-t")
+    await transactions.begin()
+    await transactions.write(made, OutgoingBatch([b"a"]))
+    yield
+    with pytest.raises(TopicUnavailable, match=outage.address):
+        await patiently(transactions.commit())
+    await patiently(transactions.close())
+
+
+RAISING = {
+    "stop": [
+        reading_raises,
+        reading_without_partitions_raises,
+        fetched_records_are_still_read,
+        flushing_raises,
+        closing_a_writer_raises,
+        committing_raises,
+    ],
+    "pause": [reading_raises, flushing_raises],
+}
+
+
+@pytest.mark.parametrize("how", ["stop", "pause"])
+async def test_every_call_to_a_broker_that_is_gone_raises_within_its_patience(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    with caplog.at_level(logging.WARNING, "streamiter.kafka"):
+        await Outage(breakable_broker, handle, how).run(RAISING[how])
+    assert any("trying again" in record.message for record in caplog.records)
+
+
+# -- Gone, and back
+
+
+async def reading_resumes(outage: Outage) -> AsyncIterator[None]:
     """A restarted broker ended consumers for good, or made them read twice."""
-    made = handle(**PATIENT)
+    made = outage.handle("reading", **PATIENT)
     await made.create(partitions=2)
     for partition in range(2):
         await write(made, OutgoingBatch(numbered(range(10)), partition=partition))
     reader = await made.open_reader(ReadRequest())
     before = await read_count(reader, 20)
     waiting = asyncio.ensure_future(reader.read())
-    await restart(breakable_broker, killed=killed)
+    yield
+    await outage.is_restarted.wait()
     for partition in range(2):
         await write(made, OutgoingBatch(numbered(range(10, 20)), partition=partition))
     batch = await patiently(waiting)
@@ -185,6 +275,63 @@ async def test_reading_goes_on_when_the_broker_comes_back(
         seen = [record for record in [*before, *after] if record.partition == partition]
         assert numbers_of(seen) == list(range(20))
     await reader.close()
+
+
+async def writing_neither_loses_nor_doubles(outage: Outage) -> AsyncIterator[None]:
+    """A request whose answer was lost is sent again: the broker has to recognize it."""
+    made = outage.handle("writing", **PATIENT)
+    await made.create(partitions=2)
+    writer = await made.open_writer()
+    writing = asyncio.ensure_future(_write_until_restarted(writer, outage))
+    await asyncio.sleep(0)  # the writes begin before the broker breaks
+    yield
+    written = await patiently(writing)
+    await patiently(writer.flush())
+    await writer.close()
+    records = await read_to_end(made)
+    for partition in range(2):
+        seen = numbers_of(record for record in records if record.partition == partition)
+        assert seen == [number for number in range(written) if number // 20 % 2 == partition]
+
+
+async def _write_until_restarted(writer: TopicWriter, outage: Outage) -> int:
+    written = 0
+    while not outage.is_restarted.is_set() or written < 2000:
+        numbers = range(written, written + 20)
+        await patiently(writer.write(OutgoingBatch(numbered(numbers), partition=written // 20 % 2)))
+        written += 20
+        await asyncio.sleep(0.005)  # a restart takes seconds: thousands of records are enough for it
+    return written
+
+
+async def a_transaction_is_committed_once(outage: Outage) -> AsyncIterator[None]:
+    """A checkpoint that falls into a restart completes late, but once."""
+    made = outage.handle("transaction", **PATIENT)
+    await made.create()
+    transactions = await made.open_transactions(f"{made.name}-t")
+    await transactions.begin()
+    await transactions.write(made, OutgoingBatch(numbered(range(5))))
+    yield
+    await patiently(transactions.write(made, OutgoingBatch(numbered(range(5, 10)))))
+    await patiently(transactions.commit())
+    await transactions.close()
+    assert numbers_of(await read_to_end(made)) == list(range(10))
+
+
+RESUMING = {
+    "stop": [reading_resumes, writing_neither_loses_nor_doubles, a_transaction_is_committed_once],
+    "kill": [reading_resumes, writing_neither_loses_nor_doubles],
+}
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_reading_and_writing_come_through_a_restart(
+    breakable_broker: KafkaServer, handle: Callable[..., Topic], how: str
+) -> None:
+    await Outage(breakable_broker, handle, how).run(RESUMING[how], restart=True)
+
+
+# -- Frozen, and back
 
 
 async def test_reading_goes_on_after_a_freeze(
@@ -212,42 +359,6 @@ async def test_reading_goes_on_after_a_freeze(
     await reader.close()
 
 
-# -- Gone while writing
-
-
-@pytest.mark.parametrize("how", ["stop", "pause"])
-async def test_a_writer_whose_broker_is_gone_says_so(
-    breakable_broker: KafkaServer, handle: Callable[..., Topic], how: str
-) -> None:
-    """A flush that waits for ever is a checkpoint that never completes."""
-    made = handle(**QUICK)
-    await made.create()
-    writer = await made.open_writer()
-    await writer.write(OutgoingBatch([b"a"]))
-    await writer.flush()
-    await asyncio.to_thread(getattr(breakable_broker, how))
-    await patiently(writer.write(OutgoingBatch([b"b"])))
-    with pytest.raises(TopicUnavailable, match=breakable_broker.bootstrap):
-        await patiently(writer.flush())
-    with pytest.raises(TopicUnavailable):
-        await patiently(writer.write(OutgoingBatch([b"c"])))
-    await patiently(writer.close())
-
-
-async def test_closing_a_writer_tells_what_was_not_stored(
-    breakable_broker: KafkaServer, handle: Callable[..., Topic]
-) -> None:
-    """Closing is the last chance to hear of it."""
-    made = handle(**QUICK)
-    await made.create()
-    writer = await made.open_writer()
-    await stop(breakable_broker)
-    await writer.write(OutgoingBatch([b"lost"]))
-    with pytest.raises(TopicUnavailable):
-        await patiently(writer.close())
-    await writer.close()
-
-
 async def finishes(call: Awaitable[object], *, within_s: float) -> bool:
     try:
         await asyncio.wait_for(call, within_s)
@@ -272,63 +383,6 @@ async def test_too_much_under_way_makes_a_write_wait(
     await patiently(writer.flush())
     await writer.close()
     assert len(await read_to_end(made)) == handed_over
-
-
-@pytest.mark.parametrize("killed", [False, True])
-async def test_writing_through_a_restart_loses_and_doubles_nothing(
-    breakable_broker: KafkaServer, handle: Callable[..., Topic], killed: bool
-) -> None:
-    """A request whose answer was lost is sent again: the broker has to recognize it."""
-    made = handle(**PATIENT)
-    await made.create(partitions=2)
-    writer = await made.open_writer()
-    restarting = asyncio.ensure_future(restart(breakable_broker, killed=killed))
-    written = 0
-    while not restarting.done() or written < 2000:
-        numbers = range(written, written + 20)
-        await patiently(writer.write(OutgoingBatch(numbered(numbers), partition=written // 20 % 2)))
-        written += 20
-        await asyncio.sleep(0.005)  # a restart takes seconds: thousands of records are enough for it
-    await restarting
-    await patiently(writer.flush())
-    await writer.close()
-    records = await read_to_end(made)
-    for partition in range(2):
-        seen = numbers_of(record for record in records if record.partition == partition)
-        assert seen == [number for number in range(written) if number // 20 % 2 == partition]
-
-
-async def test_a_transaction_comes_through_a_restart(
-    breakable_broker: KafkaServer, handle: Callable[..., Topic]
-) -> None:
-    """A checkpoint that falls into a restart completes late, but once."""
-    made = handle(**PATIENT)
-    await made.create()
-    transactions = await made.open_transactions(f"{made.name}-t")
-    await transactions.begin()
-    await transactions.write(made, OutgoingBatch(numbered(range(5))))
-    await stop(breakable_broker)
-    await patiently(transactions.write(made, OutgoingBatch(numbered(range(5, 10)))))
-    starting = asyncio.ensure_future(asyncio.to_thread(breakable_broker.start))
-    await patiently(transactions.commit())
-    await starting
-    await transactions.close()
-    assert numbers_of(await read_to_end(made)) == list(range(10))
-
-
-async def test_transactions_whose_broker_is_gone_say_so_and_close(
-    breakable_broker: KafkaServer, handle: Callable[..., Topic]
-) -> None:
-    """Neither the commit nor the clean-up after it may hang."""
-    made = handle(**QUICK)
-    await made.create()
-    transactions = await made.open_transactions(f"{made.name}-t")
-    await transactions.begin()
-    await transactions.write(made, OutgoingBatch([b"a"]))
-    await stop(breakable_broker)
-    with pytest.raises(TopicUnavailable, match=breakable_broker.bootstrap):
-        await patiently(transactions.commit())
-    await patiently(transactions.close())
 
 
 async def test_after_an_abort_without_answers_the_next_transaction_is_a_clean_one(

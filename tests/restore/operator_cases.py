@@ -9,10 +9,9 @@ from restore.case import Case, fed
 
 from streamiter import Columns, Flow, Operator, Stream, connect, epochs_every
 from streamiter.operators import Context, Output
-from streamiter.operators.bounded import HeldInput, Join, ReduceAll, Sort
+from streamiter.operators.holding import HeldInput, Join, MiniBatch, ReduceAll, Sort, _Timeouts
 from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import KeyedState
-from streamiter.operators.mini_batch import MiniBatch, _Timeouts
 from streamiter.operators.source import Collect
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import GateEpochs, WatermarkTracker

@@ -27,7 +27,7 @@ from streamiter.testing.restore.check import Comparison
 from streamiter.testing.restore.driving import RunOptions, run_in_steps
 from streamiter.testing.restore.trial import Build, BuiltFlow
 from streamiter.topics import ReadRequest
-from streamiter_files.topic import FilesReader
+from streamiter_files.reader import FilesReader
 from streamiter_sqlite.reader import SqliteReader
 
 

@@ -23,8 +23,7 @@ from streamiter.models import ModelSnapshot, initial_model
 from streamiter.models.publisher import ModelPublisher, ModelUpdateEncoder
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
 from streamiter.topics.memory import MemoryReader
-from streamiter.topics.topic_sink import TopicSink
-from streamiter.topics.topic_source import TopicSource
+from streamiter.topics.source_and_sink import TopicSink, TopicSource
 
 PARTITIONS = 5
 

@@ -31,7 +31,7 @@ from streamiter.topics import (
     Typed,
     WithMetadata,
 )
-from streamiter.topics.topic_sink import check_outgoing
+from streamiter.topics.connecting import check_outgoing
 from streamiter_files import Csv
 
 

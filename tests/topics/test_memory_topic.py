@@ -116,7 +116,7 @@ async def test_positions_of_a_partition_that_is_not_there_are_refused() -> None:
     """They belong to another topic of the same name."""
     clicks = MemoryBroker().topic("clicks")
     await clicks.create(partitions=2)
-    with pytest.raises(OffsetOutOfRange, match="created anew"):
+    with pytest.raises(OffsetOutOfRange, match="created again"):
         await clicks.open_reader(ReadRequest(positions={0: 0, 2: 5}))
 
 

@@ -81,7 +81,9 @@ async def test_a_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> 
     """Opening must not leave an empty file behind either: the next error would be another one."""
     clicks = sqlite_topic(tmp_path)
     for call in (clicks.describe, clicks.open_writer, clicks.delete):
-        with pytest.raises(TopicNotFound, match=r"'clicks'.*topics\.db: no topics there; create one"):
+        with pytest.raises(
+            TopicNotFound, match=r"'clicks'.*topics\.db: expected a file of topics, found none"
+        ):
             await call()
     assert files_in(tmp_path) == []
     assert await connector_for(clicks.url).list_topics(clicks.url, {}) == []
@@ -201,8 +203,8 @@ async def test_a_damaged_file_is_called_damaged_and_never_gives_other_records(
     whole_file: WholeFile, tmp_path: Path
 ) -> None:
     """Of 700 damaged files 196 gave other records or fewer, without a word, and 77 an error of another library."""
-    found = [await check_damage(whole_file, tmp_path / "copy", seed) for seed in range(100)]
-    assert sum(found) > 70  # the rest is unused room
+    found = [await check_damage(whole_file, tmp_path / "copy", seed) for seed in range(50)]
+    assert sum(found) > 35  # the rest is unused room
 
 
 @pytest.mark.soak
@@ -282,7 +284,7 @@ async def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
 
 async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     """'unable to open database file' does not say what is missing."""
-    with pytest.raises(TopicError, match=r"the folder .*/absent is not there"):
+    with pytest.raises(TopicError, match=r"the folder .*/absent does not exist"):
         await sqlite_topic(tmp_path / "absent").create()
 
 
@@ -647,7 +649,7 @@ async def test_an_owner_that_finds_its_records_thrown_away_knows_why(tmp_path: P
     for _ in range(2):  # the second time there is nothing more to throw away
         await (await same.open_transactions("cleaner")).close()
     newer = await same.open_transactions("b")
-    with pytest.raises(TransactionExpired, match="threw it away"):
+    with pytest.raises(TransactionExpired, match="another process discarded it"):
         await owners[0].commit()
     with pytest.raises(ProducerFenced, match="newer writer") as caught:
         await owners[1].commit()

@@ -34,8 +34,7 @@ from streamiter.learn.on_parameter_server.worker import Computed, Learner, Param
 from streamiter.learn.rows import as_points, blaming_rows, of_good_rows
 from streamiter.numbers import Floats, plain_float
 from streamiter.operators.operator import Operator
-from streamiter.operators.output import Output
-from streamiter.operators.rejection import RejectionPolicy
+from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.matrix import DType, Matrix
 from streamiter.parameter_server.psf.function import UpdateFunction

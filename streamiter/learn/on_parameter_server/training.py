@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.errors import ConfigurationError, GraphError, ModelError, shortened
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.next_step import add_next_step
@@ -31,8 +31,7 @@ from streamiter.learn.rows import CheckedExamples, Extract, as_examples
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import whole_number
 from streamiter.operators.operator import BoundaryOutput, Context, Operator
-from streamiter.operators.output import Output
-from streamiter.operators.rejection import RejectionPolicy, shortened
+from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.optimizers import FTRL, Optimizer, checked_optimizer
 from streamiter.parameter_server.consistency.models import Consistency
 from streamiter.parameter_server.matrix import DTYPES, DType

@@ -35,7 +35,7 @@ from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.services import JobServices
 from streamiter.runtime.statistics import CheckpointStatistics
 from streamiter.runtime.task import Task
-from streamiter.topics.topic_sink import Outputs, TopicSink
+from streamiter.topics.source_and_sink import Outputs, TopicSink
 
 __all__ = [
     "Checkpointer",

@@ -26,14 +26,15 @@ from streamiter.errors import (
     TopicError,
     TransactionExpired,
 )
-from streamiter.operators.rejection import RecordFailure
+from streamiter.operators.output import RecordFailure
 from streamiter.records import DataBatch
 from streamiter.runtime.checkpointing.barriers import TakenParts
 from streamiter.runtime.checkpointing.task_parts import SERVICE, STEP, PartName, held_in_memory, task_state
 from streamiter.runtime.task import Task
 from streamiter.topics.compacted import ensure_commit_topic, last_value
+from streamiter.topics.connecting import batch_bytes
+from streamiter.topics.source_and_sink import Outputs, TopicSink
 from streamiter.topics.topic import OutgoingBatch, Topic, TopicRecord, TopicWriter, Transactions
-from streamiter.topics.topic_sink import Outputs, TopicSink, batch_bytes
 
 __all__ = [
     "CommitRecord",

@@ -23,7 +23,7 @@ from streamiter.checkpoints.snapshot import SnapshotPart
 from streamiter.deferred import Deferred, release_all
 from streamiter.errors import PlainDataError
 from streamiter.operators.operator import Boundary, ServiceWorker
-from streamiter.operators.rejection import RecordFailure
+from streamiter.operators.output import RecordFailure
 from streamiter.operators.source import Positions
 from streamiter.records import CheckpointBarrier, Control
 from streamiter.runtime.checkpointing.clock_alignment import ClockAlignment

@@ -16,10 +16,9 @@ import msgspec
 import numpy as np
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.errors import ConfigurationError, PlainDataError
+from streamiter.errors import ConfigurationError, PlainDataError, shortened
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
-from streamiter.operators.rejection import shortened
 from streamiter.records import Columns
 
 __all__ = [

@@ -14,13 +14,12 @@ import msgspec
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred
-from streamiter.errors import ConfigurationError, PlainDataError
+from streamiter.errors import ConfigurationError, PlainDataError, shortened
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
-from streamiter.operators.rejection import shortened
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch
 from streamiter.runtime.graph import Step

@@ -1,4 +1,4 @@
-"""Decoders and encoders: what the bytes of a topic mean. One family a file."""
+"""Decoders and encoders: from the bytes of a topic to records, and back."""
 
 from streamiter.topics.formats.json import Json, JsonColumns, Typed
 from streamiter.topics.formats.raw import Raw, Text, WithMetadata

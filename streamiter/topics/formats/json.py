@@ -1,4 +1,4 @@
-"""JSON: as objects, as columns, as typed records."""
+"""JSON in three forms: as Python objects (`Json`), as columns (`JsonColumns`), as typed records (`Typed`)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ __all__ = [
 class Json:
     """JSON values as Python objects, both ways.
 
-    Decoding a record without a value (a tombstone) gives None. Encoding takes what JSON has, and numpy
-    arrays and scalars, `Columns` (a row each, as an object) and ``msgspec.Struct``; None becomes ``null``,
-    NaN and infinities, which JSON does not have, become ``null`` too.
+    A record without a value (a tombstone) is decoded as None. Encoding takes the types of JSON, numpy arrays and
+    scalars, `Columns` (each row as an object) and ``msgspec.Struct``. None becomes ``null``. NaN and infinities,
+    which JSON does not have, become ``null``, too.
 
     >>> Json().decode(TopicBatch(values=[b'{"x": [1, 2]}', None]))
     [{'x': [1, 2]}, None]
@@ -45,19 +45,17 @@ class Json:
     ...
     streamiter.errors.DecodeError: value 1 of the batch: unexpected end of data: line 1 column 2 (char 1) \
 (and 1 more)
-
-    JSON without a schema: any value, to and from Python objects.
     """
 
     def decode(self, batch: TopicBatch) -> Batch:
-        """Raises ``DecodeError`` for values that are not JSON."""
+        """Return the objects; raise ``DecodeError`` for values that are not JSON."""
         try:
             return list(map(orjson.loads, batch.values))  # type: ignore[arg-type]
-        except orjson.JSONDecodeError:  # one of them is bad, or None: find out which
+        except orjson.JSONDecodeError:  # one value is bad, or None: find it
             return decode_each(batch.values, _loads)
 
     def encode(self, batch: Batch) -> OutgoingBatch:
-        """Raises ``EncodeError`` for records that JSON has no form for. Of a table the records are its rows."""
+        """Return the values, or those of a table's rows; raise ``EncodeError`` for records without a form in JSON."""
         batch = rows_to_encode(batch)
         if isinstance(batch, Columns):
             values = encode_columns(batch)
@@ -76,7 +74,7 @@ def _loads(value: bytes | None) -> Any:
 
 
 def to_json_type(record: Any) -> Any:
-    """What orjson does not know of itself."""
+    """Return a value that orjson can write, for a type that it does not know."""
     if isinstance(record, (np.ndarray, np.generic)):
         return record.tolist()
     if isinstance(record, Columns):
@@ -90,8 +88,8 @@ _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
 
 def _dumps(record: Any) -> bytes:
-    # orjson writes into 1024 bytes and shrinks them in place, so that each value kept pins a KiB of the heap
-    # (a page fault for each record, measured: 1,500 ns instead of 450). A slice is a copy of the right size.
+    # orjson writes into 1024 bytes and shrinks them in place, so each kept value occupies a KiB of the heap.
+    # Measured: a page fault for each record, 1,500 ns instead of 450. A slice is a copy of the right size.
     return orjson.dumps(record, to_json_type, _OPTIONS)[:-1]
 
 
@@ -111,30 +109,30 @@ def _dumps_with_cause(record: Any) -> bytes:
 
 Array = npt.NDArray[Any]
 
-# Kinds (bool, integers, floats, text) whose ``tolist`` gives what JSON has; bytes for instance would come
-# out as base64, which no one asked for.
+# The kinds (bool, integers, floats, text) whose ``tolist`` returns types of JSON. Bytes, for instance, would become
+# base64.
 _JSON_KINDS: Final = frozenset("biufU")
 # A wider float (longdouble) stays a numpy scalar in ``tolist``.
 _WIDEST_FLOAT_BYTES: Final = 8
 
 
 def encode_array(array: Array) -> list[bytes] | None:
-    """A value for each row, or None where the array's type has no direct form in JSON.
+    """Return a value for each row, or None where the array's type has no direct form in JSON.
+
+    This is several times faster than encoding record by record.
 
     >>> import numpy as np
     >>> encode_array(np.array([[1.0, np.nan], [2.5, 3.0]]))
     [b'[1.0,null]', b'[2.5,3.0]']
-
-    Arrays and columns to JSON: one value for each row, several times faster than record by record.
     """
     if not _is_json_array(array):
         return None
-    # JSON text has no raw line feed inside a value (in strings it is escaped), so lines are values.
+    # A JSON value has no raw line feed (in strings it is escaped), so each line is a value.
     return msgspec.json.Encoder().encode_lines(array.tolist()).split(b"\n")[:-1]
 
 
 def encode_columns(columns: Columns) -> list[bytes] | None:
-    """An object for each row, or None where a column's type has no direct form in JSON.
+    """Return an object for each row, or None where a column's type has no direct form in JSON.
 
     >>> import numpy as np
     >>> encode_columns(Columns({"id": np.array([7, 8]), "a-b": np.array(["x", "y"])}))
@@ -155,23 +153,23 @@ def _is_json_array(array: Array) -> bool:
 
 @functools.lru_cache(maxsize=64)  # making a class costs as much as encoding hundreds of rows
 def _row_type(names: tuple[str, ...]) -> Callable[..., msgspec.Struct]:
-    """A struct with these fields: it is made and encoded faster than a dict."""
+    """Return a struct class with these fields: a struct is made and encoded faster than a dict."""
     attributes = [f"field_{index}" for index in range(len(names))]  # a column's name may be any text
     fields = [(attribute, Any) for attribute in attributes]
     return msgspec.defstruct("Row", fields, rename=dict(zip(attributes, names, strict=True)), gc=False)
 
 
-# The kind of a field → kinds of arrays that it takes. Not numpy's own rules: those make text of any number.
+# The kinds of arrays that a field of each kind takes. numpy's own rules would turn any number into text.
 _KINDS_TAKEN: Final[Mapping[str, str]] = MappingProxyType(
     {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "U": "U"}
 )
 
 
 def fitting_array(name: str, array: Array, dtype: np.dtype[Any], width: int | None) -> Array:
-    """The column as an array of the field's type.
+    """Return the column as an array of the field's type, if reading it back gives the same values.
 
-    Raises ``EncodeError``: naming all records where the column's type or width is wrong, else those whose
-    numbers the type cannot hold or, being NaN or infinite, JSON cannot.
+    Raises ``EncodeError``: for all records if the type or the width of the column is wrong, otherwise for the records
+    whose number the type cannot hold, or JSON cannot hold (NaN and infinity).
 
     >>> fitting_array("x", np.array([1, 2]), np.dtype("float32"), None)
     array([1., 2.], dtype=float32)
@@ -179,8 +177,6 @@ def fitting_array(name: str, array: Array, dtype: np.dtype[Any], width: int | No
     Traceback (most recent call last):
     ...
     streamiter.errors.EncodeError: record 1 of the batch: field 'n': expected a number that uint8 holds, given 300
-
-    Whether a column fits the field of a schema, before it is written: as strict as reading it back will be.
     """
     shape = () if width is None else (width,)
     if array.dtype.kind not in _KINDS_TAKEN[dtype.kind] or array.shape[1:] != shape:
@@ -193,20 +189,20 @@ def fitting_array(name: str, array: Array, dtype: np.dtype[Any], width: int | No
 
 
 def type_name(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
-    """A type as in a schema: ``float64[2]`` for two of them in each record, ``str`` for text of any width."""
+    """Return a type as text: ``float64[2]`` for two numbers in each record, ``str`` for text of any width."""
     noun = "str" if dtype.kind == "U" else dtype.name
     return noun + "".join(f"[{size}]" for size in shape)
 
 
 def _same_numbers(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
-    with np.errstate(over="ignore"):  # what becomes infinite is named below
+    with np.errstate(over="ignore"):  # a number that becomes infinite is named below
         converted = array.astype(dtype, copy=False)
     if dtype.kind == "f":
         good = np.isfinite(converted)
     elif np.can_cast(array.dtype, dtype):
         return converted
     else:
-        good = converted == array  # what did not fit has wrapped around to another number
+        good = converted == array  # a number that does not fit has wrapped around to another one
     if good.all():
         return converted
     failures: dict[int, str] = {}
@@ -220,8 +216,8 @@ def _same_numbers(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
 
 FieldType = npt.DTypeLike | tuple[npt.DTypeLike, int]
 
-# numpy's kind and bytes → the code of the struct module. Packing is the fastest way from Python numbers to
-# an array (10 floats: 90 ns, np.array: 250 ns, np.fromiter: 150 ns), and refuses what does not fit the type.
+# The code of the struct module for each kind and size of numpy. Packing is the fastest way from Python numbers to an
+# array (10 floats: 90 ns, np.array: 250 ns, np.fromiter: 150 ns), and refuses numbers that do not fit the type.
 _PACKING_CODES: Final = MappingProxyType(
     {
         "b1": "?",
@@ -239,12 +235,11 @@ _JSON_TYPES: Final[Mapping[str, type]] = MappingProxyType(
 class JsonColumns:
     """JSON objects as `Columns`, both ways: one array for each field of the schema.
 
-    ``fields`` gives a numpy type for each name, or a type and a width where the value is a list of that
-    length: its column has the shape (records, width). ``"str"`` gives numpy text as wide as the longest.
-    Reading ignores other fields, and refuses a value where a field is missing, null, of another type, out of
-    the type's range or of another width. It takes about the time of `Json` alone, without the arrays still
-    to be made from its objects. Writing takes `Columns` of just these fields, converts numbers to the
-    field's type, and refuses what could not be read back.
+    ``fields`` maps each name to a numpy type, or to a type and a width for a list of that length, whose column has
+    the shape (records, width). ``"str"`` is numpy text as wide as the longest value. Reading ignores other fields. It
+    refuses a value with a field that is missing, null, of another type, out of the type's range or of another width.
+    Reading takes about as long as `Json`, which does not make arrays. Writing takes `Columns` of exactly these
+    fields, converts numbers to the field's type, and refuses values that could not be read back.
 
     >>> decoder = JsonColumns({"id": "int64", "x": ("float64", 2), "name": "str"})
     >>> values = [b'{"id": 1, "x": [0.5, 1], "name": "a"}', b'{"name": "bc", "x": [2, 3], "id": 2, "z": 0}']
@@ -257,8 +252,6 @@ class JsonColumns:
     streamiter.errors.DecodeError: value 1 of the batch: Expected `array` of length 2 - at `$.x`
     >>> decoder.encode(columns).values[1]
     b'{"id":2,"x":[2.0,3.0],"name":"bc"}'
-
-    JSON objects straight into columns and back, by a schema.
     """
 
     def __init__(self, fields: Mapping[str, FieldType]) -> None:
@@ -268,27 +261,27 @@ class JsonColumns:
         self._decode = msgspec.json.Decoder(_column_row_type(self._fields)).decode
 
     def decode(self, batch: TopicBatch) -> Batch:
-        """Raises ``DecodeError`` for values that do not fit the schema."""
+        """Return the columns; raise ``DecodeError`` for values that do not fit the schema."""
         try:
             return self._columns(list(map(self._decode, batch.values)))  # type: ignore[arg-type]
-        except BAD_INPUT:  # one of them is bad: find out which
+        except BAD_INPUT:  # one value is bad: find it
             return self._columns(decode_each(batch.values, self._decode_one))
 
     def encode(self, batch: Batch) -> OutgoingBatch:
-        """Raises ``EncodeError`` for records that do not fit the schema; a wrong column is in all of them."""
+        """Return the values; raise ``EncodeError`` for records that do not fit: all of them if a column is wrong."""
         batch = rows_to_encode(batch)
         if not len(batch):
             return OutgoingBatch([])
         fitting = self._fitting(batch)
         try:
             return OutgoingBatch(_json_of(fitting))
-        except BAD_INPUT:  # a text with half of a character (a lone surrogate): find out which
+        except BAD_INPUT:  # a text with a lone surrogate: find it
             return OutgoingBatch(
                 encode_each(range(len(fitting)), lambda index: _json_of(take(fitting, [index]))[0])
             )
 
     def _fitting(self, batch: Batch) -> Columns:
-        """The columns as the schema has them, in its order; raises ``EncodeError``."""
+        """Return the columns with the types and in the order of the schema; raise ``EncodeError``."""
         names = [field.name for field in self._fields]
         expected = f"expected Columns of the fields {', '.join(names)}"
         if not isinstance(batch, Columns):
@@ -301,7 +294,7 @@ class JsonColumns:
             try:
                 arrays[field.name] = fitting_array(field.name, batch[field.name], field.dtype, field.width)
             except EncodeError as error:
-                failures = error.failures | failures  # of each record the first reason
+                failures = error.failures | failures  # keeps the first reason of each record
         if failures:
             raise EncodeError(dict(sorted(failures.items())))
         return Columns(arrays)
@@ -310,7 +303,7 @@ class JsonColumns:
         if value is None:
             raise ValueError(NO_VALUE)
         row = self._decode(value)
-        self._columns([row])  # a number may be too large for its type
+        self._columns([row])  # raises for a number that is too large for its type
         return row
 
     def _columns(self, rows: Sequence[Any]) -> Columns:
@@ -336,13 +329,13 @@ def _kind_of(batch: Batch) -> str:
 
 
 class _Field:
-    """One field: its type in JSON, and how its column is made."""
+    """One field of a schema: its type in JSON, and the conversion to a column."""
 
     def __init__(self, name: str, spec: FieldType, index: int) -> None:
         dtype, width = spec if isinstance(spec, tuple) else (spec, None)
         self.name = name
         self.width: int | None = width
-        self.attribute = f"field_{index}"  # a field's name may be any text, an attribute's may not
+        self.attribute = f"field_{index}"  # a field may have any text as its name, an attribute may not
         self.dtype = _supported_type(name, dtype)
         if self.width is not None and self.width < 1:
             raise ConfigurationError(
@@ -351,12 +344,12 @@ class _Field:
 
     @property
     def json_type(self) -> Any:
-        """The type that the JSON decoder enforces; a tuple of fixed length enforces the width."""
+        """The type that the JSON decoder checks; a tuple of fixed length checks the width."""
         item = _JSON_TYPES[self.dtype.kind]
         return item if self.width is None else tuple[(item,) * self.width]  # type: ignore[misc]
 
     def column(self, rows: Sequence[Any]) -> Array:
-        """The field of all rows; raises ``ValueError`` for what does not fit the type."""
+        """Return the field of all rows; raise ``ValueError`` for a value that does not fit the type."""
         values = list(map(attrgetter(self.attribute), rows))
         if self.dtype.kind == "U":
             return self._text_column(values)
@@ -402,7 +395,7 @@ def _column_row_type(fields: Sequence[_Field]) -> type[msgspec.Struct]:
         "Row",
         [(field.attribute, field.json_type) for field in fields],
         rename={field.attribute: field.name for field in fields},
-        gc=False,  # rows hold numbers and text, never cycles: the collector need not look at them
+        gc=False,  # rows hold numbers and text, never cycles, so the garbage collector can skip them
     )
 
 
@@ -410,8 +403,8 @@ def _column_row_type(fields: Sequence[_Field]) -> type[msgspec.Struct]:
 class Typed:
     """JSON as ``msgspec.Struct`` instances, both ways: checked against the class while it is parsed.
 
-    ``struct_type`` is a ``Struct`` class, or a union of tagged ones. The class decides what is required,
-    what has a default and whether unknown fields are refused (``forbid_unknown_fields=True``).
+    ``struct_type`` is a ``Struct`` class, or a union of tagged classes. The class decides which fields are required,
+    which have a default, and whether unknown fields are refused (``forbid_unknown_fields=True``).
 
     >>> class Click(msgspec.Struct):
     ...     user: str
@@ -424,8 +417,6 @@ class Typed:
     Traceback (most recent call last):
     ...
     streamiter.errors.DecodeError: value 0 of the batch: Expected `str`, got `int` - at `$.user` (and 1 more)
-
-    JSON objects as instances of a class of your own.
     """
 
     def __init__(self, struct_type: Any) -> None:
@@ -435,18 +426,18 @@ class Typed:
 
     @property
     def struct_types(self) -> tuple[type[msgspec.Struct], ...]:
-        """The class, or those of the union, with all that their fields are made of."""
+        """The class, or the classes of the union, and the ``Struct`` classes of their fields."""
         return tuple(_structs_in(self._type))
 
     def decode(self, batch: TopicBatch) -> Batch:
-        """Raises ``DecodeError`` for values that do not fit the class, and for tombstones."""
+        """Return the instances; raise ``DecodeError`` for values that do not fit the class, and for tombstones."""
         try:
             return list(map(self._decode, batch.values))  # type: ignore[arg-type]
-        except BAD_INPUT:  # one of them is bad: find out which
+        except BAD_INPUT:  # one value is bad: find it
             return decode_each(batch.values, self._decode_one)
 
     def encode(self, batch: Batch) -> OutgoingBatch:
-        """Raises ``EncodeError`` for records that are not of the class."""
+        """Return the values; raise ``EncodeError`` for records that are not of the class."""
         return OutgoingBatch(encode_each(batch, self._encode_one))
 
     def _decode_one(self, value: bytes | None) -> Any:
@@ -468,7 +459,7 @@ def _name(struct_type: Any) -> str:
 
 
 def _structs_in(struct_type: Any) -> dict[type[msgspec.Struct], None]:
-    import msgspec.inspect  # for flows only, when they are built
+    import msgspec.inspect  # needed only when a flow is built
 
     found: dict[type[msgspec.Struct], None] = {}
     open_types: list[Any] = [msgspec.inspect.type_info(struct_type)]

@@ -1,4 +1,4 @@
-"""Formats of values: raw bytes, text, and values with metadata."""
+"""The formats bytes, text, and values with metadata; and what all formats share to name each bad value of a batch."""
 
 from __future__ import annotations
 
@@ -30,22 +30,18 @@ Made = TypeVar("Made")
 
 NO_VALUE: Final = "no value (tombstone)"
 
-# What json, text and conversion functions raise for input they cannot take. Anything else is a bug and
-# must not be taken for bad input.
+# The errors of JSON, text and conversion functions for bad input. Any other error is a bug and must not be taken for
+# bad input.
 BAD_INPUT: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 def decode_each(values: Iterable[Given], decode: Callable[[Given], Made]) -> list[Made]:
-    """``decode`` of every value.
-
-    Raises :class:`~streamiter.errors.DecodeError` with all values that it refused.
+    """Decode the values one by one; raise :class:`~streamiter.errors.DecodeError` that names each bad one.
 
     >>> decode_each([b"1", b"two", b"3"], int)
     Traceback (most recent call last):
     ...
     streamiter.errors.DecodeError: value 1 of the batch: invalid literal for int() with base 10: b'two'
-
-    Going through a batch one by one, to name every value that is at fault.
     """
     made, failures = _each(values, decode)
     if failures:
@@ -54,7 +50,7 @@ def decode_each(values: Iterable[Given], decode: Callable[[Given], Made]) -> lis
 
 
 def rows_to_encode(batch: Any) -> Batch:
-    """The batch, or the rows of a table; raises TopicError for a table that cannot become rows."""
+    """Return the batch, and for a table its rows; raise ``TopicError`` for a table that cannot become rows."""
     rows = (
         None if isinstance(batch, (list, Columns, np.ndarray)) else rows_of_table("encode", batch, TopicError)
     )
@@ -63,7 +59,7 @@ def rows_to_encode(batch: Any) -> Batch:
 
 
 def encode_each(records: Iterable[Given], encode: Callable[[Given], Made]) -> list[Made]:
-    """The same for encoding, with :class:`~streamiter.errors.EncodeError`."""
+    """Encode the records one by one; raise :class:`~streamiter.errors.EncodeError` that names each bad one."""
     made, failures = _each(rows_to_encode(records), encode)
     if failures:
         raise EncodeError(failures)
@@ -82,9 +78,9 @@ def _each(inputs: Iterable[Given], convert: Callable[[Given], Made]) -> tuple[li
 
 
 def reason_of(error: Exception) -> str:
-    """A short reason: the first line of the message."""
-    text: Any = str(error) or type(error).__name__
-    return str(text).splitlines()[0][:200]
+    """Return a short reason: the first line of the message."""
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0][:200]
 
 
 @final
@@ -97,16 +93,14 @@ class Raw:
     Traceback (most recent call last):
     ...
     streamiter.errors.EncodeError: record 1 of the batch: expected bytes or None, given str
-
-    Bytes as they are, and text.
     """
 
     def decode(self, batch: TopicBatch) -> Batch:
-        """The values themselves."""
+        """Return the values as they are."""
         return list(batch.values)
 
     def encode(self, batch: Batch) -> OutgoingBatch:
-        """The records themselves; bytearray and memoryview are copied."""
+        """Return the records as they are; copies of a bytearray or memoryview."""
         return OutgoingBatch(encode_each(batch, _as_bytes))
 
     def __repr__(self) -> str:
@@ -132,15 +126,15 @@ class Text:
     """
 
     def __init__(self, encoding: str = "utf-8") -> None:
-        "".encode(encoding)  # an unknown encoding is found where it is written
+        "".encode(encoding)  # raises for an unknown encoding at the user's own line
         self.encoding = encoding
 
     def decode(self, batch: TopicBatch) -> Batch:
-        """Raises ``DecodeError`` for bytes that are not of this encoding."""
+        """Return the texts; raise ``DecodeError`` for bytes that are not of this encoding."""
         return decode_each(batch.values, self._decode_one)
 
     def encode(self, batch: Batch) -> OutgoingBatch:
-        """Raises ``EncodeError`` for what is not text, or has no form in this encoding."""
+        """Return the values; raise ``EncodeError`` for a record that is not text, or has no form in this encoding."""
         return OutgoingBatch(encode_each(batch, self._encode_one))
 
     def _decode_one(self, value: bytes | None) -> str | None:
@@ -159,14 +153,12 @@ class Text:
 
 @final
 class WithMetadata:
-    """Records as dicts: what another decoder makes of the value, with key, time stamp and origin.
+    """Records as dicts: the value as another decoder reads it, with key, time stamp, headers and origin.
 
     >>> from streamiter.topics import Json
     >>> decoder = WithMetadata(Json())
     >>> decoder.decode(TopicBatch(partition=3, offsets=[7], keys=[b"k"], values=[b"[1]"], timestamps_ms=[9]))
     [{'key': b'k', 'value': [1], 'timestamp_ms': 9, 'partition': 3, 'offset': 7, 'headers': ()}]
-
-    Values together with where they come from.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -174,11 +166,11 @@ class WithMetadata:
 
     @property
     def struct_types(self) -> tuple[type[Any], ...]:
-        """Those of the inner decoder."""
+        """The ``msgspec.Struct`` classes of the inner decoder."""
         return getattr(self.decoder, "struct_types", ())
 
     def decode(self, batch: TopicBatch) -> Batch:
-        """Raises the ``DecodeError`` of the inner decoder."""
+        """Return the dicts; raises the ``DecodeError`` of the inner decoder."""
         columns = zip(
             batch.keys,
             self.decoder.decode(batch),

@@ -1,0 +1,246 @@
+"""The functions that users give to built-in operators.
+
+This module checks a function before the flow starts, calls it for each record of a batch, names the record for which it
+fails, and checks the batches that it returns.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError, shortened
+from streamiter.records import Batch, Columns, take
+from streamiter.tables import rows_of_table
+
+if TYPE_CHECKING:
+    from streamiter.operators.output import Output
+
+__all__ = [
+    "FunctionResultError",
+    "apply_to_each",
+    "asynchronous_kind",
+    "checked_batch",
+    "fail_at",
+    "field_or_function",
+    "misfit",
+    "plain_function",
+    "records_of",
+    "refuse",
+    "rows_if_table",
+]
+
+
+Function = Callable[..., Any]
+
+
+class FunctionResultError(StreamiterError, TypeError):
+    """A user's function returned a value that its step cannot take."""
+
+
+def plain_function(argument: str, f: Function) -> Function:
+    """Return ``f``; raise ``ConfigurationError`` unless it is a plain function. ``argument`` names it in the error.
+
+    >>> plain_function("Map(f)", 3)
+    Traceback (most recent call last):
+    streamiter.errors.ConfigurationError: Map(f): expected a function, given 3
+    """
+    if not callable(f):
+        raise ConfigurationError(f"{argument}: expected a function, given {shortened(f)}")
+    if kind := asynchronous_kind(f):
+        raise ConfigurationError(
+            f"{argument}: expected a plain function, given the {kind} {f!r}; "
+            "write an Operator whose process method is async and use .process(…)"
+        )
+    return f
+
+
+def asynchronous_kind(f: Function) -> str | None:
+    """Return the kind of an asynchronous function, as text; None for a plain function.
+
+    >>> async def ask(record): ...
+    >>> asynchronous_kind(ask), asynchronous_kind(len)
+    ('coroutine function', None)
+    """
+    # A callable object is asynchronous if its __call__ is; a class is plain, since it makes an object at once.
+    called = f if inspect.isroutine(f) or isinstance(f, (type, partial)) else type(f).__call__
+    if inspect.iscoroutinefunction(called):
+        return "coroutine function"
+    return "asynchronous generator function" if inspect.isasyncgenfunction(called) else None
+
+
+def misfit(f: Function, arguments: Sequence[str], *, unbound: bool = False) -> str | None:
+    """Return why ``f`` cannot be called with these positional arguments: its signature and Python's message.
+
+    None if it can be called, or if its signature is not known, as for many functions in C. ``unbound``: ``f`` is the
+    function of a method, whose first argument is ``self``.
+
+    >>> misfit(lambda a, b=1, *c: a, ["record"]), misfit(max, ["record"])
+    (None, None)
+    >>> def scaled(record, factor): ...
+    >>> misfit(scaled, ["record"])
+    "scaled(record, factor): missing a required argument: 'factor'"
+    """
+    if _takes(f, len(arguments) + unbound):
+        return None
+    try:
+        # The signature of the decorator itself, which may pass on more arguments than it is given.
+        signature = inspect.signature(f, follow_wrapped=False)
+    except Exception:  # ValueError for functions in C; the attributes of an object may raise any error
+        return None
+    try:
+        signature.bind(*(["self"] if unbound else []), *arguments)
+    except TypeError as error:
+        name = getattr(f, "__name__", type(f).__name__)
+        return f"{name}({', '.join(map(_shown, signature.parameters.values()))}): {error}"
+    return None
+
+
+def _takes(f: Any, count: int) -> bool:
+    """Return whether ``f`` is a Python function or class that takes so many arguments; False where that is not sure.
+
+    This avoids most signatures: one takes 20 µs, that of a class several times as much, which is longer than adding a
+    step.
+    """
+    kind: Any = f
+    if type(f) is type and kind.__new__ is object.__new__:
+        if kind.__init__ is object.__init__:
+            return count == 0
+        f, count = kind.__init__, count + 1
+    elif isinstance(f, MethodType):
+        f, count = f.__func__, count + 1
+    if not isinstance(f, FunctionType):
+        return False
+    code = f.__code__
+    if len(f.__kwdefaults__ or ()) < code.co_kwonlyargcount:
+        return False
+    required = code.co_argcount - len(f.__defaults__ or ())
+    return required <= count and (count <= code.co_argcount or bool(code.co_flags & inspect.CO_VARARGS))
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return f"*{parameter.name}"
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return f"**{parameter.name}"
+    has_default = parameter.default is not parameter.empty
+    return (
+        f"{parameter.name}=…" if has_default or parameter.kind is parameter.KEYWORD_ONLY else parameter.name
+    )
+
+
+def field_or_function(argument: str, field_or_f: str | Function) -> Function:
+    """Return the function; for the name of a field, return a function that reads the field by key or by attribute.
+
+    >>> field_or_function("Sort(key)", "age")({"age": 41})
+    41
+    """
+    if not isinstance(field_or_f, str):
+        return plain_function(argument, field_or_f)
+    name = field_or_f
+
+    def field(record: Any) -> Any:
+        return record[name] if isinstance(record, (dict, np.void)) else getattr(record, name)
+
+    return field
+
+
+def rows_if_table(function: str, result: Any) -> Any:
+    """Return the rows of a table of pandas, polars or Arrow, and any other result as it is.
+
+    Raises ``FunctionResultError`` for any other kind of table, because iterating over most tables gives column names.
+    """
+    rows = rows_of_table(function, result, FunctionResultError)
+    return result if rows is None else rows
+
+
+def checked_batch(function: str, result: object) -> Batch:
+    """Return ``result`` if it is a batch, and the rows of a table; raise ``FunctionResultError`` otherwise."""
+    if not isinstance(result, (list, Columns, np.ndarray)):
+        result = rows_if_table(function, result)
+    if isinstance(result, (list, Columns)) or (isinstance(result, np.ndarray) and result.ndim > 0):
+        return result
+    given = "an array without axes" if isinstance(result, np.ndarray) else type(result).__name__
+    raise FunctionResultError(
+        f"{function}: expected the function to return a list, a numpy array whose first axis is the record, "
+        f"or Columns, given {given}: {shortened(result)}; for one record return [record]"
+    )
+
+
+def apply_to_each(f: Callable[[Any], Any], batch: Batch, out: Output) -> tuple[Batch, list[Any]]:
+    """Call ``f`` for each record, in order; return the records that were not refused, and the results.
+
+    A record for which ``f`` raises follows the step's policy. If no record is refused, the batch itself is returned.
+    """
+    if out.tolerates_rejections:
+        return _apply_tolerantly(f, batch, out)
+    records, progress = records_of(batch)
+    try:
+        return batch, [f(record) for record in records]
+    except Exception as error:
+        fail_at(batch, progress, error, out)
+
+
+def _apply_tolerantly(f: Callable[[Any], Any], batch: Batch, out: Output) -> tuple[Batch, list[Any]]:
+    accepted: list[int] = []
+    results: list[Any] = []
+    for index, record in enumerate(batch):
+        try:
+            result = f(record)
+        except Exception as error:
+            refuse(out, record, error)
+        else:
+            accepted.append(index)
+            results.append(result)
+    return (batch if len(accepted) == len(batch) else take(batch, accepted)), results
+
+
+def records_of(batch: Batch) -> tuple[Iterator[Any], Iterator[Any]]:
+    """Return an iterator over the records, and an iterator whose length hint tells the progress of the first.
+
+    The second is for :func:`fail_at`; often both are the same object.
+    """
+    if isinstance(batch, Columns):
+        columns = [iter(array) for array in batch.arrays.values()]
+        names = batch.names
+        rows = (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+        return rows, columns[0]
+    # Iterators of sequences other than these need not know their length.
+    records = iter(batch if isinstance(batch, (list, np.ndarray)) else list(batch))
+    return records, records
+
+
+def fail_at(batch: Batch, progress: Iterator[Any], error: Exception, out: Output) -> NoReturn:
+    """End the job with ``error``, naming the record for which it was raised."""
+    found, index = record_at_fault(range(len(batch)), progress)
+    if not found:
+        raise error
+    out.fail(error, batch[index])
+
+
+def refuse(out: Output, record: Any, error: Exception) -> None:
+    """Refuse a record of the current batch because of ``error``; by the step's policy this returns or ends the job."""
+    reason = error.reason if isinstance(error, RejectRecords) and out.tolerates_rejections else error
+    out.reject(record, reason, origin=out.batch_origin)
+
+
+def record_at_fault(batch: Batch, records: Iterator[Any]) -> tuple[bool, Any]:
+    """Return whether the last record of a half-consumed iterator over ``batch`` is known, and that record.
+
+    >>> batch = [3, 0, 5]
+    >>> records = iter(batch)
+    >>> [next(records), next(records)]
+    [3, 0]
+    >>> record_at_fault(batch, records)
+    (True, 0)
+    """
+    if isinstance(batch, Columns):
+        return False, None
+    consumed = len(batch) - operator.length_hint(records)
+    return (True, batch[consumed - 1]) if consumed > 0 else (False, None)
