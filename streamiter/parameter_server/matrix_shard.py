@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, final
 
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.deferred import Encode
 from streamiter.errors import (
@@ -39,7 +38,7 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.snapshots import check_state, frozen_blocks, restore_blocks
 from streamiter.parameter_server.storage import make_block
-from streamiter.parameter_server.storage.block import Block, GuardedBlock
+from streamiter.parameter_server.storage.block import Block, GuardedBlock, Numbers
 
 __all__ = [
     "MatrixCounts",
@@ -47,6 +46,7 @@ __all__ = [
     "MatrixStatistics",
     "check_first_values",
     "init_functions",
+    "init_values",
 ]
 
 
@@ -561,7 +561,7 @@ def init_functions(matrix: Matrix) -> Sequence[UpdateFunction]:
     return given if given and all(isinstance(one, UpdateFunction) for one in given) else ()
 
 
-def init_values(matrix: Matrix) -> npt.NDArray[Any] | None:
+def init_values(matrix: Matrix) -> Numbers | None:
     """Return the numbers of ``init=``, with shape (rows, columns); None where all are 0."""
     init, shape = matrix.init, (matrix.rows, matrix.columns)
     if is_number(init) and not init:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, final
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.errors import ParameterServerError
 from streamiter.numbers import whole_number
@@ -63,7 +64,7 @@ class MatrixRead:
         self.result = result
         self.parts: dict[int, list[GetPart]] = {}
         """By shard."""
-        self._scattered: dict[int, list[tuple[int, Numbers, Any]]] = {}
+        self._scattered: dict[int, list[tuple[int, Numbers, slice | npt.NDArray[np.intp]]]] = {}
         """By shard: the number of the part, the row of the result, and the positions in that row."""
 
     def add_row(self, row: int, slices: Sequence[Slice], into: Numbers) -> None:

@@ -25,10 +25,13 @@ __all__ = [
     "ShardSnapshot",
     "SnapshotEvery",
     "StartingPoint",
+    "check_state",
     "clock_in",
+    "frozen_blocks",
     "in_memory",
     "is_state",
     "merged",
+    "restore_blocks",
     "thawed",
 ]
 

@@ -20,7 +20,7 @@ from streamiter.parameter_server.calls import ShardLink, WaitingReply
 from streamiter.parameter_server.consistency.models import ASP
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.requests import ChangedRows, Changes, NextChanges, RowChange, Unsubscribe
-from streamiter.parameter_server.storage.block import Block, Numbers
+from streamiter.parameter_server.storage.block import Block, Columns, Numbers
 
 if TYPE_CHECKING:
     from streamiter.parameter_server.matrix_shard import MatrixShard
@@ -216,7 +216,7 @@ class Subscription:
 class _SubscribedShard:
     """A shard that a subscription asks for changes."""
 
-    def __init__(self, link: ShardLink, wanted: npt.NDArray[np.int64] | None) -> None:
+    def __init__(self, link: ShardLink, wanted: Columns | None) -> None:
         self.link = link
         self.wanted = wanted
         self.number = 0
@@ -455,7 +455,7 @@ class RowsOfBlocks:
             return slice(rows.start + offset, rows.stop + offset)
         return [row + offset for row in rows]
 
-    def mask(self, rows: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
+    def mask(self, rows: Columns | None) -> npt.NDArray[np.bool_]:
         """Return an array that is True at the positions of these rows; None: at all positions."""
         if rows is None:
             return np.ones(self.count, np.bool_)

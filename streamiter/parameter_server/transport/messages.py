@@ -68,7 +68,7 @@ class SessionControl(enum.Enum):
     PING = "ping"
     """Numbered as a request is. The reply tells the client that the shard has handled all earlier requests."""
     ACKNOWLEDGE = "acknowledge"
-    """Without a number: the message only acknowledges replies."""
+    """Without a number: the message only acknowledges replies, and its answer is a sign of life of the shard."""
     CLOSE = "close"
     """Without a number: the client has ended."""
 

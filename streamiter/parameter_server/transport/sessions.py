@@ -40,7 +40,15 @@ from streamiter.parameter_server.transport.messages import (
     without_outputs,
 )
 
-__all__ = ["WINDOW", "Carrier", "RemoteLink", "RequestHandler", "ShardSessions", "between_calls"]
+__all__ = [
+    "LOST_AFTER_S",
+    "WINDOW",
+    "Carrier",
+    "RemoteLink",
+    "RequestHandler",
+    "ShardSessions",
+    "between_calls",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,6 +56,13 @@ R = TypeVar("R")
 WINDOW: Final = 64
 """Unanswered requests of one client on one shard: enough to keep a connection busy (a thousand calls of some ms each a
 second take a handful), and more than a client has waiting at a time: waiting gets, subscriptions, a barrier."""
+
+LOST_AFTER_S: Final = 120.0
+"""A shard that owes replies and answers nothing for so long is lost. It is above the time of the longest function on a
+shard, which answers nothing while the function runs."""
+
+# How often a link that waits for replies asks a silent shard for a sign of life.
+_ASK_S: Final = 10.0
 
 # Replies may be large, and the shard keeps a reply until the client has acknowledged it.
 _ACKNOWLEDGE_S: Final = 0.05
@@ -91,18 +106,26 @@ class RemoteLink:
     at most as many as the client has calls. The arrays of a request belong to the link until the request is sent. The
     shard carries out a call that is given up all the same, unless the call only reads.
 
-    ``shard`` is the shard's name in errors. A link runs in one thread: the thread of the event loop in which ``clock``
-    calls back.
+    A shard that owes replies and answers nothing for ``lost_after_s`` is lost. ``shard`` is the shard's name in errors.
+    A link runs in one thread: the thread of the event loop in which ``clock`` calls back.
     """
 
     def __init__(
-        self, shard: str, session: SessionId, carrier: Carrier, clock: Clock, *, window: int = WINDOW
+        self,
+        shard: str,
+        session: SessionId,
+        carrier: Carrier,
+        clock: Clock,
+        *,
+        window: int = WINDOW,
+        lost_after_s: float = LOST_AFTER_S,
     ) -> None:
         self._shard = shard
         self._session = session
         self._carrier = carrier
         self._clock = clock
         self._window = window
+        self._lost_after_s = lost_after_s
         self._last = 0
         """The number of the last request."""
         self._calls: dict[int, _SentCall] = {}
@@ -112,6 +135,10 @@ class RemoteLink:
         """Requests whose outcome has arrived and is not acknowledged yet."""
         self._is_timed = False
         """Whether a timer for acknowledging them runs."""
+        self._heard_s = 0.0
+        """When the shard last answered, or when a request was sent after a time without unanswered requests."""
+        self._is_watched = False
+        """Whether a timer for the shard's silence runs."""
         self._subscriptions = 0
         """Calls for changes, which wait until rows have changed."""
         self._ping: _SentCall | None = None
@@ -196,8 +223,11 @@ class RemoteLink:
         return self._ping.number == 0
 
     def _send_call(self, call: _SentCall) -> None:
+        if not self._calls:
+            self._hear()
         self._last = number = call.number = self._last + 1
         self._calls[number] = call
+        self._watch()
         request, call.request = call.request, None
         session = self._session
 
@@ -218,6 +248,7 @@ class RemoteLink:
         call = self._calls.pop(number, None)
         if call is None:
             return  # The calls have failed meanwhile: the shard is gone, or the link is closed.
+        self._hear()
         self._answered.append(number)
         if not self._is_timed:
             self._is_timed = True
@@ -232,7 +263,7 @@ class RemoteLink:
         """Acknowledge replies that no request has acknowledged meanwhile."""
         self._is_timed = False
         if self._answered and self._refusal is None:
-            self._carry(0, SessionControl.ACKNOWLEDGE, _ignore)
+            self._carry(0, SessionControl.ACKNOWLEDGE, self._hear)
 
     def _give_up(self, call: _SentCall) -> None:
         """The caller continues, and may change the arrays of a request that is not sent yet."""
@@ -243,6 +274,29 @@ class RemoteLink:
                 self._queue.remove(call)
             else:
                 call.request = copy.deepcopy(call.request)
+
+    # -- silence ---------------------------------------------------------------------------------------
+
+    def _hear(self, outcome: Any = None) -> None:
+        """Note that the shard answers."""
+        del outcome
+        self._heard_s = self._clock.monotonic_s()
+
+    def _watch(self) -> None:
+        if not self._is_watched:
+            self._is_watched = True
+            self._clock.call_later(min(_ASK_S, self._lost_after_s / 2), self._check_silence)
+
+    def _check_silence(self) -> None:
+        """Ask a shard that owes replies for a sign of life; take it for lost if it has been silent for too long."""
+        self._is_watched = False
+        if not self._calls or self._refusal is not None:
+            return
+        if self._clock.monotonic_s() >= self._heard_s + self._lost_after_s:
+            self.lost(TimeoutError(f"nothing was heard of it for {self._lost_after_s:g} s"))
+            return
+        self._carry(0, SessionControl.ACKNOWLEDGE, self._hear)
+        self._watch()
 
     # -- losses ----------------------------------------------------------------------------------------
 

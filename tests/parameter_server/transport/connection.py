@@ -21,7 +21,12 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.transport.messages import SessionId
-from streamiter.parameter_server.transport.sessions import RemoteLink, RequestHandler, ShardSessions
+from streamiter.parameter_server.transport.sessions import (
+    LOST_AFTER_S,
+    RemoteLink,
+    RequestHandler,
+    ShardSessions,
+)
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 __all__ = ["Connection", "add_ones", "recording", "whole_row", "with_matrix"]
@@ -44,11 +49,16 @@ class Connection:
         self.sessions = ShardSessions(shard)
         self.window = window
 
-    def link(self, client: str = "worker 0", incarnation: int = 0) -> tuple[RemoteLink, NetworkCarrier]:
+    def link(
+        self, client: str = "worker 0", incarnation: int = 0, lost_after_s: float = LOST_AFTER_S
+    ) -> tuple[RemoteLink, NetworkCarrier]:
         """A new link, with what carries its messages."""
         carrier = NetworkCarrier(self.network, self.sessions)
         session = SessionId(client, incarnation)
-        return RemoteLink("shard 0", session, carrier, self.time, window=self.window), carrier
+        link = RemoteLink(
+            "shard 0", session, carrier, self.time, window=self.window, lost_after_s=lost_after_s
+        )
+        return link, carrier
 
     def pass_s(self, seconds: float) -> None:
         """Let time pass."""

@@ -32,7 +32,7 @@ from streamiter.parameter_server.transport.sessions import RemoteLink, ShardSess
 from streamiter.testing.simulation.simulated_time import SimulatedTime
 
 WORKERS = (0, 1, 2)
-SEEDS = range(30)
+SEEDS = range(18)
 # More turns than it takes from a reply to the next message.
 TURNS = 12
 

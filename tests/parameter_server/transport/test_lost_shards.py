@@ -30,6 +30,42 @@ class Unreachable:
         raise ConnectionResetError("the process has ended")
 
 
+def test_a_shard_that_says_nothing_for_long_is_lost() -> None:
+    """A call to a shard whose function never ends waits for ever."""
+    connection, _ = recording(window=1)
+    link, carrier = connection.link(lost_after_s=20.0)
+    carrier.partitioned = True
+    replies = [link.send(Ask("worker 0", index, "answered")) for index in range(2)]
+    connection.pass_s(19.0)
+    assert not any(reply.is_settled for reply in replies)
+    connection.pass_s(12.0)
+    for reply in replies:
+        with pytest.raises(
+            ShardLost, match="shard 0: expected its replies, given TimeoutError: nothing was heard"
+        ):
+            reply.result()
+    assert (link.unanswered, link.queued) == (0, 0)
+
+
+def test_a_shard_on_which_a_call_waits_long_is_not_lost() -> None:
+    """A worker that waits for a slow one would take its shard for dead."""
+    connection, shard = recording()
+    shard.release = lambda request: None
+    link, _ = connection.link(lost_after_s=20.0)
+    waiting = link.send(Ask("worker 0", 0, "waits"))
+    connection.pass_s(1_000.0)
+    assert not waiting.is_settled
+
+
+def test_silence_counts_from_when_something_was_asked() -> None:
+    """After a pause of some minutes the first call would find its shard lost."""
+    connection, _ = recording()
+    link, _ = connection.link(lost_after_s=20.0)
+    connection.ask(link, Ask("worker 0", 0, "answered"))
+    connection.pass_s(1_000.0)
+    assert connection.ask(link, Ask("worker 0", 1, "answered")) == 1
+
+
 def test_calls_fail_with_what_the_carrier_says_of_the_shard() -> None:
     """An error without its cause says nothing about the process that ended."""
     connection, _ = recording()

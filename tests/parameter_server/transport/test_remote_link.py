@@ -181,6 +181,7 @@ def test_the_shard_forgets_replies_of_a_client_that_has_nothing_more_to_ask() ->
     connection.ask(link, Ask("worker 0", 0, "answered"))
     connection.pass_s(1.0)
     assert connection.sessions.kept == 0
+    connection.pass_s(20.0)
     assert connection.time.next_timer_s is None
 
 

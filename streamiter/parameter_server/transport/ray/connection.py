@@ -26,6 +26,7 @@ from streamiter.parameter_server.requests import (
     RaiseRequest,
     Request,
 )
+from streamiter.parameter_server.snapshots import SnapshotEvery
 from streamiter.parameter_server.transport.messages import ClientMessage, SessionControl, SessionId
 from streamiter.parameter_server.transport.ray.protocol import (
     GoBack,
@@ -103,7 +104,6 @@ class ShardConnections:
         self._worker = worker
         self._clock = clock
         self._name = address.name
-        self._every = address.snapshots if worker is not None else None
         self._on_back = on_back
         self._on_used = on_used
         self._generation = 0
@@ -118,12 +118,9 @@ class ShardConnections:
         """The last rollback, until the worker has seen its error."""
         self._going_back: list[_Reply] | None = None
         """The replies that fail once the worker's clocks after a rollback are known; None: no rollback is under way."""
-        self._clocks = 0
-        """The worker's clock on the matrix of ``SnapshotEvery``."""
-        self._first_shard: int | None = None
-        """The shard whose clocks of that matrix are counted: the first one that gets a clock."""
-        self._owed_barriers: dict[int, PassBarrier] = {}
-        """By shard: the barrier that the worker passes before its next request, except for the clock itself."""
+        self._barriers: _SnapshotBarriers | None = None
+        if worker is not None and address.snapshots is not None:
+            self._barriers = _SnapshotBarriers(address.snapshots, worker, self._remote)
         self._is_new = True
         """Whether a rollback is invisible: no shard has answered this worker yet, or the client is no worker.
 
@@ -174,15 +171,12 @@ class ShardConnections:
         if self._unseen is not None and tells_worker:
             self._fail(reply, self._unseen)
             return reply
-        is_clock = (
-            isinstance(request, ClockRequest) and self._every is not None and request.matrix == self._every.of
-        )
-        if not is_clock:
-            self._pass_barrier(shard)
+        if self._barriers is not None:
+            self._barriers.before(shard, request)
         sent = self._remote[shard].send(request)
         self._chain(shard, request, sent, reply)
-        if self._every is not None:
-            self._count(shard, request, sent, is_clock)
+        if self._barriers is not None:
+            self._barriers.after(shard, request, sent)
         return reply
 
     def _chain(self, shard: int, request: Request[Any], sent: WaitingReply[Any], reply: _Reply) -> None:
@@ -208,51 +202,6 @@ class ShardConnections:
 
         sent.when_settled(settle)
 
-    # -- snapshots at clocks ---------------------------------------------------------------------------
-
-    def _count(self, shard: int, request: Request[Any], sent: WaitingReply[Any], is_clock: bool) -> None:
-        """Count clocks, and pass a barrier on each shard directly after the clock of the snapshot."""
-        assert self._every is not None
-        if isinstance(request, RaiseRequest):
-            self._clocks = request.clocks.get(self._every.of, 0)
-            self._owe_barrier(shard)
-        elif is_clock:
-            if self._first_shard is None:
-                self._first_shard = shard
-            if shard == self._first_shard:
-                self._clocks += 1
-                sent.when_settled(lambda: self._uncount(sent))
-                if self._clocks % self._every.clocks == 0:
-                    for number in range(len(self._remote)):
-                        self._owe_barrier(number)
-                    # Shards without blocks of the matrix get no clock, so they get the barrier in the next turn.
-                    asyncio.get_running_loop().call_soon(self._pass_barriers)
-        if isinstance(request, RaiseRequest) or is_clock:
-            self._pass_barrier(shard)
-
-    def _uncount(self, clock: WaitingReply[Any]) -> None:
-        """Take back the count of a clock that the shard has refused."""
-        try:
-            clock.result()
-        except OutOfTurn:
-            self._clocks -= 1
-        except BaseException:  # noqa: S110 - the caller of the clock gets the error
-            pass
-
-    def _owe_barrier(self, shard: int) -> None:
-        assert self._every is not None
-        assert self._worker is not None
-        if number := self._clocks // self._every.clocks:
-            self._owed_barriers[shard] = PassBarrier(self._worker, number)
-
-    def _pass_barrier(self, shard: int) -> None:
-        if (barrier := self._owed_barriers.pop(shard, None)) is not None:
-            self._remote[shard].send(barrier)
-
-    def _pass_barriers(self) -> None:
-        for shard in list(self._owed_barriers):
-            self._pass_barrier(shard)
-
     # -- going back ------------------------------------------------------------------------------------
 
     def _go_back(self, answer: GoBack) -> None:
@@ -260,7 +209,8 @@ class ShardConnections:
         if answer.generation <= self._generation or self._is_closed:
             return
         self._generation = answer.generation
-        self._owed_barriers.clear()
+        if self._barriers is not None:
+            self._barriers.forget()
         if self._going_back is None and not self._is_new:
             self._going_back = []
         for link in self._remote:
@@ -291,10 +241,10 @@ class ShardConnections:
             return
         if answer.generation == self._generation:
             for shard, link in enumerate(self._remote):
-                raise_ = RaiseRequest(worker, clocks)
-                sent = link.send(raise_)
-                if self._every is not None:
-                    self._count(shard, raise_, sent, is_clock=False)
+                raising = RaiseRequest(worker, clocks)
+                sent = link.send(raising)
+                if self._barriers is not None:
+                    self._barriers.after(shard, raising, sent)
             self._finish_rollback(clocks, answer.loss)
 
     def _finish_rollback(self, clocks: Mapping[str, int], loss: str) -> None:
@@ -304,8 +254,8 @@ class ShardConnections:
             f"{', '.join(f'{name} {clock}' for name, clock in clocks.items()) or 'none'}",
             clocks,
         )
-        if self._every is not None:
-            self._clocks = clocks.get(self._every.of, 0)
+        if self._barriers is not None:
+            self._barriers.go_back(clocks)
         self._unseen = error
         self._on_back(clocks)
         self._end_going_back(error)
@@ -347,6 +297,82 @@ class ShardConnections:
         for link in self._remote:
             link.close()
         return self._tasks.union(*[carrier.under_way for carrier in self._carriers])
+
+
+@final
+class _SnapshotBarriers:
+    """Passes a worker's barriers for ``SnapshotEvery``: on each shard directly after the clock of the snapshot."""
+
+    def __init__(self, every: SnapshotEvery, worker: int, links: Sequence[RemoteLink]) -> None:
+        self._every = every
+        self._worker = worker
+        self._links = links
+        self._clock = 0
+        """The worker's clock on the matrix of ``SnapshotEvery``."""
+        self._counted_shard: int | None = None
+        """The shard whose clocks of that matrix are counted: the first one that gets a clock."""
+        self._owed: dict[int, PassBarrier] = {}
+        """By shard: the barrier that the worker passes before its next request, except for the clock itself."""
+
+    def before(self, shard: int, request: Request[Any]) -> None:
+        """Pass a barrier before a request that is not the clock of the snapshot."""
+        if not self._is_clock(request):
+            self._pass_owed(shard)
+
+    def after(self, shard: int, request: Request[Any], sent: WaitingReply[Any]) -> None:
+        """Count a clock that was sent, and pass the barrier that belongs to it."""
+        if isinstance(request, RaiseRequest):
+            self._clock = request.clocks.get(self._every.of, 0)
+            self._owe(shard)
+            self._pass_owed(shard)
+        elif self._is_clock(request):
+            self._count(shard, sent)
+            self._pass_owed(shard)
+
+    def forget(self) -> None:
+        """The shards go back: pass none of the barriers that are owed."""
+        self._owed.clear()
+
+    def go_back(self, clocks: Mapping[str, int]) -> None:
+        """Take over the worker's clocks in the snapshot, by matrix."""
+        self._clock = clocks.get(self._every.of, 0)
+
+    def _is_clock(self, request: Request[Any]) -> bool:
+        return isinstance(request, ClockRequest) and request.matrix == self._every.of
+
+    def _count(self, shard: int, sent: WaitingReply[Any]) -> None:
+        if self._counted_shard is None:
+            self._counted_shard = shard
+        if shard != self._counted_shard:
+            return
+        self._clock += 1
+        sent.when_settled(lambda: self._uncount(sent))
+        if self._clock % self._every.clocks == 0:
+            for number in range(len(self._links)):
+                self._owe(number)
+            # Shards without blocks of the matrix get no clock, so they get the barrier in the next turn.
+            asyncio.get_running_loop().call_soon(self._pass_all_owed)
+
+    def _uncount(self, clock: WaitingReply[Any]) -> None:
+        """Take back the count of a clock that the shard has refused."""
+        try:
+            clock.result()
+        except OutOfTurn:
+            self._clock -= 1
+        except BaseException:  # noqa: S110 - the caller of the clock gets the error
+            pass
+
+    def _owe(self, shard: int) -> None:
+        if number := self._clock // self._every.clocks:
+            self._owed[shard] = PassBarrier(self._worker, number)
+
+    def _pass_owed(self, shard: int) -> None:
+        if (barrier := self._owed.pop(shard, None)) is not None:
+            self._links[shard].send(barrier)
+
+    def _pass_all_owed(self) -> None:
+        for shard in list(self._owed):
+            self._pass_owed(shard)
 
 
 def _with_own_arrays(reply: Any) -> Any:

@@ -115,35 +115,33 @@ class ShardHost:
 
     # -- the server ------------------------------------------------------------------------------------
 
-    async def begin(self, beginning: GenerationStart, state: Mapping[str, Any] | None) -> HostProcess:
+    async def begin(self, start: GenerationStart, state: Mapping[str, Any] | None) -> HostProcess:
         """Begin a generation with a new shard, from a state or from the initial values of the matrices."""
-        if beginning.generation <= self._generation:
+        if start.generation <= self._generation:
             return self._process()  # Ray has repeated the call.
         old = self._sessions
-        snapshots = (
-            NumberedSnapshots(self._take_snapshot, beginning.snapshot) if self._takes_snapshots else None
-        )
+        snapshots = NumberedSnapshots(self._take_snapshot, start.snapshot) if self._takes_snapshots else None
         self._shard = shard = Shard(self._number, snapshots)
         shard.extend(Describe, self._describe)
         shard.extend(Restore, self._restore)
         if self._takes_snapshots:
             shard.extend(ResetRequest, self._reset)
         if state is not None:
-            shard.restore(state, beginning.workers)
-        for create in beginning.matrices:
+            shard.restore(state, start.workers)
+        for create in start.matrices:
             shard.handle(create)
         if state is None:
-            for worker in beginning.workers:
+            for worker in start.workers:
                 shard.handle(JoinRequest(worker))
         self._handler = _Handler(shard, self._check_has_parameters)
-        self._sessions = ShardSessions(self._handler, generation=beginning.generation)
+        self._sessions = ShardSessions(self._handler, generation=start.generation)
         self._note_clocks()
         self._snapshot = None
         # Workers that have not sent a message to the new shard yet have the time of the timeout to do so.
-        self._heard_s = {client_name(worker): self._clock.monotonic_s() for worker in beginning.workers}
-        self._refusal, self._loss = beginning.refusal, beginning.loss
-        self._generation = beginning.generation
-        old.restart(beginning.generation)  # Ends the calls that wait for an answer of the old shard.
+        self._heard_s = {client_name(worker): self._clock.monotonic_s() for worker in start.workers}
+        self._refusal, self._loss = start.refusal, start.loss
+        self._generation = start.generation
+        old.restart(start.generation)  # Ends the calls that wait for an answer of the old shard.
         self._wake()
         return self._process()
 

@@ -263,7 +263,7 @@ class Supervisor:
         self._ray = imported_ray()
         self.generation = 0
         self.kept = KeptSnapshots[Any](len(hosts))
-        self._beginning = [host.begin.remote(GenerationStart(0), None) for host in hosts]
+        self._first_starts = [host.begin.remote(GenerationStart(0), None) for host in hosts]
         self._processes: list[HostProcess] = []
         """The process of each host, to notice that a host was started again."""
         self._unrestorable: str | None = None
@@ -300,7 +300,7 @@ class Supervisor:
     # -- lost shards -----------------------------------------------------------------------------------
 
     async def _watch_all(self) -> None:
-        self._processes = await asyncio.gather(*self._beginning)
+        self._processes = await asyncio.gather(*self._first_starts)
         for shard in range(len(self._hosts)):
             self._tasks.append(_task(self._watch(shard)))
             if self._takes_snapshots:
@@ -345,20 +345,20 @@ class Supervisor:
         if latest is not None:
             workers = _workers_of(latest, [known for _, known in survivors])
             to = f"all shards went back to snapshot {latest.number}"
-            beginning = GenerationStart(generation, creates, workers, latest.number, loss=f"{loss}; {to}")
+            start = GenerationStart(generation, creates, workers, latest.number, loss=f"{loss}; {to}")
         elif self._takes_snapshots and self._unrestorable is None:
             workers = _known_workers([known for _, known in survivors]) if survivors else self._workers_here()
             to = "there is no snapshot yet, so all shards went back to their initial values"
-            beginning = GenerationStart(generation, creates, workers, loss=f"{loss}; {to}")
+            start = GenerationStart(generation, creates, workers, loss=f"{loss}; {to}")
         else:
-            beginning = GenerationStart(generation, creates, refusal=f"{loss}; {self._why_all_is_lost()}")
+            start = GenerationStart(generation, creates, refusal=f"{loss}; {self._why_all_is_lost()}")
         states = latest.states if latest is not None else (None,) * len(self._hosts)
         self._processes = await asyncio.gather(
-            *[host.begin.remote(beginning, state) for host, state in zip(self._hosts, states, strict=True)]
+            *[host.begin.remote(start, state) for host, state in zip(self._hosts, states, strict=True)]
         )
 
     async def _loss(self, lost: Iterable[int], matrices: Sequence[Matrix]) -> str:
-        """Return the beginning of an error: the lost shards, the end of their processes, and their matrices."""
+        """Return the start of an error: the lost shards, the end of their processes, and their matrices."""
         nodes = await asyncio.to_thread(self._ray.nodes)
         running = {node["NodeID"] for node in nodes if node["Alive"]}
         ends = []
