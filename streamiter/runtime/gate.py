@@ -13,9 +13,9 @@ epochs in order, records of later epochs wait in a queue.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from streamiter.errors import ConfigurationError
@@ -34,7 +34,7 @@ from streamiter.records import (
 from streamiter.runtime.controls import InputEnded, RestHandled, from_plain, plain_log
 from streamiter.runtime.feedback import FeedbackLog
 from streamiter.runtime.gate_epochs import EpochsAside, GateEpochs
-from streamiter.runtime.port import Port, PortState, ReadyPorts
+from streamiter.runtime.port import BLOCKED, Port, ReadyPorts
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class Gate:
-    """The input side of one task; used by that task only."""
+    """The input side of one task. Only that task uses it."""
 
     def __init__(
         self,
@@ -61,12 +61,11 @@ class Gate:
         self.ports = list(ports)
         self._ready = ReadyPorts(len(self.ports))
         self._posted: deque[Control] = deque()
-        self._waiter: asyncio.Future[None] | None = None
         self._wanted = WantedInputs(self.ports, self._has_ended)
         self._alignment = BarrierAlignment(self.ports)
         self._feedback = FeedbackLog(self.ports, make_feedback_queue)
         self._epochs = GateEpochs(
-            self.ports, epochs_aside, on_held=self._list, on_data_ended=self.reconsider_wanted
+            self.ports, epochs_aside, on_held=self._ready.add, on_data_ended=self.reconsider_wanted
         )
         self._in_order = epochs_aside is not None
         self._feedback_only = False
@@ -79,9 +78,9 @@ class Gate:
         self._ending: tuple[Port, EndOfInput] | None = None
         """The end of all inputs. It waits until the records that were set aside have been handled."""
         for port in self.ports:
-            port.channel.attach(lambda port=port: self._list(port))
+            port.channel.attach(partial(self._ready.add, port))
             if port.channel.peek() is not None:
-                self._list(port)
+                self._ready.add(port)
 
     # -- taking --------------------------------------------------------------------------------------
 
@@ -100,42 +99,33 @@ class Gate:
             return self._poll_rest(*self._ending)
         if self._feedback_only:
             return self._poll_feedback()
-        return self._poll_ports()
-
-    def _poll_ports(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
         ready = self._ready
         while ready:
             port = ready.take()
             if self._in_order:
                 self._epochs.hold_due(port)
             message = port.peek()
-            if message is None or port.state is PortState.BLOCKED:
+            if message is None or port.state is BLOCKED:
                 continue
             if self.stands_still and not isinstance(message, CheckpointBarrier) and not port.is_feedback:
-                self._leave(port)
-                if self._posted:
-                    return None, self._posted.popleft()
+                if (polled := self._leave(port)) is not None:
+                    return polled
                 continue
             if isinstance(message, Control):
                 port.take()
-                self._list(port)
+                self._ready.add(port)
                 return port, message
             if isinstance(message, SourceBatch):  # A source has one input, and wants it always.
                 return port, self._take_source(port)
             if self._in_order and self._epochs.is_early(message):
                 port.take()
                 self._epochs.set_aside(port, message)
-                self._list(port)
+                self._ready.add(port)
                 continue
             wanted = self._wanted.names
             if wanted is not None and port.input_name not in wanted:
-                if self._in_order:
-                    if (control := self._read_ahead(port)) is not None:
-                        return port, control
-                    continue
-                self._leave(port)
-                if self._posted:  # The barrier is aligned now. No record behind it may come first.
-                    return None, self._posted.popleft()
+                if (polled := self._poll_unwanted(port)) is not None:
+                    return polled
                 continue
             return port, self._take_data(port)
         return None
@@ -147,7 +137,7 @@ class Gate:
             port = ready.take()
             if port.is_feedback and not port.is_blocked and port.peek() is not None:
                 message = port.take()
-                self._list(port)
+                self._ready.add(port)
                 if isinstance(message, CheckpointBarrier):
                     return port, message
         return None
@@ -160,7 +150,8 @@ class Gate:
         if not lowest:
             self._ending = None
             return port, RestHandled(end)
-        turn = self._epochs.turn_at_end = min(lowest.values())
+        turn = min(lowest.values())
+        self._epochs.start_last_turn(turn)
         self.reconsider_wanted()
         due = [other for other, epoch in lowest.items() if epoch == turn]
         following = next((other for other in due if self.is_wanted(other.input_name)), due[0])
@@ -168,32 +159,30 @@ class Gate:
         return following, self._take_data(following)
 
     def _take_data(self, port: Port) -> DataBatch:
-        self._served = port if self._epochs.data_taken(port) else None
+        self._served = port if self._in_order and self._epochs.is_withheld(port) else None
+        if self._epochs.idle:
+            self._epochs.end_idleness(port)
         batch = port.take_data()
         self._in_hand = port if port.has_in_hand else None
-        self._list(port)
+        self._ready.add(port)
         return batch
 
     def _take_source(self, port: Port) -> SourceBatch:
         batch = port.take_source()
         self._in_hand = port if port.has_in_hand else None
-        self._list(port)
+        self._ready.add(port)
         return batch
 
     async def wait(self) -> None:
         """Wait until ``poll`` may return something."""
         if self._posted or self._ready or self._ending is not None:
             return
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        await self._ready.wait()
 
     def put_back(self, port: Port, records: Batch, epoch: int, origin: BatchOrigin | None = None) -> None:
         """Give back the end of a batch that ``poll`` returned. It is the next item of its port."""
         port.put_back(DataBatch(records, epoch, origin))
-        self._list(port)
+        self._ready.add(port)
 
     def cut_turns(self, input_names: Iterable[str]) -> None:
         """Let ``poll`` return only as many records of these inputs as their port's ``turn_size`` allows.
@@ -209,7 +198,7 @@ class Gate:
     def post(self, control: Control) -> None:
         """Let ``poll`` return this control record next. Any part of the job may call it."""
         self._posted.append(control)
-        self._wake()
+        self._ready.wake()
 
     def want(self, input_names: Iterable[str] | None) -> None:
         """Read only these inputs from now on, or all of them (None). If these inputs have all ended, read all.
@@ -244,7 +233,7 @@ class Gate:
         """Return the inputs that bring no more records of this epoch, or of an epoch before it."""
         names = dict.fromkeys(port.input_name for port in self.ports)
         for port in self.ports:
-            if not self._epochs.covers(port, epoch):
+            if not self._epochs.is_complete(port, epoch):
                 names.pop(port.input_name, None)
         return list(names)
 
@@ -269,20 +258,20 @@ class Gate:
     def accept(self, port: Port, control: Control) -> list[Control]:
         """Note a control record that was taken from a port; return what the task must handle now, in order."""
         if isinstance(control, EpochWatermark):
-            events = self._epochs.watermark(port, control.epoch)
+            events = self._epochs.bring_watermark(port, control.epoch)
             if self._in_order:
                 self.reconsider_wanted()
             return events
         if isinstance(control, CheckpointBarrier):
             return self._barrier_returned(port, control) if port.is_feedback else self._align(port, control)
         if isinstance(control, EndOfData):
-            return self._epochs.end_of_data(port, control.epoch)
+            return self._epochs.bring_end_of_data(port, control.epoch)
         if isinstance(control, EndOfInput):
             return self._input_ended(port, control)
         if isinstance(control, Idle):
-            return self._epochs.is_idle(port)
+            return self._epochs.bring_idle(port)
         if isinstance(control, RestHandled):
-            ended = [event for other in self.ports for event in self._epochs.data_ended(other)]
+            ended = [event for other in self.ports for event in self._epochs.finish_data(other)]
             return [*(event for event in ended if isinstance(event, InputEnded)), control.end]
         raise TypeError(f"gate: expected a control record of a channel, given {control!r}")
 
@@ -302,7 +291,7 @@ class Gate:
         """Read and log feedback only from now on. The job stops at a barrier."""
         self._feedback_only = True
         for port in self.ports:
-            self._list(port)
+            self._ready.add(port)
 
     @property
     def has_feedback(self) -> bool:
@@ -350,27 +339,27 @@ class Gate:
         for index, kind, payload, epoch in state["held"]:
             port, item = self.ports[index], from_plain(kind, payload, epoch)
             port.hold(item)
-            self._list(port)
+            self._ready.add(port)
         self._feedback.restore(logged)
         for port in self._feedback.ports:
-            self._list(port)
-        self._epochs.tell_of_due()
+            self._ready.add(port)
+        self._epochs.report_due()
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _list(self, port: Port) -> None:
-        if port.state is not PortState.BLOCKED and self._ready.add(port):
-            self._wake()
+    def _poll_unwanted(self, port: Port) -> tuple[Port | None, Control] | None:
+        """Return what the task handles next instead of the records of this port, if there is something."""
+        if not self._in_order:
+            return self._leave(port)
+        control = self._read_ahead(port)
+        return None if control is None else (port, control)
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def _leave(self, port: Port) -> None:
-        """Park a port whose input is not wanted, unless a barrier is due and the port could hold all before it."""
-        if not port.is_feedback and self._alignment.is_due and self._hold_up_to_barrier(port):
-            return
-        self._ready.park(port)
+    def _leave(self, port: Port) -> tuple[Port | None, Control] | None:
+        """Park a port, unless a barrier is due and the port could hold all before it; return the barrier if aligned."""
+        if port.is_feedback or not self._alignment.is_due or not self._hold_up_to_barrier(port):
+            self._ready.park(port)
+        # If the barrier is aligned now, no record behind it may come first.
+        return (None, self._posted.popleft()) if self._posted else None
 
     def _read_ahead(self, port: Port) -> Control | None:
         """Set aside the records of a port whose input is not wanted, up to a control record; return that record.
@@ -386,12 +375,12 @@ class Gate:
             return None
         assert isinstance(item, Control)
         port.channel.take()
-        self._list(port)
+        self._ready.add(port)
         return item
 
     def _unpark(self) -> None:
         for port in self._ready.unpark():
-            self._list(port)
+            self._ready.add(port)
 
     def _has_ended(self, port: Port) -> bool:
         """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
@@ -399,7 +388,7 @@ class Gate:
             return True
         if not self._in_order:
             return False
-        return self._epochs.covers(port, self._epochs.turn)
+        return self._epochs.is_complete(port, self._epochs.turn)
 
     def _hold_up_to_barrier(self, port: Port) -> bool:
         """Hold all items that a port brings before its barrier; return whether the barrier was there.
@@ -444,7 +433,7 @@ class Gate:
     def _unblock(self, ports: Iterable[Port]) -> None:
         for port in ports:
             if port.unblock():
-                self._list(port)
+                self._ready.add(port)
 
     def _barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
         self._feedback.barrier_returned(port, barrier)
@@ -455,7 +444,7 @@ class Gate:
         events: list[Control] = []
         # Epochs after the end of an iteration have no callback. Records that remain wait for the end.
         if end.epoch is None or self._epochs.lowest_pending(port) is None:
-            events = self._epochs.end_of_data(port)
+            events = self._epochs.bring_end_of_data(port)
         if self._all_ended():
             if (triggered := self._alignment.inputs_ended()) is not None:
                 events.append(triggered)

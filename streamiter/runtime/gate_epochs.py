@@ -125,13 +125,13 @@ class GateEpochs:
         self._aside = aside
         self._on_held = on_held
         self._on_data_ended = on_data_ended
-        self._is_idle = [False] * len(ports)
-        """By port: whether it has brought ``Idle`` and no data since."""
+        self.idle: set[int] = set()
+        """The ports that have brought ``Idle`` and no data since, by index. Others only read it."""
         self._withheld: list[float | None] = [None] * len(ports)
         """By port: the withheld watermark; infinity stands for the end of data."""
         self._data_epochs = [BEFORE_ALL_EPOCHS] * len(ports)
         """By port: the epoch that the end of its data completes."""
-        self.turn_at_end: int | None = None
+        self._last_turn: int | None = None
         """After the end of all inputs: the epoch of the records that are handled now. It has no watermark."""
 
     # -- records -------------------------------------------------------------------------------------------
@@ -143,18 +143,25 @@ class GateEpochs:
     def set_aside(self, port: Port, batch: DataBatch) -> None:
         """Set aside a batch that is early, or whose input is not wanted now."""
         assert self._aside is not None
-        self._is_idle[port.index] = False
+        self.idle.discard(port.index)
         self._aside.put(port.index, batch)
 
-    def data_taken(self, port: Port) -> bool:
-        """Note that the task takes data of this port; return whether a watermark of the port is withheld."""
-        self._is_idle[port.index] = False
+    def end_idleness(self, port: Port) -> None:
+        """Note that the task takes data of this port, so that the port is not idle any more."""
+        self.idle.discard(port.index)
+
+    def is_withheld(self, port: Port) -> bool:
+        """Return whether a watermark of this port waits until its records have been handled."""
         return self._withheld[port.index] is not None
 
     @property
     def turn(self) -> int:
         """The epoch whose turn it is, if epochs are handled in order."""
-        return self.tracker.watermark + 1 if self.turn_at_end is None else self.turn_at_end
+        return self.tracker.watermark + 1 if self._last_turn is None else self._last_turn
+
+    def start_last_turn(self, epoch: int) -> None:
+        """Start the turn of an epoch after all inputs have ended."""
+        self._last_turn = epoch
 
     def hold_due(self, port: Port) -> None:
         """Let a port hold the next records of this epoch that were set aside: as many as a channel holds."""
@@ -166,7 +173,7 @@ class GateEpochs:
                 port.hold(batch)
             size_bytes += sum(estimated_bytes(batch.records) for batch in batches)
 
-    def tell_of_due(self) -> None:
+    def report_due(self) -> None:
         """Report the ports of which records were set aside for the current epoch."""
         if self._aside is not None:
             for port in self._ports:
@@ -181,7 +188,7 @@ class GateEpochs:
         aside = self._aside.lowest_epoch(port.index)
         return min(epochs if aside is None else [*epochs, aside], default=None)
 
-    def covers(self, port: Port, epoch: int) -> bool:
+    def is_complete(self, port: Port, epoch: int) -> bool:
         """Return whether all records of this port up to this epoch have been handled."""
         lowest = self.lowest_pending(port)
         has_come = self.data_has_ended(port) or port.has_ended or self.tracker.reached(port.index) >= epoch
@@ -198,7 +205,7 @@ class GateEpochs:
 
     # -- what ports say ------------------------------------------------------------------------------------
 
-    def watermark(self, port: Port, epoch: int) -> list[Control]:
+    def bring_watermark(self, port: Port, epoch: int) -> list[Control]:
         """Note a watermark that a port has brought."""
         if self.lowest_pending(port) is not None:
             self._withheld[port.index] = epoch
@@ -214,21 +221,21 @@ class GateEpochs:
         if lowest is None:
             self._withheld[port.index] = None
             if withheld == math.inf:
-                return self.data_ended(port)
+                return self.finish_data(port)
             return self._moved(self.tracker.advance(port.index, int(withheld)))
         reached = int(min(withheld, lowest - 1))
         return self._moved(self.tracker.advance(port.index, reached))
 
-    def end_of_data(self, port: Port, epoch: int | None = None) -> list[Control]:
+    def bring_end_of_data(self, port: Port, epoch: int | None = None) -> list[Control]:
         """Note that a port has brought the end of its data, which completes ``epoch``."""
         if epoch is not None:
             self._data_epochs[port.index] = epoch
         if self.lowest_pending(port) is None:
-            return self.data_ended(port)
+            return self.finish_data(port)
         self._withheld[port.index] = math.inf
         return self.settle(port)
 
-    def data_ended(self, port: Port) -> list[Control]:
+    def finish_data(self, port: Port) -> list[Control]:
         """Note that the data of a port has ended and been handled."""
         if self.data_has_ended(port):
             return []
@@ -245,20 +252,20 @@ class GateEpochs:
         self._on_data_ended()
         return events
 
-    def is_idle(self, port: Port) -> list[Control]:
+    def bring_idle(self, port: Port) -> list[Control]:
         """Note that a port brings no data for now."""
-        self._is_idle[port.index] = True
+        self.idle.add(port.index)
         return self._all_idle()
 
     def _all_idle(self) -> list[Control]:
         """Return ``Idle`` if a channel is idle and no other channel brings data."""
-        unfinished = [port.index for port in self._ports if not self.data_has_ended(port)]
-        return [Idle()] if unfinished and all(self._is_idle[index] for index in unfinished) else []
+        unfinished = {port.index for port in self._ports if not self.data_has_ended(port)}
+        return [Idle()] if unfinished and unfinished <= self.idle else []
 
     def _moved(self, watermark: int | None) -> list[Control]:
         if watermark is None:
             return []
-        self.tell_of_due()
+        self.report_due()
         return [EpochWatermark(watermark)]
 
     # -- state ---------------------------------------------------------------------------------------------

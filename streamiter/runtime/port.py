@@ -8,10 +8,12 @@ step can handle in one turn.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from streamiter.channels import LIMIT_BYTES, Channel
 from streamiter.errors import InternalError
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue
 
 __all__ = [
+    "BLOCKED",
     "TURN_S",
     "Port",
     "PortLog",
@@ -73,7 +76,7 @@ class ReadableChannel(Protocol):
 
     name: str
 
-    def attach(self, on_ready: Any) -> None: ...
+    def attach(self, on_ready: Callable[[], None]) -> None: ...
     def peek(self) -> DataBatch | SourceBatch | Control | None: ...
     def take(self) -> DataBatch | SourceBatch | Control: ...
     def clear(self) -> None: ...
@@ -86,10 +89,14 @@ class PortState(Enum):
     """The channel brings data and control records."""
     BLOCKED = "blocked"
     """The channel has brought a barrier. The gate reads no more from it until the barrier has passed."""
-    END_HELD = "end held"
+    END_HELD = "about to end"
     """The port holds the end of its input, behind data that the task has not handled."""
     ENDED = "ended"
     """The task has handled the end of the input."""
+
+
+# The gate compares with it for every batch, and Python is slow to look up a member of an enum.
+BLOCKED: Final = PortState.BLOCKED
 
 
 @final
@@ -178,7 +185,7 @@ class Port:
     @property
     def is_blocked(self) -> bool:
         """Whether the gate reads nothing from the channel, because it has brought a barrier."""
-        return self.state is PortState.BLOCKED
+        return self.state is BLOCKED
 
     @property
     def has_ended(self) -> bool:
@@ -371,13 +378,14 @@ class ReadyPorts:
     sees that its input still is not wanted.
     """
 
-    __slots__ = ("_is_parked", "_is_queued", "_parked", "_queue")
+    __slots__ = ("_is_parked", "_is_queued", "_parked", "_queue", "_waiter")
 
     def __init__(self, ports: int) -> None:
         self._queue: deque[Port] = deque()
         self._is_queued = [False] * ports
         self._parked: list[Port] = []
         self._is_parked = [False] * ports
+        self._waiter: asyncio.Future[None] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._queue)
@@ -387,13 +395,27 @@ class ReadyPorts:
         """Whether any port is parked."""
         return bool(self._parked)
 
-    def add(self, port: Port) -> bool:
-        """Put a port behind the others, unless it is in the queue; return whether it is new there."""
-        if self._is_queued[port.index]:
-            return False
+    def add(self, port: Port) -> None:
+        """Put a port behind the others and wake the gate, unless the port is blocked or in the queue already."""
+        if self._is_queued[port.index] or port.state is BLOCKED:
+            return
         self._is_queued[port.index] = True
         self._queue.append(port)
-        return True
+        if self._waiter is not None:
+            self.wake()
+
+    async def wait(self) -> None:
+        """Wait for a port, or for ``wake``."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        """Wake the gate, if it waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def take(self) -> Port:
         """Take the port whose turn it is."""

@@ -101,28 +101,28 @@ class JobServices:
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
-    async def stand_still(self) -> None:
+    async def stop_reading(self) -> None:
         """Wait until the workers of each service are at the same clock. Then they read no more until a barrier."""
         for event in [alignment.seek() for alignment in self._alignments.values()]:
             await event.wait()
 
-    def behind(self) -> list[str]:
+    def tasks_behind(self) -> list[str]:
         """Return the tasks that others wait for at a clock."""
         return [task for alignment in self._alignments.values() for task in alignment.behind()]
 
-    def go_on(self) -> None:
+    def resume_reading(self) -> None:
         """Let workers that have stopped read again, because no barrier follows."""
         for alignment in self._alignments.values():
             alignment.give_up()
 
-    def begins(self, checkpoint: int) -> None:
+    def begin_checkpoint(self, checkpoint: int) -> None:
         """Tell the services that the barriers of a checkpoint are sent next."""
         for service in self._tasks:
             service.checkpoint_begins(checkpoint)
 
-    def abandoned(self, checkpoint: int) -> None:
+    def abandon_checkpoint(self, checkpoint: int) -> None:
         """Tell the services that a checkpoint is abandoned, and let workers read again."""
-        self.go_on()
+        self.resume_reading()
         for service in self._tasks:
             service.checkpoint_abandoned(checkpoint)
 

@@ -26,7 +26,7 @@ from streamiter.runtime.port import Port
 
 class TestTurns:
     def test_a_flood_on_one_channel_does_not_starve_another(self) -> None:
-        """One partition that catches up on a week of backlog; the others must go on being read."""
+        """While one partition catches up on a week of backlog, the others must be read, too."""
         run = GateRun(["input", "input"])
         # Kinds that alternate cannot be joined, so that the flood stays a hundred batches.
         for number in range(100):
@@ -37,8 +37,8 @@ class TestTurns:
         assert run.records()[:4] == [0, 1000, 1, 1001]
         assert len(run.records()) == 102
 
-    def test_a_channel_that_goes_on_getting_records_gives_others_their_turn(self) -> None:
-        """The flood is refilled as fast as it is read."""
+    def test_a_channel_that_never_runs_empty_leaves_others_their_turns(self) -> None:
+        """The first channel is filled as fast as it is read."""
         run = GateRun(["input", "input", "input"])
         run.put_all(0, data(0))
         run.put_all(1, data(1000))
@@ -48,8 +48,8 @@ class TestTurns:
             run.put_all(0, data(number))
         assert {1000, 2000} <= set(run.records()[:5])
 
-    async def test_waiting_ends_when_a_channel_gets_something_or_something_is_posted(self) -> None:
-        """A task that sleeps beside its input is the silent stall."""
+    async def test_the_gate_wakes_when_a_channel_gets_an_item_or_a_control_record_is_posted(self) -> None:
+        """A task that sleeps although it has input is a silent stall."""
         run = GateRun(["input"])
         for wake in (
             lambda: run.put_all(0, data(1)),
@@ -63,15 +63,15 @@ class TestTurns:
             wake()
             await waiting
 
-    def test_what_is_posted_comes_first(self) -> None:
+    def test_posted_control_records_come_first(self) -> None:
         """Timers and stops must not wait behind a backlog."""
         run = GateRun(["input"])
         run.put_all(0, data(1))
         run.gate.post(InputEnded("timer"))
         assert [type(entry) for entry in run.run()] == [InputEnded, Seen]
 
-    def test_what_lies_in_a_channel_before_the_gate_is_made_is_seen(self) -> None:
-        """Upstream may be opened, and put, before its consumer exists."""
+    def test_items_in_a_channel_before_the_gate_is_made_are_read(self) -> None:
+        """A task upstream may put records before the task that reads them exists."""
         channel = Channel("a → b")
         channel.try_put(data(1))
         gate = Gate([Port(0, "input", channel, is_feedback=False)])
@@ -82,8 +82,8 @@ class TestTurns:
 
 
 class TestJoining:
-    def test_small_batches_that_wait_come_as_one(self) -> None:
-        """A step that has fallen behind catches up by larger batches; singles would keep it behind for ever."""
+    def test_small_batches_that_wait_are_joined(self) -> None:
+        """A step that has fallen behind catches up with larger batches."""
         run = GateRun(["input"])
         for number in range(5):
             run.put_all(0, data(number))
@@ -91,7 +91,7 @@ class TestJoining:
         assert [batch.records for batch in run.batches] == [[0, 1, 2, 3, 4]]
 
     def test_batches_of_different_epochs_stay_apart(self) -> None:
-        """A record counted to the wrong epoch is a wrong gradient."""
+        """A record in the wrong epoch makes a gradient wrong."""
         run = GateRun(["input"])
         run.put_all(0, data(0, epoch=0), data(1, epoch=0), data(2, epoch=1), data(3, epoch=0))
         run.run()
@@ -109,7 +109,7 @@ class TestJoining:
         run.gate.poll()
 
     def test_nothing_is_joined_across_a_control_record(self) -> None:
-        """What lies behind a barrier belongs to the next checkpoint."""
+        """Records behind a barrier belong to the next checkpoint."""
         run = GateRun(["input"])
         run.put_all(0, data(0), EpochWatermark(0), data(1, epoch=1), CheckpointBarrier(1), data(2, epoch=1))
         run.run()
@@ -137,7 +137,7 @@ class TestWatermarks:
         run.run()
         assert run.told() == ["watermark 0", "watermark 1"]
 
-    def test_a_channel_whose_data_has_ended_holds_nothing_back(self) -> None:
+    def test_a_channel_whose_data_has_ended_delays_no_epoch(self) -> None:
         """One empty partition would otherwise stop all callbacks for ever."""
         run = GateRun(["a", "b"])
         run.put_all(0, EpochWatermark(4))
@@ -145,8 +145,8 @@ class TestWatermarks:
         run.run()
         assert run.told() == ["b ended", "watermark 4"]
 
-    def test_the_end_of_all_data_is_told_once_and_the_task_lives_on(self) -> None:
-        """In an iteration an operator fed by data only stays for the termination."""
+    def test_the_end_of_all_data_comes_once_and_the_task_continues(self) -> None:
+        """In an iteration, an operator that reads only data exists until the iteration ends."""
         run = GateRun(["a", "b"])
         run.put_all(0, EndOfData())
         run.put_all(1, EndOfData())
@@ -160,8 +160,8 @@ class TestWatermarks:
         assert isinstance(end, EndOfInput)
         assert end.epoch == 7
 
-    def test_an_input_has_ended_when_all_its_channels_have(self) -> None:
-        """``input_ended`` while another partition still brings records would close the account too early."""
+    def test_an_input_ends_with_the_last_of_its_channels(self) -> None:
+        """``input_ended`` must not come while another partition brings records."""
         run = GateRun(["a", "a", "b"])
         run.put_all(0, EndOfInput())
         run.put_all(2, EndOfInput())
@@ -173,12 +173,12 @@ class TestWatermarks:
 
 
 class TestIdleChannels:
-    """One that has nothing to bring says so once; from then on others do not wait for it, until it brings data."""
+    """An idle channel says so once. Others do not wait for it until it brings data."""
 
     @pytest.mark.parametrize("in_order", [False, True])
     @pytest.mark.parametrize("epoch", [0, 5])
-    def test_data_ends_that_a_channel_is_idle(self, in_order: bool, epoch: int) -> None:
-        """A partition that was added later was idle for ever: once the others were, nothing waited for its epochs."""
+    def test_data_ends_the_idleness_of_a_channel(self, in_order: bool, epoch: int) -> None:
+        """An added partition once stayed idle although it brought data, so nothing waited for its epochs."""
         run = GateRun(["input", "input"], in_order=in_order)
         run.put_all(0, Idle(), data(1, epoch=epoch))  # In order, that of a later epoch is set aside.
         run.run()
@@ -189,8 +189,8 @@ class TestIdleChannels:
         run.run()
         assert isinstance(run.trace[-1], Idle)
 
-    def test_a_channel_whose_data_has_ended_keeps_none_from_being_idle(self) -> None:
-        """It brings nothing, and waited for would be waited for without end."""
+    def test_a_channel_whose_data_has_ended_does_not_count_for_idleness(self) -> None:
+        """It brings no data, so the others would wait for it without end."""
         run = GateRun(["input", "input"])
         run.put_all(0, Idle())
         run.put_all(1, EndOfData())
@@ -208,8 +208,8 @@ class TestWantedInputs:
         assert run.records() == [1]
         assert run.gate.has_parked
 
-    def test_what_is_wanted_may_change_with_each_record_of_a_batch(self) -> None:
-        """Where a transport batch is cut carries no meaning: the switch must not wait for its end."""
+    def test_the_wanted_inputs_may_change_with_each_record_of_a_batch(self) -> None:
+        """The limits of a batch have no meaning, so the change must not wait for the end of the batch."""
         run = GateRun(["a", "b"], wants=lambda run: (("a", "b")[len(run.records()) % 2],))
         run.put_all(0, data(1, 2, 3), EndOfInput())
         run.put_all(1, data(10, 20, 30), EndOfInput())
@@ -217,15 +217,15 @@ class TestWantedInputs:
         assert run.told() == ["1", "10", "2", "20", "3", "30", "a ended", "b ended", "end"]
 
     def test_if_only_ended_inputs_are_wanted_all_are_read(self) -> None:
-        """Workers with uneven partitions deadlock otherwise: the rule of the iteration."""
+        """Otherwise workers with partitions of different sizes would wait for each other without end."""
         run = GateRun(["a", "b"], wants=lambda _: ("a",))
         run.put_all(1, data(10))
         run.put_all(0, data(1), EndOfInput())
         run.run()
         assert run.told() == ["1", "a ended", "10"]
 
-    def test_wanting_none_at_all_reads_nothing_but_control(self) -> None:
-        """An operator that waits for a timer; watermarks and ends at the front are still heard."""
+    def test_if_no_input_is_wanted_only_control_records_are_read(self) -> None:
+        """An operator may wait for a timer; watermarks and ends still arrive."""
         run = GateRun(["a", "b"], wants=lambda _: ())
         run.put_all(0, EpochWatermark(0), data(1, epoch=1))
         run.put_all(1, EpochWatermark(0), EndOfInput())
@@ -236,7 +236,7 @@ class TestWantedInputs:
         assert run.records() == [1]
 
     def test_an_unknown_name_is_an_error_that_gives_the_names(self) -> None:
-        """A typo once meant: all inputs are read, in any order, without a word."""
+        """A typing error once had the effect that all inputs were read, without any message."""
         run = GateRun(["model", "data"])
         with pytest.raises(
             ConfigurationError, match=r"expected names of inputs \(model, data\), given 'modle'"
@@ -245,8 +245,8 @@ class TestWantedInputs:
         with pytest.raises(ConfigurationError, match="expected a tuple or list of names, given 'model'"):
             run.gate.want("model")
 
-    def test_an_end_behind_what_was_put_back_comes_after_it(self) -> None:
-        """The rest of a batch that waits for its turn must not be lost with the end of its channel."""
+    def test_an_end_comes_after_the_records_that_were_put_back(self) -> None:
+        """The rest of a batch must not be lost when its channel ends."""
         run = GateRun(["a", "b"], wants=lambda run: ("a",) if not run.records() else ("b",))
         run.put_all(0, data(1, 2, 3), EndOfInput())
         run.run()
@@ -258,8 +258,8 @@ class TestWantedInputs:
         assert run.told() == ["1", "10", "b ended", "2", "3", "a ended", "end"]
 
 
-def test_a_trigger_counts_where_all_inputs_have_ended() -> None:
-    """A head whose initial values are through brings its own barriers."""
+def test_a_posted_barrier_is_passed_when_all_inputs_have_ended() -> None:
+    """A head starts barriers itself after its initial values have ended."""
     run = GateRun(["a"])
     assert run.gate.accept_trigger(CheckpointBarrier(1)) == []
     run.put_all(0, EndOfInput())
@@ -268,8 +268,8 @@ def test_a_trigger_counts_where_all_inputs_have_ended() -> None:
     assert [type(event) for event in run.gate.accept_trigger(CheckpointBarrier(2))] == [CheckpointBarrier]
 
 
-def test_a_control_record_of_the_engine_is_refused_on_a_channel() -> None:
-    """Ours alone to make, and to find out about."""
+def test_a_control_record_that_is_posted_is_refused_on_a_channel() -> None:
+    """Only the engine makes these control records, so this is a bug of the engine."""
     run = GateRun(["a"])
     with pytest.raises(TypeError, match="expected a control record of a channel"):
         run.gate.accept(run.gate.ports[0], BarrierTrigger(CheckpointBarrier(1)))

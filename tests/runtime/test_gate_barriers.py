@@ -6,11 +6,13 @@ import asyncio
 from typing import Any
 
 import numpy as np
+import pytest
 from checkpoints.deferred_support import unnamed_files
 from operators.operator_harness import stored
 from runtime.gate_run import GateRun, array, data, held_records, spill_queue
 
 from streamiter.channels import Channel
+from streamiter.errors import InternalError
 from streamiter.records import (
     CheckpointBarrier,
     Control,
@@ -60,6 +62,15 @@ class TestAlignment:
             run.put_all(0, data(checkpoint), barrier(checkpoint))
         run.run()
         assert run.told() == ["b ended", "1", "barrier 1", "2", "barrier 2"]
+
+    def test_a_barrier_behind_the_end_of_its_channel_is_an_internal_error(self) -> None:
+        """Nothing follows the end of an input. A barrier there would block a channel that has ended."""
+        run = GateRun(["a", "b"])
+        run.put_all(0, EndOfInput(), barrier())
+        with pytest.raises(
+            InternalError, match="0 → step: expected a barrier on an open channel only, given one"
+        ):
+            run.run()
 
     def test_barriers_of_several_checkpoints_pass_in_order(self) -> None:
         """The second is under way before the first has been brought by all."""

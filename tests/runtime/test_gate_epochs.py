@@ -1,14 +1,76 @@
-"""The gate of an operator with ``epochs_in_order``: records of later epochs wait for their turn."""
+"""Epochs at a gate: the watermark of several channels, and operators with ``epochs_in_order``."""
 
 from __future__ import annotations
 
-from runtime.gate_run import GateRun, Seen, data
+from random import Random
 
+import pytest
+from runtime.gate_run import GateRun, Seen, data
+from support.examples import random_examples
+
+from streamiter.errors import InternalError
 from streamiter.records import CheckpointBarrier, EndOfData, EndOfInput, EpochWatermark
+from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, WatermarkTracker
+
+Steps = list[tuple[int, int | None]]
+
+
+def some_steps(random: Random) -> Steps:
+    """Return steps: a channel, and by how much its watermark grows, or None if the channel ends."""
+    growths = (1, 1, 2, 3, None) if random.random() < 0.5 else (1, 1, 1, 1, 1, 1, 2, 3, 3, None)
+    return [(random.randrange(4), random.choice(growths)) for _ in range(random.randrange(41))]
+
+
+@random_examples(some_steps)
+def test_the_watermark_is_the_least_of_the_unfinished_channels_and_never_decreases(steps: Steps) -> None:
+    """The tracker agrees with the definition: a watermark too early gives wrong results, too late stops the loop."""
+    tracker = WatermarkTracker(4)
+    watermarks: dict[int, int] = dict.fromkeys(range(4), BEFORE_ALL_EPOCHS)
+    expected = highest = BEFORE_ALL_EPOCHS
+    for channel, growth in steps:
+        if channel not in watermarks:
+            continue
+        if growth is None:
+            del watermarks[channel]
+            moved = tracker.finish(channel)
+        else:
+            watermarks[channel] += growth
+            moved = tracker.advance(channel, watermarks[channel])
+        highest = max([highest, *watermarks.values()])
+        least = min(watermarks.values(), default=highest)
+        assert moved == (least if least > expected else None)
+        expected = max(expected, least)
+        assert tracker.watermark == expected
+        restored = WatermarkTracker(4)
+        restored.restore(tracker.snapshot())
+        assert restored.all_finished == tracker.all_finished == (not watermarks)
+        if watermarks:
+            assert restored.watermark == tracker.watermark
+
+
+def test_the_watermark_grows_with_the_last_of_five_channels() -> None:
+    """An operator with five channels gets no callback before all of them have brought the watermark."""
+    tracker = WatermarkTracker(5)
+    assert [tracker.advance(channel, 0) for channel in range(5)] == [None, None, None, None, 0]
+
+
+def test_a_task_without_channels_is_restored() -> None:
+    """A source has no channels, and so no greatest watermark."""
+    tracker, restored = WatermarkTracker(0), WatermarkTracker(0)
+    restored.restore(tracker.snapshot())
+    assert restored.watermark == BEFORE_ALL_EPOCHS
+
+
+def test_a_watermark_that_decreases_is_an_internal_error() -> None:
+    """It would repeat callbacks. The same watermark again is allowed."""
+    tracker = WatermarkTracker(1)
+    assert [tracker.advance(0, 3), tracker.advance(0, 3)] == [3, None]
+    with pytest.raises(InternalError, match="given 2 after 3"):
+        tracker.advance(0, 2)
 
 
 def test_records_of_later_epochs_wait_and_come_in_epoch_order() -> None:
-    """Feedback that has run ahead; holding the channel instead would hold the watermark that frees it."""
+    """Feedback may be ahead of its epoch. Leaving it in the channel would delay the watermark behind it."""
     run = GateRun(["a", "b"], in_order=True)
     run.put_all(0, data(2, epoch=2), data(1, epoch=1), data(0, epoch=0), EpochWatermark(2))
     run.put_all(1, EpochWatermark(0))
@@ -23,7 +85,7 @@ def test_records_of_later_epochs_wait_and_come_in_epoch_order() -> None:
 
 
 def test_a_watermark_waits_for_the_records_that_were_set_aside_before_it() -> None:
-    """Its channel had brought it already: the callback of epoch 3 came before the records of epoch 3."""
+    """The channel has brought it, but the callback of epoch 3 must come after the records of epoch 3."""
     run = GateRun(["a", "b"], in_order=True)
     run.put_all(1, data(30, epoch=3), EpochWatermark(3))
     run.put_all(0, EpochWatermark(0), EpochWatermark(1), EpochWatermark(2), EpochWatermark(3))
@@ -32,7 +94,7 @@ def test_a_watermark_waits_for_the_records_that_were_set_aside_before_it() -> No
 
 
 def test_an_unwanted_input_s_records_come_before_their_watermark_too() -> None:
-    """Synchronous training: examples of the next epoch are set aside while the model is awaited."""
+    """In synchronous training, examples of the next epoch are set aside while the step waits for its model."""
     run = GateRun(
         ["model", "examples"],
         in_order=True,
@@ -44,8 +106,8 @@ def test_an_unwanted_input_s_records_come_before_their_watermark_too() -> None:
     assert run.told() == ["watermark 0", "100", "1", "watermark 1"]
 
 
-def test_an_input_has_ended_only_when_what_was_set_aside_of_it_is_handled() -> None:
-    """``input_ended`` closes an account; records that follow it would be lost in it."""
+def test_an_input_ends_only_after_its_records_that_were_set_aside() -> None:
+    """Records after ``input_ended`` would be lost."""
     run = GateRun(["a", "b"], in_order=True)
     run.put_all(0, data(2, epoch=2), EpochWatermark(2), EndOfInput())
     run.run()
@@ -55,8 +117,8 @@ def test_an_input_has_ended_only_when_what_was_set_aside_of_it_is_handled() -> N
     assert run.told() == ["watermark 1", "2", "a ended"]
 
 
-def test_the_end_comes_after_all_that_waits() -> None:
-    """All inputs have ended while records are held: the task ended at once and lost them."""
+def test_the_end_comes_after_all_records_that_were_set_aside() -> None:
+    """The task once ended at once when all inputs had ended, and lost the records it held."""
     run = GateRun(["a", "b"], in_order=True)
     run.put_all(0, data(20, epoch=2), data(50, epoch=5), EndOfInput())
     run.put_all(1, EpochWatermark(0), data(30, epoch=3), EndOfInput())
@@ -66,8 +128,8 @@ def test_the_end_comes_after_all_that_waits() -> None:
     assert run.has_ended
 
 
-def test_where_an_iteration_ends_later_epochs_are_handled_without_callbacks() -> None:
-    """The ending epoch has none; what ran ahead of it counts all the same."""
+def test_at_the_end_of_an_iteration_later_epochs_have_no_callbacks() -> None:
+    """The last epoch has no callback; records of later epochs are still handled."""
     run = GateRun(["model", "examples"], in_order=True)
     run.put_all(1, EpochWatermark(0), EndOfData())
     run.put_all(0, EpochWatermark(0), EpochWatermark(1), data(2, epoch=2), data(4, epoch=4), data(3, epoch=3))
@@ -78,8 +140,8 @@ def test_where_an_iteration_ends_later_epochs_are_handled_without_callbacks() ->
     assert run.told() == ["watermark 0", "examples ended", "watermark 1", "2", "3", "4", "model ended", "end"]
 
 
-def test_at_the_end_what_is_wanted_comes_first_and_nothing_is_left() -> None:
-    """A worker that still wants its model at the end gets it before the examples, and then those too."""
+def test_at_the_end_wanted_records_come_first_and_all_are_handled() -> None:
+    """A worker that wants its model at the end gets it before the examples, and then the examples."""
     run = GateRun(
         ["examples", "model"], in_order=True, wants=lambda run: None if 200 in run.records() else ("model",)
     )
@@ -90,8 +152,8 @@ def test_at_the_end_what_is_wanted_comes_first_and_nothing_is_left() -> None:
     assert run.has_ended
 
 
-def test_what_is_set_aside_is_in_the_snapshot_and_comes_once_after_a_restore() -> None:
-    """Also where it lay on disk; the first version of this could not be written down at all."""
+def test_records_set_aside_are_in_the_snapshot_and_come_once_after_a_restore() -> None:
+    """Records on disk belong to the snapshot, too."""
     run = GateRun(["a", "b"], in_order=True)
     ahead = [data(*range(100 * epoch, 100 * epoch + 50), epoch=epoch) for epoch in (3, 2, 4)]
     run.put_all(0, *ahead, EpochWatermark(4), CheckpointBarrier(1))
@@ -108,8 +170,8 @@ def test_what_is_set_aside_is_in_the_snapshot_and_comes_once_after_a_restore() -
     ]
 
 
-def test_callbacks_lie_between_the_records_of_their_epochs() -> None:
-    """Each epoch: all its records, then its callback, then the next."""
+def test_each_callback_comes_between_the_records_of_two_epochs() -> None:
+    """The task handles all records of an epoch, then its callback, then the next epoch."""
     run = GateRun(["a", "b"], in_order=True)
     for port in (0, 1):
         for epoch in (3, 1, 2, 0):

@@ -64,7 +64,7 @@ def let_nobody_stand_still(patch: pytest.MonkeyPatch) -> None:
     async def at_once(self: JobServices) -> None:
         pass
 
-    patch.setattr(JobServices, "stand_still", at_once)
+    patch.setattr(JobServices, "stop_reading", at_once)
 
 
 def drop_held_adds(patch: pytest.MonkeyPatch) -> None:

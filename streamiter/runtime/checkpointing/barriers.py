@@ -107,7 +107,7 @@ class Barriers:
         self._next += 1
         begins(barrier.checkpoint)
         if services:
-            services.begins(barrier.checkpoint)
+            services.begin_checkpoint(barrier.checkpoint)
         running = [task for task in self._tasks if not task.ended]
         pending = self._pending = _Pending(barrier.checkpoint, {task.name: task for task in running})
         for task in running:
@@ -135,18 +135,18 @@ class Barriers:
 
     async def _stand_still(self, services: JobServices, due_s: float | None) -> None:
         """Have the workers of parameter servers stand at the same clock; give up in time."""
-        standing = asyncio.ensure_future(services.stand_still())
+        standing = asyncio.ensure_future(services.stop_reading())
         try:
             await self._until(standing, due_s)
         except BaseException:
-            services.go_on()
+            services.resume_reading()
             raise
         finally:
             is_late = not standing.done()
             standing.cancel()
         if is_late:
-            behind = services.behind()
-            services.go_on()
+            behind = services.tasks_behind()
+            services.resume_reading()
             raise WorkersApart(
                 f"checkpoint {self._next}: expected all workers of a parameter server at the same clock, given "
                 f"{_some(behind)} behind the others; see whether their input stands still, or raise alignment_timeout_s"
@@ -187,7 +187,7 @@ class Barriers:
         release_parts(part for parts in pending.parts.values() for part in parts)
         pending.parts.clear()
         if self._services:
-            self._services.abandoned(pending.checkpoint)
+            self._services.abandon_checkpoint(pending.checkpoint)
         if pending.passed.is_set():
             return
         self._on_abandoned(pending.checkpoint)
